@@ -83,6 +83,7 @@ def tiny():
         tables[f'{paid}_tokens'] = own | {'at': 'equal-tokens', 'curves': False}
     doubtful = tables['lookups']['where'] | {'optim.lr': '0.00025'}
     tables['ten'] = tables['lookups'] | {'where': doubtful, 'seeds': 10}
+    tables['ten_tokens'] = tables['ten'] | {'at': 'equal-tokens', 'curves': False}
     return common.Plan(CONFIG, common.cross(CELLS.values(), [everywhere]), tables)
 
 

@@ -51,6 +51,7 @@ LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
 TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
 FRESH, DIVERSE = ('freshness_again', 'ten'), ('diversity_tiny', 'last')
 CRITIC = ('mtgrpo_credit_tiny',)
+TURNS, PAID = ('horizon_again', 'ten'), 'lookups, 0.00025'
 KNOWN = ('known_facts_tiny', 'tools')
 RIVALS = ('estimators_tiny', 'last')
 CLAIMS = (
@@ -95,8 +96,17 @@ CLAIMS = (
     Claim(
         'a horizon that grows beats a long one',
         'AgentGym-RL, ScalingInter',
-        NOT_HERE,
+        'where going on pays',
         (
+            Effect(*TURNS, f'growing, {PAID}', f'long, {PAID}', f'growing less long, {CARDS}'),
+            Effect(*TURNS, f'growing, {PAID}', f'short, {PAID}', '... less short'),
+            Effect(
+                'horizon_tiny',
+                'outcome_tokens',
+                'growing, outcome, 0.00025',
+                'long, outcome, 0.00025',
+                '... less long, outcome alone',
+            ),
             Effect(
                 'scaling_inter_tiny',
                 'equal_tokens',
