@@ -4,7 +4,8 @@ On FrozenLake it does not (experiments/scaling_inter.py), but an episode there e
 3.7 of 8 turns. ScalingInter-RL (arXiv:2509.08755) is about agents that go on talking: a fixed long
 horizon collapses, a short one levels off. In the card catalogue a policy may look up cards as often
 as it has turns, and one to three lookups are needed; here the outcome alone is rewarded, or each
-card that was not seen before as well (MT-GRPO's first version), so that going on pays.
+card that was not seen before as well (by the amounts of MT-GRPO's first version, which pays all
+calls of an episode no more than one of them), so that going on pays.
 
 tiny   Twelve turns, four, or four, eight, then twelve, 20 steps each, from the start of
        experiments/beyond_clone.py (16 clean demonstrations, about 17 % of held-out levels), under

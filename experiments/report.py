@@ -96,7 +96,7 @@ CLAIMS = (
     Claim(
         'a horizon that grows beats a long one',
         'AgentGym-RL, ScalingInter',
-        'where going on pays',
+        'where lookups are paid',
         (
             Effect(*TURNS, f'growing, {PAID}', f'long, {PAID}', f'growing less long, {CARDS}'),
             Effect(*TURNS, f'growing, {PAID}', f'short, {PAID}', '... less short'),
@@ -105,14 +105,14 @@ CLAIMS = (
                 'outcome_tokens',
                 'growing, outcome, 0.00025',
                 'long, outcome, 0.00025',
-                '... less long, outcome alone',
+                '... less long, outcome alone, equal tokens',
             ),
             Effect(
                 'scaling_inter_tiny',
                 'equal_tokens',
                 'growing',
                 'fixed long',
-                f'growing less long, {LAKE}',
+                f'growing less long, {LAKE}, equal tokens',
                 LAKE,
             ),
         ),
@@ -135,7 +135,7 @@ CLAIMS = (
     Claim(
         'the outcome alone stops calling the tool',
         'MT-GRPO, version 1',
-        'where it knows all answers',
+        'where all answers are known',
         (
             Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', 'searches, OR less MR, all known', 'all known'),
             Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', '... half known', 'half known'),
