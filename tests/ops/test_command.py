@@ -306,7 +306,7 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         seed=0,
         lora=types.SimpleNamespace(rank=1),
         checkpoint=types.SimpleNamespace(keep=1),
-        env=types.SimpleNamespace(worlds=('frozen_lake',)),
+        env=types.SimpleNamespace(worlds=('frozen_lake',), eval_levels=8),
     )
     run = types.SimpleNamespace(cfg=cfg, face=cfg, pools=())
 
