@@ -51,6 +51,7 @@ LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
 TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
 FRESH, DIVERSE = ('freshness_again', 'ten'), ('diversity_tiny', 'last')
 CRITIC = ('mtgrpo_credit_tiny',)
+SHOWN = ('demonstrations_tiny', 'last')
 TURNS, PAID = ('horizon_again', 'ten'), 'lookups, 0.00025'
 KNOWN = ('known_facts_tiny', 'tools')
 RIVALS = ('estimators_tiny', 'last')
@@ -130,6 +131,9 @@ CLAIMS = (
             Effect(
                 'beyond_clone_tiny', 'library', 'clone, then RL', 'clone', '... 16 of the catalogue'
             ),
+            Effect(*SHOWN, 'PPO', 'AgentEvol', 'PPO less AgentEvol, 256 episodes', '256 episodes'),
+            Effect(*SHOWN, 'AgentEvol', 'clone', 'AgentEvol less clone, 256', '256 episodes'),
+            Effect(*SHOWN, 'AgentEvol', 'clone', '... 1,024', '1,024 episodes'),
         ),
     ),
     Claim(
