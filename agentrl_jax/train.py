@@ -169,8 +169,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     run = build(given, probe=False) if replay else build(given)
     cfg = run.cfg
     hosts.check_replay(run, replay)
-    there = files.size_of(workdir / checkpoint.FOLDER)
-    files.check_workdir(workdir, min_free_bytes=space_needed(run) - there)
+    files.check_workdir(workdir, min_free_bytes=space_needed(run, workdir))
     if jax.process_index() == 0:
         pools = {pool.prefix: pool.task for pool in run.pools}
         report.write_reference(workdir, pools, len(cfg.env.worlds), cfg.env.eval_levels)

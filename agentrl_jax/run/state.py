@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.envs import WORLDS
 from agentrl_jax.imitation import kept
-from agentrl_jax.machine import checkpoint, frozen, sharding
+from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import critic
 from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
@@ -20,7 +20,10 @@ from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
 from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import Config, as_json, comparable, saved_with
 from agentrl_jax.run.params import (
+    BASE_FOLDER,
+    BEST_FOLDER,
     REFERENCE_FOLDER,
+    base_is_given,
     keep_base,
     open_base,
     open_start,
@@ -184,9 +187,12 @@ def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> Tra
     return evol.begin_iteration(state, run.txs[0], start)
 
 
-def space_needed(run: Run) -> int:
-    """Bytes of the checkpoints that are on disk at once."""
-    state = jax.eval_shape(functools.partial(start_state, run), run.params)
-    once = run.params if run.cfg.lora.rank or run.cfg.keeps_start else {}
-    keep = run.cfg.checkpoint.keep + 1
-    return checkpoint.state_bytes(state) * keep + checkpoint.state_bytes(once)
+def space_needed(run: Run, workdir: Path) -> int:
+    """Bytes of all that a run will have in its workdir at once, less what is there."""
+    cfg, state = run.cfg, jax.eval_shape(functools.partial(start_state, run), run.params)
+    base = run.params if cfg.lora.rank and not base_is_given(cfg) else {}
+    policies = cfg.keeps_start + 2 * cfg.checkpoint.best  # a best one goes when the next is there
+    need = checkpoint.state_bytes(state) * (cfg.checkpoint.keep + 1) + checkpoint.state_bytes(base)
+    need += checkpoint.state_bytes(state.params) * policies
+    kept = (checkpoint.FOLDER, BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER)
+    return max(need - sum(files.size_of(workdir / name) for name in kept), 0)

@@ -316,7 +316,7 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         saved.append(step)
 
     monkeypatch.setattr(train, 'build', lambda cfg: run)
-    monkeypatch.setattr(train, 'space_needed', lambda run: 0)
+    monkeypatch.setattr(train, 'space_needed', lambda *_: 0)
     monkeypatch.setattr(train.report, 'write_reference', lambda *_: None)
     monkeypatch.setattr(train, 'open_state', lambda *_: types.SimpleNamespace(state=state))
     monkeypatch.setattr(train.hosts, 'playing', lambda *_, **how: contextlib.nullcontext())

@@ -30,6 +30,7 @@ from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.state import space_needed, start_state
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 CLONED_LONGER = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
@@ -497,6 +498,27 @@ def test_checkpoints_hold_adapters_and_their_moments_only(finished):
     assert checkpoint.state_bytes(base) > 10 * checkpoint.state_bytes(state)
     up = [x['model']['layers_0']['mlp']['up_proj']['kernel'] for x in (base, drawn)]
     assert (up[0] != up[1]).any()  # it was cloned
+
+
+def test_a_run_asks_for_the_space_of_what_it_keeps_and_has_not_yet(tmp_path, monkeypatch):
+    changes = {'lora.rank': 2, 'loss.kl_coef': 0.0, 'clone.episodes': 0, 'algorithm': 'grpo'}
+
+    def needed(**more):
+        run = train.build(micro_runs.plain('frozen_lake', **changes | more))
+        state = jax.eval_shape(functools.partial(start_state, run), run.params)
+        sizes = (state, state.params, run.params)
+        return space_needed(run, tmp_path), *map(checkpoint.state_bytes, sizes)
+
+    need, state, adapters, base = needed(**{'checkpoint.keep': 2})
+    assert need == 3 * state + base
+    assert needed(**{'checkpoint.keep': 2, 'checkpoint.best': True})[0] == need + 2 * adapters
+    assert needed(**{'checkpoint.keep': 2, 'loss.kl_coef': 0.1})[0] == need + adapters
+    (tmp_path / run_params.BASE_FOLDER).mkdir()
+    (tmp_path / run_params.BASE_FOLDER / 'arrays').write_bytes(bytes(base))  # there already
+    assert needed(**{'checkpoint.keep': 2})[0] == 3 * state
+    monkeypatch.setattr('agentrl_jax.run.state.base_is_given', lambda cfg: True)  # by model.path
+    (tmp_path / run_params.BASE_FOLDER / 'arrays').unlink()
+    assert needed(**{'checkpoint.keep': 2})[0] == 3 * state
 
 
 def test_a_run_without_its_base_or_with_another_is_refused(finished, tmp_path):
