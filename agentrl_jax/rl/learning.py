@@ -210,6 +210,8 @@ class Parity:
             yield f'{beyond}loss.sampler_correction=off and loss.sampler_reject=off'
         if run.context.window:
             yield f'{beyond}context.window=0'
+        if run.most_branches > 1:
+            yield f'{beyond}harness.branches=1'
         if getattr(run.algorithm, 'max_length', 0):
             yield f'{beyond}loss.max_length=0'
 

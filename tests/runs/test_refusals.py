@@ -50,6 +50,7 @@ REFUSED = {
             'algorithm=.dpo. compares whole episodes, and one may have 4 conversations',
         ),
         (SEVERAL | {'algorithm': 'gspo'}, 'gspo. compares whole episodes, and one may have 4'),
+        (SEVERAL | {'algorithm': 'grpo', 'parity.loss_on': 'all'}, 'it needs harness.branches=1'),
         (
             {'algorithm': 'maxrl', 'env.format_penalty': -0.1},
             'env.format_penalty=-0.1 is negative, and algorithm=maxrl divides by the mean return',
