@@ -132,6 +132,7 @@ CLAIMS = (
                 'beyond_clone_tiny', 'library', 'clone, then RL', 'clone', '... 16 of the catalogue'
             ),
             Effect(*SHOWN, 'PPO', 'AgentEvol', 'PPO less AgentEvol, 256 episodes', '256 episodes'),
+            Effect(*SHOWN, 'PPO', 'AgentEvol', '... 1,024', '1,024 episodes'),
             Effect(*SHOWN, 'AgentEvol', 'clone', 'AgentEvol less clone, 256', '256 episodes'),
             Effect(*SHOWN, 'AgentEvol', 'clone', '... 1,024', '1,024 episodes'),
         ),
