@@ -169,7 +169,7 @@ def publish(
 ) -> None:
     """Keeps the compact metrics, the tables and the first README of an experiment in a folder.
 
-    seeds: 0, 1, ... so many. page: the README, if there is none yet; the tables go between its
+    seeds: how many, from 0 on. page: the README, if there is none yet; the tables go between its
     marks. `make tables` makes them again from what is kept. names: of the only runs to keep.
     """
     specs = {name: {'seeds': seeds} | dict(given) for name, given in plan.tables.items()}

@@ -185,7 +185,7 @@ class Clone:
             yield (
                 f'the trajectories of clone.file={self.file} are whole conversations, and with '
                 f'context.window={run.context.window} the policy sees the last turns alone: set it '
-                'to 0, or clone demonstrations of its own (clone.episodes)'
+                'to 0, or clone own demonstrations (clone.episodes)'
             )
         own = self.episodes and not self.file
         if self.thoughts and (not own or run.on_hosts or not run.env.think):

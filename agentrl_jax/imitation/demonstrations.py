@@ -172,7 +172,7 @@ def rows_of(
     prefix: list[int], episodes: Iterable[Sequence[Turn]], window: int
 ) -> list[tuple[list[int], list[bool]]]:
     """(tokens, which of them are trained) of each row: an episode, or each of its turns after what
-    is seen of it with a window of so many turns (rollout.windows); 0 = all."""
+    is seen of it with a window of that many turns (rollout.windows); 0 = all."""
     if not window:
         return [_row(prefix, turns) for turns in episodes]
     return [_seen(prefix, turns, k, window) for turns in episodes for k in range(len(turns))]

@@ -28,7 +28,7 @@ SHARE = 0.02  # of the time of a run that drawing may take
 def reference(task: Any, levels: int | None = None) -> dict[str, float]:
     """Success of random play and of the best player on the pool of a task, in all its trials.
 
-    levels: so many of it are played, the first ones; None: all. Nothing of worlds on hosts that
+    levels: how many of it are played, from the first on; None: all. Nothing of worlds on hosts that
     nobody else plays, or not quickly.
     """
     turns = task.agent.acting_turns(task.max_turns)

@@ -152,10 +152,8 @@ class Filter:
     keep: Annotated[float, PART] = 1.0  # top_k: share of groups; within_group: share of a group's
     # episodes
     smallest: bool = False  # top_k: those with the smallest spread instead
-    p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = (
-        0.9  # share of the sum;
-    )
-    # min_p: of the largest
+    p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = 0.9  # share of the
+    # sum; min_p: of the largest
     eps: Annotated[float, ZERO, *by(0.01, 'top_p')] = 0.01  # what may be lacking
     include_zero: bool | None = None  # top_p, min_p (False), top_p_softmax (True): may groups
     # without any spread be kept
@@ -400,7 +398,7 @@ class Algorithm:
         if self.WHOLE_EPISODES and run.most_branches > 1:
             yield (
                 f'algorithm={run.algorithm_name!r} compares whole episodes, and one may have '
-                f'{run.most_branches} conversations (harness.branches), each a sample of its own: '
+                f'{run.most_branches} conversations (harness.branches), a sample each: '
                 'set it to 1, or choose another algorithm'
             )
         if self.bootstraps and run.context.window:

@@ -313,7 +313,8 @@ def test_what_would_do_nothing_or_harm_is_refused(algorithm, changes, words):
 @EVERY
 def test_a_value_that_asks_for_nothing_goes_with_every_algorithm(name):
     neutral = {n: x.marks[Off].value for n, x in LEAVES.items() if Off in x.marks}
-    config.read(given(name, **neutral | {'filter.rule': 'top_k'}))
+    read = config.read(given(name, **neutral | {'filter.rule': 'top_k'}))
+    assert read.algorithm_name == name and len(neutral) > 5
 
 
 # ---- shown ---------------------------------------------------------------------------------------

@@ -531,9 +531,9 @@ def test_a_reset_that_failed_is_a_fault_and_nothing_is_looked_at():
         assert len(table.rows) == 1
 
 
-@pytest.mark.parametrize('told', [{}, {'settings': None}, {'settings': {'other': 1, 'b': [1]}}])
-def test_servers_that_do_not_tell_settings_or_have_the_run_s_are_played_on(told):
-    with Table([('create', 200, {'id': 0} | told), ('reset', 200, SAID)]) as table:
+@pytest.mark.parametrize('answer', [{}, {'settings': None}, {'settings': {'other': 1, 'b': [1]}}])
+def test_servers_that_do_not_tell_settings_or_have_the_run_s_are_played_on(answer):
+    with Table([('create', 200, {'id': 0} | answer), ('reset', 200, SAID)]) as table:
         world = AgentGym('textcraft', Servers([table.url]), settings={'a': 1, 'b': (1,)})
         assert world.reset(0) == 'p'
 

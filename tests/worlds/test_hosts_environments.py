@@ -105,10 +105,12 @@ def test_a_server_that_plays_by_other_settings_is_a_fault_that_names_them():
 
 def test_what_is_a_machine_s_own_or_secret_is_not_told_to_clients():
     make = functools.partial(WebArena, login='me:secret', sites=['shop=http://me'])
-    assert workers.told(make) == {'tasks': '', 'prompt': 'long', 'judge': ''}
+    assert workers.shared_settings(make) == {'tasks': '', 'prompt': 'long', 'judge': ''}
     make = functools.partial(Search, corpus='http://one:1', token='file', calls=2)
-    assert workers.told(make).keys() & {'corpus', 'token', 'timeout_s', 'calls'} == {'calls'}
-    assert workers.told(functools.partial(Device, name='bandit')) == {}
+    assert workers.shared_settings(make).keys() & {'corpus', 'token', 'timeout_s', 'calls'} == {
+        'calls'
+    }
+    assert workers.shared_settings(functools.partial(Device, name='bandit')) == {}
 
 
 def test_the_paper_s_arms_of_search_are_possible_in_its_sizes():

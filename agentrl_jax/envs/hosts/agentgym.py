@@ -363,12 +363,12 @@ class AgentGym:
             raise
         return number
 
-    def _compare(self, server: str, told: dict) -> None:
+    def _compare(self, server: str, theirs: dict) -> None:
         """Raises where a server of ours plays its worlds by other settings than the run's."""
         differ = [
-            f'{self.env}.{name}={value!r:.40} (there {told[name]!r:.40})'
+            f'{self.env}.{name}={value!r:.40} (there {theirs[name]!r:.40})'
             for name, value in self.settings.items()
-            if name in told and told[name] != value
+            if name in theirs and theirs[name] != value
         ]
         if differ:
             raise WorldError(

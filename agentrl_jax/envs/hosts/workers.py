@@ -46,8 +46,8 @@ WORLDS = {  # name -> module:class
     'device': 'agentrl_jax.envs.hosts.device:Device',
 }
 NEEDED = ('reset', 'step', 'close')  # of a World
-# Settings that clients are not told: of a machine, how others are reached from it, and secrets
-UNTOLD = ('token', 'timeout_s', 'heap_mb', 'settle_s', 'sites', 'states', 'login')
+# Settings that no client learns: of a machine, how others are reached from it, and secrets
+PRIVATE = ('token', 'timeout_s', 'heap_mb', 'settle_s', 'sites', 'states', 'login')
 GRACE_S = 3.0  # for worlds to close when their worker is asked to end
 STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then
 
@@ -77,7 +77,7 @@ def maker(env: str, settings: dict) -> functools.partial[World]:
     return functools.partial(kind, **settings)
 
 
-def told(make: functools.partial[World]) -> dict[str, Any]:
+def shared_settings(make: functools.partial[World]) -> dict[str, Any]:
     """Settings of a maker's worlds that their clients must have too; of a world without PLAY none.
 
     An address, such as that of a retriever, may be another one from there.
@@ -88,7 +88,7 @@ def told(make: functools.partial[World]) -> dict[str, Any]:
     return {
         name: value
         for name, value in played.items()
-        if name not in UNTOLD and not str(value).startswith('http')
+        if name not in PRIVATE and not str(value).startswith('http')
     }
 
 
@@ -134,7 +134,7 @@ class WorkerKeeper(Keeper):
             return {}
         if verb == 'create':
             self.world = self.make()
-            message, settings = {'instruction': self.world.instruction}, told(self.make)
+            message, settings = {'instruction': self.world.instruction}, shared_settings(self.make)
             return message | ({'settings': settings} if settings else {})
         if verb == 'reset':
             try:

@@ -27,7 +27,7 @@ COUNTRIES = (
 def draw(number: int, known: int = 0) -> Question:
     """The question of a number, and where its answer is found.
 
-    known: of REGIONS, so many belong to the country of the same place in every question.
+    known: how many of REGIONS belong to the country of the same place in every question.
     """
     generator = random.Random(f'search {number}')
     regions = generator.sample(REGIONS, DOCUMENTS)

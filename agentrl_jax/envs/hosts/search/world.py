@@ -54,10 +54,8 @@ class Play(Calls):
     topk: Annotated[int, ZERO] = 0  # documents of a result; 0 = the dialect's: 3, MT-GRPO 1
     corpus: str = ''  # http://... of a retriever, folder of an index, or file; '' = countries
     questions: tuple[str, ...] = ()  # files of train, validation and test; () = about countries
-    known: Annotated[int, In(0, len(drawn.REGIONS)), Off(0), DRAWN] = (
-        0  # regions of drawn questions whose
-    )
-    # country is always the same
+    known: Annotated[int, In(0, len(drawn.REGIONS)), Off(0), DRAWN] = 0  # regions of drawn
+    # questions whose country is always the same
 
 
 class Search:
