@@ -1,0 +1,95 @@
+"""Is what a thought buys worth its tokens, and must it say anything?
+
+RAGEN (arXiv:2504.20073, Table 4) finds that reasoning before an answer helps in some worlds.
+experiments/agents.py could not tell: its arms began from clones of play that was half random, in
+which thoughts alone said throughout what the expert would do. Here the same few episodes of an
+expert are all there is, in which it is always followed (clone.oracle=1), or in half of the turns
+(0.5) while thoughts say what it would do. Answers are legal in all arms (rollout.constrain).
+
+act            answers with actions alone
+act, cloned on as act, with a clone of three times as many steps
+empty          tags of a thought in front of each answer, and nothing between them in demonstrations
+think          a thought that names all the expert would do from there, ten actions at most
+
+tiny   FrozenLake with six by six cells, the goal up to ten moves away, and Sokoban, 256 episodes
+       of the expert; policy, PPO and falling rate of experiments/beyond_clone.py without an entropy
+       bonus, which would pay for noise in thoughts. All train as many steps. Rate: seed 100, clean
+       episodes, last three validations at 2.5e-4, 5e-4, 1e-3: act 47.7, 49.9, 38.7 % on FrozenLake
+       and 30.4, 34.8, 26.6 on Sokoban, think 34.2, 38.7, 39.0 and 24.5, 23.6, 24.5.
+
+Endpoint: success at the last three validations (mean), and read at equal sampled tokens. Predicted
+before the first run of a table. Clean episodes: think is below act by more than five points in both
+worlds, after as many steps and at equal tokens; empty is within five of act after as many steps;
+act, cloned on starts higher than act and ends within five of it. Half of the turns: think is above
+act at the start, and on FrozenLake at the end.
+"""
+
+import sys
+
+from experiments import common
+from experiments.agents import ACTS, NAMES, NAMES_ALL, budget
+from experiments.beyond_clone import FEW
+
+CONFIG = 'configs/demo.py'
+ROWS = ('env.think', 'clone.thoughts', 'clone.steps')
+SHORT, LONG = 150, 450  # steps of cloning
+ARMS = {
+    'act': {'env.think': False, 'clone.steps': SHORT},
+    'act, cloned on': {'env.think': False, 'clone.steps': LONG},
+    'empty': {'env.think': True, 'clone.steps': SHORT},
+    'think': {'env.think': True, 'clone.steps': SHORT, 'clone.thoughts': True},
+}
+WORLDS = {
+    'frozen_lake': {'frozen_lake.size': 6, 'clone.episodes': 256},
+    'sokoban': {'clone.episodes': 256, 'loss.value_coef': 0.005},
+}
+STEPS = 100
+CLEAN, HALF = 1.0, 0.5  # shares of turns in which the expert is followed
+SHARED = FEW | {
+    'model.tokenizer': 'agentrl_jax/tokens/agents.model',
+    'steps': STEPS,
+    'optim.schedule_steps': 4 * STEPS,
+    'optim.lr': 5e-4,
+    'loss.entropy_coef': 0.0,
+    'eval.every': 10,
+}
+
+
+def turns(arm):
+    """Limits of an arm: three turns of four actions."""
+    longest = ACTS + (NAMES_ALL if arm['env.think'] else 0)
+    return arm | {'env.max_turns': 3, 'rollout.max_response': longest}
+
+
+def tiny():
+    arms = {name: turns(arm) for name, arm in ARMS.items()}
+    cells = tuple(
+        SHARED
+        | {'clone.oracle': share, 'env.name': world, 'rollout.max_tokens': budget(arm, world)}
+        | more
+        | arm
+        for share in (CLEAN, HALF)
+        for world, more in WORLDS.items()
+        for name, arm in arms.items()
+        if share == CLEAN or name in ('act', 'think')
+    )
+    table = {
+        'rows': ','.join(ROWS),
+        'cols': 'env.name',
+        'baseline': 'act',
+        'labels': common.labels(CONFIG, arms, ROWS) | NAMES,
+        'margin': 0.05,
+        'signals': 'policy/entropy,rollout/response_length',
+    }
+    tables = {}
+    for name, share in (('clean', CLEAN), ('half', HALF)):
+        own = table | {'where': {'clone.oracle': f'{share:g}'}}
+        tables[name] = own | {'at': 'last-three', 'curves': False}
+        tables[f'{name}_tokens'] = own | {'at': 'equal-tokens'}
+    return common.Plan(CONFIG, cells, tables)
+
+
+SCALES = {'tiny': tiny}
+
+if __name__ == '__main__':
+    sys.exit(common.main(__file__, __doc__, SCALES))
