@@ -5,7 +5,8 @@
 
 The policy is the checkpoint of the workdir (the newest, --step, or --best) and the config that of
 its run; without --workdir it is the model of --config, untrained. With --config.eval.samples=k it
-plays each level k times and prints pass@1 to pass@k (powers of two, and k). Writes a rollout page
+plays each level k times and prints pass@1 to pass@k (powers of two, and k). With --transfer worlds,
+rules and turns may be others than in training (--config.env.max_turns=8). Writes a rollout page
 and evaluation_<split>.json, which holds all of them, names checkpoint and settings, and keeps the
 evaluations of other settings that it held; with --trajectories=FILE the episodes in AgentTraj's
 format (.json, .jsonl), which clone.file reads.
@@ -29,6 +30,7 @@ if __name__ == '__main__':
     flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
     flags.DEFINE_string('trajectories', '', "File for the episodes played; '' = none.")
     flags.DEFINE_string('replay', '', 'Log of replies of worlds on hosts, played without them.')
+    flags.DEFINE_bool('transfer', False, 'Other worlds and rules than were trained.')
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
     command.define_best()
     command.define_fallback()
@@ -44,6 +46,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from agentrl_jax.envs import WORLDS
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
@@ -65,12 +68,13 @@ def evaluate(
     step: int | None,
     trajectories_file: str = '',
     replay: str = '',
+    transfer: bool = False,
 ) -> dict[str, float]:
     """Plays the pool of eval.split once and writes the results; returns the metrics.
 
     given: the ConfigDict. trajectories_file: a file for the episodes as trajectories; '' = none.
     replay: a log of replies, of this checkpoint and split, that takes the place of worlds on hosts;
-    '' = none.
+    '' = none. transfer: `env` and the sections of worlds may be others than those of the run.
     """
     if given.env.mix:
         names = ', '.join(str(world) for world, *_ in given.env.mix)
@@ -81,14 +85,17 @@ def evaluate(
     origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
     run = build(given, probe=not replay, learns=False)
-    cfg, params = run.cfg, run.params
+    cfg, params, rules = run.cfg, run.params, {}
     if workdir:
         saved = comparable(checkpoint.read_extra(workdir, step=origin.step))
         mixed = [name for name, _ in saved['env']['mix']]
         chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
         now = comparable(saved_with(run.face))
         may_differ = (*MAY_DIFFER, *chosen, *free_of_worlds(cfg))
-        checkpoint.check_config(saved, now, may_differ=may_differ)
+        if transfer:
+            rules = other_rules(saved, now, may_differ)
+            may_differ += ('env', *WORLDS)
+        checkpoint.check_config(saved, now, may_differ=may_differ, advice=ADVICE)
         params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
@@ -126,7 +133,8 @@ def evaluate(
     pass_at = {
         str(k): {'mean': x, 'low': ends[0], 'high': ends[1]} for k, (x, ends) in passed.items()
     }
-    made_with = {'settings': settings_of(cfg), 'checkpoint': origin.fields()}
+    settings = settings_of(cfg) | ({'rules': rules} if rules else {})
+    made_with = {'settings': settings, 'checkpoint': origin.fields()}
     print(describe(metrics, cfg.eval.split, passed), flush=True)
     keep(folder / f'{name}.json', metrics | {'pass_at': pass_at} | made_with)
     # Samples of a level side by side; rows after them only fill the mesh and are in no figure.
@@ -154,6 +162,22 @@ def evaluate(
         trajectories.write_records(trajectories_file, records)
     print(f'rollouts    {page}')
     return metrics
+
+
+def other_rules(
+    saved: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]
+) -> dict[str, Any]:
+    """The fields of `env` and of the world that is played in which it is not that of the run.
+
+    saved, now: configs, as the checkpoint has it and as it is played. free: what every evaluation
+    may choose.
+    """
+    before = files.flat(saved)
+    return {
+        name: x
+        for name, x in files.flat({key: now[key] for key in ('env', *WORLDS) if key in now}).items()
+        if before.get(name) != x and not checkpoint.is_free(name, free)
+    }
 
 
 def settings_of(cfg: Config) -> dict[str, Any]:
@@ -229,6 +253,7 @@ def describe(
     )
 
 
+ADVICE = 'evaluate it with its config, or, where only its world differs, with --transfer'
 # What an evaluation may choose for itself; the model and the environment's rules must be the run's.
 MAY_DIFFER = (
     'seed',
@@ -277,6 +302,7 @@ def main() -> None:
             step,
             given.trajectories,
             given.replay,
+            given.transfer,
         )
     except (ValueError, OSError) as error:
         command.end(files.in_words(error, given.out or given.workdir or None), error)

@@ -379,7 +379,11 @@ def _set_aside(step: pathlib.Path) -> None:
 
 
 def check_config(
-    saved: Mapping[str, Any], current: Mapping[str, Any], *, may_differ: tuple[str, ...] = ()
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+    *,
+    may_differ: tuple[str, ...] = (),
+    advice: str = 'use its config or another workdir',
 ) -> None:
     """Refuse to go on with another config; the error names every field that differs.
 
@@ -394,14 +398,17 @@ def check_config(
     different = [
         f'{name}: {before[name]} in the checkpoint, {now[name]} now'
         for name in absent
-        if before[name] != now[name]
-        and not any(name == free or name.startswith(free + '.') for free in may_differ)
+        if before[name] != now[name] and not is_free(name, may_differ)
     ]
     if different:
         raise ValueError(
-            'this workdir holds a run with another config; use its config or another workdir. '
-            + '; '.join(different)
+            f'this workdir holds a run with another config; {advice}. ' + '; '.join(different)
         )
+
+
+def is_free(name: str, may_differ: tuple[str, ...]) -> bool:
+    """Whether a dotted field, or a group that holds it, is among those that may differ."""
+    return any(name == free or name.startswith(free + '.') for free in may_differ)
 
 
 def _check_leaves(saved: Any, wanted: Any, path: pathlib.Path) -> None:

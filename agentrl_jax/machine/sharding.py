@@ -46,6 +46,18 @@ def without(rules: Rules, axis: str) -> Rules:
 ROLLOUT_RULES = without(TRAIN_RULES, 'fsdp')
 
 
+def rollout_rules(mesh: Mesh, *, num_heads: int, num_kv_heads: int) -> Rules:
+    """ROLLOUT_RULES with heads that 'tensor' does not divide on every device.
+
+    The halves that rotary embeddings turn against each other would lie on two: each token would
+    wait for a collective permute, which on CPUs all devices must join, those too whose shard is
+    done.
+    """
+    heads = {'q': num_heads, 'o': num_heads, 'k': num_kv_heads, 'v': num_kv_heads}
+    whole = ''.join(name for name, count in heads.items() if count % mesh.shape['tensor'])
+    return ((rf'[{whole}]_proj/', P()), *ROLLOUT_RULES) if whole else ROLLOUT_RULES
+
+
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None) -> Mesh:
     """Mesh of all devices; the only place that makes one (axes are Auto: GSPMD places the rest).
 

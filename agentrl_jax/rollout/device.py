@@ -698,7 +698,7 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, **static: Any) -> Callable:
     """collect over the mesh: each shard of ('data', 'fsdp') plays its own rows with its own slots.
 
     Shards run their loops independently, without waiting for one another; parameters must be
-    replicated over both axes (sharding.ROLLOUT_RULES) and may be split over 'tensor'. `slots` is
+    replicated over both axes (sharding.rollout_rules) and may be split over 'tensor'. `slots` is
     the number for the whole mesh. Counters come back per shard, int32 [shards].
     """
     rows = P(('data', 'fsdp'))

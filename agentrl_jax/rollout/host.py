@@ -96,7 +96,7 @@ class HostCollect:
     """collect(params, task, episodes, key) -> (Rollout, counters) against a pool of worlds.
 
     As device.collect_on_mesh, but that worlds answer from hosts: parameters are those of the whole
-    mesh (sharding.ROLLOUT_RULES), and each process plays its own rows on its own devices.
+    mesh (sharding.rollout_rules), and each process plays its own rows on its own devices.
     """
 
     mesh: jax.sharding.Mesh

@@ -412,13 +412,17 @@ def build_collect(
         window=cfg.context.window,
     )
 
+    rules = sharding.rollout_rules(
+        mesh, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
+    )
+
     def prepare(params):
         if isinstance(params, Pair):
             return Pair(prepare(params.policy), prepare(params.other))
         params = lora.merge(params, config.lora_scale)
         # Before they move: whole float32 parameters are more than a small chip can hold.
         params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-        layout = sharding.specs(params, sharding.ROLLOUT_RULES, mesh)
+        layout = sharding.specs(params, rules, mesh)
         return jax.lax.with_sharding_constraint(params, layout)
 
     def prepare_for_hosts(params):  # once for many programs; device.collect does so itself

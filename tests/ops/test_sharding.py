@@ -76,6 +76,19 @@ def test_rollout_rules_keep_tensor_and_drop_fsdp():
     assert spec_of(layout, 'lm_head/kernel') == P(None, 'tensor')
 
 
+def test_heads_that_the_tensor_axis_does_not_divide_are_whole():
+    """Halves of one head on two devices were permuted with every token (and see test_runs)."""
+    mesh = sharding.make_mesh(*CUBE)
+    rules = sharding.rollout_rules(mesh, num_heads=4, num_kv_heads=1)
+    layout = sharding.specs(TINY.abstract_params(), rules, mesh)
+    at = 'model/layers_1/self_attn'
+    assert spec_of(layout, f'{at}/k_proj/kernel') == spec_of(layout, f'{at}/v_proj/bias') == P()
+    assert spec_of(layout, f'{at}/q_proj/kernel') == P(None, 'tensor')
+    assert spec_of(layout, f'{at}/o_proj/kernel') == P('tensor', None)
+    even = sharding.rollout_rules(mesh, num_heads=4, num_kv_heads=2)
+    assert even == sharding.ROLLOUT_RULES
+
+
 def test_the_first_matching_rule_wins():
     rules = ((r'a/kernel$', P('fsdp')), (r'kernel$', P('tensor')))
     tree = {'a': {'kernel': shape(8, 8)}, 'b': {'kernel': shape(8, 8)}}

@@ -456,9 +456,42 @@ def test_a_mixed_run_is_evaluated_world_by_world(finished, tmp_path):
     one = alone(**{'env.name': 'catch'})
     found = evaluate.evaluate(one, str(workdir), str(tmp_path), None)
     assert found['eval/success'] == rows[-1]['eval_catch/success']
-    with pytest.raises(ValueError, match='env.name'):
-        other = alone(**{'env.name': 'bandit', 'rollout.max_tokens': 224})
+    other = alone(**{'env.name': 'bandit', 'rollout.max_tokens': 224})
+    with pytest.raises(ValueError, match='where only its world differs, with --transfer.*env.name'):
         evaluate.evaluate(other, str(workdir), str(tmp_path), None)
+
+
+def test_a_policy_is_evaluated_elsewhere(finished, tmp_path):
+    """Other rules, turns and worlds are played beside their own oracle, and named in the file."""
+    _, workdir, rows = finished('iterations')
+    plays = functools.partial(
+        evaluate.evaluate, workdir=str(workdir), out=str(tmp_path), step=None, transfer=True
+    )
+    same = plays(config('iterations'))
+    assert same['eval/success'] == rows[-1]['eval/success']
+    turns = {'env.max_turns': 4, 'env.max_actions_per_episode': 8}
+    longer = turns | {'rollout.max_tokens': 256}
+    assert plays(config('iterations', **longer))['reference/oracle'] > same['reference/oracle']
+    fragile = {'frozen_lake.frozen': 0.5}
+    assert plays(config('iterations', **fragile))['reference/random'] != same['reference/random']
+    bandit = {'env.name': 'bandit', 'rollout.max_tokens': 224}
+    assert plays(config('iterations', **bandit))['reference/oracle'] == 1.0
+    kept = json.loads((tmp_path / 'evaluation_validation.json').read_text())
+    rules = [one['settings'].get('rules', {}) for one in (kept, *kept['earlier'])]
+    assert rules[1:] == [fragile, turns, {}] and rules[0]['env.name'] == 'bandit'
+    wrong = config('iterations', **{'model.num_layers': 3})
+    with pytest.raises(ValueError, match='model.num_layers'):
+        plays(wrong)
+
+
+def test_shards_of_one_head_end_when_they_will(finished, tmp_path):
+    """Shards of this mesh, whose loops ended at different steps, waited for each other for ever."""
+    _, workdir, _ = finished('a critic')
+    turns = {'env.max_turns': 4, 'env.max_actions_per_episode': 8, 'rollout.max_tokens': 256}
+    found = evaluate.evaluate(
+        config('a critic', **turns), str(workdir), str(tmp_path), None, transfer=True
+    )
+    assert found['eval/env_error'] == 0
 
 
 @pytest.mark.soak
