@@ -1,0 +1,266 @@
+"""Where does a trained policy play: other rules, sizes and worlds, and with other numbers of turns?
+
+  python -m experiments.transfer --runs=runs/thinking/tiny --seeds=3
+
+No training but the clones that runs began from. The policies of experiments/thinking.py that learnt
+from clean episodes, `act` and `think`, and their clones play the test split: under other rules of
+their world, on other boards, in the other world, and with one to eight turns where they had three.
+RAGEN (arXiv:2504.20073) finds that skill carries over to variants of a world, AgentGym-RL
+(arXiv:2509.08755) that more turns at test time raise success. What is not carried over stands where
+random play does, so each cell has its random play and oracle beside it.
+
+rules  512 levels once. turns: 128 levels, 16 episodes each; pass@1 and pass@16. Random play has as
+       many actions and tries.
+
+Predicted before the first cell: on FrozenLake with more holes and on ice that slips RL keeps at
+least half of what it gained on its own maps; on boards of another size, whose rows are other
+tokens, with two boxes and in the other world no policy is more than five points above random play.
+With eight turns no policy gains more over three than random play gains. Think, below act at home,
+is below it wherever act is more than five points above random play.
+
+Results are appended to experiments/transfer_tiny/results.jsonl; --table writes them into its page.
+"""
+
+import argparse
+import collections
+import contextlib
+import functools
+import json
+import math
+import pathlib
+import sys
+import tempfile
+
+import ml_collections
+import numpy as np
+
+from agentrl_jax import evaluate, train
+from agentrl_jax.envs.reference import reference_success
+from agentrl_jax.machine import files
+from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run.config import read
+from experiments import thinking
+
+FOLDER = pathlib.Path(__file__).parent / 'transfer_tiny'
+RESULTS = FOLDER / 'results.jsonl'
+ARMS = ('act', 'think')
+HOME = 'its own'
+RULES = {
+    'frozen_lake': {
+        HOME: {},
+        'more holes': {'frozen_lake.frozen': 0.8},
+        'slippery': {'frozen_lake.success_rate': 0.8},
+        '5 x 5': {'frozen_lake.size': 5},
+        '7 x 7': {'frozen_lake.size': 7},
+        'Sokoban': {'env.name': 'sokoban'},
+    },
+    'sokoban': {
+        HOME: {},
+        'two boxes': {'sokoban.num_boxes': 2},
+        '5 x 5': {'sokoban.dim': 5},
+        '7 x 7': {'sokoban.dim': 7},
+        'other signs': {'sokoban.symbols': 'W.GCBA@'},
+        'FrozenLake': {'env.name': 'frozen_lake'},
+    },
+}
+TURNS = (1, 2, 3, 5, 8)
+TRIES = 16
+KEY = ('world', 'arm', 'seed', 'policy', 'cell')
+LONGEST_PROMPT = 80  # tokens of a turn's prompt, more than any world here shows
+ROLLOUTS = 320  # of random play on a level
+
+
+def cells(world):
+    """{name: (overrides of a cell, levels, episodes of each)}."""
+    trained = thinking.turns({})['env.max_turns']
+    rules = {name: (more, 512, 1) for name, more in RULES[world].items()}
+    for turns in TURNS:
+        more = {} if turns == trained else {'env.max_turns': turns}
+        if more:
+            more |= {'env.max_actions_per_episode': turns * 4}
+        rules[f'{turns} turns'] = (more, 128, TRIES)
+    return rules
+
+
+def runs(folder, seeds):
+    """{(world, arm, seed): workdir} of finished runs on clean episodes."""
+    found = {}
+    for path in sorted(pathlib.Path(folder).glob('*/finished.json')):
+        cfg = files.read_json(path.parent / 'run.json')['config']
+        clone, env = cfg['clone'], cfg['env']
+        arm = 'think' if clone['thoughts'] else 'empty' if env['think'] else 'act'
+        ours = clone['oracle'] == thinking.CLEAN and clone['steps'] == thinking.SHORT
+        if ours and arm in ARMS and cfg['seed'] in seeds:
+            found[env['name'], arm, cfg['seed']] = path.parent
+    return found
+
+
+def start_of(workdir, folder):
+    """A run of no steps in `folder`, from the clone that the run in workdir began from."""
+    if not (folder / 'finished.json').exists():
+        cfg = saved_config.get_config(str(newest(workdir)))
+        cfg.steps = 0
+        cfg.clone.keep_in = str(pathlib.Path('..', '..', workdir.parent.name, 'clones'))
+        train.train(cfg, str(folder))
+    return folder
+
+
+def newest(workdir):
+    return max((workdir / 'checkpoints').iterdir(), key=lambda path: int(path.name))
+
+
+def play(workdir, cell, out):
+    """The record of one cell of a policy, without what it is of."""
+    overrides, levels, tries = cell
+    cfg = saved_config.get_config(str(newest(workdir)))
+    cfg.update_from_flattened_dict(overrides)
+    cfg.eval.split, cfg.env.eval_levels, cfg.eval.samples = 'test', levels, tries
+    longest = cfg.rollout.max_response + LONGEST_PROMPT
+    cfg.rollout.max_tokens = 8 * math.ceil((thinking.PREFIX + cfg.env.max_turns * longest) / 8)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = evaluate.evaluate(cfg, str(workdir), str(out), None, transfer=True)
+    names = ('eval/success', 'eval/valid_format', 'reference/random', 'reference/oracle')
+    record = {name.partition('/')[2]: found[name] for name in names}
+    if tries > 1:
+        kept = files.read_json(pathlib.Path(out) / 'evaluation_test.json')
+        record['pass'] = kept['pass_at'][str(tries)]['mean']
+        record['random_pass'] = random_pass(cfg.to_json(), tries)
+    return record
+
+
+@functools.cache
+def random_pass(config, tries):
+    """Success of random play within so many tries at a level; config: as JSON."""
+    cfg = read(ml_collections.ConfigDict(json.loads(config)), None)
+    env, env_params = parts.build_environment(cfg, 'test')
+    actions = min(cfg.env.max_actions_per_episode, cfg.env.max_turns * cfg.env.max_actions_per_turn)
+    found = reference_success(env, env_params, actions, trials=tries, rollouts=ROLLOUTS)
+    return found['random']
+
+
+def measure(folder, seeds, only=''):
+    """Plays every cell that results.jsonl lacks; records are appended as they come."""
+    known = {tuple(record[name] for name in KEY) for record in load()}
+    FOLDER.mkdir(exist_ok=True)
+    for (world, arm, seed), workdir in runs(folder, seeds).items():
+        begun = folder.parent / 'starts' / f'{world}-{arm}-{seed}'
+        for policy in ('clone', 'RL'):
+            todo = {
+                name: cell
+                for name, cell in cells(world).items()
+                if (world, arm, seed, policy, name) not in known and only in name
+            }
+            if not todo:
+                continue
+            player = start_of(workdir, begun) if policy == 'clone' else workdir
+            for name, cell in todo.items():
+                with tempfile.TemporaryDirectory() as out:
+                    record = dict(zip(KEY, (world, arm, seed, policy, name), strict=True))
+                    record |= play(player, cell, out)
+                with RESULTS.open('a', encoding='utf-8') as f:
+                    print(json.dumps(record), file=f)
+
+
+def load():
+    """All records, in the order in which they were made."""
+    if not RESULTS.exists():
+        return []
+    return [json.loads(line) for line in RESULTS.read_text(encoding='utf-8').splitlines()]
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def values(records, field):
+    """{(world, arm, policy, cell): {seed: value in per cent}}."""
+    found = collections.defaultdict(dict)
+    for record in records:
+        world, arm, seed, policy, cell = (record[name] for name in KEY)
+        if field in record:
+            found[world, arm, policy, cell][seed] = 100 * record[field]
+    return found
+
+
+def spread(x):
+    """'mean ± s.d.' of the values of seeds."""
+    x = list(x)
+    return f'{np.mean(x):.1f} ± {np.std(x, ddof=1):.1f}' if len(x) > 1 else f'{x[0]:.1f}'
+
+
+def rows_of(records, world, columns, field):
+    """A line a policy: success in each column."""
+    found = values(records, field)
+    lines = []
+    for arm in ARMS:
+        for policy in ('clone', 'RL'):
+            cells_of = [found.get((world, arm, policy, column)) for column in columns]
+            if all(cells_of):
+                shown = ' | '.join(spread(x.values()) for x in cells_of)
+                lines.append(f'| {arm}, {policy} | {shown} |')
+    return lines
+
+
+def reference_row(records, world, columns, field, label):
+    """A line of what does not depend on the policy."""
+    found = values([r for r in records if r['world'] == world], field)
+    shown = []
+    for column in columns:
+        of_cell = [x for key, by in found.items() if key[3] == column for x in by.values()]
+        shown.append(f'{np.mean(of_cell):.1f}' if of_cell else '')
+    return f'| {label} | {" | ".join(shown)} |'
+
+
+def heading(columns):
+    return [f'| | {" | ".join(columns)} |', '| ---' * (1 + len(columns)) + ' |']
+
+
+def tables(records):
+    """{name: markdown}: of each world its rules, its turns, and its turns with many tries."""
+    found = {}
+    for world in RULES:
+        rules, turns = list(RULES[world]), [f'{n} turns' for n in TURNS]
+        if not any(record['world'] == world for record in records):
+            continue
+        own = heading(rules) + rows_of(records, world, rules, 'success')
+        for field, label in (('random', 'random play'), ('oracle', 'oracle')):
+            own.append(reference_row(records, world, rules, field, label))
+        found[f'{world}_rules'] = '\n'.join(own) + '\n'
+        for name, field, player in (
+            ('turns', 'success', 'random'),
+            ('pass', 'pass', 'random_pass'),
+        ):
+            own = heading(turns) + rows_of(records, world, turns, field)
+            own.append(reference_row(records, world, turns, player, 'random play'))
+            if field == 'success':
+                own.append(reference_row(records, world, turns, 'oracle', 'oracle'))
+            found[f'{world}_{name}'] = '\n'.join(own) + '\n'
+    return found
+
+
+def embed(page, found):
+    """The page with the tables between their marks."""
+    for name, table in found.items():
+        begin, end = f'<!-- {name} -->\n', f'<!-- end of {name} -->'
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f'{before}{begin}{table}{end}{after}'
+    return page
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--runs', default='', help='workdir of experiments.thinking')
+    parser.add_argument('--seeds', type=int, default=3)
+    parser.add_argument('--only', default='', help='cells whose name holds this')
+    parser.add_argument('--table', action='store_true', help='write the tables into the page')
+    args = parser.parse_args()
+    if args.runs:
+        measure(pathlib.Path(args.runs), range(args.seeds), args.only)
+    if args.table:
+        path = FOLDER / 'README.md'
+        page = path.read_text(encoding='utf-8')
+        files.write_atomic(path, embed(page, tables(load())))
+
+
+if __name__ == '__main__':
+    main()
