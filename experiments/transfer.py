@@ -39,7 +39,7 @@ from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import read
-from experiments import thinking
+from experiments import agents, thinking
 
 FOLDER = pathlib.Path(__file__).parent / 'transfer_tiny'
 RESULTS = FOLDER / 'results.jsonl'
@@ -63,7 +63,7 @@ RULES = {
         'FrozenLake': {'env.name': 'frozen_lake'},
     },
 }
-TURNS = (1, 2, 3, 5, 8)
+TURNS, TRAINED = (1, 2, 3, 5, 8), 3
 TRIES = 16
 KEY = ('world', 'arm', 'seed', 'policy', 'cell')
 LONGEST_PROMPT = 80  # tokens of a turn's prompt, more than any world here shows
@@ -72,13 +72,10 @@ ROLLOUTS = 320  # of random play on a level
 
 def cells(world):
     """{name: (overrides of a cell, levels, episodes of each)}."""
-    trained = thinking.turns({})['env.max_turns']
     rules = {name: (more, 512, 1) for name, more in RULES[world].items()}
     for turns in TURNS:
-        more = {} if turns == trained else {'env.max_turns': turns}
-        if more:
-            more |= {'env.max_actions_per_episode': turns * 4}
-        rules[f'{turns} turns'] = (more, 128, TRIES)
+        more = {'env.max_turns': turns, 'env.max_actions_per_episode': 4 * turns}
+        rules[f'{turns} turns'] = ({} if turns == TRAINED else more, 128, TRIES)
     return rules
 
 
@@ -116,7 +113,7 @@ def play(workdir, cell, out):
     cfg.update_from_flattened_dict(overrides)
     cfg.eval.split, cfg.env.eval_levels, cfg.eval.samples = 'test', levels, tries
     longest = cfg.rollout.max_response + LONGEST_PROMPT
-    cfg.rollout.max_tokens = 8 * math.ceil((thinking.PREFIX + cfg.env.max_turns * longest) / 8)
+    cfg.rollout.max_tokens = 8 * math.ceil((agents.PREFIX + cfg.env.max_turns * longest) / 8)
     with contextlib.redirect_stdout(sys.stderr):
         found = evaluate.evaluate(cfg, str(workdir), str(out), None, transfer=True)
     names = ('eval/success', 'eval/valid_format', 'reference/random', 'reference/oracle')
