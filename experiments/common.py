@@ -151,12 +151,16 @@ def make_tables(
     for name, given in plan.tables.items():
         spec = make_spec({'seeds': len(seeds)} | given)
         runs = load_runs(workdir, seeds, metrics_of(spec), names)
-        measured = {metric for run in runs for row in run.rows for metric in row}
-        signals = tuple(metric for metric in spec.signals if metric in measured)
-        spec = dataclasses.replace(spec, signals=signals)
+        spec = dataclasses.replace(spec, signals=measured(spec.signals, runs))
         table = build(runs, spec, tables.clones(spec, FOLDER))
         tables.write(table, workdir / 'tables' / name)
         print(f'\n{name}\n\n{render.markdown(table)}', end='')
+
+
+def measured(signals: Iterable[str], runs: Iterable[tables_runs.Run]) -> tuple[str, ...]:
+    """Those of the signals that any of the runs has measured."""
+    found = {metric for run in runs for row in run.rows for metric in row}
+    return tuple(metric for metric in signals if metric in found)
 
 
 def publish(
@@ -171,10 +175,14 @@ def publish(
 
     seeds: how many, from 0 on. page: the README, if there is none yet; the tables go between its
     marks. `make tables` makes them again from what is kept. names: of the only runs to keep.
+    Signals that no run has measured yet are left out.
     """
     specs = {name: {'seeds': seeds} | dict(given) for name, given in plan.tables.items()}
     metrics = [name for given in specs.values() for name in metrics_of(make_spec(given))]
     runs = load_runs(workdir, range(seeds), metrics, names)
+    for given in specs.values():
+        if 'signals' in given:
+            given['signals'] = ','.join(measured(make_spec(given).signals, runs))
     tables_runs.compact(runs, folder / tables.METRICS_FOLDER)
     text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
     files.write_atomic(folder / tables.SPEC_FILE, text)

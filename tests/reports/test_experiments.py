@@ -48,6 +48,7 @@ NAMES = (
     'known_facts',
     'turn_credit',
     'agents',
+    'thinking',
     'clean_start',
     'from_nothing',
     'beyond_clone',
@@ -405,7 +406,8 @@ def test_runs_with_other_fields_in_the_same_workdir_are_in_no_table(start, tmp_p
 @pytest.mark.filterwarnings('ignore:the load_module')
 def test_tables_do_without_signals_that_no_run_measured_and_say_what_else_is_wrong(start, capsys):
     """`--only=steps=0` ended with a stack: clones have no rollout/success."""
-    assert start(small(signals='rollout/success,policy/entropy')) == 0
+    unmeasured = small(signals='rollout/success,policy/entropy')
+    assert start(unmeasured) == start(unmeasured, '--publish') == 0
     assert '(1/1)' in capsys.readouterr().out
     assert start(small(metric='eval/answers')) == 1
     said = capsys.readouterr().err
