@@ -6,7 +6,7 @@
 The policy is the checkpoint of the workdir (the newest, --step, or --best) and the config that of
 its run; without --workdir it is the model of --config, untrained. With --config.eval.samples=k it
 plays each level k times and prints pass@1 to pass@k (powers of two, and k). With --transfer worlds,
-rules and turns may be others than in training (--config.env.max_turns=8). Writes a rollout page
+rules and turns may be others than in training (--config.frozen_lake.size=5). Writes a rollout page
 and evaluation_<split>.json, which holds all of them, names checkpoint and settings, and keeps the
 evaluations of other settings that it held; with --trajectories=FILE the episodes in AgentTraj's
 format (.json, .jsonl), which clone.file reads.
@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
 from agentrl_jax.envs import WORLDS
@@ -51,14 +52,15 @@ from agentrl_jax.imitation import trajectories
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
-from agentrl_jax.records import about, pages, report
+from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import live_line
-from agentrl_jax.run import collecting, hosts, saved_config
+from agentrl_jax.run import collecting, hosts, parts, saved_config
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import Config, comparable, saved_with
+from agentrl_jax.run.config import Config, comparable, read_saved, saved_with
 from agentrl_jax.run.params import best_of, saved_policy
 from agentrl_jax.run.state import free_of_worlds
 from agentrl_jax.run.streams import EVALUATE, Streams
+from agentrl_jax.types import EpisodeStop
 
 
 def evaluate(
@@ -84,6 +86,8 @@ def evaluate(
         )
     origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
+    if workdir and transfer:
+        given = with_tokenizer_of_run(given, workdir, origin.step)
     run = build(given, probe=not replay, learns=False)
     cfg, params, rules = run.cfg, run.params, {}
     if workdir:
@@ -102,6 +106,11 @@ def evaluate(
     key = Streams(cfg.seed).key(EVALUATE)
     folder = files.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
+    if trajectories_file and cfg.most_branches > 1:
+        raise ValueError(
+            f'--trajectories: episodes of {cfg.env.name} are {cfg.most_branches} conversations '
+            '(harness.branches), and a trajectory is one: leave it out'
+        )
     name = f'evaluation_{cfg.eval.split}'
     earlier(folder / f'{name}.json')  # what cannot be kept is better known before it is played
     if trajectories_file and not (kept_in := files.local_path(trajectories_file).parent).is_dir():
@@ -109,6 +118,8 @@ def evaluate(
     label = {'step': origin.step or 0, 'split': cfg.eval.split}
     stem = f'replies_{cfg.eval.split}'
     log = Path(replay) if replay else folder / hosts.log_name(stem)
+    if not replay:
+        hosts.set_aside(run, folder, stem)
     watch = functools.partial(hosts.in_flight, run)
     with (
         hosts.replayed(run, replay, label) if replay else hosts.playing(run, folder, 0, stem=stem),
@@ -127,6 +138,9 @@ def evaluate(
         raise ValueError(
             f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
         )
+    rows = slice(cfg.eval.samples * cfg.env.eval_levels)  # those after it only fill the mesh
+    cut = np.asarray(rollout.episode_stop)[rows] == EpisodeStop.TOKEN_BUDGET
+    metrics['eval/token_budget_stop'] = float(cut.mean())
     players = report.reference(task, cfg.env.eval_levels)
     metrics |= {f'reference/{name}': x for name, x in players.items()}
     passed = {k: validation.passes(sums, k) for k in range(1, cfg.eval.samples + 1)}
@@ -136,8 +150,14 @@ def evaluate(
     settings = settings_of(cfg) | ({'rules': rules} if rules else {})
     made_with = {'settings': settings, 'checkpoint': origin.fields()}
     print(describe(metrics, cfg.eval.split, passed), flush=True)
+    if cut.any():
+        print(
+            f'{100 * cut.mean():.1f} % of episodes were ended by '
+            f'rollout.max_tokens={cfg.rollout.max_tokens}',
+            flush=True,
+        )
     keep(folder / f'{name}.json', metrics | {'pass_at': pass_at} | made_with)
-    # Samples of a level side by side; rows after them only fill the mesh and are in no figure.
+    # Samples of a level side by side
     samples = cfg.eval.samples
     rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
     host, episodes = jax.tree.map(lambda x: np.asarray(x)[rows], (rollout, played.episodes))
@@ -162,6 +182,16 @@ def evaluate(
         trajectories.write_records(trajectories_file, records)
     print(f'rollouts    {page}')
     return metrics
+
+
+def with_tokenizer_of_run(given: Any, workdir: str, step: int | None) -> Any:
+    """The ConfigDict with the tokenizer of the run, where the world would bring another one."""
+    if given.model.path or given.model.tokenizer:
+        return given
+    given = ml_collections.ConfigDict(given)
+    saved = read_saved(checkpoint.read_extra(workdir, step=step))
+    given.model.tokenizer = str(parts.tokenizer_source(saved))
+    return given
 
 
 def other_rules(
@@ -196,7 +226,15 @@ def settings_of(cfg: Config) -> dict[str, Any]:
         'stop_at_answer': cfg.rollout.stop_at_answer,
         'sampler_dtype': cfg.rollout.sampler_dtype or cfg.model.dtype,
         'reward': cfg.reward.function,
-    } | ({'constrain': cfg.rollout.constrain} if cfg.rollout.constrain else {})
+    } | {
+        name: x
+        for name, x in {
+            'constrain': cfg.rollout.constrain,
+            # Of a server that alone knows which world it plays
+            'url': run_log.redact(getattr(cfg.worlds[0], 'url', '')),
+        }.items()
+        if x
+    }
 
 
 def keep(path: Path, record: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@
 
 No training but the clones that runs began from. The policies of experiments/thinking.py that learnt
 from clean episodes, `act` and `think`, and their clones play the test split: under other rules of
-their world, on other boards, in the other world, and with one to eight turns where they had three.
+their world, in the other world, and with one to eight turns where they had three.
 RAGEN (arXiv:2504.20073) finds that skill carries over to variants of a world, AgentGym-RL
 (arXiv:2509.08755) that more turns at test time raise success. What is not carried over stands where
 random play does, so each cell has its random play and oracle beside it.
@@ -13,8 +13,9 @@ rules  512 levels once. turns: 128 levels, 16 episodes each; pass@1 and pass@16.
        many actions and tries.
 
 Predicted before the first cell: on FrozenLake with more holes and on ice that slips RL keeps at
-least half of what it gained on its own maps; on boards of another size, whose rows are other
-tokens, with two boxes and in the other world no policy is more than five points above random play.
+least half of what it gained on its own maps; with two boxes, whose rows are other tokens, and in
+the other world no policy is more than five points above random play. (Boards of another size cannot
+be played: this tokenizer has tokens that span their lines.)
 With eight turns no policy gains more over three than random play gains. Think, below act at home,
 is below it wherever act is more than five points above random play.
 
@@ -49,18 +50,15 @@ RULES = {
     'frozen_lake': {
         HOME: {},
         'more holes': {'frozen_lake.frozen': 0.8},
+        'many holes': {'frozen_lake.frozen': 0.7},
         'slippery': {'frozen_lake.success_rate': 0.8},
-        '5 x 5': {'frozen_lake.size': 5},
-        '7 x 7': {'frozen_lake.size': 7},
         'Sokoban': {'env.name': 'sokoban'},
     },
     'sokoban': {
         HOME: {},
         'two boxes': {'sokoban.num_boxes': 2},
-        '5 x 5': {'sokoban.dim': 5},
-        '7 x 7': {'sokoban.dim': 7},
-        'other signs': {'sokoban.symbols': 'W.GCBA@'},
-        'FrozenLake': {'env.name': 'frozen_lake'},
+        'harder rooms': {'sokoban.search_depth': 1000},
+        'FrozenLake': {'env.name': 'frozen_lake', 'frozen_lake.size': 6},
     },
 }
 TURNS, TRAINED = (1, 2, 3, 5, 8), 3

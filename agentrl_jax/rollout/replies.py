@@ -224,7 +224,7 @@ def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | N
         rows = rows_of(path, row_of)
         files.write_atomic(path, (json.dumps(row) + '\n' for row in rows if row['step'] < step))
     except ValueError as error:
-        aside = _free_name(path)
+        aside = free_name(path, 'damaged')
         path.rename(aside)
         print(
             f'WARNING: {error}: the log is kept as {aside.name}, and a new one begins',
@@ -235,9 +235,9 @@ def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | N
     return None
 
 
-def _free_name(path: Path) -> Path:
-    """replies.damaged_1.jsonl, or the first number that no file has."""
-    names = (path.with_name(f'{path.stem}.damaged_{n}{path.suffix}') for n in itertools.count(1))
+def free_name(path: Path, mark: str) -> Path:
+    """replies.<mark>_1.jsonl, or the first number that no file has."""
+    names = (path.with_name(f'{path.stem}.{mark}_{n}{path.suffix}') for n in itertools.count(1))
     return next(name for name in names if not name.exists())
 
 

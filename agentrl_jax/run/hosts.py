@@ -82,6 +82,15 @@ def playing(
         yield
 
 
+def set_aside(run: Any, folder: Path, stem: str) -> None:
+    """Logs of earlier evaluations get another name: what worlds said there is needed to replay."""
+    for name in run.worlds:
+        path = folder / log_name(of_world(run.cfg, stem, name))
+        for log in (path, versions.path_beside(path)):
+            if log.exists():
+                log.rename(replies.free_name(log, 'earlier'))
+
+
 def check_replay(run: Any, path: str) -> None:
     """ValueError where no log of replies can answer."""
     if path and not run.worlds:
