@@ -104,7 +104,7 @@ clean:
 
 # The stamps are newer than the files they were made from once an installation has finished.
 $(VENV)/run.stamp: requirements.txt | python-version
-	@echo 'Installing requirements.txt into $(VENV) (about 2 minutes, once)'
+	@echo 'Installing requirements.txt into $(VENV) (one to two minutes, once)'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check -r requirements.txt
 	@touch $@

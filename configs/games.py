@@ -3,7 +3,7 @@
   python -m agentrl_jax.train --config=configs/games.py --workdir=runs/catch
   python -m agentrl_jax.train --config=configs/games.py:connect_four --workdir=runs/connect_four
 
-Behind the colon: catch, minesweeper, connect_four, game_2048 or leduc; the last three need pip
+After the colon: catch, minesweeper, connect_four, game_2048 or leduc; the last three need pip
 install pgx. They are shown in few tokens (short). The policy starts from cloning episodes in which
 seven turns of ten were played at random, two of ten in 2048 and Minesweeper, where it learns to
 read the board.

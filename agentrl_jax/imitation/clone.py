@@ -126,17 +126,16 @@ class Clone:
     """Behaviour cloning before step 0."""
 
     file: str = ''  # trajectories to clone (AgentTraj's .json, .jsonl); '' = demonstrations of the
-    # world's expert:
+    # world's expert
     episodes: Annotated[int, ZERO] = 0  # expert demonstrations cloned before step 0; 0 = none
     oracle: Annotated[float, SHARE] = 0.5  # share of turns played by the expert, the rest at random
     thoughts: bool = False  # their thoughts name what the expert would do from there; False: they
     # are empty
-    # Limits of expert demonstrations; 0 = those of env and rollout. If they are set, arms whose
-    # episodes differ can start from one clone.
-    max_turns: Annotated[int, ZERO] = 0
-    max_actions_per_turn: Annotated[int, ZERO] = 0
-    max_actions_per_episode: Annotated[int, ZERO] = 0
-    max_tokens: Annotated[int, ZERO] = 0
+    max_turns: Annotated[int, ZERO] = 0  # of expert demonstrations; 0 = that of env. Where these
+    # four limits are set, arms whose episodes differ can start from one clone
+    max_actions_per_turn: Annotated[int, ZERO] = 0  # likewise
+    max_actions_per_episode: Annotated[int, ZERO] = 0  # likewise
+    max_tokens: Annotated[int, ZERO] = 0  # likewise; 0 = that of rollout
     steps: Annotated[int, ZERO] = 300  # optimiser steps
     batch: Annotated[int, ONE] = 64  # episodes per step
     microbatch_rows: Annotated[int, ZERO] = 0  # episodes per forward and backward pass; 0 = all of

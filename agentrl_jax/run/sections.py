@@ -444,8 +444,8 @@ class Sampling:
     group_size: Annotated[int, MANY] = 16  # episodes per level
     max_tokens: Annotated[int, ONE] = 3072  # tokens of an episode, prompts included
     max_response: Annotated[int, ONE] = 400  # sampled tokens of a turn
-    # Below .01 log-probabilities of other tokens than the best leave float32
-    temperature: Annotated[float, In(low=0.01, high=100)] = 1.0
+    temperature: Annotated[float, In(low=0.01, high=100)] = 1.0  # below .01 log-probabilities of
+    # other tokens than the best leave float32
     sampler_dtype: Literal['', 'float32', 'bfloat16'] = ''  # compute dtype of playing; '' =
     # model.dtype
     slots: Annotated[int, ZERO] = 0  # episodes played at once; 0 = all
