@@ -68,9 +68,11 @@ MOST_TURNS = 64  # of a conversation
 class Desk:
     """Brings requests to their conversations, and new conversations to slots that are free."""
 
-    def __init__(self, slots: int, stops: tuple[str, ...], drops: bool = False):
+    def __init__(
+        self, slots: int, stops: tuple[str, ...], drops: bool = False, round_size: int = ROUND
+    ):
         """drops: a request that follows a thought begins a conversation, as in Episode."""
-        self.slots, self.stops, self.drops = slots, stops, drops
+        self.slots, self.stops, self.drops, self.round_size = slots, stops, drops, round_size
         self.waiting: queue.SimpleQueue = queue.SimpleQueue()  # Episodes without a slot
         self.open: dict[str, Episode] = {}  # by their secrets, the one that spoke last at the end
         self.asking: set[str] = set()  # secrets of those with a request that is not answered
@@ -120,7 +122,7 @@ class Desk:
         """Ends as many idle conversations as others wait for slots; in a round whose slots are all
         given, all of them, for the next round begins when it is over."""
         idle = self._idle()
-        count = len(idle) if self.seated >= ROUND else max(len(self.open) - self.slots, 0)
+        count = len(idle) if self.seated >= self.round_size else max(len(self.open) - self.slots, 0)
         for episode in idle[:count]:
             self.open.pop(episode.secret)
             episode.refuse(OVER)
@@ -226,10 +228,11 @@ class Served:
             params = saved_policy(cfg, config, mesh, params, workdir, step=step)
         self.params = params
         shards = mesh.shape['data'] * mesh.shape['fsdp']
-        slots = -(-slots // shards) * shards
+        slots, self.round = (-(-count // shards) * shards for count in (slots, ROUND))
         world = cfg.worlds[0] if cfg.on_hosts else None
         stops = (*getattr(world, 'stop', ()), *stops)
-        self.desk = Desk(slots, stops, drops=getattr(world, 'thoughts', '') == 'drop')
+        drops = getattr(world, 'thoughts', '') == 'drop'
+        self.desk = Desk(slots, stops, drops, self.round)
         self.endpoint = Endpoint(address, port, DeskHandler)
         self.endpoint.desk = self.desk
         prefix = cfg.hosts.answer_prefix if cfg.on_hosts else ''
@@ -248,7 +251,7 @@ class Served:
         run = dataclasses.replace(
             cfg,
             worlds=(Clients(stop=stops),),
-            env=dataclasses.replace(cfg.env, eval_levels=ROUND),
+            env=dataclasses.replace(cfg.env, eval_levels=self.round),
             rollout=dataclasses.replace(cfg.rollout, slots=slots),
             context=dataclasses.replace(cfg.context, window=0),
             reward=dataclasses.replace(cfg.reward, function=''),
@@ -265,10 +268,10 @@ class Served:
 
     def run(self) -> None:
         """Answers until Ctrl-C."""
-        none = np.zeros(ROUND, np.int32)
+        none = np.zeros(self.round, np.int32)
         for number in itertools.count():
             self.desk.seated = 0
-            streams = np.arange(ROUND, dtype=np.int32)
+            streams = np.arange(self.round, dtype=np.int32)
             episodes = Episodes(level=none, world_stream=streams, token_stream=streams)
             self.collect(self.params, self.task, episodes, jax.random.fold_in(self.key, number))
 

@@ -213,6 +213,11 @@ class Lease:
         )
         return False
 
+    @property
+    def token(self) -> str:
+        """What lease.json names this owner by."""
+        return self._known['token']
+
     def release(self) -> None:
         """Ends the lease; what another training has written stays."""
         self._ended.set()

@@ -25,6 +25,7 @@ DEVICES = 'JAX_LOCAL_DEVICE_IDS'  # environment variable of jax: the GPUs of a p
 HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: seconds of silence after which it is dead
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
 EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback takes an older one
+PATIENCE_S = 20.0  # until what one host writes is seen by the others
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
@@ -187,6 +188,8 @@ def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
                     f'the processes of a run have one workdir, and {workdir} is not that of all: '
                     f'set {COUNT}=1 if each is a run of its own'
                 )
+            if refused is None:
+                check_shared(workdir, held.token if held else '')
         if refused:
             raise refused
         yield workdir
@@ -196,6 +199,21 @@ def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
         if made:
             with contextlib.suppress(OSError):
                 workdir.rmdir()
+
+
+def check_shared(workdir: pathlib.Path, token: str) -> None:
+    """ValueError in all processes unless all see the lease of process 0, whose token this is."""
+    wanted = int(gather(np.uint32(zlib.crc32(token.encode())))[0])
+    tried, seen = time.monotonic(), False
+    while not seen and time.monotonic() < tried + PATIENCE_S:
+        lease = lock.read_lease(workdir)
+        seen = lease is not None and zlib.crc32(lease['token'].encode()) == wanted
+        time.sleep(0 if seen else 0.2)
+    if not gather(np.array(seen)).all():
+        raise ValueError(
+            f'{workdir} is not one folder that all processes see: name one on a disk that they '
+            'share, or in a bucket (gs://...)'
+        )
 
 
 class Preemption:

@@ -46,6 +46,11 @@ def without(rules: Rules, axis: str) -> Rules:
 ROLLOUT_RULES = without(TRAIN_RULES, 'fsdp')
 
 
+def head_parts(tensor: int, heads: int) -> int:
+    """Number of parts that rollouts split heads into: `tensor` if that divides them, else one."""
+    return tensor if heads % tensor == 0 else 1
+
+
 def rollout_rules(mesh: Mesh, *, num_heads: int, num_kv_heads: int) -> Rules:
     """ROLLOUT_RULES with heads that 'tensor' does not divide on every device.
 
@@ -54,8 +59,10 @@ def rollout_rules(mesh: Mesh, *, num_heads: int, num_kv_heads: int) -> Rules:
     done.
     """
     heads = {'q': num_heads, 'o': num_heads, 'k': num_kv_heads, 'v': num_kv_heads}
-    whole = ''.join(name for name, count in heads.items() if count % mesh.shape['tensor'])
-    return ((rf'[{whole}]_proj/', P()), *ROLLOUT_RULES) if whole else ROLLOUT_RULES
+    whole = ''.join(name for name, n in heads.items() if head_parts(mesh.shape['tensor'], n) == 1)
+    if mesh.shape['tensor'] == 1 or not whole:
+        return ROLLOUT_RULES
+    return ((rf'[{whole}]_proj/', P()), *ROLLOUT_RULES)
 
 
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None) -> Mesh:

@@ -41,7 +41,8 @@ def cache_bytes(cfg: Config, config: Model, mesh: Mesh, rows: int) -> int:
     shards = sharding.row_shards(mesh)
     longest = max(getattr(world, 'context', 0) for world in cfg.worlds)  # of a conversation
     tokens = longest or cfg.rollout.max_tokens
-    return max(rows // shards, 1) * tokens * entry // mesh.shape['tensor']
+    parts_of_heads = sharding.head_parts(mesh.shape['tensor'], config.num_kv_heads)
+    return max(rows // shards, 1) * tokens * entry // parts_of_heads
 
 
 def layer_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:

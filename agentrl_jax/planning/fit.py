@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.machine import files
+from agentrl_jax.machine import files, sharding
 from agentrl_jax.planning import advice, programs
 from agentrl_jax.run import parts
 from agentrl_jax.run.command import WrongUsage
@@ -90,9 +90,14 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     playing = jnp.dtype(cfg.rollout.sampler_dtype or config.dtype)
     # In float32 and whole on every device it is the policy itself, but for transposed kernels
     same = playing == jnp.float32 and mesh.shape['fsdp'] == 1 and not parts.transposes(config, mesh)
-    copies = 0 if same else playing.itemsize / 4 * mesh.shape['fsdp']
+    rules = sharding.rollout_rules(
+        mesh, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
+    )
+    played = [
+        sharding.with_layout(x, sharding.specs(x, rules, mesh))
+        for x in (state.params, frozen.model)
+    ]
     policy, critic = (programs.device_bytes(x) for x in (state.params, state.critic_params))
-    whole = programs.device_bytes(frozen.model) + policy
     before = cfg.algorithm.score_bounds is not None  # the policy before the update is kept
     teachers = len(frozen.teachers) + cfg.algorithm.teaches_itself
     # And their gradient, and those of teachers
@@ -101,7 +106,7 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     return Estimate(
         state=programs.device_bytes((state, frozen)),
         cache=advice.cache_bytes(cfg, config, mesh, rows(cfg)) if not cfg.context.window else 0,
-        sampler=int(whole * copies),
+        sampler=0 if same else int(programs.device_bytes(played) * playing.itemsize / 4),
         gradients=max(policy, critic) + before * policy,
         activations=advice.activation_bytes(cfg, config, mesh) + logits,
         program=PROCESS // jax.local_device_count() if on_cpu else 0,

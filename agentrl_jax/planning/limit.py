@@ -11,6 +11,7 @@ import dataclasses
 import math
 from typing import Any
 
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import Model
 from agentrl_jax.planning import work
 from agentrl_jax.planning.cost import Machine
@@ -81,7 +82,8 @@ def _collect(cfg, config, machine, *, length, answer_tokens, design, least) -> f
     slots = min(cfg.rollout.slots / (machine.data * machine.fsdp) or rows, rows)
     turns = cfg.env.max_turns
     decodes = math.ceil(rows / slots) * turns * answer_tokens
-    entry = 2 * config.num_layers * config.num_kv_heads * config.head_dim * BYTES / machine.tensor
+    parts = sharding.head_parts(machine.tensor, config.num_kv_heads)
+    entry = 2 * config.num_layers * config.num_kv_heads * config.head_dim * BYTES / parts
     cached = length / 2 if design.fused else cfg.rollout.max_tokens
     one = work.body(config, slots, length) + work.head(config, slots)
     launches = KERNELS * config.num_layers * design.launch_s

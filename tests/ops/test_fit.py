@@ -6,6 +6,7 @@ import jax
 import micro_runs
 import pytest
 
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import sizes
 from agentrl_jax.planning import advice, fit, programs
 from agentrl_jax.run import parts
@@ -34,6 +35,24 @@ def qwen(**changes):
     cfg = effective(cfg)
     named = sizes.named('Qwen2.5-0.5B')
     return estimate(cfg, dataclasses.replace(named, **parts.execution(read_config(cfg, None))))
+
+
+def test_heads_that_tensor_does_not_divide_are_counted_whole():
+    """Keys and values of two heads on four devices counted as a quarter on each."""
+    qwen_05b, cfg = (
+        sizes.named('Qwen2.5-0.5B'),
+        read_config(effective(frozen_lake.get_config()), None),
+    )
+    four = sharding.make_mesh(2, 1, 4)
+    whole, halves = (
+        advice.cache_bytes(cfg, qwen_05b, mesh, 64) for mesh in (four, sharding.make_mesh(2, 2, 2))
+    )
+    assert whole == 2 * 2 * halves  # half as many row shards, and all heads
+    alone = advice.cache_bytes(cfg, qwen_05b, sharding.make_mesh(8, 1, 1), 64)
+    assert whole == 4 * alone
+    rules = sharding.rollout_rules(four, num_heads=14, num_kv_heads=2)
+    layout = sharding.specs(qwen_05b.abstract_params(), rules, four)
+    assert not any(layout['model']['layers_0']['self_attn']['k_proj']['kernel'].spec)
 
 
 @pytest.mark.parametrize('remat, compiled', [(False, 19.52), (True, 19.08)])

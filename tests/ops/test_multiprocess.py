@@ -259,6 +259,16 @@ def test_processes_that_joined_and_have_several_workdirs_are_refused(tmp_path):
         assert 'is not that of all: set JAX_NUM_PROCESSES=1 if each is a run of its own' in text
 
 
+def test_processes_that_do_not_see_one_folder_are_refused(tmp_path):
+    """The pieces of a checkpoint lay on two disks, and the first restart could not read them."""
+    apart = (
+        'from agentrl_jax.machine import lock\nruntime.PATIENCE_S = 1.0\n'
+        'if jax.process_index():\n    lock.read_lease = lambda workdir: None\n'
+    )
+    for text in finish(start(apart + ADD_UP, tmp_path / 'run'), code=1):
+        assert 'is not one folder that all processes see' in text
+
+
 def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):
     """One of them gets the signal; one process reads what they saved."""
     processes = start(SAVE_RESUME_AND_STOP, tmp_path)

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import micro_runs
 import pytest
 
@@ -43,6 +44,14 @@ def test_answers_begin_with_the_prefix_that_was_forced_in_the_run(constrain):
     threading.Thread(target=served.run, daemon=True).start()
     said = answered(served)
     assert said.startswith('Go: ') and (not constrain or said in ('Go: Up', 'Go: Down'))
+
+
+def test_a_round_is_divided_among_all_devices(monkeypatch):
+    """Six could not share 1,024 conversations, and the server ended after its first round."""
+    monkeypatch.setattr(serve_policy, 'ROUND', 3)
+    cfg = micro_runs.plain('harness', **{'harness.run': 'harness_clients:two_turns'})
+    served = serve_policy.Served(read_config(cfg, None), slots=2)
+    assert served.round == served.desk.round_size == served.desk.slots == jax.device_count()
 
 
 def test_rounds_follow_each_other_and_what_the_template_refuses_is_refused(monkeypatch):
