@@ -79,3 +79,8 @@ class AgentEvol(Exploring):
                 f'evol.threshold={self.threshold} is negative: set evol.weights=equal, or episodes '
                 'of negative return would be unlearnt'
             )
+        if self.kl.in_reward:
+            yield (
+                'loss.kl_in=reward changes returns, by whose sign algorithm=agent_evol keeps '
+                'episodes: set loss.kl_in=loss'
+            )

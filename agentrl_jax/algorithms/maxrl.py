@@ -24,6 +24,8 @@ class MaxRL(Clipped):
         why = 'and algorithm=maxrl divides by the mean return of a group, which such cancel'
         if run.env.format_penalty < 0:
             yield f'env.format_penalty={run.env.format_penalty} is negative, {why}: set it to 0'
+        if self.kl.in_reward:
+            yield f'loss.kl_in=reward makes returns negative, {why}: set loss.kl_in=loss'
         for world in run.worlds:
             if getattr(world, 'REWARD_BOUNDS', (0.0,))[0] < 0:
                 yield f'rewards of {world.name} can be negative, {why}: choose another algorithm'

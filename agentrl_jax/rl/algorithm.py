@@ -411,6 +411,11 @@ class Algorithm:
                 'loss.bootstrap_truncated needs the whole conversation, and an episode may have '
                 f'{run.most_branches} (harness.branches): set it to False'
             )
+        if self.bootstraps and any(getattr(world, 'finishes', False) for world in run.worlds):
+            yield (
+                'loss.bootstrap_truncated adds what is still to come, and a harness has earned all '
+                'of it when its episode is cut: set it to False'
+            )
         if self.EXPLORES and self.kl.target > 0:
             yield (
                 f'loss.kl_target={self.kl.target} steers by the policy that played, and of '

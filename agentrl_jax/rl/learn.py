@@ -39,7 +39,7 @@ def learn(
     scoring, learning = (taught, fns) if how.algorithm.scores_teachers else (fns, taught)
     if how.algorithm.score_bounds is not None:
         learning = fns.replace(teachers=((fns, state.params),))
-    rates = update.learning_rates(state, lr_scale, how.optim)
+    rates = update.learning_rates(state, lr_scale, how.optim, how.critic.updates)
     batch, rows, advantages, metrics = prepare(
         state, reference, rollout, base, frozen.hints, fns=scoring, how=how
     )
@@ -112,7 +112,6 @@ def prepare(
     if how.sampler.corrects:
         batch, measured = correct(batch, played.logprobs, how)
         metrics |= measured
-    metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
     if how.with_continuations:
         trained = batch.mask.any(1).reshape(-1, each).sum(0).astype(jnp.float32)
@@ -121,6 +120,7 @@ def prepare(
         batch = context.split_batch(batch, windows)
     if base is not None:
         batch = with_base(batch, base, state.params, reference, fns=fns, how=how)
+    metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
     return batch, rows, advantages, metrics
 
 

@@ -238,8 +238,10 @@ class Optim:
     # needed for linear and cosine, so that a longer run is the same run
     final_lr: Annotated[float, SHARE] = 0.0  # where linear and cosine end, as a share of the rate
 
-    def rate(self, lr: float) -> optax.ScalarOrSchedule:
+    def rate(self, lr: float, every: int = 1) -> optax.ScalarOrSchedule:
         """The learning rate of each optimiser step: it rises linearly to lr in warmup_steps.
+
+        every: optimiser steps that count as one (those of a critic before each of the policy's).
 
         The first of n warm-up steps uses lr / n, so no step is lost. After the warm-up the rate
         stays, or falls in schedule_steps to final_lr * lr: linearly, or along half a cosine.
@@ -252,15 +254,16 @@ class Optim:
         if n:
             rise = optax.linear_schedule(lr / n, lr, max(n - 1, 1))
             rate = rise if rate is lr else optax.join_schedules([rise, rate], [n])
-        return rate
+        if every == 1 or rate is lr:
+            return rate
+        return lambda count: rate(count // every)
 
-    def tx(self, lr: float) -> optax.GradientTransformation:
-        """Global-norm clip, then AdamW with the rate of rate(lr)."""
+    def tx(self, lr: float, every: int = 1) -> optax.GradientTransformation:
+        """Global-norm clip, then AdamW with the rate of rate(lr, every)."""
+        rate = self.rate(lr, every)
         return optax.chain(
             optax.clip_by_global_norm(self.max_grad_norm),
-            optax.adamw(
-                self.rate(lr), b1=self.beta1, b2=self.beta2, weight_decay=self.weight_decay
-            ),
+            optax.adamw(rate, b1=self.beta1, b2=self.beta2, weight_decay=self.weight_decay),
         )
 
     def problems(self) -> Iterator[str]:

@@ -31,7 +31,7 @@ NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # ... and all other
 
 
 def learning_rates(
-    state: TrainState, lr_scale: jax.Array | float, optim: Optim
+    state: TrainState, lr_scale: jax.Array | float, optim: Optim, critic_updates: int = 1
 ) -> dict[str, jax.Array]:
     """Rates of the next optimiser step; float32 [].
 
@@ -45,7 +45,8 @@ def learning_rates(
 
     found = {'optim/lr': at(optim.rate(optim.lr), state.opt_state)}
     if state.critic_params is not None:
-        found['optim/critic_lr'] = at(optim.rate(optim.critic_lr), state.critic_opt_state)
+        rate = optim.rate(optim.critic_lr, critic_updates)
+        found['optim/critic_lr'] = at(rate, state.critic_opt_state)
     return found
 
 
@@ -259,7 +260,7 @@ def critic_step(
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
-        how.optim.tx(how.optim.critic_lr),
+        how.optim.tx(how.optim.critic_lr, how.critic.updates),
         grads,
         state.critic_opt_state,
         trained,
@@ -398,7 +399,9 @@ def update_step(
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
     metrics['policy/kl_coef'] = state.kl_coef
     if how.algorithm.kl.target:
-        state = state.replace(kl_coef=adaptive_kl_coef(state, batch, how.algorithm.kl, together))
+        adapted = adaptive_kl_coef(state, batch, how.algorithm.kl, together)
+        moves = state.step >= how.critic.warmup_steps  # before, the KL is 0 whatever its weight
+        state = state.replace(kl_coef=jnp.where(moves, adapted, state.kl_coef))
     return state.replace(step=state.step + 1), metrics
 
 

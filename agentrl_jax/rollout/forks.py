@@ -63,8 +63,11 @@ def unsure_turn(out: Rollout, row: jax.Array, played: jax.Array) -> jax.Array:
     """The later turn whose tokens surprised the policy most, by the mean of -log p; int32 [w].
 
     row, played int32 [w]: episodes that have ended, and their turns; 0 where there was but one.
+    Tokens that a grammar forced are in no mean.
     """
     said, count = out.action_mask[row], out.begin.shape[1]
+    if out.allowed is not None:
+        said &= jax.lax.population_count(out.allowed[row]).sum(-1) > 1
     at = jnp.arange(row.shape[0])[:, None], jnp.where(said, out.turn[row], count)
 
     def summed(x):

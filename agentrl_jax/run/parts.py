@@ -477,7 +477,7 @@ def build_host_collect(
 def build_optimisers(cfg: Config) -> tuple:
     """Optimisers of policy and critic (the latter None without a critic)."""
     optim = cfg.optim
-    critic = optim.tx(optim.critic_lr) if cfg.algorithm.USES_CRITIC else None
+    critic = optim.tx(optim.critic_lr, cfg.critic.updates) if cfg.algorithm.USES_CRITIC else None
     return optim.tx(optim.lr), critic
 
 

@@ -42,6 +42,23 @@ REFUSED = {
             'needs the whole conversation, and an episode may have 4 .harness.branches.',
         ),
         (
+            SEVERAL | {'harness.branches': 1, 'algorithm': 'ppo', 'loss.bootstrap_truncated': True},
+            'a harness has earned all of it when its episode is cut: set it to False',
+        ),
+        (
+            {'algorithm': 'agent_evol', 'loss.kl_coef': 0.01, 'loss.kl_in': 'reward'},
+            'by whose sign algorithm=agent_evol keeps episodes: set loss.kl_in=loss',
+        ),
+        (
+            {
+                'algorithm': 'maxrl',
+                'env.format_penalty': 0.0,
+                'loss.kl_coef': 0.01,
+                'loss.kl_in': 'reward',
+            },
+            'loss.kl_in=reward makes returns negative, and algorithm=maxrl divides',
+        ),
+        (
             {'algorithm': 'agent_evol', 'loss.kl_coef': 0.01, 'loss.kl_target': 0.01},
             'kl_target=0.01 steers by the policy that played, and of algorithm=.agent_evol. that',
         ),

@@ -415,6 +415,8 @@ def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(fi
     # Demonstrations are among the trained rows of every step.
     trained = [row['batch/trained_rows'] for row in run.rows[:-1]]
     assert min(trained) >= 8 and 8 < max(trained) <= 24
+    # A step that trained demonstrations alone is not empty: five of them ended a run
+    assert [row['filter/empty'] for row in run.rows[:-1]] == [0.0] * 4
 
 
 # ---- several worlds ------------------------------------------------------------------------------

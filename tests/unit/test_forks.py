@@ -1,6 +1,7 @@
 """Continuations: what is played on from a turn's start is what would have been played there."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import tiny_agents as tiny
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Forks, draw_forks, fork_turns, forks_of_each
+from agentrl_jax.rollout.forks import unsure_turn
 
 KEY = tiny.KEY
 PER_TURN = (
@@ -230,6 +232,19 @@ def test_an_unsure_episode_is_continued_where_it_was_most_surprised(slots):
     assert not found and checks > 200
     rows, turns, _ = flat(out)
     np.testing.assert_array_equal(rows.num_turns > 0, turns > 0)
+
+
+def test_tokens_that_a_grammar_forces_do_not_make_a_turn_surer():
+    """Turn 1: a choice of .5 nats and two forced tokens; turn 2: one of .3 and none."""
+    out = types.SimpleNamespace(
+        action_mask=jnp.array([[True] * 5]),
+        turn=jnp.array([[0, 1, 1, 1, 2]]),
+        logprobs=jnp.array([[-0.9, -0.5, 0.0, 0.0, -0.3]]),
+        begin=jnp.zeros((1, 3)),
+        allowed=jnp.array([[3, 3, 1, 2, 3]], jnp.uint32)[..., None],
+    )
+    found = unsure_turn(out, jnp.array([0]), jnp.array([3]))
+    assert found.tolist() == [1]
 
 
 def test_turns_are_named_or_drawn_ahead():

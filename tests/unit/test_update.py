@@ -462,6 +462,17 @@ def test_the_kl_coefficient_follows_the_target_in_an_update():
     # KL 2 of target .1: error .2; 8 episodes of horizon 80
     assert up.kl_coef == pytest.approx(0.1 * 1.02) and metrics['policy/kl_coef'] == 0.1
     assert toy_update(kl_estimator='k3')(state, far)[0].kl_coef == jnp.float32(0.1)
+    # While a critic warms up the policy does not move, and a KL of 0 says nothing of the weight
+    held = toy_update(kl_estimator='k3', kl_target=0.1, kl_horizon=80.0, critic_warmup=9)
+    assert held(state, far)[0].kl_coef == jnp.float32(0.1)
+
+
+def test_several_steps_of_the_critic_count_as_one_of_its_schedule():
+    """Two for each of the policy's had spent its rate when half of the run was over."""
+    optim = Optim(schedule='linear', schedule_steps=4, warmup_steps=2)
+    alone, twice = optim.rate(0.3), optim.rate(0.3, 2)
+    assert [twice(k) for k in range(12)] == [alone(k // 2) for k in range(12)]
+    assert Optim().rate(0.3, 2) == 0.3
 
 
 def test_the_optimizer_clips_the_global_norm_and_warms_up():

@@ -2,6 +2,8 @@
 
 import functools
 import importlib.util
+import math
+import pathlib
 import types
 
 import every_world
@@ -36,6 +38,7 @@ CHECKS = [  # both references are simulated: see experts below
     every_world.the_same_seed_gives_the_same_pool_and_another_seed_another,
     every_world.splits_share_no_level,
 ]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEY = jax.random.key(0)
 Game2048, ConnectFour, Leduc, Catch, Minesweeper = GAMES.values()
 
@@ -384,6 +387,21 @@ def test_a_cell_without_mines_around_opens_those_around_it():
     for name in ('C1', 'D2'):
         _, after, reward, ended, info = step(env)(KEY, after, env.ACTION_NAMES.index(name), params)
     assert bool(ended) and float(reward) == 1 and bool(info['success'])
+
+
+def test_splits_of_minesweeper_hold_the_same_boards_as_is_said_beside_their_scores():
+    """Splits were said to share nothing, and their scores to be those of unseen games."""
+    env, boards = Minesweeper(mines=2), {}
+    for split, count in (('train', 2048), ('validation', 512)):
+        params = env.make_params(split, num_levels=count)
+        reset = jax.jit(jax.vmap(lambda level, params=params: env.reset_level(level, params)))
+        mines, opened = map(np.asarray, reset(jnp.arange(count)).game)
+        boards[split] = {row.tobytes() for row in np.concatenate([mines, opened], 1)}
+    assert len(boards['train']) == math.comb(16, 2) == 120
+    assert boards['validation'] <= boards['train']
+    for path in ('agentrl_jax/envs/README.md', 'configs/games.py'):
+        said = (ROOT / path).read_text(encoding='utf-8')
+        assert '120 boards' in said and str(math.comb(16, 3)) in said
 
 
 def test_the_expert_of_minesweeper_knows_which_cells_are_safe():

@@ -575,13 +575,35 @@ def test_what_holds_no_action_is_answered_without_asking_the_world(reader, text)
 def test_item_files_of_agentgym_are_read(tmp_path):
     path = tmp_path / 'items.json'
     path.write_text(json.dumps([{'item_id': 'textcraft_12'}, {'item_id': 'textcraft_3'}]))
-    assert agentgym.read_items(path) == [12, 3]
+    assert agentgym.read_items(path, 'textcraft') == [12, 3]
     assert agentgym.item_of('babyai_7') == ('babyai', 7)
+    assert agentgym.item_of('lmrlgym_maze_7') == ('lmrlgym_maze', 7)
     with pytest.raises(ValueError, match='no item id'):
         agentgym.item_of('textcraft')
     path.write_text(json.dumps([{'item_id': 'textcraft_12'}, {'item_id': 'babyai_3'}]))
-    with pytest.raises(ValueError, match='babyai'):
-        agentgym.read_items(path)
+    with pytest.raises(ValueError, match='items.json holds items of babyai, not of textcraft'):
+        agentgym.read_items(path, 'textcraft')
+
+
+@pytest.mark.parametrize(
+    'env, name',
+    [
+        ('search', 'searchqa'),
+        ('searchqa', 'searchqa'),
+        ('shop', 'webshop'),
+        ('web', 'webarena'),
+        ('maze', 'lmrlgym_maze'),
+        ('weather', 'weather'),
+        ('my_world', 'my_world'),
+    ],
+)
+def test_item_files_of_another_environment_are_refused(env, name, tmp_path):
+    """The names in the ids were dropped: numbers of one environment became items of another."""
+    path = tmp_path / 'items.json'
+    path.write_text(json.dumps([{'item_id': f'{name}_12'}]))
+    assert agentgym.read_items(path, env) == [12]
+    with pytest.raises(ValueError, match=f'holds items of {name}, not of sciworld'):
+        agentgym.read_items(path, 'sciworld')
 
 
 def test_an_environment_or_address_that_is_none_is_refused():

@@ -167,6 +167,32 @@ def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):
         built('textcraft', item_files=('one',))
 
 
+def test_items_of_a_held_out_file_that_are_trained_on_are_counted(tmp_path, capsys):
+    """They raised success on what nobody knew to be trained on."""
+
+    def listed(name, *numbers):
+        path = tmp_path / f'{name}.json'
+        path.write_text(json.dumps([{'item_id': f'webshop_{number}'} for number in numbers]))
+        return str(path)
+
+    train, test = listed('train', 0, 1, 2), listed('test', 2, 1, 7, 7)
+    env, _ = built('shop', item_files=(train, test, test))
+    for _ in range(2):
+        assert [*env.item_range('validation')] == [*env.item_range('test')] == [2, 1, 7, 7]
+    said = capsys.readouterr().err
+    assert said.startswith(f'WARNING: 2 of the 3 items in {test} are trained on')
+    assert said.count('\n') == 1
+    other = listed('other', 8)
+    far = dict(env='webshop', instruction='Buy.', urls=('http://a:1',))
+    env, _ = built('agentgym', item_files=(train, other, other), **far)
+    assert [*env.item_range('test')] == [8]
+    gone = dataclasses.replace(env, item_files=('gone.json', other, other))
+    assert [*gone.item_range('test')] == [8]  # an evaluation has its own file alone
+    assert capsys.readouterr().err == ''
+    with pytest.raises(ValueError, match='holds items of webshop, not of textcraft'):
+        built('textcraft', item_files=(train, test, test))
+
+
 def test_agentgym_and_openenv_are_built_from_addresses():
     env, params = built('agentgym', env='searchqa', urls=('http://a:1',), num_items=50)
     assert env.accepted == 'Ok.' and '<search>' in env.instruction and len(params.items) > 20

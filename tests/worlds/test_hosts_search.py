@@ -393,10 +393,35 @@ def test_items_count_through_the_files_of_the_splits(tmp_path):
     assert sorted(sum(single, [])) == [0, 1, 2, 3]
 
 
+def test_a_line_of_a_file_ends_at_its_line_break_alone(tmp_path):
+    """Rows were cut at U+2028, U+2029 and U+0085, which texts may hold."""
+    text = 'one\u2028two\u2029three\x85four'
+    rows = [{'question': f'{text} {i}', 'answer': text} for i in range(2)]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    for name, end in (('a', '\n'), ('b', '\r\n')):
+        path = tmp_path / f'{name}.jsonl'
+        path.write_bytes(''.join(line + end for line in lines).encode())
+        found = questions.read(str(path))
+        assert [one.text for one in found] == [row['question'] for row in rows]
+        assert found[0].answers == (text,)
+
+
+def test_more_files_than_splits_need_a_list_of_items():
+    """A fourth file shifted the splits without a word."""
+    files = ('a.jsonl', 'b.jsonl', 'c.jsonl', 'd.jsonl')
+    (said,) = world.SearchEnvironment(questions=files).problems()
+    assert said.startswith('search.questions names 4 files') and 'search.item_files' in said
+    listed = ('train.json', 'test.json', 'test.json')
+    for settings in (dict(questions=files, item_files=listed), dict(questions=files[:3])):
+        assert not list(world.SearchEnvironment(**settings).problems())
+
+
 def test_questions_about_countries_are_many_and_splits_share_no_subject():
     known = world.bank()
     assert len(known) > 9000 and len({question.text for question in known}) == len(known)
     assert collections.Counter(question.hops for question in known)[2] > 2000
+    about = {question.subject for question in known if question.kind == countries.COUNTRY}
+    assert f'{len(about)}\ncountries' in countries.__doc__  # it said 230
     splits = [items(split) for split in SPLITS]
     assert sorted(sum(splits, [])) == list(range(len(known)))
     subjects = [{known[item].subject for item in items} for items in splits]

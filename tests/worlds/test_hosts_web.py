@@ -135,7 +135,7 @@ def row(number, intent, **told):
         'require_reset': False,
         'eval': {
             'eval_types': ['string_match'],
-            'reference_answers': None,
+            'reference_answers': {'exact_match': 'yes'},
             'reference_url': '',
             'program_html': [],
         }
@@ -236,6 +236,37 @@ def test_what_is_no_task_is_named(read_rows, changes, reason):
     path, sites = read_rows([row(0, 'x', **changes)])
     with pytest.raises(ValueError, match=reason):
         tasks.read_tasks(path, tasks.read_sites(sites))
+
+
+@pytest.mark.parametrize(
+    'changes, field',
+    [
+        (dict(reference_answers=None), 'reference_answers None'),
+        (dict(reference_answers={}), 'reference_answers'),
+        (dict(reference_answers={'must_include': []}), 'reference_answers'),
+        (dict(reference_answers={'exact_match': 'x', 'must_include': ['a', ' ']}), 'reference_ans'),
+        (dict(eval_types=['string_match', 'url_match'], reference_url=''), "reference_url ''"),
+        (dict(eval_types=['url_match'], reference_url='__SHOP__/a |OR| '), 'reference_url'),
+        (dict(eval_types=['program_html'], program_html=[]), r'program_html \[\]'),
+        (
+            dict(
+                eval_types=['program_html'],
+                program_html=[NOTE | {'required_contents': {'must_include': ['a |OR| ']}}],
+            ),
+            'required_contents',
+        ),
+    ],
+)
+def test_a_task_that_any_stop_would_solve_is_refused(read_rows, changes, field):
+    """An evaluator with nothing to compare scored 1 whatever was done."""
+    path, sites = read_rows([row(0, 'x', **changes)])
+    with pytest.raises(ValueError, match=f'task 0: {field}.*: say what'):
+        tasks.read_tasks(path, tasks.read_sites(sites))
+
+
+def test_a_program_may_want_a_part_of_a_page_to_be_empty():
+    told = {'url': 'last', 'locator': '', 'required_contents': {'exact_match': ''}}
+    assert tasks.read_target(told).contents == ('',)
 
 
 def test_sites_are_names_and_addresses():
@@ -552,6 +583,18 @@ def test_programs_call_what_webarena_has(arena):
     for wrong in ('func:open("x")', 'func:1 + 1'):
         with pytest.raises(ValueError, match='none of the functions|is no call'):
             scoring.call(wrong, '', arena.visitor, arena.sites, arena.login)
+
+
+@needs_chromium
+def test_a_program_that_leads_away_from_the_sites_scores_0_and_ends_the_episode(site, read_rows):
+    """`stop` was taken for a bad action, of an episode that was over all the same."""
+    away = NOTE | {'url': 'http://elsewhere/', 'required_contents': {'exact_match': ''}}
+    told = row(0, 'x', eval_types=['program_html'], program_html=[away])
+    path, sites = read_rows([told], site.server_port)
+    with contextlib.closing(WebArena(tasks=path, sites=sites)) as play:
+        play.reset(0)
+        reply = play.step('stop [done]')
+    assert (reply.reward, reply.done, reply.success, reply.valid) == (0.0, True, False, True)
 
 
 @needs_chromium

@@ -28,7 +28,7 @@ SHIRT = {  # rows as WebShop's files have them; the values are ours
     'customization_options': {
         'Color': [{'value': 'Dark Blue', 'image': 'x.jpg'}, {'value': ' red/white '}],
         'Size': [{'value': 'Small'}, {'value': 'Large'}],
-        'Fit': [],
+        'Fit': None,
     },
 }
 LAMP = {
@@ -99,6 +99,37 @@ def test_goals_are_all_choices_of_options_and_a_limit_above_the_price(files):
             f'Find me a slim shirt that is machine wash with color: {color}, and size: {size}, '
             f'and price lower than {goal.most:.2f} dollars'
         )
+
+
+def test_goals_are_as_many_as_webshop_s_loader_makes():
+    """Values listed twice and options of none were dropped: AgentGym's items were other goals."""
+    small, red = {'value': 'Small'}, {'value': 'Red'}
+
+    def goals(**options):
+        known = products.read_products([{**SHIRT, 'customization_options': options}, LAMP], SAID)
+        found = [goal.options for goal in products.goals_of(known) if goal.product is known[0]]
+        return known[0], sorted(found)
+
+    shirt, found = goals(Size=[small, small], Color=[red, {'value': 'red '}, {'value': 'blue'}])
+    assert shirt.options == {'size': ('small', 'small'), 'color': ('red', 'red', 'blue')}
+    blue, red = ((('color', value), ('size', 'small')) for value in ('blue', 'red'))
+    assert found == [blue] * 2 + [red] * 4
+    assert goals(Size=[small], Fit=[])[1] == []  # no choice of a fit
+    assert len(goals(Size=[small], Fit=None)[1]) == 1
+
+
+def test_a_value_that_is_listed_twice_is_shown_and_clicked_once(tmp_path):
+    values = [{'value': 'small'}, {'value': 'small'}, {'value': 'large'}]
+    row = {**SHIRT, 'customization_options': {'Size': values}}
+    paths = tmp_path / 'items.json', tmp_path / 'ins.json'
+    for path, content in zip(paths, ([row], SAID), strict=True):
+        path.write_text(json.dumps(content), encoding='utf-8')
+    play = WebShop(files=tuple(map(str, paths)))
+    play.reset(0)
+    play.step('search[shirt]')
+    page = play.step('click[b000000001]').observation
+    assert ' [SEP] size [SEP] small [SEP] large [SEP] ' in page
+    assert page.count('click[small]') == 1
 
 
 def test_what_has_hardly_a_limit_above_its_price_may_cost_anything(files):

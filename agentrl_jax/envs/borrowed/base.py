@@ -2,7 +2,8 @@
 
 A game is a few hooks: how it starts, what an action does, what is shown. Its levels are seeds: from
 a level's seed comes the start and all luck, tiles, cards and what the opponent answers included, so
-that the episodes of a group differ by their answers alone and splits share nothing.
+that the episodes of a group differ by their answers alone. Splits share no seed, but a game of few
+starts and no luck (Catch, Minesweeper) is the same in all of them.
 """
 
 import dataclasses

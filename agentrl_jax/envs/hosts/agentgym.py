@@ -7,9 +7,11 @@ more: the turn, the item and success come back too, and are checked.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,7 @@ from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
 ACCEPTED = "OK. I'll follow your instructions and try my best to solve the task."
 CLOSE_S, CLOSE_TRIES = 2.0, 3  # for a close; the lease of a world that stays open ends
 MOST_LEFT = 1000  # worlds of a server that are remembered for closing
+SAME = (('search', 'searchqa'), ('shop', 'webshop'), ('web', 'webarena'))  # our names, AgentGym's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -415,17 +418,37 @@ class AgentGym:
 
 
 def item_of(item_id: str) -> tuple[str, int]:
-    """('textcraft', 12) of AgentGym's 'textcraft_12'."""
+    """('textcraft', 12) of AgentGym's 'textcraft_12'; of 'lmrlgym_maze_3' ('lmrlgym_maze', 3)."""
     env, _, number = item_id.rpartition('_')
     if not env or not number.isdecimal():
         raise ValueError(f'{item_id!r} is no item id such as textcraft_12')
-    return env.split('_')[0], int(number)
+    return env, int(number)
 
 
-def read_items(path: str | pathlib.Path) -> list[int]:
-    """Items of one of AgentGym's files: a JSON list of {"item_id": "textcraft_12", ...}."""
+def read_items(path: str | pathlib.Path, env: str) -> list[int]:
+    """Items of env in a file of AgentGym's: a JSON list of {"item_id": "textcraft_12", ...}."""
     listed = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
     known = [item_of(entry['item_id']) for entry in listed]
-    if len({env for env, _ in known}) > 1:
-        raise ValueError(f'{path} holds items of {sorted({env for env, _ in known})}')
+    ours = {env, *(name for pair in SAME if env in pair for name in pair)}
+    others = sorted({name for name, _ in known if not ours & {name, *name.split('_')}})
+    if others:
+        raise ValueError(
+            f'{path} holds items of {", ".join(others)}, not of {env} alone: name a file of {env}'
+        )
     return [item for _, item in known]
+
+
+@functools.cache
+def warn_of_shared(train: str, held_out: str, env: str) -> None:
+    """Says once how many items of a held-out file are trained on."""
+    if not pathlib.Path(train).exists():  # an evaluation may have its own file alone
+        return
+    items = {*read_items(held_out, env)}
+    shared = len(items & {*read_items(train, env)})
+    if shared:
+        print(
+            f'WARNING: {shared} of the {len(items)} items in {held_out} are trained on, since '
+            f'{train} holds them too: take them out of one of the files',
+            file=sys.stderr,
+            flush=True,
+        )

@@ -72,6 +72,11 @@ class Remote(HostEnvironment, Calls):
         raise NotImplementedError
 
     @property
+    def item_env(self) -> str:
+        """The environment that item ids name."""
+        return self.name
+
+    @property
     def here(self) -> bool:
         return False
 
@@ -97,7 +102,9 @@ class Remote(HostEnvironment, Calls):
     def item_range(self, split: str) -> np.ndarray:
         if self.item_files:
             path = self.item_files[SPLITS.index(split)]
-            return np.array(agentgym.read_items(path), np.int32)
+            if split != 'train':
+                agentgym.warn_of_shared(self.item_files[0], path, self.item_env)
+            return np.array(agentgym.read_items(path, self.item_env), np.int32)
         return self.our_items(split)
 
 
@@ -129,6 +136,10 @@ class AgentGymEnvironment(Remote):
     @property
     def accepted(self) -> str:
         return agentgym.ENVIRONMENTS[self.env].accepted
+
+    @property
+    def item_env(self) -> str:
+        return self.env
 
     def make(self) -> World:
         return self.connect(self.env)

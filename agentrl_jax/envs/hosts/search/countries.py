@@ -1,6 +1,6 @@
 """Questions about countries and their regions, and documents that answer them.
 
-The facts are those of the package `countryinfo` (MIT), read when the first world is made: 230
+The facts are those of the package `countryinfo` (MIT), read when the first world is made: 231
 countries, each a document, and their regions, each another. A question of one hop is answered by
 one document:
   What is the capital of Kenya?    Which country does the region Nyanza belong to?

@@ -65,7 +65,7 @@ def read(path: str) -> tuple[Question, ...]:
         rows = whole['Data'] if isinstance(whole, dict) and 'Data' in whole else whole
         rows = rows if isinstance(rows, list) else [rows]
     except json.JSONDecodeError:
-        rows = content.splitlines()
+        rows = content.removesuffix('\n').split('\n')  # splitlines would cut texts at U+2028 too
         place = ':'
     found = []
     for number, row in enumerate(rows, 1):

@@ -10,6 +10,7 @@ regions that do not exist (drawn.py).
 import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -179,6 +180,15 @@ class SearchEnvironment(Served, Play):
 
     name, WORLD, FIGURES = 'search', Search, FIGURES
 
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if len(self.questions) > len(SPLITS) and not self.item_files:
+            yield (
+                f'search.questions names {len(self.questions)} files: name up to {len(SPLITS)}, '
+                f'those of {", ".join(SPLITS)}, or say in search.item_files which questions of '
+                'them are of which split'
+            )
+
     @property
     def instruction(self) -> str:
         return DIALECTS[self.dialect].instruction
@@ -207,7 +217,7 @@ class SearchEnvironment(Served, Play):
         return self.world()
 
     def our_items(self, split: str) -> np.ndarray:
-        """Several files are those of train, validation and test, in this order.
+        """Two or three files are those of train, validation and test, in this order.
 
         A single one, and the questions about countries, are divided by a digest of what a question
         is about.

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentrl_jax.envs.hosts.answers import Unreadable
 from agentrl_jax.envs.hosts.web import words
 from agentrl_jax.envs.hosts.web.chromium import Refused
 from agentrl_jax.envs.hosts.web.tabs import Visitor
@@ -43,7 +44,7 @@ def score(
     if 'program_html' in task.evaluators:
         for target in task.targets:
             if total:
-                total *= contents_score(target, found_by(target, visitor, url, sites, login))
+                total *= target_score(target, visitor, url, sites, login)
     return total
 
 
@@ -104,6 +105,16 @@ def parts(url: str) -> tuple[str, dict[str, list[str]]]:
 
 
 # ---- pages ---------------------------------------------------------------------------------------
+
+
+def target_score(
+    target: Target, visitor: Visitor, url: str, sites: Mapping[str, str], login: str
+) -> float:
+    try:
+        found = found_by(target, visitor, url, sites, login)
+    except Unreadable:  # it leads to an address that cannot be visited
+        return 0.0
+    return contents_score(target, found)
 
 
 def contents_score(target: Target, found: str) -> float:

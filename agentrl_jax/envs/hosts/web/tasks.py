@@ -115,7 +115,7 @@ def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
         if kind not in ANSWERS:
             raise ValueError(f'reference_answers: {kind!r} is one of {", ".join(ANSWERS)}')
         answers.append((kind, (value,) if isinstance(value, str) else tuple(value)))
-    return Task(
+    task = Task(
         number=int(row['task_id']),
         intent=row['intent'],
         sites=tuple(row['sites']),
@@ -127,6 +127,23 @@ def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
         urls=tuple((evaluation['reference_url'] or '').split(EITHER)),
         targets=tuple(map(read_target, evaluation['program_html'] or ())),
     )
+    nothing_said = not answers or any(fits_all(texts) for _, texts in answers)
+    for evaluator, field, nothing in (
+        ('string_match', 'reference_answers', nothing_said),
+        ('url_match', 'reference_url', fits_all(task.urls)),
+        ('program_html', 'program_html', not task.targets),
+    ):
+        if nothing and evaluator in task.evaluators:
+            raise ValueError(
+                f'{field} {evaluation[field]!r:.80} leaves {evaluator} nothing to compare, and any '
+                'stop would solve the task: say what is wanted'
+            )
+    return task
+
+
+def fits_all(texts: Sequence[Any]) -> bool:
+    """Whether there is nothing in one of them, or none at all."""
+    return not texts or any(not str(text).strip() for text in texts)
 
 
 def read_target(row: Mapping[str, Any]) -> Target:
@@ -136,10 +153,17 @@ def read_target(row: Mapping[str, Any]) -> Target:
     locator = row['locator'].strip()
     if locator and not locator.startswith(('document.', '[...document.', 'func:')):
         raise ValueError(f'locator {locator!r} begins with document. or func:')
+    contents = (contents,) if isinstance(contents, str) else tuple(contents)
+    parts = [part for one in contents for part in str(one).split(EITHER)]
+    if not contents or kind == 'must_include' and fits_all(parts):
+        raise ValueError(
+            f'required_contents {row["required_contents"]!s:.80} are on every page: say what must '
+            'be there'
+        )
     return Target(
         url=row['url'],
         locator=locator,
         prepare=tuple(row['prep_actions']) if 'prep_actions' in row else (),
         kind=kind,
-        contents=(contents,) if isinstance(contents, str) else tuple(contents),
+        contents=contents,
     )

@@ -7,7 +7,9 @@
   items_ins_v2_1000.json    asin -> {attributes, instruction, instruction_attributes}
 
 Rules are those of its loader: the first product of an asin counts, a price that is a range is drawn
-from it, and what has no price costs 100 dollars. Where it draws without a seed, a digest decides.
+from it, and what has no price costs 100 dollars. A value that an option lists twice counts twice,
+and a product with an option of no values has no goal. Prices and limits that it draws, a digest
+decides.
 """
 
 import dataclasses
@@ -40,7 +42,8 @@ class Product:
     categories: frozenset[str]
     description: str
     features: tuple[str, ...]
-    options: Mapping[str, tuple[str, ...]]  # what must be chosen: kind -> values, lower case
+    options: Mapping[str, tuple[str, ...]]  # what must be chosen: kind -> values, lower case; some
+    # are listed twice
     attributes: tuple[str, ...]
     instruction: str  # what a customer says, '' = nobody wants it
     wanted: tuple[str, ...]  # attributes that the instruction speaks of
@@ -79,9 +82,9 @@ def read_price(pricing: str | None, asin: str) -> tuple[float, str]:
 def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     found = {}
     for kind, values in (row.get('customization_options') or {}).items():
-        shown = [value['value'].strip().replace('/', ' | ').lower() for value in values or ()]
-        if shown:
-            found[kind.lower()] = tuple(dict.fromkeys(shown))
+        if values is not None:
+            shown = (value['value'].strip().replace('/', ' | ').lower() for value in values)
+            found[kind.lower()] = tuple(shown)
     return found
 
 

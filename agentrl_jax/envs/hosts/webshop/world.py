@@ -201,7 +201,7 @@ class WebShop:
             return [BACK, PREVIOUS]
         if page.asin:
             options = self.shop.products[page.asin].options
-            values = [value for kind in options for value in options[kind]]
+            values = [value for kind in options for value in dict.fromkeys(options[kind])]
             return [BACK, PREVIOUS, *values, *PARTS, BUY]
         pages = -(-len(page.found) // SHOWN)
         more = [PREVIOUS] * (page.number > 0) + [NEXT] * (page.number + 1 < pages)
@@ -235,7 +235,7 @@ class WebShop:
     def _product(self, product: Product) -> list[str]:
         lines = []
         for kind, values in product.options.items():
-            lines += [kind, *values]
+            lines += [kind, *dict.fromkeys(values)]
         head = [product.title, f'Price: {product.price_tag}', 'Rating: N.A.']
         return [*lines, *head, *PARTS, BUY]
 
