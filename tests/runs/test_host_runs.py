@@ -170,6 +170,10 @@ def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeyp
         text = (folder / 'rollouts' / 'evaluation_validation.json').read_text()
         return re.sub(r'"(seconds|slowest)":[0-9.e-]+', '', text)
 
+    first = (tmp_path / 'one' / 'replies_validation.jsonl').read_bytes()
+    assert evaluate.evaluate(cfg, str(workdir), str(tmp_path / 'one'), None) == before
+    earlier = tmp_path / 'one' / 'replies_validation.earlier_1.jsonl'
+    assert earlier.read_bytes() == first  # the second one erased it
     monkeypatch.setattr('agentrl_jax.envs.hosts.objects.Objects.make', lambda self: 1 / 0)
     logs = tmp_path / 'one' / 'replies_validation.jsonl', workdir / 'replies.jsonl'
     for number, log in enumerate(logs):

@@ -13,7 +13,7 @@ from ml_collections import config_flags
 
 from agentrl_jax import evaluate, export
 from agentrl_jax.machine import checkpoint, files, provenance
-from agentrl_jax.run import command, saved_config
+from agentrl_jax.run import command, parts, saved_config
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json
@@ -160,6 +160,32 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
     out, err = capsys.readouterr()
     assert f'checkpoint  step 2 of {workdir}' in out and 'WARNING' not in err
     assert f'`{workdir}`, step 2 of 3' in (tmp_path / 'out' / 'README.md').read_text()
+
+
+def test_another_architecture_is_neither_played_nor_exported(saved, tmp_path):
+    """Arrays of four heads have the shapes of two: an export had a config.json of two."""
+    cfg, workdir, _ = saved
+    changed = cfg.copy_and_resolve_references()
+    changed.model.num_heads *= 2
+    changed.model.rope_theta = 50.0
+    with pytest.raises(ValueError, match='model.num_heads: .* model.rope_theta: .*50.0 now'):
+        export.export_checkpoint(
+            changed, str(workdir), str(tmp_path / 'out'), step=None, dtype='float32'
+        )
+    with pytest.raises(ValueError, match='model.num_heads'):
+        evaluate.evaluate(changed, str(workdir), str(tmp_path), None, transfer=True)
+
+
+def test_a_policy_plays_other_worlds_with_its_own_tokenizer(saved):
+    """Each world brings one, and its vocabulary was another model's."""
+    cfg, workdir, _ = saved
+    elsewhere = cfg.copy_and_resolve_references()
+    elsewhere.env.name = 'babyai'
+    found = evaluate.with_tokenizer_of_run(elsewhere, str(workdir), None)
+    assert found.model.tokenizer == str(parts.BUNDLED_TOKENIZER)
+    assert elsewhere.model.tokenizer == ''
+    elsewhere.model.tokenizer = 'own.model'
+    assert evaluate.with_tokenizer_of_run(elsewhere, str(workdir), None) is elsewhere
 
 
 def test_parameters_that_are_not_finite_are_neither_played_nor_exported(saved, tmp_path):
