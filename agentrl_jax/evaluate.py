@@ -44,7 +44,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from agentrl_jax.envs import WORLDS
@@ -188,7 +187,7 @@ def with_tokenizer_of_run(given: Any, workdir: str, step: int | None) -> Any:
     """The ConfigDict with the tokenizer of the run, where the world would bring another one."""
     if given.model.path or given.model.tokenizer:
         return given
-    given = ml_collections.ConfigDict(given)
+    given = given.copy_and_resolve_references()
     saved = read_saved(checkpoint.read_extra(workdir, step=step))
     given.model.tokenizer = str(parts.tokenizer_source(saved))
     return given
