@@ -22,6 +22,13 @@ before the first run of a table. Clean episodes: think is below act by more than
 worlds, after as many steps and at equal tokens; empty is within five of act after as many steps;
 act, cloned on starts higher than act and ends within five of it. Half of the turns: think is above
 act at the start, and on FrozenLake at the end.
+
+Second stage, since with three seeds every interval holds 0: act and think from clean episodes with
+ten seeds, FrozenLake first, Sokoban as far as time allows (folder thinking_again).
+  python -m experiments.thinking --scale=tiny --seeds=10 \\
+      --only=clone.oracle=1.0,clone.steps=150,env.name=frozen_lake
+Predicted before seeds 3 to 9: at equal tokens think is below act, and the interval does not hold 0;
+after as many steps it is below by less than five points.
 """
 
 import sys
@@ -86,6 +93,8 @@ def tiny():
         own = table | {'where': {'clone.oracle': f'{share:g}'}}
         tables[name] = own | {'at': 'last-three', 'curves': False}
         tables[f'{name}_tokens'] = own | {'at': 'equal-tokens'}
+    tables['ten'] = tables['clean'] | {'seeds': 10}
+    tables['ten_tokens'] = tables['clean_tokens'] | {'seeds': 10}
     return common.Plan(CONFIG, cells, tables)
 
 
