@@ -1,21 +1,26 @@
 """Where does a trained policy play: other rules, sizes and worlds, and with other numbers of turns?
 
+  python -m experiments.transfer train --scale=tiny --seeds=3
   python -m experiments.transfer --runs=runs/thinking/tiny --seeds=3
+  python -m experiments.transfer --runs=runs/transfer/tiny --seeds=3
 
-No training but the clones that runs began from. The policies of experiments/thinking.py that learnt
-from clean episodes, `act` and `think`, and their clones play the test split: under other rules of
-their world, in the other world, and with one to eight turns where they had three.
+The policies of experiments/thinking.py that learnt from clean episodes, `act` and `think`, and
+their clones play the test split under other rules of their world and in the other world. The first
+command trains `act` with prompts that do not say how many actions are left (env.prompt=plain): it
+plays with one to eight turns where it had three. (A policy that has only been told of ten actions
+falls from 26 to 20 % when it is told of 32, whatever turns it has.)
 RAGEN (arXiv:2504.20073) finds that skill carries over to variants of a world, AgentGym-RL
 (arXiv:2509.08755) that more turns at test time raise success. What is not carried over stands where
 random play does, so each cell has its random play and oracle beside it.
 
-rules  512 levels once. turns: 128 levels, 16 episodes each; pass@1 and pass@16. Random play has as
+rules  512 levels once
+turns  128 levels, 16 episodes each, four actions a turn; pass@1 and pass@16. Random play has as
        many actions and tries.
 
 Predicted before the first cell: on FrozenLake with more holes and on ice that slips RL keeps at
 least half of what it gained on its own maps; with two boxes, whose rows are other tokens, and in
-the other world no policy is more than five points above random play. (Boards of another size cannot
-be played: this tokenizer has tokens that span their lines.)
+the other world no policy is more than five points above random play. (Of other sizes only 5 x 5
+can be played: this tokenizer has tokens that span the lines of 7 x 7.)
 With eight turns no policy gains more over three than random play gains. Think, below act at home,
 is below it wherever act is more than five points above random play.
 
@@ -40,7 +45,7 @@ from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import read
-from experiments import agents, thinking
+from experiments import agents, common, thinking
 
 FOLDER = pathlib.Path(__file__).parent / 'transfer_tiny'
 RESULTS = FOLDER / 'results.jsonl'
@@ -52,6 +57,7 @@ RULES = {
         'more holes': {'frozen_lake.frozen': 0.8},
         'many holes': {'frozen_lake.frozen': 0.7},
         'slippery': {'frozen_lake.success_rate': 0.8},
+        '5 x 5': {'frozen_lake.size': 5},
         'Sokoban': {'env.name': 'sokoban'},
     },
     'sokoban': {
@@ -61,20 +67,34 @@ RULES = {
         'FrozenLake': {'env.name': 'frozen_lake', 'frozen_lake.size': 6},
     },
 }
-TURNS, TRAINED = (1, 2, 3, 5, 8), 3
+TURNS = (1, 2, 3, 5, 8)
+TOLD_NOTHING = 'act, plain'  # the arm of which nothing is left to read in prompts
 TRIES = 16
 KEY = ('world', 'arm', 'seed', 'policy', 'cell')
 LONGEST_PROMPT = 80  # tokens of a turn's prompt, more than any world here shows
 ROLLOUTS = 320  # of random play on a level
 
 
-def cells(world):
+def tiny():
+    """`act` of experiments/thinking.py with prompts that do not count."""
+    arm = thinking.ARMS['act']
+    plain = [
+        cell | {'env.prompt': 'plain', 'env.max_actions_per_episode': 12}
+        for cell in thinking.tiny().cells
+        if cell['clone.oracle'] == thinking.CLEAN and arm.items() <= cell.items()
+    ]
+    return common.Plan(thinking.CONFIG, tuple(plain), {})
+
+
+def cells(world, arm):
     """{name: (overrides of a cell, levels, episodes of each)}."""
-    rules = {name: (more, 512, 1) for name, more in RULES[world].items()}
-    for turns in TURNS:
-        more = {'env.max_turns': turns, 'env.max_actions_per_episode': 4 * turns}
-        rules[f'{turns} turns'] = ({} if turns == TRAINED else more, 128, TRIES)
-    return rules
+    if arm != TOLD_NOTHING:
+        return {name: (more, 512, 1) for name, more in RULES[world].items()}
+    names = 'env.max_turns', 'env.max_actions_per_episode'
+    return {
+        f'{turns} turns': (dict(zip(names, (turns, 4 * turns), strict=True)), 128, TRIES)
+        for turns in TURNS
+    }
 
 
 def runs(folder, seeds):
@@ -84,8 +104,10 @@ def runs(folder, seeds):
         cfg = files.read_json(path.parent / 'run.json')['config']
         clone, env = cfg['clone'], cfg['env']
         arm = 'think' if clone['thoughts'] else 'empty' if env['think'] else 'act'
+        arm = TOLD_NOTHING if env['prompt'] == 'plain' else arm
         ours = clone['oracle'] == thinking.CLEAN and clone['steps'] == thinking.SHORT
-        if ours and arm in ARMS and cfg['seed'] in seeds:
+        ours &= cfg['steps'] == thinking.STEPS
+        if ours and arm in (*ARMS, TOLD_NOTHING) and cfg['seed'] in seeds:
             found[env['name'], arm, cfg['seed']] = path.parent
     return found
 
@@ -142,7 +164,7 @@ def measure(folder, seeds, only=''):
         for policy in ('clone', 'RL'):
             todo = {
                 name: cell
-                for name, cell in cells(world).items()
+                for name, cell in cells(world, arm).items()
                 if (world, arm, seed, policy, name) not in known and only in name
             }
             if not todo:
@@ -182,11 +204,11 @@ def spread(x):
     return f'{np.mean(x):.1f} ± {np.std(x, ddof=1):.1f}' if len(x) > 1 else f'{x[0]:.1f}'
 
 
-def rows_of(records, world, columns, field):
+def rows_of(records, world, columns, field, arms):
     """A line a policy: success in each column."""
     found = values(records, field)
     lines = []
-    for arm in ARMS:
+    for arm in arms:
         for policy in ('clone', 'RL'):
             cells_of = [found.get((world, arm, policy, column)) for column in columns]
             if all(cells_of):
@@ -216,7 +238,7 @@ def tables(records):
         rules, turns = list(RULES[world]), [f'{n} turns' for n in TURNS]
         if not any(record['world'] == world for record in records):
             continue
-        own = heading(rules) + rows_of(records, world, rules, 'success')
+        own = heading(rules) + rows_of(records, world, rules, 'success', ARMS)
         for field, label in (('random', 'random play'), ('oracle', 'oracle')):
             own.append(reference_row(records, world, rules, field, label))
         found[f'{world}_rules'] = '\n'.join(own) + '\n'
@@ -224,7 +246,7 @@ def tables(records):
             ('turns', 'success', 'random'),
             ('pass', 'pass', 'random_pass'),
         ):
-            own = heading(turns) + rows_of(records, world, turns, field)
+            own = heading(turns) + rows_of(records, world, turns, field, [TOLD_NOTHING])
             own.append(reference_row(records, world, turns, player, 'random play'))
             if field == 'success':
                 own.append(reference_row(records, world, turns, 'oracle', 'oracle'))
@@ -243,6 +265,8 @@ def embed(page, found):
 
 
 def main():
+    if sys.argv[1:2] == ['train']:
+        return common.main(__file__, __doc__, {'tiny': tiny}, sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--runs', default='', help='workdir of experiments.thinking')
     parser.add_argument('--seeds', type=int, default=3)
@@ -255,7 +279,8 @@ def main():
         path = FOLDER / 'README.md'
         page = path.read_text(encoding='utf-8')
         files.write_atomic(path, embed(page, tables(load())))
+    return 0
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())
