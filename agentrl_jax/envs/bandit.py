@@ -178,6 +178,10 @@ class Bandit(TextEnvironment):
         shown = jnp.where(state.high == 0, jnp.stack([high, low]), jnp.stack([low, high]))
         return jnp.where(name_index == shown[0], 0, jnp.where(name_index == shown[1], 1, -1))
 
+    def names_of(self, level: int, params: EnvParams) -> list[str]:
+        """The two arms in the order shown."""
+        return self.cells(self.reset_level(level, params))[0]
+
     def _pair_names(self) -> np.ndarray:
         """int32 [pairs, 2]: (low, high) as indices into ACTION_NAMES."""
         names = self.ACTION_NAMES

@@ -109,6 +109,11 @@ class TextEnvironment(environment.Environment[Any, Any]):
         """bool []: the episode would count as solved if it ended here."""
         raise NotImplementedError
 
+    def names_of(self, level: int, params: Any) -> Sequence[str]:
+        """Names of the actions that env_action gives in a level, for people."""
+        del level, params
+        return self.ACTION_NAMES
+
     def env_action(self, state: Any, name_index: jax.Array) -> jax.Array:
         """Action that ACTION_NAMES[name_index] stands for in this state; -1 = not on offer."""
         del state

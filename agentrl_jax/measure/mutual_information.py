@@ -188,7 +188,9 @@ def reduce_matrix(
     matched_token, marginal_token = _matched_and_marginal(per_token, own, prompt_used)
     mi = masked_mean(matched - marginal, used)
     mi_token = masked_mean(matched_token - marginal_token, used)
-    share = mi / jnp.log(jnp.maximum(prompts, 2))
+    alike = (same & prompt_used[None]).sum(1)  # columns of one prompt cannot be told apart
+    most = masked_mean(jnp.log(prompts / jnp.maximum(alike[own], 1)), used)
+    share = mi / jnp.where(most > 0, most, 1.0)
     std = jnp.sqrt(masked_var(marginal_token, used))
     metrics = {
         'collapse/mi': mi,

@@ -193,7 +193,7 @@ def of_rollout(
     rollout: Rollout,
     tokenizer: Any,
     env_name: str,
-    action_names: Sequence[str] | None,
+    action_names: Sequence[str] | Callable[[int], Sequence[str]] | None,
     *,
     every: int = 1,
     group_size: int = 1,
@@ -205,15 +205,15 @@ def of_rollout(
 ) -> dict[str, Any]:
     """Every `every`-th episode of a rollout as a document, and the figures of all of them.
 
-    action_names: None where the answers are the actions, in free text.
+    action_names: of all levels or by level; None where the answers are the actions, in free text.
     rollout: group-major host arrays of B rows, all of which count. grids[i][k]: for the i-th
     episode taken, rows of cell names before turn k's answer, or None; one entry more than turns is
     the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
     # Fields that default to None are not in every rollout
-    names = {field.name for field in dataclasses.fields(rollout) if field.default is not None}
-    fields = {name: np.asarray(getattr(rollout, name)) for name in names}
+    given = {field.name for field in dataclasses.fields(rollout) if field.default is not None}
+    fields = {name: np.asarray(getattr(rollout, name)) for name in given}
     judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
     fields['judged'] = np.asarray(judged)
     for name in ('branch', 'staleness'):
@@ -227,8 +227,9 @@ def of_rollout(
         row = {name: value[b] for name, value in fields.items()}
         of_row = {name: value[b] for name, value in extras.items()}
         boards = list(grids[i]) if grids is not None else []
+        names = action_names(int(row['level'])) if callable(action_names) else action_names
         turns = [
-            _turn(row, k, action_names, tokenizer, boards[k] if k < len(boards) else None)
+            _turn(row, k, names, tokenizer, boards[k] if k < len(boards) else None)
             for k in range(int(row['num_turns']))
         ]
         episodes.append(

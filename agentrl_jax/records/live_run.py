@@ -15,7 +15,6 @@ from agentrl_jax.records import run_log
 from agentrl_jax.records.page_html import PAGE_NAME
 
 NOW_FILE = 'now.json'  # what a training does at this moment (records/beacon.py)
-ROLL_BACKS_FILE = 'roll_backs.json'
 SIGNS = (  # files of which a run has one from its beginning on
     run_log.CONFIG_FILE,
     run_log.METRICS_FILE,
@@ -74,7 +73,7 @@ class Looker:
         config = made['config'] if isinstance(made.get('config'), dict) else None
         reference = tried(lambda: self._object(run_log.REFERENCE_FILE), {})
         numbers = {name: run_log.to_number(value) for name, value in reference.items()}
-        undone = tried(lambda: self._json(ROLL_BACKS_FILE, []), [])
+        undone = tried(lambda: self._json(run_log.ROLL_BACKS_FILE, []), [])
         argv = made.get('argv')
         state = tried(self._state, 'stopped')
         return RunFiles(

@@ -1,5 +1,6 @@
 """The rollout page of a run: replays the worlds of a rollout, and writes document and page."""
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -131,7 +132,8 @@ def write(
         shown = dict(action_names=None)
     else:
         grids = replay(head, np.asarray(streams)[::every], task, tokenizer, key)
-        shown = dict(action_names=task.env.ACTION_NAMES, grids=grids)
+        names = functools.partial(task.env.names_of, params=jax.device_get(task.env_params))
+        shown = dict(action_names=names, grids=grids)
     made = document.of_rollout(
         host,
         tokenizer,

@@ -164,7 +164,7 @@ def _read_run(folder: Path, kept: Sequence[str]) -> Run:
         fields = flatten(run_log.redact(config))
     except RecursionError as error:
         raise ValueError(f'{path}: JSON that is too deep to read') from error
-    rows = _axes_and_metrics(measured, kept)
+    rows = _axes_and_metrics(measured, kept, _undone(folder))
     return Run(
         name=folder.resolve().name,
         fields=_checked_fields(fields, path),
@@ -282,25 +282,51 @@ def rounded(value: float) -> float:
     return float(f'{value:.{DIGITS}g}')
 
 
-def _axes_and_metrics(rows: Sequence[Mapping[str, float]], kept: Sequence[str]) -> list[dict]:
+Undone = tuple[int, list[Mapping[str, float]]]  # a roll back: to which step, and the rows it undid
+
+
+def _undone(folder: Path) -> list[Undone]:
+    path = folder / run_log.ROLL_BACKS_FILE
+    listed = files.read_json(path) if path.exists() else []
+    return [
+        (one['to_step'], run_log.read_metrics(folder / run_log.ABANDONED_FILE.format(number)))
+        for number, one in enumerate(listed, 1)
+    ]
+
+
+def _axes_and_metrics(
+    rows: Sequence[Mapping[str, float]], kept: Sequence[str], undone: Sequence[Undone] = ()
+) -> list[dict]:
     """Rows of metrics.jsonl with the tokens sampled and the seconds spent before each step.
 
     Validation comes first in a step, so what it finds was reached with what came before. Tokens are
-    known as long as every row says how many were sampled.
+    known as long as every row says how many were sampled. What roll backs undid was spent too: it
+    counts from the step on to which the run went back.
     """
-    found, tokens, seconds = [], 0, 0.0
+    found, tokens, seconds, lost, waiting = [], 0, 0.0, 0.0, list(undone)
     for row in rows:
-        known = {'step': row['step'], 'tokens': tokens, 'seconds': rounded(seconds)}
+        while any(to_step <= row['step'] for to_step, _ in waiting):
+            _, gone = waiting.pop(0)
+            tokens = _sum_of([tokens, *map(_sampled, gone)])
+            lost += gone[-1]['time_s'] - seconds if gone else 0.0
+        known = {'step': row['step'], 'tokens': tokens, 'seconds': rounded(seconds + lost)}
         if tokens is None:
             del known['tokens']
         known |= {name: rounded(row[name]) for name in kept if name in row}
         found.append(known)
-        seconds = row['time_s']
-        sampled = math.nan
-        if {'perf/tokens_per_s', 'time/step_s'} <= row.keys():
-            sampled = row['perf/tokens_per_s'] * row['time/step_s']
-        tokens = tokens + round(sampled) if tokens is not None and math.isfinite(sampled) else None
+        seconds, tokens = row['time_s'], _sum_of([tokens, _sampled(row)])
     return found
+
+
+def _sampled(row: Mapping[str, float]) -> int | None:
+    if not {'perf/tokens_per_s', 'time/step_s'} <= row.keys():
+        return None
+    sampled = row['perf/tokens_per_s'] * row['time/step_s']
+    return round(sampled) if math.isfinite(sampled) else None
+
+
+def _sum_of(numbers: Sequence[int | None]) -> int | None:
+    return None if None in numbers else sum(numbers)
 
 
 def _common_fields(runs: Sequence[Run]) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def score(
         scores = score_rows(fn, rows, microbatch_rows)
         if windows is None:
             return scores
-        return context.put_back(scores, windows, rollout.tokens.shape[1])
+        longest = rollout.tokens.shape[1]
+        return jax.tree.map(lambda x: context.put_back(x, windows, longest), scores)
 
     old, ref, value, following = rollout.logprobs, zeros, zeros, None
     if recompute:

@@ -586,8 +586,9 @@ class HostRollout:
         out.turn_stop[b, k] = stop
         slot.length += count
         self.counted['generated'] += count
-        action = self.conversation.said(ids[: count - (stop == TurnStop.EOS)].tolist())
-        self.note(slot, (slot.now.part, action))
+        sampled = ids[: count - (stop == TurnStop.EOS)].tolist()
+        action = self.conversation.said(sampled)
+        self.note(slot, (slot.now.part, self.conversation.said(sampled, slot.now.part)))
         if self.task.env.chats:
             action = self.as_answer(slot, action, place)
         if slot.now.part == agents.ACT:

@@ -17,8 +17,7 @@ from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
 from agentrl_jax.run.params import BEST_FOLDER
 
-FILE = 'roll_backs.json'
-ABANDONED = 'metrics_abandoned_{}.jsonl'
+FILE = run_log.ROLL_BACKS_FILE
 
 
 def read(workdir: Path) -> list[dict[str, Any]]:
@@ -101,7 +100,7 @@ def record(workdir: Path, *, at_step: int, to_step: int, signal: str, reason: st
     past = read(workdir)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     lost = ''.join(run_log.json_line(row) for row in rows if row['step'] >= to_step)
-    files.write_atomic(workdir / ABANDONED.format(len(past) + 1), lost)
+    files.write_atomic(workdir / run_log.ABANDONED_FILE.format(len(past) + 1), lost)
     past.append({'at_step': at_step, 'to_step': to_step, 'signal': signal, 'reason': reason})
     files.write_atomic(workdir / FILE, json.dumps(past, indent=2) + '\n')
 

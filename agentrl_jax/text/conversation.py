@@ -179,9 +179,11 @@ class Conversation:
             )
         return text.removeprefix(self.answer_prefix)
 
-    def said(self, ids: list[int]) -> str:
-        """An answer as its world reads it, without the end-of-turn token."""
-        return self.answer_prefix + self.chat.said(ids)
+    def said(self, ids: list[int], part: int = agents.ACT) -> str:
+        """An answer with what is forced in front of it, without the end-of-turn token."""
+        part = int(part)
+        opening = self.answer_prefix if part == agents.ACT else agents.WRITTEN[part].opening
+        return opening + self.chat.said(ids)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -61,6 +61,14 @@ def test_the_bound_is_the_logarithm_of_the_number_of_prompts():
     assert reduce(np.full((4, 4), -0.01), np.arange(4))['quadrant'] == 3  # low-entropy collapse
 
 
+def test_equal_prompts_do_not_lower_the_share():
+    """Four columns of two prompts can hold log 2, and their share was at most a half."""
+    alike = np.kron(np.eye(2, dtype=bool), np.ones((2, 2), bool))
+    out = reduce(np.where(alike, -1.0, -200.0), np.arange(4), same=alike)
+    assert out['mi'] == pytest.approx(math.log(2), abs=1e-6)
+    assert out['mi_share'] == pytest.approx(1, abs=1e-6)
+
+
 def test_without_two_different_prompts_nothing_is_known():
     everything = np.ones((2, 2), bool)
     assert math.isnan(reduce(np.zeros((2, 2)), [0, 1], same=everything)['mi'])

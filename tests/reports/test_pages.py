@@ -1,5 +1,6 @@
 """Rollout pages: worlds played again from the tokens, and what the document says of an episode."""
 
+import functools
 import json
 import types
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
+from agentrl_jax.records import document as documents
 from agentrl_jax.records import pages
 from agentrl_jax.run import recorder
 from agentrl_jax.run.config import read as read_config
@@ -105,6 +107,17 @@ def test_the_document_holds_every_token_and_turn(document):
             assert turn['stop'] == TurnStop(out.turn_stop[b, k]).name.lower()
             acted = [names[i] for i in out.actions[b, k] if i >= 0]
             assert turn['actions'] == acted and turn['valid'] == out.valid[b, k]
+
+
+def test_a_page_names_the_arm_that_was_pulled():
+    """Of a bandit the action is the place of the arm, and pages named it out of all arms."""
+    task, (out, _) = tiny.task('bandit'), tiny.played('bandit')
+    names = functools.partial(task.env.names_of, params=task.env_params)
+    made = documents.of_rollout(out, tiny.tokenizer(), 'bandit', names)
+    for episode in made['episodes']:
+        shown = task.env.cells(task.env.reset_level(episode['level'], task.env_params))[0]
+        assert names(episode['level']) == shown and len(set(shown)) == 2
+        assert all(set(turn['actions']) <= set(shown) for turn in episode['turns'])
 
 
 def write_some(folder, name='some', *, limit, group_size=4):

@@ -121,6 +121,8 @@ def test_an_answer_reaches_the_world_with_its_prefix_and_is_trained_without_it()
     spoken = conversation(prefix='Action: ')
     assert spoken.said(tiny.tokenizer().encode('go up')) == 'Action: go up'
     assert spoken.said(spoken.answer('Action: look')) == 'Action: look'
+    # A reward function sees a plan as it was written: it began with the prefix of answers
+    assert spoken.said(tiny.tokenizer().encode('go up'), agents.PLAN) == '<plan>go up'
     assert spoken.answer('Action: look') == conversation().answer('look')
     with pytest.raises(ValueError, match="answer_prefix='Action: ' is not how .*: 'look'"):
         spoken.answer('look')
