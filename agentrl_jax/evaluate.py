@@ -89,6 +89,11 @@ def evaluate(
         given = with_tokenizer_of_run(given, workdir, origin.step)
     run = build(given, probe=not replay, learns=False)
     cfg, params, rules = run.cfg, run.params, {}
+    if trajectories_file and any(getattr(world, 'chats', False) for world in cfg.worlds):
+        raise ValueError(
+            f'--trajectories: episodes of {cfg.env.name} are chats, with tools and perhaps several '
+            'conversations, and a trajectory is one of human and gpt in turn: leave it out'
+        )
     if workdir:
         saved = comparable(checkpoint.read_extra(workdir, step=origin.step))
         mixed = [name for name, _ in saved['env']['mix']]
@@ -105,11 +110,6 @@ def evaluate(
     key = Streams(cfg.seed).key(EVALUATE)
     folder = files.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
-    if trajectories_file and cfg.most_branches > 1:
-        raise ValueError(
-            f'--trajectories: episodes of {cfg.env.name} are {cfg.most_branches} conversations '
-            '(harness.branches), and a trajectory is one: leave it out'
-        )
     name = f'evaluation_{cfg.eval.split}'
     earlier(folder / f'{name}.json')  # what cannot be kept is better known before it is played
     if trajectories_file and not (kept_in := files.local_path(trajectories_file).parent).is_dir():
@@ -138,7 +138,8 @@ def evaluate(
             f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
         )
     rows = slice(cfg.eval.samples * cfg.env.eval_levels)  # those after it only fill the mesh
-    cut = np.asarray(rollout.episode_stop)[rows] == EpisodeStop.TOKEN_BUDGET
+    stop, healthy = (np.asarray(x)[rows] for x in (rollout.episode_stop, rollout.healthy))
+    cut = (stop == EpisodeStop.TOKEN_BUDGET)[healthy]
     metrics['eval/token_budget_stop'] = float(cut.mean())
     players = report.reference(task, cfg.env.eval_levels)
     metrics |= {f'reference/{name}': x for name, x in players.items()}

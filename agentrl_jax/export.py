@@ -60,16 +60,13 @@ from agentrl_jax.models import Model, lora, weights
 from agentrl_jax.models.hf_config import config_to_hf
 from agentrl_jax.records import model_card
 from agentrl_jax.run import parts, saved_config
-from agentrl_jax.run.config import Config, comparable, read, read_saved, saved_with
+from agentrl_jax.run.config import Config, read, read_saved
 from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
 
 DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
-MAY_DIFFER = tuple(  # what --config may have otherwise than the run: not what the model is
-    f'model.{name}' for name in ('path', 'tokenizer', 'dtype', 'remat', 'attention', 'scan_layers')
-)
 MAX_SHARD_BYTES = 5 * 10**9
 KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
 
@@ -289,13 +286,7 @@ def export_checkpoint(
     saved_config.say(origin)
     step = origin.step
     extra = checkpoint.read_extra(workdir, step=step)
-    saved, now = comparable(extra), comparable(saved_with(given))
-    shaping = ('model', 'lora')  # heads, the base of positions and alpha show in no tensor
-    checkpoint.check_config(
-        {name: saved[name] for name in shaping},
-        {name: now[name] for name in shaping},
-        may_differ=MAY_DIFFER,
-    )
+    saved_config.check_model(extra, given)
     mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     config, params = parts.build_model(cfg, tokenizer, mesh)
     params = saved_policy(cfg, config, mesh, params, workdir, step=step)

@@ -49,7 +49,7 @@ from agentrl_jax.envs.hosts.harness.endpoint import OVER, End, Endpoint, Episode
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply
-from agentrl_jax.machine import files
+from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool, in_characters
@@ -289,6 +289,8 @@ def main() -> None:
             step = origin.step
         with command.usage():
             cfg = read(given.config, None)
+        if workdir:
+            saved_config.check_model(checkpoint.read_extra(workdir, step=step), given.config)
         served = Served(
             cfg,
             workdir=workdir,

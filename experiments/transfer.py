@@ -63,7 +63,6 @@ RULES = {
     'sokoban': {
         HOME: {},
         'two boxes': {'sokoban.num_boxes': 2},
-        'harder rooms': {'sokoban.search_depth': 1000},
         'FrozenLake': {'env.name': 'frozen_lake', 'frozen_lake.size': 6},
     },
 }

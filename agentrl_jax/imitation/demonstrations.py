@@ -126,8 +126,9 @@ def demonstrate_on_hosts(
     max_tokens: int,
     window: int = 0,
     report: Callable[[], None] = lambda: None,
-) -> Demonstrations:
-    """Plays `episodes` training items with a player (envs.hosts.world.Player) in this process.
+) -> tuple[Demonstrations, int]:
+    """Plays `episodes` training items with a player (envs.hosts.world.Player) in this process;
+    returns also how many of them were ended by an answer that did not fit any more.
 
     Each answer is the expert's with probability `oracle`; else, and where it knows no way on, that
     of random play. Of several conversations each is a row. window: as in rows_of. report() is
@@ -136,7 +137,7 @@ def demonstrate_on_hosts(
     rng = np.random.default_rng(seed)
     levels = rng.integers(task.env.num_levels(task.env_params), size=episodes)
     prefix = np.asarray(task.prefix).tolist()
-    most, played = task.env.context or max_tokens, []
+    most, played, cut = task.env.context or max_tokens, [], 0
     for item in np.asarray(task.env_params.items)[levels]:
         talks: dict[int, list[Turn]] = {}  # by their numbers
         observation, instruction = player.reset(int(item)), player.instruction
@@ -147,6 +148,7 @@ def demonstrate_on_hosts(
             answer = [*conversation.answer(said), int(task.eos_ids[0])]
             so_far = len(prefix) + sum(len(turn.prompt) + len(turn.answer) for turn in turns)
             if so_far + len(prompt.tokens) + len(answer) > most:
+                cut += 1
                 break
             turns.append(Turn([*prompt.tokens], answer))
             reply = player.step(said)
@@ -156,7 +158,15 @@ def demonstrate_on_hosts(
         played += talks.values()
         report()
     player.close()
-    return pad_rows(rows_of(prefix, played, window), max_tokens, task.pad_id)
+    rows = rows_of(prefix, played, window)
+    return pad_rows(rows, max_tokens, task.pad_id, bound_of(task, max_tokens)), cut
+
+
+def bound_of(task: HostTask, max_tokens: int) -> str:
+    """The setting that bounds a conversation with a world on a host, for people."""
+    if task.env.context:
+        return f'{task.env.name}.context={task.env.context}'
+    return f'rollout.max_tokens={max_tokens}'
 
 
 class Turn(NamedTuple):
@@ -172,9 +182,10 @@ def rows_of(
     prefix: list[int], episodes: Iterable[Sequence[Turn]], window: int
 ) -> list[tuple[list[int], list[bool]]]:
     """(tokens, which of them are trained) of each row: an episode, or each of its turns after what
-    is seen of it with a window of that many turns (rollout.windows); 0 = all."""
+    is seen of it with a window of that many turns (rollout.windows); 0 = all. Episodes without a
+    turn have none."""
     if not window:
-        return [_row(prefix, turns) for turns in episodes]
+        return [_row(prefix, turns) for turns in episodes if turns]
     return [_seen(prefix, turns, k, window) for turns in episodes for k in range(len(turns))]
 
 
@@ -239,9 +250,15 @@ def answer_lengths(mask: np.ndarray) -> np.ndarray:
 
 
 def pad_rows(
-    rows: Sequence[tuple[list[int], list[bool]]], max_tokens: int, pad_id: int
+    rows: Sequence[tuple[list[int], list[bool]]], max_tokens: int, pad_id: int, bound: str = ''
 ) -> Demonstrations:
-    """Tokens and their trained flags as arrays, as wide as the longest row (in steps of 8)."""
+    """Tokens and their trained flags as arrays, as wide as the longest row (in steps of 8).
+
+    bound: the setting that left no rows, for people; '' = rollout.max_tokens.
+    """
+    if not rows:
+        bound = bound or f'rollout.max_tokens={max_tokens}'
+        raise ValueError(f'no demonstrated answer fits into {bound}: raise it')
     width = min(max_tokens, -(-max(len(row) for row, _ in rows) // 8) * 8)
     tokens = np.full((len(rows), width), pad_id, np.int32)
     mask = np.zeros((len(rows), width), bool)

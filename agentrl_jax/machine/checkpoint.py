@@ -270,6 +270,16 @@ def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Pa
     return directory / str(finished[-1] if step is None else step)
 
 
+def number_of(path: pathlib.Path) -> int:
+    """The step of its folder; ValueError for one that was copied under another name."""
+    if not path.name.isdigit():
+        raise ValueError(
+            f'{path} is a checkpoint under a name that is not its step: name the folder by the '
+            f'number of the step (such as {path.parent / "60"}), or give the workdir of its run'
+        )
+    return int(path.name)
+
+
 def check_files(path: pathlib.Path, *, alone: bool = False) -> dict[str, Any] | None:
     """Is every file of a step as it was written? Its contents; None if an older version saved it.
 
@@ -324,7 +334,8 @@ def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
     Path as find_step. Damaged when none is whole. For one process.
     """
     start = find_step(path, step=step)
-    older = [at for at in reversed(steps(start.parent)) if at <= int(start.name)]
+    own = number_of(start)
+    older = [at for at in reversed(steps(start.parent)) if at <= own]
     for at, then in zip(older, [*older[1:], None], strict=True):
         try:
             check_files(start.parent / str(at), alone=True)

@@ -59,11 +59,20 @@ def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
         player, conversation = task.env.player(), run.worlds[cfg.env.name].conversation
         try:
             with Progress(cfg.clone.episodes, 'demonstrating') as progress:
-                return demonstrations.demonstrate_on_hosts(
+                found, cut = demonstrations.demonstrate_on_hosts(
                     task, conversation, player, report=progress.advance, **chosen
                 )
         except WorldError as error:  # of a server, for one, that searches for it
             raise ValueError(f'a world of the demonstrations failed: {error}') from error
+        if cut:
+            bound = demonstrations.bound_of(task, cfg.rollout.max_tokens)
+            print(
+                f'WARNING: {cut} of {cfg.clone.episodes} demonstrated episodes of {cfg.env.name} '
+                f'do not fit into {bound}, and are left out from the first answer on that does not',
+                file=sys.stderr,
+                flush=True,
+            )
+        return found
 
     def expert(states, used):
         return task.env.plans(states, used, cfg.env.max_actions_per_episode, task.env_params)

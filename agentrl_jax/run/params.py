@@ -1,22 +1,24 @@
 """Which parameters play, which are trained, and which stay as they are.
 
 With LoRA the weights a run starts from are the frozen base of policy, critic and reference alike.
-They come from model.path again when a run resumes; weights that were drawn or cloned are kept:
+They come from model.path again when a run resumes, and must be what they were; weights that were
+drawn or cloned are kept:
   <workdir>/base       the model under adapters, unless it is model.path's own
   <workdir>/reference  what was trained, as it was at step 0 (KL terms, DPO, AgentEvol's restarts)
   <workdir>/best       what was trained, as it was at the best validation (checkpoint.best)
 """
 
 import contextlib
-import dataclasses
 import functools
 import math
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from agentrl_jax.machine import checkpoint, files, frozen, sharding
+from agentrl_jax.machine import checkpoint, checksums, files, frozen, sharding
 from agentrl_jax.models import Model, critic, lora
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.streams import ADAPTERS, Streams
@@ -24,6 +26,11 @@ from agentrl_jax.types import Pair, Params, TrainState
 
 CLONED = 2  # number of the adapters that cloning trains
 BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir
+# Fields of Model that say how it computes, and those that show in the shapes of its parameters
+HOW = ('dtype', 'lora_scale', 'remat', 'scan_layers', 'transposed', 'fused')
+SHOWN = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_layers')
+DIGITS = 6  # of numbers that are compared: a .gguf has those of a config.json in float32
+_known: list[Any] = []  # a weak reference to the first of some parameters, and their base_digest
 
 
 def policy_of(params: Params, base: Params) -> Params:
@@ -79,16 +86,75 @@ def keep_base(cfg: Config, workdir: Path, params: Params) -> None:
         frozen.keep(workdir / BASE_FOLDER, params)
 
 
-def open_base(cfg: Config, workdir: Path | str, params: Params) -> Params:
-    """The frozen parameters of a run with the config cfg; {} without LoRA.
+def open_base(cfg: Config, workdir: Path | str, params: Params, extra: Mapping[str, Any]) -> Params:
+    """The frozen parameters of a run; {} without LoRA, ValueError where model.path has others.
 
-    params: those of model.path, or of the same shapes and layout.
+    params: those of cfg.model.path, or of the same shapes and layout; extra: what lies beside the
+    checkpoint (of older versions without a digest). All processes must call.
     """
     if not cfg.lora.rank:
         return {}
-    if not (Path(workdir) / BASE_FOLDER).is_dir() and base_is_given(cfg):
-        return params
-    return frozen.load(Path(workdir) / BASE_FOLDER, sharding.abstract_of(params))
+    if (Path(workdir) / BASE_FOLDER).is_dir() or not base_is_given(read_saved(extra)):
+        return frozen.load(Path(workdir) / BASE_FOLDER, sharding.abstract_of(params))
+    if 'base' in extra and extra['base'] != base_digest(params):
+        raise ValueError(
+            f'model.path={cfg.model.path!r} holds other parameters than '
+            f'model.path={_path_in(extra)!r} did when this run began, and its adapters fit those '
+            'alone: give the model that it began with'
+        )
+    return params
+
+
+def base_digest(params: Params) -> str:
+    """Digest of the parameters under adapters, whatever the mesh; all processes must call.
+
+    Those of a run, which no step changes, are read once.
+    """
+    first = jax.tree.leaves(params)[0]
+    if not _known or _known[0]() is not first:
+        _known[:] = weakref.ref(first), checksums.digest(params)
+    return _known[1]
+
+
+def start_of(cfg: Config, config: Model, params: Params) -> dict[str, Any]:
+    """What a checkpoint holds of the model that a run began with: what shows in no tensor of its
+    state, and a digest of the parameters that are not kept."""
+    start = {'sizes': sizes_of(config)}
+    if cfg.lora.rank and base_is_given(cfg):
+        start['base'] = base_digest(params)
+    return start
+
+
+def sizes_of(config: Model) -> dict[str, Any]:
+    """What a model computes with and no shape shows: heads, positions, norms; as JSON."""
+
+    def rounded(x):
+        if isinstance(x, tuple):
+            return [rounded(part) for part in x]
+        return float(f'{x:.{DIGITS}g}') if isinstance(x, float) else x
+
+    sizes = {name: rounded(x) for name, x in vars(config).items() if name not in HOW + SHOWN}
+    return {'model_type': config.to_hf()['model_type']} | sizes
+
+
+def check_sizes(cfg: Config, config: Model, extra: Mapping[str, Any]) -> None:
+    """ValueError for a model of cfg with other sizes than the one that a run began with.
+
+    extra: what lies beside its checkpoint, of older versions without them.
+    """
+    before, now = extra.get('sizes', {}), sizes_of(config)
+    other = [name for name in before if name in now and before[name] != now[name]]
+    if other:
+        said = '; '.join(f'{name} is {now[name]} and was {before[name]}' for name in other)
+        raise ValueError(
+            f'model.path={cfg.model.path!r} is another model than model.path={_path_in(extra)!r} '
+            f'was when this run began ({said}): give the model that it began with'
+        )
+
+
+def _path_in(extra: Mapping[str, Any]) -> str:
+    """model.path beside a checkpoint."""
+    return read_saved(extra).model.path
 
 
 def open_start(workdir: Path, abstract: Params) -> Params:
@@ -132,13 +198,16 @@ def saved_policy(
     *,
     step: int | None = None,
 ) -> Params:
-    """The policy of a checkpoint, adapters and base; params: as in open_base."""
+    """The policy of a checkpoint, adapters and base; config, params: of cfg, as in open_base.
+
+    ValueError where they are of another model than the run began with.
+    """
+    extra = checkpoint.read_extra(workdir, step=step)
+    check_sizes(cfg, config, extra)
     abstract = jax.eval_shape(functools.partial(trained_policy, cfg=cfg, config=config), params)
     layout = sharding.specs(abstract, sharding.TRAIN_RULES, mesh)
     abstract = sharding.with_layout(abstract, layout)
     trained = checkpoint.load_params_only(workdir, abstract, step=step)
-    saved = read_saved(checkpoint.read_extra(workdir, step=step))
-    saved = dataclasses.replace(saved, lora=cfg.lora)
     of_run = files.local_path(workdir)
     of_run = of_run.parent if of_run.name == BEST_FOLDER else of_run
-    return policy_of(trained, open_base(saved, of_run, params))
+    return policy_of(trained, open_base(cfg, of_run, params, extra))

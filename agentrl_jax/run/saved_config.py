@@ -8,13 +8,16 @@ import contextlib
 import dataclasses
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import command, config
 
+MAY_DIFFER = tuple(  # of a config that opens a run: not what the model is
+    f'model.{name}' for name in ('path', 'tokenizer', 'dtype', 'remat', 'attention', 'scan_layers')
+)
 HASH_SHOWN = 12  # digits of a config's hash, and of a commit, in a line for people
 
 
@@ -60,10 +63,24 @@ def origin(workdir: str, face: Any, *, step: int | None = None) -> Origin:
     saved = config.saved_in(checkpoint.read_extra(folder))
     return Origin(
         workdir=str(workdir),
-        step=int(folder.name),
+        step=checkpoint.number_of(folder),
         config_hash=files.config_hash(saved),
         commit=provenance.commit(),
         skipped=tuple(unfinished(folder)) if step is None else (),
+    )
+
+
+def check_model(extra: Mapping[str, Any], face: Any) -> None:
+    """ValueError where a ConfigDict has another model than the run that a checkpoint is of.
+
+    Heads, the base of positions and alpha show in no tensor. extra: beside its arrays.
+    """
+    saved, now = config.comparable(extra), config.comparable(config.saved_with(face))
+    shaping = ('model', 'lora')
+    checkpoint.check_config(
+        {name: saved[name] for name in shaping},
+        {name: now[name] for name in shaping},
+        may_differ=MAY_DIFFER,
     )
 
 
@@ -72,7 +89,8 @@ def readable(folder: Path) -> Path:
 
     Which arrays are whole is looked at later, and said (checkpoint.fall_back).
     """
-    older = [step for step in reversed(checkpoint.steps(folder.parent)) if step < int(folder.name)]
+    own = checkpoint.number_of(folder)
+    older = [step for step in reversed(checkpoint.steps(folder.parent)) if step < own]
     for found in [folder, *(folder.parent / str(step) for step in older)]:
         with contextlib.suppress(checkpoint.Damaged):
             checkpoint.read_extra(found)
@@ -82,10 +100,10 @@ def readable(folder: Path) -> Path:
 
 def unfinished(folder: Path) -> list[str]:
     """Names beside a step's folder of newer checkpoints that lack the mark of a finished one."""
-    found = []
+    found, own = [], checkpoint.number_of(folder)
     for path in folder.parent.iterdir():
         number = re.match(r'\d+(?=$|\.)', path.name)
-        if number and int(number[0]) > int(folder.name) and not (path / checkpoint.MARK).exists():
+        if number and int(number[0]) > own and not (path / checkpoint.MARK).exists():
             found.append(path.name)
     return sorted(found)
 

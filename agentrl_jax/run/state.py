@@ -24,10 +24,12 @@ from agentrl_jax.run.params import (
     BEST_FOLDER,
     REFERENCE_FOLDER,
     base_is_given,
+    check_sizes,
     keep_base,
     open_base,
     open_start,
     policy_of,
+    start_of,
     trained_part,
     trained_policy,
 )
@@ -76,6 +78,7 @@ def free_of_worlds(cfg: Config) -> set[str]:
 def saved_beside(run: Run, streams: Streams) -> dict[str, Any]:
     """What a checkpoint holds beside the state."""
     saved = saved_with(run.face) | {'roll_backs': streams.roll_backs}
+    saved |= start_of(run.cfg, run.config, run.params)
     return saved | ({'teachers': [own.digest for own in run.teachers]} if run.teachers else {})
 
 
@@ -140,8 +143,9 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         free = (*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg))
         checkpoint.check_config(before, now, may_differ=free)
         teachers.check(run.cfg, run.teachers, saved)
+        check_sizes(run.cfg, run.config, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
-        model = open_base(run.cfg, workdir, run.params)
+        model = open_base(run.cfg, workdir, run.params, saved)
     reference = open_reference(run, workdir, state)
     taught = tuple(own.params for own in run.teachers)
     hints = teachers.hints(run.cfg, run.training.tasks[0], run.mesh)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import types
 
 import jax
 import micro_runs
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from absl import flags
 from ml_collections import config_flags
+from safetensors.numpy import load_file, save_file
 
-from agentrl_jax import evaluate, export
+from agentrl_jax import evaluate, export, serve_policy
 from agentrl_jax.machine import checkpoint, files, provenance
-from agentrl_jax.run import command, parts, saved_config
+from agentrl_jax.run import command, params, parts, saved_config
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json
@@ -174,6 +176,141 @@ def test_another_architecture_is_neither_played_nor_exported(saved, tmp_path):
         )
     with pytest.raises(ValueError, match='model.num_heads'):
         evaluate.evaluate(changed, str(workdir), str(tmp_path), None, transfer=True)
+
+
+def test_another_architecture_is_not_served(saved, monkeypatch, capsys):
+    """The rotations of another base were applied without a word."""
+    cfg, workdir, _ = saved
+    changed = cfg.copy_and_resolve_references()
+    changed.model.rope_theta = 50.0
+    given = {'workdir': str(workdir), 'best': False, 'step': None, 'config': changed}
+    flags = types.SimpleNamespace(FLAGS=types.SimpleNamespace(**given))
+    monkeypatch.setattr(serve_policy, 'flags', flags)
+    monkeypatch.setattr(serve_policy, 'Served', None)  # not reached
+    with pytest.raises(SystemExit) as ended:
+        serve_policy.main()
+    assert ended.value.code == 1 and 'model.rope_theta: ' in capsys.readouterr().err
+
+
+@pytest.fixture(scope='module')
+def adapted(saved, tmp_path_factory):
+    """(config, workdir) of adapters on a base in a folder."""
+    cfg, workdir, _ = saved
+    folder = tmp_path_factory.mktemp('base') / 'model'
+    export.export_checkpoint(cfg, str(workdir), str(folder), step=2, dtype='float32')
+    on_base = {'model.path': str(folder), 'lora.rank': 2}
+    cfg = micro_runs.config('frozen_lake', **CHANGES | {'model.scan_layers': None} | on_base)
+    workdir = tmp_path_factory.mktemp('adapted')
+    resume(cfg, workdir)
+    return cfg, workdir
+
+
+def resume(cfg, workdir):
+    """Begins the run, or goes on with it."""
+    checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
+    try:
+        start.open_state(build(cfg), checkpoints, Streams(cfg.seed))
+    finally:
+        checkpoint.close(checkpoints)
+
+
+def opened(cfg, workdir):
+    """The policy as programs open it."""
+    run = build(cfg)
+    return params.saved_policy(run.cfg, run.config, run.mesh, run.params, str(workdir))
+
+
+def moved(adapted, to):
+    """The config with a copy of the base elsewhere."""
+    cfg, _ = adapted
+    cfg = cfg.copy_and_resolve_references()
+    shutil.copytree(cfg.model.path, to)
+    cfg.model.path = str(to)
+    return cfg
+
+
+def test_adapters_lie_on_the_base_that_they_were_trained_on_alone(adapted, tmp_path):
+    """Whatever model.path held, if its shapes were the same, played without a word."""
+    cfg, workdir = adapted
+    resume(cfg, workdir)
+    other = moved(adapted, tmp_path / 'other')
+    first, second = opened(cfg, workdir), opened(other, workdir)  # the same parameters elsewhere
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    file = tmp_path / 'other' / 'model.safetensors'
+    tensors = load_file(file)
+    tensors['model.norm.weight'] *= 1.5
+    save_file(tensors, file, metadata={'format': 'pt'})
+    said = f"{other.model.path}' holds other parameters than model.path='{cfg.model.path}' did"
+    with pytest.raises(ValueError, match=said):
+        opened(other, workdir)
+    shutil.copytree(cfg.model.path, tmp_path / 'kept')
+    shutil.copy(file, cfg.model.path)
+    try:
+        with pytest.raises(ValueError, match=f"{cfg.model.path}' holds other parameters"):
+            resume(cfg, workdir)
+    finally:
+        shutil.copytree(tmp_path / 'kept', cfg.model.path, dirs_exist_ok=True)
+
+
+def test_a_checkpoint_of_other_rotations_is_refused(adapted, tmp_path, monkeypatch):
+    """rope_theta and rms_norm_eps of another config.json are in no tensor."""
+    _, workdir = adapted
+    other = moved(adapted, tmp_path / 'other')
+    file = tmp_path / 'other' / 'config.json'
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps(fields | {'rms_norm_eps': float(np.float32(1e-6))}))
+    opened(other, workdir)  # as a .gguf has it
+    file.write_text(json.dumps(fields | {'rope_theta': 50.0, 'rms_norm_eps': 1e-5}))
+    said = r'rope_theta is 50.0 and was 1000000.0; rms_norm_eps is 1e-05 and was 1e-06\): give'
+    for refused in (
+        lambda: evaluate.evaluate(other, str(workdir), str(tmp_path), None),
+        lambda: export.export_checkpoint(
+            other, str(workdir), str(tmp_path / 'out'), step=None, dtype='float32'
+        ),
+        lambda: opened(other, workdir),
+    ):
+        with pytest.raises(ValueError, match=said):
+            refused()
+    monkeypatch.setattr(start, 'CHANGEABLE_ON_RESUME', (*start.CHANGEABLE_ON_RESUME, 'model.path'))
+    with pytest.raises(ValueError, match=said):
+        resume(other, workdir)
+
+
+def test_checkpoints_of_older_versions_say_nothing_of_the_model(adapted, tmp_path, monkeypatch):
+    _, workdir = adapted
+    other = moved(adapted, tmp_path / 'other')
+    fields = json.loads((tmp_path / 'other' / 'config.json').read_text()) | {'rope_theta': 50.0}
+    (tmp_path / 'other' / 'config.json').write_text(json.dumps(fields))
+    extra = checkpoint.read_extra(workdir)
+    assert extra.keys() >= {'sizes', 'base'}
+    older = {name: extra[name] for name in ('config', 'version', 'roll_backs')}
+    monkeypatch.setattr(checkpoint, 'read_extra', lambda path, step=None: older)
+    opened(other, workdir)
+
+
+def test_the_base_of_a_run_is_read_once(adapted, monkeypatch):
+    cfg, _ = adapted
+    run, digests = build(cfg), []
+    monkeypatch.setattr(params.checksums, 'digest', lambda tree: digests.append(tree) or 'x')
+    assert [start.saved_beside(run, Streams(0))['base'] for _ in range(3)] == ['x'] * 3
+    assert digests == [run.params]
+    plain = micro_runs.config('frozen_lake', **CHANGES)
+    assert 'base' not in start.saved_beside(build(plain), Streams(0)) and len(digests) == 1
+
+
+def test_a_step_that_was_copied_under_another_name_is_refused_in_words(saved, tmp_path):
+    """It ended in "invalid literal for int()"."""
+    cfg, workdir, _ = saved
+    shutil.copytree(workdir / 'checkpoints' / '4', tmp_path / 'keep50')
+    kept, said = str(tmp_path / 'keep50'), 'keep50 is a checkpoint under a name that is not its'
+    with pytest.raises(ValueError, match=said):
+        export.export_checkpoint(cfg, kept, str(tmp_path / 'x'), step=None, dtype='float32')
+    with pytest.raises(ValueError, match=said):
+        checkpoint.fall_back(kept)
+    with pytest.raises(SystemExit, match=said):
+        saved_config.default(['program', f'--workdir={kept}', '--fallback'])
+    (tmp_path / 'keep50').rename(tmp_path / '4')
+    assert saved_config.origin(str(tmp_path / '4'), cfg).step == 4
 
 
 def test_a_policy_plays_other_worlds_with_its_own_tokenizer(saved):

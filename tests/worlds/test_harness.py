@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 
 import harness_clients as clients
@@ -22,6 +23,7 @@ import pytest
 import tiny_agents as tiny
 from llama_vocabulary import llama_tokenizer
 
+from agentrl_jax import evaluate
 from agentrl_jax.envs.hosts.harness import boxes, wire, workers
 from agentrl_jax.envs.hosts.harness import task as task_of_harness
 from agentrl_jax.envs.hosts.harness.endpoint import Episode
@@ -38,6 +40,7 @@ from agentrl_jax.rollout.host import counters_of
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
 from agentrl_jax.rollout.world_calls import WorldsFailed
+from agentrl_jax.run import cloning
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import agents, conversation
 from agentrl_jax.tokens.chat import build_chat
@@ -842,18 +845,26 @@ BOXES = dict(
 
 
 def demonstrated(episodes, **settings):
-    """(texts of rows, texts of what trains in them) of demonstrations by an expert."""
+    """(texts of rows, texts of what trains in them) of demonstrations by an expert, which fit."""
+    found, cut = demonstrated_within(2000, episodes, **settings)
+    assert not cut
+    return found
+
+
+def demonstrated_within(max_tokens, episodes, **settings):
+    """The same, as far as they fit; how many do not."""
     env = HarnessEnvironment(num_items=200, **settings)
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
     task = conversation.build_host_task(env, env.make_params(num_levels=16), talk, max_turns=6)
-    how = dict(seed=0, episodes=episodes, oracle=1.0, max_tokens=2000)
-    found = jax.device_get(demonstrations.demonstrate_on_hosts(task, talk, env.player(), **how))
+    how = dict(seed=0, episodes=episodes, oracle=1.0, max_tokens=max_tokens)
+    found, cut = demonstrations.demonstrate_on_hosts(task, talk, env.player(), **how)
+    found = jax.device_get(found)
 
     def texts(masks):
         rows = zip(found.tokens, masks, strict=True)
         return [tiny.tokenizer().decode(row[mask], show_special=True) for row, mask in rows]
 
-    return texts(found.attention_mask), texts(found.mask)
+    return (texts(found.attention_mask), texts(found.mask)), cut
 
 
 def test_an_expert_answers_in_the_place_of_the_policy():
@@ -887,6 +898,46 @@ def test_demonstrations_of_several_conversations_are_a_row_each():
     assert (
         trained == ['Yes 2.<|im_end|>Yes 4.<|im_end|>', 'Yes 3.<|im_end|>', 'Yes 4.<|im_end|>'] * 2
     )
+
+
+def test_demonstrations_that_do_not_fit_are_counted_and_leave_no_empty_rows():
+    """They vanished without a word, and a run in which none fitted divided by zero."""
+    _, whole = demonstrated(12, **BOXES)
+    twice = [said.count('<|im_end|>') for said in whole].count(2)
+    (_, trained), cut = demonstrated_within(560, 12, **BOXES)  # one answer each
+    assert cut == twice == 8 and [said.count('<|im_end|>') for said in trained] == [1] * 12
+    (_, trained), cut = demonstrated_within(538, 12, **BOXES)  # two answers have no more tokens
+    assert cut == 10 and len(trained) == 2 and all(trained)
+    with pytest.raises(ValueError, match='no demonstrated answer fits into rollout.max_tokens=20'):
+        demonstrated_within(20, 12, **BOXES)
+    branching = dict(run='harness_clients:branching', expert='harness_clients:polite')
+    with pytest.raises(ValueError, match='fits into harness.context=9: raise it'):
+        demonstrated_within(2000, 2, branches=4, context=9, **branching)
+
+
+def test_a_run_says_how_many_demonstrations_do_not_fit(capsys):
+    changes = {f'harness.{name}': value for name, value in BOXES.items()}
+    changes |= {'clone.episodes': 12, 'clone.oracle': 1.0, 'env.max_turns': 6}
+    changes |= {'rollout.max_tokens': 560, 'harness.num_items': 200}
+    cfg = read_config(micro_runs.plain('harness', **changes), None)
+    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
+    env = cfg.worlds[0]
+    task = conversation.build_host_task(env, env.make_params(num_levels=16), talk, max_turns=6)
+    worlds = {'harness': types.SimpleNamespace(conversation=talk)}
+    cloning.own_demonstrations(types.SimpleNamespace(worlds=worlds), cfg, task)
+    said = capsys.readouterr().err
+    assert 'WARNING: 8 of 12 demonstrated episodes of harness do not fit into' in said
+    assert 'rollout.max_tokens=560' in said
+
+
+def test_episodes_of_a_harness_are_no_trajectories(tmp_path, monkeypatch):
+    """Tools came back twice or not at all, and files were written that cloning refused."""
+    monkeypatch.setattr(evaluate.hosts, 'playing', None)  # not reached
+    for changes in ({}, {'harness.branches': 2}):
+        cfg = micro_runs.plain('harness', **{'harness.run': BOXES['run']} | changes)
+        with pytest.raises(ValueError, match='--trajectories: episodes of harness are chats'):
+            evaluate.evaluate(cfg, '', str(tmp_path), None, str(tmp_path / 'played.jsonl'))
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_expert_that_says_nothing_is_a_fault():
