@@ -55,6 +55,7 @@ SHOWN = ('demonstrations_tiny', 'last')
 TURNS, PAID = ('horizon_again', 'ten'), 'lookups, 0.00025'
 KNOWN = ('known_facts_tiny', 'tools')
 RIVALS = ('estimators_tiny', 'last')
+CLEAN, SPOILT = ('thinking_tiny', 'clean'), ('agents_tiny', 'one_trial')
 CLAIMS = (
     Claim(
         'keeping the groups that vary most prevents collapse',
@@ -106,14 +107,14 @@ CLAIMS = (
                 'outcome_tokens',
                 'growing, outcome, 0.00025',
                 'long, outcome, 0.00025',
-                '... less long, outcome alone, equal tokens',
+                '... less long, outcome alone',
             ),
             Effect(
                 'scaling_inter_tiny',
                 'equal_tokens',
                 'growing',
                 'fixed long',
-                f'growing less long, {LAKE}, equal tokens',
+                f'growing less long, {LAKE}',
                 LAKE,
             ),
         ),
@@ -205,12 +206,19 @@ CLAIMS = (
     Claim(
         'thinking before an answer helps',
         'RAGEN, Table 4',
-        OPEN,
+        'not where answers say as much',
         (
             Effect(
-                'agents_tiny', 'one_trial', 'think', 'act', f'think less act, {SOKOBAN}', SOKOBAN
+                'thinking_again',
+                'ten',
+                'think, 36 steps',
+                'act',
+                'think less act, 4/5 of tokens',
             ),
-            Effect('agents_tiny', 'one_trial', 'think', 'act', f'think less act, {LAKE}', LAKE),
+            Effect(*CLEAN, 'think', 'act', '... after as many steps', LAKE),
+            Effect(*CLEAN, 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
+            Effect(*SPOILT, 'think', 'act', f'thoughts know more, {LAKE}', LAKE),
+            Effect(*SPOILT, 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
         ),
     ),
 )

@@ -24,9 +24,9 @@ act, cloned on starts higher than act and ends within five of it. Half of the tu
 act at the start, and on FrozenLake at the end.
 
 Second stage, since with three seeds every interval holds 0, and since reading think where act ends
-reads it at a third of a rate that falls: from clean episodes, act and `think, as many tokens`,
-whose rate falls within a third of the steps, with ten seeds, FrozenLake first, Sokoban as far as
-time allows (folder thinking_again; --only=clone.oracle=1.0 and the fields of an arm).
+reads it at a third of a rate that falls: from clean episodes, act and `think, 36 steps`, whose
+rate falls within these and whose tokens were to be as many, with ten seeds, FrozenLake first,
+Sokoban as far as time allows (folder thinking_again; --only=clone.oracle=1.0 and an arm's fields).
 Predicted before its first run of that arm: it is below act in both worlds, and the interval does
 not hold 0.
 """
@@ -46,7 +46,7 @@ ARMS = {
     'act, cloned on': {'env.think': False, 'clone.steps': LONG},
     'empty': {'env.think': True, 'clone.steps': SHORT},
     'think': {'env.think': True, 'clone.steps': SHORT, 'clone.thoughts': True},
-    'think, as many tokens': {
+    'think, 36 steps': {
         'env.think': True,
         'clone.steps': SHORT,
         'clone.thoughts': True,

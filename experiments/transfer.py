@@ -37,12 +37,15 @@ import pathlib
 import sys
 import tempfile
 
+import matplotlib
 import ml_collections
 import numpy as np
+from matplotlib.figure import Figure
 
 from agentrl_jax import evaluate, train
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
+from agentrl_jax.records import plots
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import read
 from experiments import agents, common, thinking
@@ -91,7 +94,7 @@ def cells(world, arm):
         return {name: (more, 512, 1) for name, more in RULES[world].items()}
     names = 'env.max_turns', 'env.max_actions_per_episode'
     return {
-        f'{turns} turns': (dict(zip(names, (turns, 4 * turns), strict=True)), 128, TRIES)
+        turns_cell(turns): (dict(zip(names, (turns, 4 * turns), strict=True)), 128, TRIES)
         for turns in TURNS
     }
 
@@ -227,14 +230,18 @@ def reference_row(records, world, columns, field, label):
 
 
 def heading(columns):
-    return [f'| | {" | ".join(columns)} |', '| ---' * (1 + len(columns)) + ' |']
+    return [f'| | {" | ".join(columns)} |', '| --- ' * (1 + len(columns)) + '|']
+
+
+def turns_cell(turns):
+    return f'{turns} turn{"s" * (turns > 1)}'
 
 
 def tables(records):
     """{name: markdown}: of each world its rules, its turns, and its turns with many tries."""
     found = {}
     for world in RULES:
-        rules, turns = list(RULES[world]), [f'{n} turns' for n in TURNS]
+        rules, turns = list(RULES[world]), list(map(turns_cell, TURNS))
         if not any(record['world'] == world for record in records):
             continue
         own = heading(rules) + rows_of(records, world, rules, 'success', ARMS)
@@ -251,6 +258,40 @@ def tables(records):
                 own.append(reference_row(records, world, turns, 'oracle', 'oracle'))
             found[f'{world}_{name}'] = '\n'.join(own) + '\n'
     return found
+
+
+def draw(records, path):
+    """Success over turns, once and in many tries: seeds thin, their mean thick."""
+    worlds = [world for world in RULES if any(r['world'] == world for r in records)]
+    kinds = (('success', 'random', 'success'), ('pass', 'random_pass', f'pass@{TRIES}'))
+    with matplotlib.rc_context(plots.STYLE):
+        figure = Figure(figsize=(8, 6), layout='constrained')
+        panels = figure.subplots(2, len(worlds), sharex=True, sharey='row', squeeze=False)
+        for (field, player, name), row in zip(kinds, panels, strict=True):
+            found = values(records, field)
+            random = values(records, player)
+            for world, panel in zip(worlds, row, strict=True):
+                for policy, colour in zip(('clone', 'RL'), plots.COLOURS, strict=False):
+                    of_turns = [
+                        found[world, TOLD_NOTHING, policy, turns_cell(turns)] for turns in TURNS
+                    ]
+                    for seed in of_turns[0]:
+                        panel.plot(TURNS, [x[seed] for x in of_turns], color=colour, lw=0.7)
+                    means = [np.mean(list(x.values())) for x in of_turns]
+                    panel.plot(TURNS, means, color=colour, lw=2.5, marker='o', label=policy)
+                by_chance = [
+                    np.mean(list(random[world, TOLD_NOTHING, 'RL', turns_cell(n)].values()))
+                    for n in TURNS
+                ]
+                style = dict(color=plots.REFERENCE_COLOUR, ls='--')
+                panel.plot(TURNS, by_chance, label='random play', **style)
+                panel.axvline(3, color=plots.OTHERS_COLOUR, lw=1, zorder=0)
+                panel.set_title(f'{thinking.NAMES[world]}: {name}, %')
+                panel.set_xticks(TURNS)
+        for panel in panels[-1]:
+            panel.set_xlabel('turns at test time (trained: 3)')
+        panels[0][0].legend()
+        figure.savefig(path, dpi=plots.DPI, metadata={'Software': None})
 
 
 def embed(page, found):
@@ -278,6 +319,7 @@ def main():
         path = FOLDER / 'README.md'
         page = path.read_text(encoding='utf-8')
         files.write_atomic(path, embed(page, tables(load())))
+        draw(load(), FOLDER / 'turns.png')
     return 0
 
 

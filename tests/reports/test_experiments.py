@@ -31,6 +31,7 @@ from experiments import (
     mtgrpo_search,
     ragen_starpo_vs_s,
     report,
+    transfer,
     scaling_inter,
     turn_credit,
     zero_shot,
@@ -517,6 +518,14 @@ def test_the_claims_are_those_of_the_committed_metrics(page):
     text = (report.FOLDER / page).read_text(encoding='utf-8')
     assert f'<!-- claims -->\n{report.table()}<!-- end of claims -->' in text
     assert len(report.CLAIMS) == 10
+
+
+def test_the_tables_of_transfer_are_those_of_its_records():
+    page, found = transfer.FOLDER / 'README.md', transfer.tables(transfer.load())
+    text = page.read_text(encoding='utf-8')
+    assert transfer.embed(text, found) == text and len(found) == 6
+    home = transfer.values(transfer.load(), 'success')['sokoban', 'act', 'RL', transfer.HOME]
+    assert transfer.spread(home.values()) in found['sokoban_rules'] and set(home) == {0, 1, 2}
 
 
 # ---- pretrained models -------------------------------------------------------------------------
