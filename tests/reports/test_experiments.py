@@ -31,8 +31,8 @@ from experiments import (
     mtgrpo_search,
     ragen_starpo_vs_s,
     report,
-    transfer,
     scaling_inter,
+    transfer,
     turn_credit,
     zero_shot,
 )
