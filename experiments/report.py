@@ -206,7 +206,7 @@ CLAIMS = (
     Claim(
         'thinking before an answer helps',
         'RAGEN, Table 4',
-        'not where answers say as much',
+        'not on FrozenLake, else cannot say',
         (
             Effect(
                 'thinking_again',
@@ -219,6 +219,8 @@ CLAIMS = (
             Effect(*CLEAN, 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
             Effect(*SPOILT, 'think', 'act', f'thoughts know more, {LAKE}', LAKE),
             Effect(*SPOILT, 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
+            Effect('thinking_tiny', 'half', 'think', 'act', '... again, as many steps', LAKE),
+            Effect('thinking_tiny', 'half', 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
         ),
     ),
 )

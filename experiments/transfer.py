@@ -7,8 +7,8 @@
 The policies of experiments/thinking.py that learnt from clean episodes, `act` and `think`, and
 their clones play the test split under other rules of their world and in the other world. The first
 command trains `act` with prompts that do not say how many actions are left (env.prompt=plain): it
-plays with one to eight turns where it had three. (A policy that has only been told of ten actions
-falls from 26 to 20 % when it is told of 32, whatever turns it has.)
+plays with one to eight turns where it had three. (A clone that had seen counts of ten and fewer
+fell from 26 % with three turns to 20 with eight, whose prompts begin with 32.)
 RAGEN (arXiv:2504.20073) finds that skill carries over to variants of a world, AgentGym-RL
 (arXiv:2509.08755) that more turns at test time raise success. What is not carried over stands where
 random play does, so each cell has its random play and oracle beside it.
@@ -149,7 +149,7 @@ def play(workdir, cell, out):
 
 @functools.cache
 def random_pass(config, tries):
-    """Success of random play within so many tries at a level; config: as JSON."""
+    """Success of random play within this many tries at a level; config: as JSON."""
     cfg = read(ml_collections.ConfigDict(json.loads(config)), None)
     env, env_params = parts.build_environment(cfg, 'test')
     actions = min(cfg.env.max_actions_per_episode, cfg.env.max_turns * cfg.env.max_actions_per_turn)
