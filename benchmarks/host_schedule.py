@@ -209,7 +209,7 @@ def begin(
     )
     return schedule(
         device,
-        types.SimpleNamespace(said=lambda ids: '', chat=types.SimpleNamespace(end_id=0)),
+        types.SimpleNamespace(said=lambda ids, part=0: '', chat=types.SimpleNamespace(end_id=0)),
         calls,
         params=None,
         key=None,

@@ -2,9 +2,10 @@
 
 RAGEN (arXiv:2504.20073, Table 4) finds that reasoning before an answer helps in some worlds.
 experiments/agents.py could not tell: its arms began from clones of play that was random in half of
-the turns and more, in which thoughts alone said what the expert would do. Here the same few episodes of an
-expert are all there is, in which it is always followed (clone.oracle=1), or in half of the turns
-(0.5) while thoughts say what it would do. Answers are legal in all arms (rollout.constrain).
+the turns and more, in which thoughts alone said what the expert would do. Here the same few
+episodes of an expert are all there is, in which it is always followed (clone.oracle=1), or in half
+of the turns (0.5) while thoughts say what it would do. Answers are legal in all arms
+(rollout.constrain).
 
 act            answers with actions alone
 act, cloned on as act, with a clone of three times as many steps
