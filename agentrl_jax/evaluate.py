@@ -137,8 +137,8 @@ def evaluate(
         raise ValueError(
             f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
         )
-    rows = slice(cfg.eval.samples * cfg.env.eval_levels)  # those after it only fill the mesh
-    stop, healthy = (np.asarray(x)[rows] for x in (rollout.episode_stop, rollout.healthy))
+    played_rows = slice(cfg.eval.samples * cfg.env.eval_levels)  # later ones only fill the mesh
+    stop, healthy = (np.asarray(x)[played_rows] for x in (rollout.episode_stop, rollout.healthy))
     cut = (stop == EpisodeStop.TOKEN_BUDGET)[healthy]
     metrics['eval/token_budget_stop'] = float(cut.mean())
     players = report.reference(task, cfg.env.eval_levels)
@@ -318,9 +318,7 @@ MAY_DIFFER = (
     'alarm',
     'log',
     'curriculum',
-    'model.path',
-    'model.tokenizer',
-    'model.dtype',
+    *saved_config.MAY_DIFFER,
 )
 
 

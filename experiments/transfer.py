@@ -10,7 +10,7 @@ command trains `act` with prompts that do not say how many actions are left (env
 plays with one to eight turns where it had three. (A clone that had seen counts of ten and fewer
 fell from 26 % with three turns to 20 with eight, whose prompts begin with 32.)
 RAGEN (arXiv:2504.20073) finds that skill carries over to variants of a world, AgentGym-RL
-(arXiv:2509.08755) that more turns at test time raise success. What is not carried over stands where
+(arXiv:2509.08755) that more turns at test time raise success. Without skill a policy plays as
 random play does, so each cell has its random play and oracle beside it.
 
 rules  512 levels once

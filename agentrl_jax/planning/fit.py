@@ -88,11 +88,12 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
     state, frozen = shapes.state, shapes.frozen
     playing = jnp.dtype(cfg.rollout.sampler_dtype or config.dtype)
-    # In float32 and whole on every device it is the policy itself, but for transposed kernels
-    same = playing == jnp.float32 and mesh.shape['fsdp'] == 1 and not parts.transposes(config, mesh)
     rules = sharding.rollout_rules(
         mesh, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
     )
+    # In float32 and laid out alike it is the policy itself, but for transposed kernels
+    alike = mesh.shape['fsdp'] == 1 and rules == sharding.ROLLOUT_RULES
+    same = playing == jnp.float32 and alike and not parts.transposes(config, mesh)
     played = [
         sharding.with_layout(x, sharding.specs(x, rules, mesh))
         for x in (state.params, frozen.model)

@@ -286,11 +286,9 @@ Undone = tuple[int, list[Mapping[str, float]]]  # a roll back: to which step, an
 
 
 def _undone(folder: Path) -> list[Undone]:
-    path = folder / run_log.ROLL_BACKS_FILE
-    listed = files.read_json(path) if path.exists() else []
     return [
         (one['to_step'], run_log.read_metrics(folder / run_log.ABANDONED_FILE.format(number)))
-        for number, one in enumerate(listed, 1)
+        for number, one in enumerate(run_log.read_roll_backs(folder), 1)
     ]
 
 

@@ -587,8 +587,8 @@ class HostRollout:
         slot.length += count
         self.counted['generated'] += count
         sampled = ids[: count - (stop == TurnStop.EOS)].tolist()
-        action = self.conversation.said(sampled)
-        self.note(slot, (slot.now.part, self.conversation.said(sampled, slot.now.part)))
+        action = self.conversation.said(sampled, slot.now.part)
+        self.note(slot, (slot.now.part, action))
         if self.task.env.chats:
             action = self.as_answer(slot, action, place)
         if slot.now.part == agents.ACT:

@@ -17,18 +17,6 @@ from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
 from agentrl_jax.run.params import BEST_FOLDER
 
-FILE = run_log.ROLL_BACKS_FILE
-
-
-def read(workdir: Path) -> list[dict[str, Any]]:
-    """Every roll back so far, the oldest first: at_step, to_step, signal, reason."""
-    path = workdir / FILE
-    past = files.read_json(path) if path.exists() else []
-    listed = isinstance(past, list) and all(isinstance(one, dict) for one in past)
-    if not listed or not all(type(one.get('to_step')) is int for one in past):
-        raise ValueError(f'{path} does not list roll backs with their to_step: it was changed')
-    return past
-
 
 def watch(
     history: list[dict[str, float]], settings: Mapping[str, Any], *, used: int
@@ -97,18 +85,18 @@ def target(steps: Sequence[int], since: int) -> int | None:
 
 def record(workdir: Path, *, at_step: int, to_step: int, signal: str, reason: str) -> None:
     """Keeps the abandoned rows, then writes the roll back down: from here on it has happened."""
-    past = read(workdir)
+    past = run_log.read_roll_backs(workdir)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     lost = ''.join(run_log.json_line(row) for row in rows if row['step'] >= to_step)
     files.write_atomic(workdir / run_log.ABANDONED_FILE.format(len(past) + 1), lost)
     past.append({'at_step': at_step, 'to_step': to_step, 'signal': signal, 'reason': reason})
-    files.write_atomic(workdir / FILE, json.dumps(past, indent=2) + '\n')
+    files.write_atomic(workdir / run_log.ROLL_BACKS_FILE, json.dumps(past, indent=2) + '\n')
 
 
 def settle(workdir: Path) -> int:
     """Removes checkpoints that a roll back has abandoned; how many roll backs there were."""
     processes.barrier('roll back written')
-    past = read(workdir)
+    past = run_log.read_roll_backs(workdir)
     if past and jax.process_index() == 0:
         for name in (checkpoint.FOLDER, f'{BEST_FOLDER}/{checkpoint.FOLDER}'):
             _remove_abandoned(workdir / name, past)

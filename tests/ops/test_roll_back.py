@@ -90,15 +90,15 @@ def test_arrays_that_changed_are_set_aside_for_fallback_if_they_are_the_run_s_ow
 
 @pytest.mark.parametrize('text', ['', '5', '[1]', '[{"at_step": 3}]', '[{"to_step": null}]'])
 def test_a_list_of_roll_backs_that_was_changed_is_named(tmp_path, text):
-    (tmp_path / roll_back.FILE).write_text(text)
-    with pytest.raises(ValueError, match=roll_back.FILE):
-        roll_back.read(tmp_path)
+    (tmp_path / run_log.ROLL_BACKS_FILE).write_text(text)
+    with pytest.raises(ValueError, match=run_log.ROLL_BACKS_FILE):
+        run_log.read_roll_backs(tmp_path)
 
 
 def test_the_run_goes_back_once_and_then_stops(undisturbed):
     workdir, cfg, code = undisturbed
     assert code == 1
-    (past,) = roll_back.read(workdir)
+    (past,) = run_log.read_roll_backs(workdir)
     assert (past['at_step'], past['to_step'], past['signal']) == (4, 2, 'entropy_rise')
     rows, lost = rows_of(workdir), run_log.read_metrics(workdir / 'metrics_abandoned_1.jsonl')
     assert [row['step'] for row in rows] == [0, 1, 2, 3, 4]
@@ -136,7 +136,7 @@ def test_a_run_killed_around_its_roll_back_is_the_same_run(
     assert train.train(cfg, workdir) == 1
     rows, undisturbed_rows = (micro_runs.without_times(rows_of(w)) for w in (workdir, expected))
     assert rows == undisturbed_rows
-    assert roll_back.read(workdir) == roll_back.read(expected)
+    assert run_log.read_roll_backs(workdir) == run_log.read_roll_backs(expected)
     one, other = (micro_runs.saved_state(cfg, w) for w in (workdir, expected))
     jax.tree.map(np.testing.assert_array_equal, one, other)
 

@@ -290,13 +290,13 @@ def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
     rows = [{'step': step, 'time_s': 1.0, 'a/b': step / 3} for step in range(9)]
     text = ''.join(run_log.json_line(row) for row in rows)
     (tmp_path / run_log.METRICS_FILE).write_text(text)
-    assert roll_back.read(tmp_path) == [] and roll_back.settle(tmp_path) == 0
+    assert run_log.read_roll_backs(tmp_path) == [] and roll_back.settle(tmp_path) == 0
     roll_back.record(tmp_path, at_step=8, to_step=4, signal='std_drop', reason='why')
     roll_back.record(tmp_path, at_step=8, to_step=2, signal='no_success', reason='again')
     assert run_log.read_metrics(tmp_path / 'metrics_abandoned_1.jsonl') == rows[4:]
     assert run_log.read_metrics(tmp_path / 'metrics_abandoned_2.jsonl') == rows[2:]
-    assert [past['to_step'] for past in roll_back.read(tmp_path)] == [4, 2]
-    assert roll_back.read(tmp_path)[0] == {
+    assert [past['to_step'] for past in run_log.read_roll_backs(tmp_path)] == [4, 2]
+    assert run_log.read_roll_backs(tmp_path)[0] == {
         'at_step': 8,
         'to_step': 4,
         'signal': 'std_drop',

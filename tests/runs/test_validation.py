@@ -99,7 +99,7 @@ def test_the_best_is_compared_with_what_is_kept(tmp_path):
     assert kept() == [10] and checkpoint.read_extra(folder)['eval/success'] == 0.7
     validated(10, 0.7)  # played again after a kill
     assert kept() == [10]
-    (tmp_path / roll_back.FILE).write_text('[{"to_step": 8}]')
+    (tmp_path / run_log.ROLL_BACKS_FILE).write_text('[{"to_step": 8}]')
     assert roll_back.settle(tmp_path) == 1 and kept() == []
     validated(20, 0.2, roll_backs=1)
     assert roll_back.settle(tmp_path) == 1 and kept() == [20]

@@ -265,8 +265,8 @@ def test_a_task_that_any_stop_would_solve_is_refused(read_rows, changes, field):
 
 
 def test_a_program_may_want_a_part_of_a_page_to_be_empty():
-    told = {'url': 'last', 'locator': '', 'required_contents': {'exact_match': ''}}
-    assert tasks.read_target(told).contents == ('',)
+    target = {'url': 'last', 'locator': '', 'required_contents': {'exact_match': ''}}
+    assert tasks.read_target(target).contents == ('',)
 
 
 def test_sites_are_names_and_addresses():
@@ -589,8 +589,8 @@ def test_programs_call_what_webarena_has(arena):
 def test_a_program_that_leads_away_from_the_sites_scores_0_and_ends_the_episode(site, read_rows):
     """`stop` was taken for a bad action, of an episode that was over all the same."""
     away = NOTE | {'url': 'http://elsewhere/', 'required_contents': {'exact_match': ''}}
-    told = row(0, 'x', eval_types=['program_html'], program_html=[away])
-    path, sites = read_rows([told], site.server_port)
+    task = row(0, 'x', eval_types=['program_html'], program_html=[away])
+    path, sites = read_rows([task], site.server_port)
     with contextlib.closing(WebArena(tasks=path, sites=sites)) as play:
         play.reset(0)
         reply = play.step('stop [done]')
