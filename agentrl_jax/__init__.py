@@ -18,7 +18,7 @@ What they act on: a world of ENVIRONMENTS, which build_task turns into a convers
 (TextTask), and the Episodes of it to play. TurnStop and EpisodeStop say why a turn and an episode
 ended.
 The loop around them is agentrl_jax/train.py; every command is `python -m agentrl_jax.<command>`:
-train, evaluate, elo, export, play, serve, serve_policy, retrieve, view, plan, sweep, tables.
+train, evaluate, elo, export, play, serve, serve_policy, view, plan, sweep, tables.
 
 Names are looked up when they are first used: importing the package alone imports nothing heavy, so
 a command can read its flags before JAX starts.

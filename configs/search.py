@@ -6,8 +6,8 @@
 
 asks about countries (`pip install agentrl_jax[search]`). The paper asks TriviaQA's questions, with
 articles of Wikipedia: --config.search.questions="('train.jsonl', 'validation.jsonl')" and
---config.search.corpus=http://127.0.0.1:8000, a server that `python -m agentrl_jax.retrieve` or
-Search-R1's scripts start, or the folder of an index. Two-hop questions, with one search for each:
+--config.search.corpus=http://127.0.0.1:8000, a server that Search-R1's scripts start, or the folder
+of an index. Two-hop questions, with one search for each:
 --config.search.hops='(1, 2)' --config.search.calls=3
 
 Rewards, prompt, and optimiser are those of its code: up to .7 for the search, 1.9 for answer and

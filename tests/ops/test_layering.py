@@ -19,9 +19,7 @@ BELOW_RUN = (
     'records'.split()
 )
 BELOW_COMMANDS = [*BELOW_RUN, 'run', 'planning', 'sweeps', 'results']
-COMMANDS = tuple(
-    'train evaluate elo export play serve serve_policy retrieve view plan sweep tables'.split()
-)
+COMMANDS = tuple('train evaluate elo export play serve serve_policy view plan sweep tables'.split())
 MAY_IMPORT = {
     'types': [],
     'settings': [],

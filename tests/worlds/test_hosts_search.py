@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import http.server
@@ -23,15 +22,7 @@ import uvicorn
 
 from agentrl_jax.envs.hosts import gate, server
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
-from agentrl_jax.envs.hosts.search import (
-    countries,
-    dialects,
-    drawn,
-    questions,
-    retrieval,
-    service,
-    world,
-)
+from agentrl_jax.envs.hosts.search import countries, dialects, drawn, questions, retrieval, world
 from agentrl_jax.envs.hosts.search.world import Search, SearchQA
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 from agentrl_jax.envs.splits import SPLITS
@@ -100,12 +91,12 @@ def test_ties_are_in_the_order_of_the_corpus_and_what_shares_no_word_is_not_foun
 
 
 def test_an_index_on_disk_finds_what_the_one_in_memory_finds(corpus, tmp_path):
-    built = service.open_index(corpus)
-    mapped = service.open_index(corpus, str(tmp_path / 'index'))
-    again = service.open_index('', str(tmp_path / 'index'))
+    built = retrieval.Index.build(list(retrieval.read_documents(corpus)))
+    built.save(tmp_path / 'index')
+    mapped = retrieval.Index.load(tmp_path / 'index')
     queries = ['capital city', 'Seine', 'Oslo']
-    assert built.search(queries, 3) == mapped.search(queries, 3) == again.search(queries, 3)
-    assert len(again.documents) == 4 and not isinstance(again.documents, list)
+    assert built.search(queries, 3) == mapped.search(queries, 3)
+    assert len(mapped.documents) == 4 and not isinstance(mapped.documents, list)
     assert retrieval.open_corpus(str(tmp_path / 'index')) is retrieval.open_corpus(
         str(tmp_path / 'index')
     )
@@ -152,107 +143,6 @@ def running(app):
     yield f'http://127.0.0.1:{served.servers[0].sockets[0].getsockname()[1]}'
     served.should_exit = True
     thread.join()
-
-
-@pytest.fixture(scope='module')
-def served(corpus):
-    with running(service.build_app(service.open_index(corpus))) as url:
-        yield url
-
-
-def test_the_client_finds_on_a_server_what_its_index_finds(corpus, served):
-    near = service.open_index(corpus)
-    with contextlib.closing(retrieval.Client(f'{served}/retrieve')) as far:
-        for k in (1, 3):
-            queries = ['capital of France', 'Seine', 'xyz']
-            found, wanted = far.search(queries, k), near.search(queries, k)
-            assert [[hit[1] for hit in hits] for hits in found] == [
-                [hit[1] for hit in hits] for hits in wanted
-            ]
-            shown = [[hit[0]['contents'] for hit in hits] for hits in found]
-            assert shown == [[hit[0]['contents'] for hit in hits] for hits in wanted]
-
-
-def test_the_server_speaks_search_r1_s_protocol(served):
-    with contextlib.closing(retrieval.Client(served)) as client:
-        post = client.connection.post
-        scored = post('retrieve', {'queries': ['Oslo', 'Seine'], 'topk': 1, 'return_scores': True})
-        document = scored['result'][0][0]['document']
-        assert document['title'] == 'Oslo' and document['text'] == 'Oslo is a capital too.'
-        assert document['contents'] == '"Oslo"\nOslo is a capital too.'
-        plain = post('retrieve', {'queries': ['Oslo', 'Seine'], 'topk': 1})
-        assert plain['result'] == [[hit['document'] for hit in hits] for hits in scored['result']]
-        one = post('retrieve', {'query': 'paris city capital', 'topk': None})
-        assert len(one['result']) == 1 and len(one['result'][0]) == 3
-        assert client.connection.get('health') == {'documents': 4}
-        for wrong in ({}, {'queries': ['a'], 'query': 'b'}, {'queries': ['a'], 'topk': 101}):
-            with pytest.raises(WorldError, match='answered 422'):
-                post('retrieve', wrong)
-
-
-def test_documents_are_found_only_with_the_token_where_there_is_one(corpus, asked, tmp_path):
-    token = 'a-token-that-is-long-enough'
-    (tmp_path / 'token').write_text(f'{token}\n')
-    with running(service.build_app(service.open_index(corpus), token=token)) as url:
-        with contextlib.closing(retrieval.Client(url)) as client:
-            with pytest.raises(WorldError, match='answered 401'):
-                client.search(['Oslo'], 1)
-            assert client.connection.get('health') == {'documents': 4}
-        with contextlib.closing(retrieval.Client(url, token=token)) as client:
-            assert client.search(['Oslo'], 1)[0][0][0]['id'] == '3'
-        settings = dict(corpus=url, questions=[asked])
-        with contextlib.closing(Search(token=str(tmp_path / 'token'), **settings)) as far:
-            far.reset(0)
-            assert 'Oslo' in far.step(far.dialect.searching('Oslo')).observation
-
-
-class Slow:
-    """An index of whose searches each waits until it is let go."""
-
-    documents = ()
-
-    def __init__(self):
-        self.begun, self.go = [], threading.Semaphore(0)
-
-    def search(self, queries, k):
-        self.begun += queries
-        assert self.go.acquire(timeout=20)
-        return [[] for _ in queries]
-
-
-def until(true):
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_searches_of_a_client_that_has_left_are_not_begun():
-    slow = Slow()
-    with running(service.build_app(slow, searches=1)) as url:
-        client = retrieval.Client(url, timeout_s=0.3)
-        with pytest.raises(WorldError, match='no answer within'):
-            client.search([f'{number}' for number in range(50)], 1)
-        slow.go.release()
-        with contextlib.closing(retrieval.Client(url)) as other:
-            slow.go.release()
-            assert other.search(['other'], 1) == [[]]
-    assert slow.begun == ['0', 'other']
-
-
-def test_more_requests_than_may_wait_find_no_room():
-    slow = Slow()
-    with running(service.build_app(slow, searches=1, requests=1)) as url:
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            first = pool.submit(retrieval.Client(url).search, ['first'], 1)
-            until(lambda: slow.begun)
-            with contextlib.closing(retrieval.Client(url)) as other:
-                with pytest.raises(WorldDown, match='answered 503'):
-                    other.search(['other'], 1)
-                slow.go.release()
-                assert first.result() == [[]]
-                slow.go.release()
-                assert other.search(['other'], 1) == [[]]
 
 
 def test_the_bytes_of_all_requests_at_once_are_bounded():
@@ -309,10 +199,12 @@ class Others(http.server.BaseHTTPRequestHandler):
 
     says: object = None
     bodies: list = []
+    tokens: list = []
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers['Content-Length']))
         self.bodies.append((self.path, json.loads(body)))
+        self.tokens.append(self.headers['Authorization'])
         said = json.dumps(self.says).encode()
         self.send_response(200)
         self.send_header('Content-Length', str(len(said)))
@@ -328,12 +220,13 @@ def test_any_retriever_of_the_protocol_serves_and_bad_answers_are_faults():
     threading.Thread(target=others.serve_forever, daemon=True).start()
     row = {'id': '7', 'contents': '"Paris"\nA city.'}
     url = f'http://127.0.0.1:{others.server_port}/dense'
-    with contextlib.closing(retrieval.Client(url)) as client:
+    with contextlib.closing(retrieval.Client(url, token='a-secret')) as client:
         for hit, score in (({'document': row, 'score': 0.5}, 0.5), (row, 0.0)):
             Others.says = {'result': [[hit, hit]]}
             assert client.search(['x'], 1) == [[(row, score)]]
         sent = {'queries': ['x'], 'topk': 1, 'return_scores': True}
         assert Others.bodies[-1] == ('/dense/retrieve', sent)
+        assert Others.tokens[-1] == 'Bearer a-secret'
         for bad in ([], {'result': []}, {'result': [[{'title': 'x'}]]}, {'result': [['x']]}):
             Others.says = bad
             with pytest.raises(WorldError):
