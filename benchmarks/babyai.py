@@ -5,7 +5,7 @@
 Plays `episodes` episodes of every family of levels in minigrid (a third follows our expert, a third
 does so with random actions in between, a third is random), replays the actions on the device, and
 counts the steps after which something differs: view, pose, what is carried, reward, either kind of
-end. Needs minigrid (requirements-test.txt). How fast both are: `python -m benchmarks.envs`.
+end. Needs minigrid (requirements-test.txt).
 """
 
 import argparse

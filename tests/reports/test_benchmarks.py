@@ -14,12 +14,9 @@ import updates
 from benchmarks import (
     common,
     decode,
-    fork,
-    host_gap,
     host_schedule,
     hosts,
     limits,
-    prefill,
     rollout,
     staleness,
     step,
@@ -125,36 +122,6 @@ def test_the_planned_schedule_samples_as_many_tokens_as_planned():
     assert 0 < result['serve_rows']['1']['occupancy'] <= 1
 
 
-@pytest.mark.soak
-@pytest.mark.slow('compiles four rollouts')
-def test_forked_and_plain_rollouts_play_as_many_turns():
-    sizes = dict(turns=2, serve_rows=2, repeats=1, **SHAPE)
-    result = {
-        'rollouts': fork.compare(episodes=8, continuations=2, **sizes),
-        'fork': fork.one_fork(slots=4, rows=2, turns=2, repeats=1, times=2, **SHAPE),
-    }
-    one, two = result['rollouts'], result['fork']
-    # 4 episodes of 2 turns, each with 2 continuations of one turn: 8 + 8 turns
-    assert one['trunks'] == 4 and fork.turns_of(2, 2) == 4 and fork.turns_of(4, 2) == 16
-    for slots in (2, 8):
-        forked, plain = (one['runs'][f'{name}, {slots}'] for name in ('forked', 'plain'))
-        assert 16 * fork.SHORT <= min(forked['sampled'], plain['sampled'])
-        assert max(forked['sampled'], plain['sampled']) <= 16 * fork.LONG
-        assert 0 < forked['occupancy'] <= 1 and plain['x_plain'] == 1.0
-    assert set(two['row_s']) == {'observation', 'row', 'conversation'}
-    assert 'all is read again' in fork.show(result)
-
-
-def test_reading_a_prompt_and_transformers_expect_the_same_token():
-    pytest.importorskip('torch')
-    result = prefill.run(
-        vocab=128, batch=2, lengths='4,8', observation=3, histories='0,5', repeats=1, **SHAPE
-    )
-    assert [row['same_token'] for row in result['prompts'].values()] == [1.0, 1.0]
-    assert result['observations']['0']['times_first'] == 1.0
-    assert 'read again' in prefill.show(result)
-
-
 def test_the_limit_of_reading_by_hand():
     config = common.model_config(128, **SHAPE)
     # A layer has 32 x (32 + 2 x 16) weights and 32 + 2 x 16 biases of q, k, v, 32 x 32 of o, 3 x 32
@@ -165,26 +132,6 @@ def test_the_limit_of_reading_by_hand():
     assert least['flops'] == 2 * 2 * (18_720 * 3 + 4096) + 256 * 42
     # Keys and values of a token: 2 layers x 2 x 16 numbers.
     assert least['moved'] == 4 * (18_720 + 4096) + 4 * 2 * 8 * 64
-
-
-def test_gaps_of_a_step_by_hand():
-    """Draw 0-1, rollout 1.5-4, update 4.25-6, page 7-7.5, the next draw at 8."""
-    times = [('draw', 0, 1), ('collect', 1.5, 4), ('learn', 4.25, 6), ('rescore', 7, 7.5)]
-    spans = [host_gap.Span(*each) for each in (*times, ('draw', 8, 9))]
-    assert host_gap.steps_of(spans) == [
-        {'device': 1 + 2.5 + 1.75 + 0.5, 'before_update': 0.5 + 0.25, 'between_steps': 1 + 0.5}
-    ]
-
-
-@pytest.mark.soak
-def test_gaps_of_a_run_are_those_of_its_steps():
-    result = host_gap.run(micro_runs.config('frozen_lake'), watched_steps=2)
-    means = result['mean_s']
-    host = means['before_update'] + means['between_steps']
-    assert result['steps'] == 2 and result['host_over_device'] == pytest.approx(
-        host / means['device']
-    )
-    assert 'host / device' in host_gap.show(result)
 
 
 @pytest.mark.soak
