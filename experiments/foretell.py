@@ -4,7 +4,7 @@
   python -m experiments.foretell experiments/ragen_starpo_vs_s_tiny/metrics --where=env.name=sokoban
 
 A run has collapsed if the mean of its last three validations is at most three quarters of its best.
-The signs and their definitions are those of agentrl_jax/measure/foretell.py.
+The signs and their definitions are those of experiments/collapse_signs.py.
 """
 
 import argparse
@@ -15,9 +15,10 @@ import sys
 from collections.abc import Sequence
 
 from agentrl_jax import tables
-from agentrl_jax.measure import foretell
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.spec import FREE, choose, is_finished, make_spec, rank, split_names
+from experiments import collapse_signs
+from experiments.collapse_signs import Alarm, Area, Course, early_change
 
 HEADER = ('sign', 'metric', 'collapsed, healthy', 'AUC', 'AUC, later collapses', 'AUC within arms')
 HEADER += ('alarms before the collapse', 'median lead', 'false alarms')
@@ -30,27 +31,25 @@ def arm(run: tables_runs.Run) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def read(folders: Sequence[str], where: Sequence[str] = ()) -> list[foretell.Course]:
+def read(folders: Sequence[str], where: Sequence[str] = ()) -> list[Course]:
     """The runs that ended, by arm and seed; those that are refused or unfinished are left out."""
-    metrics = [sign.metric for sign in foretell.SIGNS.values()]
+    metrics = [sign.metric for sign in collapse_signs.SIGNS.values()]
     spec = make_spec({'rows': 'seed', 'where': tables.split_where(where)})
     chosen = choose(tables_runs.load(folders, metrics), spec)
     return [
-        foretell.Course(arm(run), run.fields['seed'], run.rows)
+        Course(arm(run), run.fields['seed'], run.rows)
         for run in chosen
         if is_finished(run) and not run.fault
     ]
 
 
-def markdown(
-    courses: Sequence[foretell.Course], calibration: Sequence, *, first: int, last: int
-) -> str:
+def markdown(courses: Sequence[Course], calibration: Sequence, *, first: int, last: int) -> str:
     """A line for each sign that was measured, and what must be known to read it."""
     lines = [HEADER, ['---'] * len(HEADER)]
-    for name, sign in foretell.SIGNS.items():
-        changes = [foretell.early_change(course.rows, sign, first, last) for course in courses]
+    for name, sign in collapse_signs.SIGNS.items():
+        changes = [early_change(course.rows, sign, first, last) for course in courses]
         if not all(map(math.isnan, changes)):
-            alarm = foretell.alarm(courses, sign, calibration)
+            alarm = collapse_signs.alarm(courses, sign, calibration)
             lines.append([name, f'`{sign.metric}`', *_texts(courses, changes, alarm, last)])
     table = ''.join(f'| {" | ".join(line)} |\n' for line in lines)
     found = notes(courses, calibration, first=first, last=last)
@@ -58,14 +57,17 @@ def markdown(
 
 
 def _texts(
-    courses: Sequence[foretell.Course], changes: Sequence[float], alarm: foretell.Alarm, last: int
+    courses: Sequence[Course],
+    changes: Sequence[float],
+    alarm: Alarm,
+    last: int,
 ) -> list[str]:
     """What the table says of one sign."""
     known = [c for c, x in zip(courses, changes, strict=True) if not math.isnan(x)]
     collapsed = sum(course.collapsed for course in known)
     later = [math.nan if c.onset <= last else x for c, x in zip(courses, changes, strict=True)]
-    areas = [foretell.separation(courses, x) for x in (changes, later)]
-    areas += [foretell.separation(courses, changes, within=True)]
+    areas = [collapse_signs.separation(courses, x) for x in (changes, later)]
+    areas += [collapse_signs.separation(courses, changes, within=True)]
     texts = [f'{collapsed}, {len(known) - collapsed}', *map(_area_text, areas)]
     if math.isnan(alarm.threshold):
         return [*texts, NOTHING, NOTHING, NOTHING]
@@ -78,18 +80,16 @@ def _texts(
     ]
 
 
-def notes(
-    courses: Sequence[foretell.Course], calibration: Sequence, *, first: int, last: int
-) -> list[str]:
+def notes(courses: Sequence[Course], calibration: Sequence, *, first: int, last: int) -> list[str]:
     collapsed = [course for course in courses if course.collapsed]
     later = sum(course.onset > last for course in collapsed)
     mixed = {c.arm for c in collapsed} & {c.arm for c in courses if not c.collapsed}
-    below = f'at most {foretell.COLLAPSED:g} of the best'
+    below = f'at most {collapse_signs.COLLAPSED:g} of the best'
     return [
         f'{len(collapsed)} of {len(courses)} runs collapsed: the mean of their last three '
         f'validations is {below}. {later} of them did after step {last}.',
         'AUC: chance that a collapsed run has the larger change than a healthy one. Change: mean '
-        f'of steps {first} to {last} relative to that of steps 0 to {foretell.START}, in the '
+        f'of steps {first} to {last} relative to that of steps 0 to {collapse_signs.START}, in the '
         'direction of the sign. [ ]: 95 % interval, seeds redrawn; none where draws are all '
         f'alike. Later collapses: without the runs that had collapsed by step {last}, whose signs '
         f'foretell nothing. Within arms: pairs of the {len(mixed)} arms that have both kinds.',
@@ -100,7 +100,7 @@ def notes(
     ]
 
 
-def _area_text(area: foretell.Area) -> str:
+def _area_text(area: Area) -> str:
     if math.isnan(area.auc):
         return NOTHING
     ends = f' [{area.low:.2f}, {area.high:.2f}]' if not math.isnan(area.low) else ''
@@ -133,8 +133,8 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argp
     add('--last', type=int, default=30, help='last one')
     add('--calibrate', default='', help='seeds that set the threshold; default: the first half')
     args = parser.parse_args(argv)
-    if not foretell.START < args.first <= args.last:
-        parser.error(f'--first must be larger than {foretell.START}, and at most --last')
+    if not collapse_signs.START < args.first <= args.last:
+        parser.error(f'--first must be larger than {collapse_signs.START}, and at most --last')
     return parser, args
 
 

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from agentrl_jax.measure import foretell, stats
-from agentrl_jax.measure.foretell import SIGNS, Area, Course, Sign
+from agentrl_jax.measure import stats
 from agentrl_jax.results.runs import Run, compact
+from experiments import collapse_signs
 from experiments import foretell as command
+from experiments.collapse_signs import SIGNS, Area, Course, Sign
 
 ENTROPY = Sign('policy/entropy', 1)
 HEALTHY, COLLAPSED = (0.4, 0.4, 0.4, 0.4, 0.4), (0.4, 0.4, 0.1, 0.1, 0.1)  # every 10 steps
@@ -29,7 +30,7 @@ def course(arm, seed, success, *changes):
 
 
 def changes_of(courses, first=5, last=30):
-    return [foretell.early_change(c.rows, ENTROPY, first, last) for c in courses]
+    return [collapse_signs.early_change(c.rows, ENTROPY, first, last) for c in courses]
 
 
 # ---- a run -------------------------------------------------------------------------------------
@@ -50,26 +51,26 @@ def changes_of(courses, first=5, last=30):
 )
 def test_collapse_and_its_first_step_by_hand(success, collapsed, onset):
     rows = rows_of(success, [0.0])
-    assert foretell.has_collapsed(rows) == collapsed
-    np.testing.assert_equal(foretell.onset(rows), onset)
+    assert collapse_signs.has_collapsed(rows) == collapsed
+    np.testing.assert_equal(collapse_signs.onset(rows), onset)
 
 
 def test_a_change_is_relative_to_the_start_and_in_the_direction_of_the_sign():
     # Steps 0 to 4 have mean 2; 3 is half as much again, 1 half as much less.
     rows = [{'step': step, 'x': x} for step, x in enumerate((1, 3, 2, 2, 2, 3, 1, math.nan, 2))]
-    steps, values = foretell.change(rows, Sign('x', 1))
+    steps, values = collapse_signs.change(rows, Sign('x', 1))
     np.testing.assert_array_equal(steps, [5, 6, 8])  # nan was not measured
     np.testing.assert_array_equal(values, [0.5, -0.5, 0])
-    np.testing.assert_array_equal(foretell.change(rows, Sign('x', -1))[1], [-0.5, 0.5, 0])
-    assert foretell.early_change(rows, Sign('x', 1), 5, 5) == 0.5
-    assert foretell.early_change(rows, Sign('x', 1), 6, 8) == -0.25
-    assert math.isnan(foretell.early_change(rows, Sign('x', 1), 9, 30))
-    assert math.isnan(foretell.early_change(rows, Sign('y', 1), 5, 30))
+    np.testing.assert_array_equal(collapse_signs.change(rows, Sign('x', -1))[1], [-0.5, 0.5, 0])
+    assert collapse_signs.early_change(rows, Sign('x', 1), 5, 5) == 0.5
+    assert collapse_signs.early_change(rows, Sign('x', 1), 6, 8) == -0.25
+    assert math.isnan(collapse_signs.early_change(rows, Sign('x', 1), 9, 30))
+    assert math.isnan(collapse_signs.early_change(rows, Sign('y', 1), 5, 30))
     # Below 0 a rise is a rise, and from 0 nothing is relative
     below = [{'step': step, 'x': x} for step, x in enumerate((-2, -2, -2, -2, -2, -1))]
-    np.testing.assert_array_equal(foretell.change(below, Sign('x', 1))[1], [0.5])
+    np.testing.assert_array_equal(collapse_signs.change(below, Sign('x', 1))[1], [0.5])
     zero = [{'step': step, 'x': x} for step, x in enumerate((0, 0, 0, 0, 0, 1))]
-    assert foretell.change(zero, Sign('x', 1))[1].size == 0
+    assert collapse_signs.change(zero, Sign('x', 1))[1].size == 0
 
 
 # ---- runs --------------------------------------------------------------------------------------
@@ -86,17 +87,17 @@ MIXED = [
 
 def test_the_area_by_hand():
     # .5 and .2 each beat .1, .1 and 0 but not .6: 6 of 8 pairs.
-    pooled = foretell.separation(MIXED, changes_of(MIXED))
+    pooled = collapse_signs.separation(MIXED, changes_of(MIXED))
     assert pooled.auc == 6 / 8 and pooled.pairs == 8
     # a: .5 beats .1 but not .6; b: .2 beats .1; c has no collapsed run. (1/2 x 2 + 1 x 1) / 3
-    within = foretell.separation(MIXED, changes_of(MIXED), within=True)
+    within = collapse_signs.separation(MIXED, changes_of(MIXED), within=True)
     assert within.auc == pytest.approx(2 / 3) and within.pairs == 3
     # Ties count half; a run in which the sign was not measured does not count
-    assert foretell.separation(MIXED, [0.0] * 6).auc == 0.5
-    assert foretell.separation(MIXED, [0.5, 0.1, math.nan, 0.2, 0.1, 0.0]).auc == 1
-    np.testing.assert_equal(foretell.separation(MIXED[1:3], [0.1, 0.6]), Area())
+    assert collapse_signs.separation(MIXED, [0.0] * 6).auc == 0.5
+    assert collapse_signs.separation(MIXED, [0.5, 0.1, math.nan, 0.2, 0.1, 0.0]).auc == 1
+    np.testing.assert_equal(collapse_signs.separation(MIXED[1:3], [0.1, 0.6]), Area())
     one_kind = [MIXED[0], MIXED[4]]  # of two arms
-    np.testing.assert_equal(foretell.separation(one_kind, [1.0, 2.0], within=True), Area())
+    np.testing.assert_equal(collapse_signs.separation(one_kind, [1.0, 2.0], within=True), Area())
 
 
 def test_a_run_that_has_collapsed_foretells_nothing():
@@ -112,7 +113,7 @@ def test_a_run_that_has_collapsed_foretells_nothing():
 
 def test_a_sign_and_its_opposite_add_up_to_one():
     changes = np.array(changes_of(MIXED))
-    both = [foretell.separation(MIXED, sign * changes) for sign in (1, -1)]
+    both = [collapse_signs.separation(MIXED, sign * changes) for sign in (1, -1)]
     assert both[0].auc + both[1].auc == pytest.approx(1)
     assert both[0].low + both[1].high == pytest.approx(1)
 
@@ -125,7 +126,7 @@ def test_the_interval_redraws_seeds_as_a_naive_loop_does():
         for seed in range(6)
     ]
     values = changes_of(courses)
-    found = foretell.separation(courses, values, resamples=300)
+    found = collapse_signs.separation(courses, values, resamples=300)
     drawn = np.random.default_rng(0).multinomial(6, [1 / 6] * 6, 300)
     areas = []
     for times in drawn:
@@ -137,7 +138,7 @@ def test_the_interval_redraws_seeds_as_a_naive_loop_does():
     np.testing.assert_allclose(found[1:3], np.quantile(areas, (0.025, 0.975)))
     # The same runs under another name are no further evidence
     twice = courses + [one._replace(arm=one.arm + one.arm) for one in courses]
-    again = foretell.separation(twice, values * 2, resamples=300)
+    again = collapse_signs.separation(twice, values * 2, resamples=300)
     np.testing.assert_allclose(again[:3], found[:3])
 
 
@@ -151,10 +152,10 @@ def test_the_lead_of_an_alarm_by_hand():
         course('b', 2, HEALTHY, 0.0, 0.5),  # a false alarm
         course('c', 2, HEALTHY, 0.0),
     ]
-    found = foretell.alarm(courses, ENTROPY, [0])
+    found = collapse_signs.alarm(courses, ENTROPY, [0])
     assert found.threshold == 0.25 and (found.false, found.healthy) == (1, 2)
     np.testing.assert_equal(found.leads, (8.0, -5.0, math.nan))
-    none = foretell.alarm(courses[1:], ENTROPY, [0])
+    none = collapse_signs.alarm(courses[1:], ENTROPY, [0])
     assert math.isnan(none.threshold) and none.false == 0 and np.isnan(none.leads).all()
 
 
