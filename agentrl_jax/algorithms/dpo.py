@@ -93,8 +93,6 @@ class DPO(Algorithm):
                 f'loss.aggregation={self.weights.aggregation!r} does not go with dpo, whose loss '
                 'is a mean over pairs: leave it unset'
             )
-        if self.filter.soft or self.filter.scaling != 'none':
-            yield 'filter.soft and filter.scaling do not go with dpo: they would scale its beta'
         if self.kl.in_reward:
             yield (
                 "loss.kl_in='reward' does not go with dpo, which compares returns: set "

@@ -92,14 +92,8 @@ class OPD(Clipped):
                 "algorithm='opd' with opd.teachers in its place: set it to 0"
             )
         if self.divergence == 'full' and not self.reward_coef:
-            idle = {
-                'loss.clip_low, loss.clip_high or loss.dual_clip': self.clip != Clip(),
-                'filter.soft': self.filter.soft,
-                'filter.scaling': self.filter.scaling != 'none',
-            }
-            yield from (
-                f'{name} has no effect {WITHOUT}' for name, is_set in idle.items() if is_set
-            )
+            if self.clip != Clip():
+                yield f'loss.clip_low, loss.clip_high or loss.dual_clip has no effect {WITHOUT}'
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         yield from super().conflicts(run, shards)
@@ -110,8 +104,6 @@ class OPD(Clipped):
                 f'opd.reward_coef={self.reward_coef} compares the episodes of a group, and '
                 'rollout.group_size=1: set it to 2 or more, or opd.reward_coef to 0'
             )
-        if self.reward_coef:
-            yield from self.filter.leaves_nothing_to_compare(run.rollout.group_size)
         if run.sampler.corrects and self.divergence == 'full' and not self.reward_coef:
             yield f'loss.sampler_correction has no effect {WITHOUT}'
         if run.parity.loss_on != 'sampled':

@@ -69,7 +69,6 @@ class PPO(Clipped):
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         yield from super().conflicts(run, shards)
         if self.reward_normalization != 'identity':  # returns of a group
-            yield from self.filter.leaves_nothing_to_compare(run.rollout.group_size)
             if run.rollout.group_size == 1:
                 yield (
                     f'loss.reward_normalization={self.reward_normalization} compares the episodes '

@@ -37,11 +37,10 @@ class RAE(Clipped):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.filter.drops_groups or self.filter.soft or self.filter.rule == 'within_group':
+        if self.filter.drops_groups:
             yield (
-                f'filter.rule={self.filter.rule!r} and filter.soft={self.filter.soft} go by the '
-                'spread of what seat 0 earns, and algorithm=rae compares each seat with itself: '
-                'set them to all and False'
+                f'filter.rule={self.filter.rule!r} ranks groups by the returns of seat 0, and '
+                'algorithm=rae compares each seat with itself: set filter.rule to all'
             )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):

@@ -146,25 +146,17 @@ class Filter:
     """Which groups train, by the std of their raw returns (filtering)."""
 
     AT = 'filter.'
-    rule: Annotated[str, OneOf((*filtering.RULES, 'within_group'))] = 'top_k'  # top_k (a share of
-    # them), top_p and top_p_softmax (a share of their sum), min_p, percentile, varied (all that
-    # vary: DAPO), all; within_group keeps members
-    keep: Annotated[float, PART] = 1.0  # top_k: share of groups; within_group: share of a group's
-    # episodes
+    rule: Annotated[str, OneOf(filtering.RULES)] = 'top_k'  # top_k (a share of the groups), top_p
+    # and top_p_softmax (a share of the summed spread), min_p, varied (all that vary: DAPO), all
+    keep: Annotated[float, PART] = 1.0  # top_k: share of groups
     smallest: bool = False  # top_k: those with the smallest spread instead
     p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = 0.9  # share of the
     # sum; min_p: of the largest
     eps: Annotated[float, ZERO, *by(0.01, 'top_p')] = 0.01  # what may be lacking
     include_zero: bool | None = None  # top_p, min_p (False), top_p_softmax (True): may groups
     # without any spread be kept
-    low: Annotated[float, SHARE, *by(0.0, 'percentile')] = 0.0  # first rank kept, from the largest,
-    # as a share
-    high: Annotated[float, SHARE, *by(1.0, 'percentile')] = 1.0  # ... and the first one no longer
-    # kept
-    compact: bool = True  # top_k, percentile: the others are left out of the update, which saves
-    # their compute; False, and all other rules: they weigh 0
-    soft: bool = False  # advantages x the group's spread / the largest
-    scaling: Literal['none', 'linear', 'sqrt'] = 'none'  # advantages x the share kept
+    compact: bool = True  # top_k: the other groups are left out of the update, which saves their
+    # compute; False, and all other rules: they have weight 0
     refill: Annotated[
         int,
         ZERO,
@@ -177,19 +169,12 @@ class Filter:
     @property
     def drops_groups(self) -> bool:
         """Whether it can drop whole groups."""
-        return self.rule not in ('all', 'within_group') and not (
-            self.rule == 'top_k' and self.keep == 1
-        )
+        return self.rule != 'all' and not (self.rule == 'top_k' and self.keep == 1)
 
     def kept(self, groups: int) -> int:
         """Groups that enter an update: those that are kept where their number is known before."""
-        if self.refill or not self.compact:
-            return groups
-        if self.rule == 'top_k':
-            return share(self.keep, groups)
-        if self.rule == 'percentile':
-            return round(self.high * groups) - round(self.low * groups)
-        return groups
+        compacts = self.rule == 'top_k' and self.compact and not self.refill
+        return share(self.keep, groups) if compacts else groups
 
     def order(self, groups: int) -> str:
         """How the rows of a rollout are handed on: an `order` of filtering.select."""
@@ -207,8 +192,6 @@ class Filter:
             'top_p': dict(p=self.p, eps=self.eps) | zero,
             'top_p_softmax': dict(p=self.p) | zero,
             'min_p': dict(p=self.p) | zero,
-            'percentile': dict(low=self.low, high=self.high),
-            'within_group': dict(keep=share(self.keep, group_size)),
         }
         return filtering.keep_rows(
             rollout,
@@ -220,7 +203,7 @@ class Filter:
 
     def select(
         self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
-    ) -> tuple[Rollout, jax.Array, jax.Array, jax.Array | None, dict[str, jax.Array]]:
+    ) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
         """filtering.select by its rule; a batch that was refilled holds kept groups alone."""
 
         def keep_fn(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
@@ -235,21 +218,14 @@ class Filter:
             group_size=group_size,
             order=self.order(groups),
             count=self.kept(groups) * group_size,
-            soft=self.soft,
-            scaling=self.scaling,
         )
 
     def problems(self) -> Iterator[str]:
         """A sentence for each combination of its fields that cannot be."""
-        if self.keep != 1 and self.rule not in ('top_k', 'within_group'):
+        if self.keep != 1 and self.rule != 'top_k':
             yield (
                 f'filter.keep={self.keep} has no effect on filter.rule={self.rule!r}, only on '
-                'top_k and within_group: set it to 1'
-            )
-        if self.refill and self.scaling != 'none':
-            yield (
-                f'filter.scaling={self.scaling!r} has no effect with filter.refill: the batch is '
-                'filled'
+                'top_k: set it to 1'
             )
         if self.smallest and self.rule != 'top_k':
             yield f'filter.smallest has no effect on filter.rule={self.rule!r}, only on top_k'
@@ -258,19 +234,6 @@ class Filter:
                 f'filter.include_zero has no effect on filter.rule={self.rule!r}, only on '
                 f'{", ".join(ZERO_RULES)}'
             )
-
-    def leaves_nothing_to_compare(self, group_size: int) -> Iterator[str]:
-        """Where one member of a group is kept, which is then compared with itself."""
-        if self.rule == 'within_group' and share(self.keep, group_size) < 2:
-            yield (
-                f'filter.keep={self.keep} of rollout.group_size={group_size} leaves one member of '
-                'a group, which this algorithm would compare with itself: keep two or more'
-            )
-
-    def problems_of_groups(self, groups: int) -> Iterator[str]:
-        """A sentence where it would keep none of a rollout's groups whatever they earn."""
-        if self.rule == 'percentile' and round(self.low * groups) >= round(self.high * groups):
-            yield f'filter.low={self.low} to filter.high={self.high} holds none of {groups} groups'
 
 
 # ---- algorithms ----------------------------------------------------------------------------------
@@ -387,7 +350,6 @@ class Algorithm:
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         """A sentence for each combination with the rest of the run that cannot be."""
         del shards
-        yield from self.filter.problems_of_groups(run.rollout.num_groups)
         yield from self.kl.conflicts(run.rollout.episodes)
         if self.WHOLE_EPISODES and run.context.window:
             yield (

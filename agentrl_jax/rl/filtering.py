@@ -80,12 +80,6 @@ def keep_min_p(scores: jax.Array, *, p: float, include_zero: bool = False) -> ja
     return eligible & (scores >= p * scores.max())
 
 
-def keep_percentile(scores: jax.Array, *, low: float, high: float) -> jax.Array:
-    """Ranks round(low P) up to, not including, round(high P), counted from the largest score."""
-    rank, groups = _rank(scores), scores.shape[0]
-    return (rank >= round(low * groups)) & (rank < round(high * groups))
-
-
 def keep_all(scores: jax.Array) -> jax.Array:
     """Every group."""
     return jnp.ones(scores.shape, bool)
@@ -103,29 +97,7 @@ RULES = {
     'top_p': keep_top_p,
     'top_p_softmax': keep_top_p_softmax,
     'min_p': keep_min_p,
-    'percentile': keep_percentile,
 }
-
-
-def keep_within_groups(
-    returns: jax.Array, healthy: jax.Array, *, group_size: int, keep: int
-) -> jax.Array:
-    """Per group the `keep` healthy members whose returns vary most: bool [B].
-
-    The best set is always j smallest and keep - j largest for some j; all keep + 1 are compared.
-    """
-    r, ok = returns.reshape(-1, group_size), healthy.reshape(-1, group_size)
-    order = jnp.argsort(jnp.where(ok, r, jnp.inf), axis=1, stable=True)
-    r = jnp.take_along_axis(jnp.where(ok, r, 0.0), order, axis=1)[:, None]  # [P, 1, G] ascending
-    count = ok.sum(1)[:, None, None]
-    place = jnp.arange(group_size)[None, None]
-    low = jnp.arange(keep + 1)[None, :, None]
-    chosen = ((place < low) | (place >= count - (keep - low))) & (place < count)  # [P, keep + 1, G]
-    r = jnp.broadcast_to(r, chosen.shape)
-    spread = masked.masked_var(r, chosen, axis=2)
-    best = jnp.take_along_axis(chosen, spread.argmax(1)[:, None, None], axis=1)[:, 0]
-    back = jnp.take_along_axis(best, jnp.argsort(order, axis=1), axis=1)
-    return back.reshape(-1) & healthy
 
 
 def refill(
@@ -142,21 +114,6 @@ def refill(
     index = (slot[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
     held = jax.tree.map(lambda old, new: old.at[index].set(new, mode='drop'), held, fresh)
     return held, jnp.minimum(count + keep.sum(), rows // group_size).astype(jnp.int32)
-
-
-# ---- soft forms and statistics -------------------------------------------------------------------
-
-
-def soft_weights(scores: jax.Array, *, group_size: int) -> jax.Array:
-    """std_g / (largest std + 1e-6), a factor of the advantages of each row; [P] -> [B]."""
-    return jnp.repeat(scores / (scores.max() + 1e-6), group_size)
-
-
-def kept_scale(kept_ratio: jax.Array, *, scaling: str) -> jax.Array:
-    """Factor of the advantages for a filtered batch: 1 (none), kept ratio (linear), its root."""
-    if scaling == 'none':
-        return jnp.ones_like(kept_ratio)
-    return {'linear': kept_ratio, 'sqrt': jnp.sqrt(kept_ratio)}[scaling]
 
 
 def filter_metrics(scores: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
@@ -176,15 +133,13 @@ def keep_rows(
 ) -> tuple[jax.Array, jax.Array]:
     """(scores [P], rows that the rule keeps bool [B]); settings: keywords of the rule.
 
-    rule is a name of RULES, or 'within_group' (keep_within_groups). `normalised` scores returns
-    that are normalised in their group, as RAGEN did by accident: every spread is then 1.
+    rule is a name of RULES. `normalised` scores returns that are normalised in their group, as
+    RAGEN did by accident: every spread is then 1.
     """
     returns, healthy = rollout.returns, rollout.healthy
     if normalised:
         returns = advantages.group_normalize(returns, healthy, group_size=group_size)
     scores = advantages.group_std(returns, healthy, group_size=group_size)
-    if rule == 'within_group':
-        return scores, keep_within_groups(returns, healthy, group_size=group_size, **settings)
     return scores, row_mask(RULES[rule](scores, **settings), group_size=group_size)
 
 
@@ -195,15 +150,12 @@ def select(
     group_size: int,
     order: str,
     count: int,
-    soft: bool = False,
-    scaling: str = 'none',
-) -> tuple[Rollout, jax.Array, jax.Array, jax.Array | None, dict[str, jax.Array]]:
-    """(rollout [b], its rows int32 [b], which of them train bool [b], factors [b] | None, metrics).
+) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
+    """(rollout [b], its rows int32 [b], which of them train bool [b], metrics).
 
     keep_fn(rollout) -> (scores [P], bool [B]). order: 'all' takes the rows as they are; 'compact'
     the kept ones, exactly `count`; 'kept_first' all, whole kept groups first, so that optimiser
-    steps without a kept row come last and are skipped. Factors (None: 1) multiply advantages: by
-    the spread of the group (soft), by the share that is kept (scaling).
+    steps without a kept row come last and are skipped.
     """
     scores, keep = keep_fn(rollout)
     metrics = filter_metrics(scores, keep.reshape(-1, group_size))
@@ -214,9 +166,4 @@ def select(
         rows = jnp.argsort(~keep, stable=True).astype(jnp.int32)
     if order != 'all':
         rollout = jax.tree.map(lambda x: x[rows], rollout)
-    if not soft and scaling == 'none':
-        return rollout, rows, keep[rows], None, metrics
-    factors = jnp.broadcast_to(kept_scale(metrics['filter/kept'], scaling=scaling), rows.shape)
-    if soft:
-        factors = factors * soft_weights(scores, group_size=group_size)[rows]
-    return rollout, rows, keep[rows], factors, metrics
+    return rollout, rows, keep[rows], metrics

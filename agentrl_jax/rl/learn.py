@@ -64,7 +64,7 @@ def prepare(
     hints: as Frozen.hints.
     """
     rollout = credited(rollout, how)
-    rollout, rows, keep, factors, metrics = how.algorithm.filter.select(
+    rollout, rows, keep, metrics = how.algorithm.filter.select(
         rollout,
         groups=how.num_groups,
         group_size=how.group_size,
@@ -76,8 +76,8 @@ def prepare(
     if how.algorithm.ROWS_PER_PAIR > 1:
         usable = rollout.healthy & keep & rollout.action_mask.any(1)
         placed = how.algorithm.order_rows(rollout.returns, usable, group_size=how.group_size)
-        taken = (rollout, rows, keep, factors)
-        rollout, rows, keep, factors = jax.tree.map(lambda x: x[placed], taken)
+        taken = (rollout, rows, keep)
+        rollout, rows, keep = jax.tree.map(lambda x: x[placed], taken)
     played = rollout.with_continuations if how.with_continuations else rollout
     windows = None if how.context is None else how.context.windows(played)
     hint = None if hints is None else hints[rollout.level]
@@ -106,9 +106,6 @@ def prepare(
         batch = batch.replace(observed=observed)
     batch = batch.replace(hint=hint)
     each = played.tokens.shape[0] // rows.shape[0]  # rows of the batch for an episode
-    if factors is not None:
-        factors = jnp.repeat(factors, each, axis=0)[:, None]
-        batch = batch.replace(advantages=batch.advantages * factors)
     if how.sampler.corrects:
         batch, measured = correct(batch, played.logprobs, how)
         metrics |= measured

@@ -33,8 +33,32 @@ from agentrl_jax.run.command import WrongUsage, no_field
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import Chosen, In
 
-VERSION = 1  # of the configs in checkpoints; see migrate
-STEPS = (lambda saved: saved,)  # from each version to the next
+VERSION = 2  # of the configs in checkpoints; see migrate
+# Fields that version 1 had and this one has not, with the value that had no effect.
+REMOVED = {
+    'filter.high': 1.0,
+    'filter.low': 0.0,
+    'filter.scaling': 'none',
+    'filter.soft': False,
+}
+
+
+def _without_removed(saved: dict[str, Any]) -> dict[str, Any]:
+    """Drop removed fields of a flat config; ValueError if one of them had an effect."""
+    active = [
+        f'{name}={saved[name]!r}'
+        for name, off in REMOVED.items()
+        if saved.get(name) not in (None, off)
+    ]
+    if active:
+        raise ValueError(
+            f'its config sets {", ".join(active)}, which this version no longer has; use commit '
+            '55cb303, the last one that does'
+        )
+    return {name: value for name, value in saved.items() if name not in REMOVED}
+
+
+STEPS = (lambda saved: saved, _without_removed)  # from each version to the next
 
 
 @dataclasses.dataclass(frozen=True)

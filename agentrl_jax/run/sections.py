@@ -482,17 +482,10 @@ class Sampling:
                 'an episode with: set it to 2 or more'
             )
         kept = run.algorithm.filter
-        if run.algorithm.COMPARES_GROUPS:
-            yield from kept.leaves_nothing_to_compare(self.group_size)
         if self.group_size == 1 and kept.drops_groups:
             yield (
                 f'rollout.group_size=1 leaves filter.rule={kept.rule!r} no spread '
                 'to go by: set filter.rule=all, or rollout.group_size to 2 or more'
-            )
-        if self.group_size == 1 and kept.soft:
-            yield (
-                'rollout.group_size=1 leaves filter.soft=True no spread to weigh by, and every '
-                'advantage 0: set it to False, or rollout.group_size to 2 or more'
             )
         if self.constrain:
             yield from self._unconstrained(run)

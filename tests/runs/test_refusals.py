@@ -104,33 +104,10 @@ REFUSED = {
         ({'clone.microbatch_rows': 3}, 'clone.batch=16 must be a multiple of clone.microbatch'),
     ],
     'filters': [
-        ({'filter.rule': 'percentile', 'filter.low': 0.5, 'filter.high': 0.5}, 'holds none of 4'),
         ({'filter.rule': 'varied', 'filter.smallest': True}, 'only on top_k'),
         ({'filter.include_zero': True}, "no effect on filter.rule='top_k', only on top_p"),
         ({'filter.p': 0.5}, 'filter.p=0.5 .*filter.rule=top_p or top_p_softmax or min_p'),
-        ({'filter.rule': 'top_p', 'filter.high': 0.5}, 'filter.high=0.5 .*filter.rule=percentile'),
         ({'filter.refill': 2}, 'it needs a filter.rule that drops groups'),
-        ({'filter.refill': 2, 'filter.rule': 'within_group'}, 'needs a filter.rule that drops'),
-        (
-            {'filter.refill': 1, 'filter.rule': 'varied', 'filter.scaling': 'sqrt'},
-            "filter.scaling='sqrt' has no effect with filter.refill",
-        ),
-        (
-            {'algorithm': 'grpo', 'filter.rule': 'within_group', 'filter.keep': 0.25},
-            'keep=0.25 of rollout.group_size=4 leaves one member of a group',
-        ),
-        (
-            TAUGHT | {'opd.reward_coef': 1.0, 'filter.rule': 'within_group', 'filter.keep': 0.25},
-            'leaves one member of a group',
-        ),
-        (
-            NORMALISED | {'filter.rule': 'within_group', 'filter.keep': 0.25},
-            'leaves one member of a group',
-        ),
-        (
-            {'filter.soft': True, 'rollout.group_size': 1, 'rollout.num_groups': 16},
-            'leaves filter.soft=True no spread to weigh by',
-        ),
     ],
     'KL': [
         (
@@ -341,8 +318,6 @@ REFUSED = {
         ({'opd.teachers': ('another',)}, "has no effect on algorithm='ppo', only on opd"),
         (TAUGHT | {'loss.kl_coef': 0.1}, 'with opd.teachers in its place: set it to 0'),
         (TAUGHT | {'loss.clip_high': 0.3}, 'loss.dual_clip has no effect on opd.divergence=full'),
-        (TAUGHT | {'filter.soft': True}, 'filter.soft has no effect on opd.divergence=full'),
-        (TAUGHT | {'filter.scaling': 'sqrt'}, 'filter.scaling has no effect on opd.divergence'),
         (TAUGHT | {'loss.sampler_correction': 'tis'}, 'sampler_correction has no effect on opd'),
         (TAUGHT | {'parity.loss_on': 'all'}, 'of which .* asks no teacher: set it to sampled'),
         (

@@ -153,9 +153,7 @@ REFUSED = [
     ({'reward.function': 'own_rewards:steady'}, "'own_rewards:steady' must be left empty"),
     ({'curriculum.uncertain': 0.5}, 'draws levels by the success of one player'),
     ({'clone.episodes': 16}, 'opponent=self has no demonstrations'),
-    ({'filter.keep': 0.25}, "filter.rule='top_k' and filter.soft=False go by the spread of what"),
-    ({'filter.soft': True}, 'spread of what seat 0 earns, and algorithm=rae compares each seat'),
-    ({'filter.rule': 'within_group', 'filter.keep': 0.5}, "filter.rule='within_group' and filter"),
+    ({'filter.keep': 0.25}, "filter.rule='top_k' ranks groups by the returns of seat 0"),
     ({'self_play.snapshots': 2, 'rollout.group_size': 2}, 'an even number from 4 on'),
     ({'self_play.snapshots': 2, 'alarm.mi_every': 2}, 'self_play.snapshots=2 has others play too'),
 ]

@@ -175,9 +175,8 @@ def test_metrics_filters_and_pages_see_episodes_alone():
     assert set(after) - set(before) == {'fork/played', 'fork/tokens'} <= set(metrics.METRICS)
     played = int((np.asarray(rollout.continuations.turn) > 0).sum())
     assert float(after['fork/played']) == pytest.approx(played / 8)
-    for rule in ('all', 'varied', 'within_group'):
-        keep = dict(keep=2) if rule == 'within_group' else {}
-        keep_rows = functools.partial(filtering.keep_rows, group_size=4, rule=rule, **keep)
+    for rule in ('all', 'varied'):
+        keep_rows = functools.partial(filtering.keep_rows, group_size=4, rule=rule)
         jax.tree.map(np.testing.assert_array_equal, keep_rows(rollout), keep_rows(plain))
     tokenizer = type('Bytes', (), {'token_bytes': lambda self: [b'a'] * toy.VOCAB})()
     tokenizer.eos_ids = ()

@@ -156,6 +156,17 @@ def test_fields_of_the_algorithm_have_values_and_a_second_time_changes_nothing(n
     assert config.read(config.migrate(saved, config.VERSION)) == run
 
 
+def test_saved_configs_with_removed_fields_are_read_unless_a_removed_field_had_an_effect():
+    saved = json.loads(effective(given('grpo')).to_json_best_effort())
+    for name, off in config.REMOVED.items():
+        section, _, field = name.rpartition('.')
+        saved.setdefault(section, {})[field] = off
+    assert config.read(config.migrate(saved, 1)) == config.read(given('grpo'))
+    saved['filter']['soft'] = True
+    with pytest.raises(ValueError, match='sets filter.soft=True, .* use commit 55cb303'):
+        config.migrate(saved, 1)
+
+
 def test_what_is_set_wins():
     full = effective(given('gspo', **{'loss.clip_high': 0.3, 'loss.kl_coef': 0.5}))
     assert (full.loss.clip_low, full.loss.clip_high, full.loss.kl_coef) == (3e-4, 0.3, 0.5)
@@ -272,7 +283,6 @@ REFUSED = [
     ('dapo', {'filter.keep': 0.5}, "filter.keep=0.5 has no effect on filter.rule='varied'"),
     # combinations that cannot be
     ('dpo', {'loss.aggregation': 'token_mean'}, 'mean over pairs'),
-    ('dpo', {'filter.soft': True}, 'would scale its beta'),
     ('dpo', {'loss.sampler_correction': 'tis'}, 'which has no ratio'),
     ('dapo', {'loss.max_length': 4, 'loss.overlong_buffer': 4}, '=4 must be smaller than loss.max'),
     ('ppo', {'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'a separate critic'),
