@@ -83,8 +83,6 @@ class Rollout:
     staleness: jax.Array | None = None  # int32 [B, K]  updates between the weights that sampled a
     # turn and those that the rollout trains; None: those are the same
     continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
-    optimal_values: jax.Array | None = None  # float32 [B, K]  what the best player would still earn
-    # from the start of a turn (text.task.optimal_value); 0 past the end; None: not asked for
     seats: jax.Array | None = None  # int32 [B, K]  seat that plays a turn, of a game in which both
     # are played: rewards are those of seat 0, seat 1 earns minus that; None: one seat
     learner: jax.Array | None = None  # int32 [B]  seat that the policy plays where a snapshot has
@@ -101,14 +99,13 @@ class Rollout:
         max_turns: int,
         max_actions: int,
         words: int = 0,
-        valued: bool = False,
         seated: bool = False,
         learner: Any = None,
         xp: Any = jnp,
     ) -> 'Rollout':
         """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
 
-        words: of the bits of what is allowed; 0 = everything is. valued: with optimal_values.
+        words: of the bits of what is allowed; 0 = everything is.
         seated: with seats; learner: as the field. xp: jax.numpy, or numpy for a record that a host
         fills in place.
         """
@@ -145,7 +142,6 @@ class Rollout:
             success=xp.zeros(rows, bool),
             level=level,
             allowed=xp.zeros((rows, max_tokens, words), xp.uint32) if words else None,
-            optimal_values=turns(xp.float32) if valued else None,
             seats=turns(xp.int32) if seated else None,
             learner=learner,
         )

@@ -166,17 +166,6 @@ def exact(world: World) -> tuple[np.ndarray, np.ndarray]:
     return values, np.stack(gradient)
 
 
-def best_values(world: World) -> np.ndarray:
-    """What the best policy earns from the start of each turn; [K, S], by dynamic programming."""
-    after, values = np.zeros(world.move.shape[0]), []
-    for _ in range(world.turns):
-        on = (1 - world.ends)[:, :, None] * after[None, None]
-        paid = world.reward + world.ends[:, :, None] * world.answer + on
-        after = (world.move * paid).sum(2).max(1)
-        values.append(after)
-    return np.stack(values[::-1])
-
-
 def play(
     world: World,
     episodes: int,
@@ -311,26 +300,6 @@ def by_value(played: Played, world: World, members: int) -> jax.Array:
     return to_go - values[jnp.arange(world.turns)[None], played.states]
 
 
-def by_best(
-    played: Played, world: World, members: int, *, lam: float = 0.0, alone: bool = True
-) -> jax.Array:
-    """CAST: what turns gained of the best policy's value; not alone: .1 of it, over its rms, beside
-    GRPO's advantage."""
-    values = jnp.asarray(best_values(world), jnp.float32)
-    gained = turn_credit.against_best(
-        played.all_rewards,
-        values[jnp.arange(world.turns)[None], played.states],
-        played.num_turns,
-        played.healthy,
-        lam=lam,
-    )
-    if alone:
-        return gained
-    taken = turn_credit.turns_played(played.num_turns, played.healthy, world.turns)
-    rms = jnp.sqrt((gained**2).sum() / taken.sum())
-    return by_episode(played, world, members, compare=adv.group_normalize) + 0.1 * gained / rms
-
-
 ESTIMATORS: Mapping[str, Callable[[Played, World, int], jax.Array]] = {
     'exact value': by_value,
     '`turn_grpo`': by_others,
@@ -338,9 +307,6 @@ ESTIMATORS: Mapping[str, Callable[[Played, World, int], jax.Array]] = {
     '`dr_grpo`': functools.partial(by_episode, compare=adv.group_center),
     '`grpo`': functools.partial(by_episode, compare=adv.group_normalize),
     '`gigpo`': by_state,
-    '`cast`': functools.partial(by_best, alone=False),
-    '`cast`, solver alone': by_best,
-    '`cast`, solver alone, lam 1': functools.partial(by_best, lam=1.0),
     **{
         f'`mt_grpo` {mode}, {norm}': functools.partial(by_mode, mode=mode, norm=norm)
         for mode in turn_credit.MODES
@@ -517,9 +483,9 @@ of the expected return of a tabular policy. Worlds:
 {worlds}
 
 MT-GRPO's modes are undiscounted here; `mean` leaves the division by the std out. `or` leaves the
-turn rewards out on purpose, and 1.000 is no gradient at all. `cast` has exact values of the best
-policy. `vine` forks at every turn, at one drawn `ahead`, or where it was `unsure`; the last line is
-BPO's backbone, which has the advantage of its siblings at the fork and in all later turns.
+turn rewards out on purpose, and 1.000 is no gradient at all. `vine` forks at every turn, at one
+drawn `ahead`, or where it was `unsure`; the last line is BPO's backbone, which has the advantage of
+its siblings at the fork and in all later turns.
 
 ## Bias
 

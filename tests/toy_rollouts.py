@@ -50,7 +50,6 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
         valid=np.ones((rows, turns), bool),
         num_turns=np.array([len(layout) for layout in layouts], np.int32),
         episode_stop=stop,
-        optimal_values=np.random.default_rng(seed + 1).random((rows, turns)).astype(np.float32),
     )
     return jax.tree.map(jnp.asarray, made)
 

@@ -3,7 +3,6 @@ values, make_batch and loss (base.Algorithm).
 """
 
 from agentrl_jax.algorithms.agent_evol import AgentEvol
-from agentrl_jax.algorithms.cast import CAST
 from agentrl_jax.algorithms.cispo import CISPO
 from agentrl_jax.algorithms.dapo import DAPO
 from agentrl_jax.algorithms.dpo import DPO
@@ -37,7 +36,6 @@ ALGORITHMS = {
     'reinforce_pp_baseline': ReinforcePPBaseline,
     'turn_grpo': TurnGRPO,
     'vine': Vine,
-    'cast': CAST,
     'mt_grpo': MTGRPO,
     'gspo': GSPO,
     'gspo_turn': GSPOTurn,

@@ -33,8 +33,7 @@ class PPO(Clipped):
     entropy_coef: float = 0.001
     kl: KL = KL(where='reward')
     gamma: Annotated[float, SHARE, Off(1.0), BY_TOKENS] = 1.0  # discount, per action token
-    lam: Annotated[float, SHARE, Off(1.0)] = 1.0  # lambda of GAE, per action token (cast: per turn,
-    # of the solver's values)
+    lam: Annotated[float, SHARE, Off(1.0)] = 1.0  # lambda of GAE, per action token
     reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
     # its turn's end; episode: all at the last
     whiten: bool = True  # advantages to mean 0, variance 1 over action tokens

@@ -11,7 +11,6 @@ offer beside these, on the host and for many levels at once:
   offered                                                     what random play draws from (traced)
   observe, observation_space                                  arrays instead of line_ids (traced)
   episode_metrics                                             figures of its own (traced)
-  optimal_value, with values_known                            what can still be earned (traced)
 Its fields are the section of its name in a config, with types, bounds, defaults and comments; what
 bounds cannot say is in `problems`. Those that say which levels are drawn are of_pool: no traced
 method reads them, and worlds that differ in them alone are equal.
@@ -134,19 +133,6 @@ class TextEnvironment(environment.Environment[Any, Any]):
         """
         del actions, level, params
         return {}
-
-    @property
-    def values_known(self) -> bool:
-        """There is an optimal_value, with these settings."""
-        return False
-
-    def optimal_value(self, state: Any, left: jax.Array, params: Any) -> jax.Array:
-        """float32 []: expected sum of rewards of the best play with `left` more actions (int32 []).
-
-        Exact, of who sees the whole state and chooses after each action: V(s) is the maximum over
-        actions of E[r + V(s')], and 0 in a terminal state or without an action left.
-        """
-        raise NotImplementedError
 
     def lines(self, params: Any) -> list[str]:
         """Every line an observation can hold, each ending in a newline; not bound to one pool."""

@@ -254,7 +254,6 @@ class Algorithm:
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
     NEEDS_ENERGY: ClassVar[bool] = False  # scores.energy is needed
-    NEEDS_OPTIMAL_VALUES: ClassVar[bool] = False  # rollout.optimal_values are needed
     CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game (RAE), and nothing else
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 

@@ -1,10 +1,9 @@
-"""Advantages of single turns without a critic: those of turn_grpo, MT-GRPO, GiGPO, vine, CAST.
+"""Advantages of single turns without a critic: those of turn_grpo, MT-GRPO, GiGPO and vine.
 
 A turn is compared with what every other member of the group earned from that turn on (turn_grpo),
 with turn k of those that reached it (MT-GRPO), with the turns of the group that saw the same
-observation (GiGPO), with others played from the very same start (vine), or with what the best
-player would earn (CAST). [B, K], 0 for turns that were not played. The bias and variance of
-each against exact gradients: benchmarks/turn_credit.md.
+observation (GiGPO), or with others played from the very same start (vine). [B, K], 0 for turns that
+were not played. benchmarks/turn_credit.md has the bias and variance of each.
 """
 
 import jax
@@ -42,24 +41,6 @@ def against_others(
     to_go = adv.linear_recursion(r, jnp.ones_like(r))
     members = jnp.broadcast_to(healthy[:, None], r.shape)
     return jnp.where(reached, adv.leave_one_out(to_go, members, group_size=group_size), 0.0)
-
-
-def against_best(
-    rewards: jax.Array,
-    values: jax.Array,
-    num_turns: jax.Array,
-    healthy: jax.Array,
-    *,
-    lam: float,
-) -> jax.Array:
-    """sum_{l >= k} lam^(l-k) d_l with d_k = r_k + V_{k+1} - V_k, V = 0 after the end; [B, K].
-
-    values float32 [B, K]: V at the start of each turn that was played.
-    """
-    reached = turns_played(num_turns, healthy, rewards.shape[1])
-    r, v = jnp.where(reached, rewards, 0.0), jnp.where(reached, values, 0.0)
-    gained = r + jnp.pad(v[:, 1:], ((0, 0), (0, 1))) - v
-    return adv.linear_recursion(gained, jnp.full_like(gained, lam))
 
 
 def continued(

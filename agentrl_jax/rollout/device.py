@@ -294,9 +294,6 @@ def write_prompts(
         trial=world.agent.trial,
         anchor=anchor,
     )
-    if out.optimal_values is not None:
-        values = jax.vmap(text.optimal_value, in_axes=(None, 0))(task, world)
-        out = out.put((row, world.turn), optimal_values=values)
     if out.seats is not None:
         out = out.put((row, world.turn), seats=jax.vmap(task.env.seat)(world.state))
     return out, jnp.where(used, tokens, task.pad_id), count
@@ -504,7 +501,6 @@ def collect(
     chunk: int = 0,
     vocab_shards: int = 1,
     share: bool = False,
-    valued: bool = False,
     seated: bool = False,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
     """Plays the E episodes and returns them in their order, with counters int32 [].
@@ -517,7 +513,7 @@ def collect(
     vocab_shards: of logits over the whole vocabulary, see sampling.sample.
     share: slots copy a first observation that another one reads, where the policy sees whole
     conversations; what is sampled is the same.
-    valued: with Rollout.optimal_values; seated: with Rollout.seats. Of a Pair the policy has seat 0
+    seated: with Rollout.seats. Of a Pair the policy has seat 0
     in episodes of even token streams and seat 1 in the others, and its tokens alone are sampled
     ones of the rollout; that needs window=1.
 
@@ -537,7 +533,6 @@ def collect(
         max_tokens=max_tokens,
         cache_tokens=windows.Context.of(task, window, max_response).cache_tokens(max_tokens),
         share=share and not window,
-        valued=valued,
         seated=seated,
     )
 
@@ -644,7 +639,6 @@ def start(
     max_tokens: int,
     cache_tokens: int,
     share: bool = False,
-    valued: bool = False,
     seated: bool = False,
 ) -> Slots:
     """All slots empty and waiting for their first episode; the common prefix is in their caches."""
@@ -670,7 +664,6 @@ def start(
             max_turns=task.max_turns,
             max_actions=task.max_actions_per_turn,
             words=text.words(task),
-            valued=valued,
             seated=seated,
             learner=listed.token_stream % 2 if isinstance(params, Pair) else None,
         ),

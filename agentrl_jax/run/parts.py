@@ -435,7 +435,6 @@ def build_collect(
         stop_at_answer=cfg.rollout.stop_at_answer,
         chunk=cfg.rollout.read_tokens,
         share=(cfg.rollout.group_size if training else cfg.eval.samples) > 1,
-        valued=training and cfg.algorithm.NEEDS_OPTIMAL_VALUES,
         seated=training and cfg.algorithm.CREDITS_SEATS,
     )
     play, reward = device.collect_on_mesh(mesh, **settings), build_reward(cfg)

@@ -248,19 +248,6 @@ def offered(task: TextTask, state: Any) -> jax.Array:
     return jax.vmap(task.env.env_action, in_axes=(None, 0))(state, names) >= 0
 
 
-def optimal_value(task: TextTask, episode: Episode) -> jax.Array:
-    """float32 []: what the best player would still earn of an episode that goes on.
-
-    Within its actions and turns, and the steps of its world; tokens may run out before, and a turn
-    of several actions is played as announced, where this player looks after each of them.
-    """
-    params = task.env_params
-    turns = (task.turn_limit - episode.turn) * task.max_actions_per_turn
-    left = jnp.minimum(task.max_actions_per_episode - episode.used, turns)
-    left = jnp.minimum(left, params.max_steps_in_episode - episode.state.time)
-    return task.env.optimal_value(episode.state, left, params)
-
-
 def words(task: TextTask) -> int:
     """Words of Rollout.allowed; 0 = there is no grammar."""
     return 0 if task.grammar is None else grammars.words(task.grammar.after.shape[1])

@@ -62,7 +62,6 @@ NAMES = (
     'estimators',
     'observations',
     'distillation',
-    'solver_credit',
     'self_play',
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}

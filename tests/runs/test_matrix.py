@@ -193,8 +193,6 @@ def test_one_update(algorithm, name):
     out = episodes(name)
     if algorithm == 'vine':
         out = jax.device_get(toy.forked(out, (2, 2, 1, 1)))
-    if algorithm == 'cast':  # of an arm's world no solver is needed
-        out = out.replace(optimal_values=np.float32(out.rewards + 0.1 * out.valid))
     state, measured, rows, ordered = jax.device_get(program(out))
     advantages = np.empty_like(ordered)
     advantages[rows] = ordered  # dpo puts pairs side by side

@@ -189,20 +189,6 @@ REFUSED = {
             'set loss.sampler_correction and loss.sampler_reject to off',
         ),
     ],
-    'solvers': [
-        (
-            {'algorithm': 'cast', 'env.name': 'sokoban', 'sokoban.num_boxes': 2},
-            'sokoban has no optimal_value with these settings',
-        ),
-        (
-            {'algorithm': 'cast', 'agent.trials': 2, 'env.max_turns': 4},
-            'in one trial: set agent.name to act or react and agent.trials to 1',
-        ),
-        (
-            {'algorithm': 'cast', 'reward.function': 'own_rewards:steady'},
-            "solver for the world's own rewards",
-        ),
-    ],
     'cloning': [
         ({'clone.adapters': True, 'clone.episodes': 8}, 'it needs lora.rank and demonstrations'),
         ({'clone.adapters': True, 'lora.rank': 2}, 'it needs lora.rank and demonstrations'),

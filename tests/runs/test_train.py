@@ -54,8 +54,6 @@ def trace(cfg, *, with_rollout):
     turns = cfg.env.max_turns
     out = toy.rollout_of([[(1, 1)] * turns], np.zeros((1, turns)), length=cfg.rollout.max_tokens)
     out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
-    if not cfg.algorithm.NEEDS_OPTIMAL_VALUES:
-        out = out.replace(optimal_values=None)
     if cfg.algorithm.CREDITS_SEATS:
         out = out.replace(seats=np.zeros((1, turns), np.int32))
     if count := cfg.continuations:

@@ -60,28 +60,6 @@ class Minesweeper(BorrowedWorld):
     def offers(self, game: Game) -> jax.Array:
         return ~game[1]
 
-    @property
-    def values_known(self) -> bool:
-        return True
-
-    def optimal_value(self, state: EnvState, left: jax.Array, params: Any) -> jax.Array:
-        """Of who knows where the mines are: 1 where `left` actions open all other cells, else 0.
-
-        One action for each region of zeros and one for each other cell that no region opens ('3BV',
-        the measure of Minesweeper boards).
-        """
-        mines, opened = state.game
-        near, hidden = jnp.asarray(AROUND, bool), ~mines & ~spread(mines, opened)
-        zero = hidden & (AROUND @ mines == 0)
-        region = jnp.where(zero, jnp.arange(CELLS), CELLS)
-        for _ in range(CELLS):  # the least number of its cells
-            least = jnp.where(near, region[None], CELLS).min(1)
-            region = jnp.where(zero, jnp.minimum(region, least), CELLS)
-        alone = hidden & ~zero & ~(near & zero[None]).any(1)
-        actions = jnp.sum(region == jnp.arange(CELLS)) + alone.sum()
-        value = (jnp.maximum(actions, 1) <= left) & ~self.over(state.game)
-        return value.astype(jnp.float32)
-
     def layout(self) -> Layout:
         return Layout(Grid(tuple('.012345678*'), SIDE, SIDE, self.blank))
 

@@ -1,7 +1,5 @@
 """Best and random play of FrozenLake by dynamic programming."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs.frozen_lake.levels import GOAL, HOLE
@@ -48,21 +46,6 @@ def _cells_after(n: int) -> np.ndarray:
     return np.stack(
         [np.clip(row + dr, 0, n - 1) * n + np.clip(column + dc, 0, n - 1) for dr, dc in MOVES], 1
     )
-
-
-def lake_chances(board: jax.Array, success_rate: jax.Array, left: jax.Array) -> jax.Array:
-    """float32 [cells]: lake_values of best play with `left` moves on a map int8 [n, n], traced."""
-    tiles = board.reshape(-1)
-    ends = (tiles == GOAL) | (tiles == HOLE)
-    after = jnp.asarray(_cells_after(board.shape[0]))
-    slip = (1.0 - success_rate) / 2.0
-
-    def one_more(_, value):
-        reached = value[after]  # [cells, 4]
-        turned = jnp.roll(reached, 1, axis=1) + jnp.roll(reached, -1, axis=1)
-        return jnp.where(ends, value, (success_rate * reached + slip * turned).max(1))
-
-    return jax.lax.fori_loop(0, left, one_more, (tiles == GOAL).astype(jnp.float32))
 
 
 def lake_plans(

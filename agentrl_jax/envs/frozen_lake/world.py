@@ -20,7 +20,7 @@ from agentrl_jax.envs.frozen_lake.levels import (
     distance_to_goal,
     make_maps,
 )
-from agentrl_jax.envs.frozen_lake.solver import MOVES, lake_chances, lake_plans, lake_values
+from agentrl_jax.envs.frozen_lake.solver import MOVES, lake_plans, lake_values
 from agentrl_jax.settings.marks import SHARE, In, OneOf
 
 SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on goal
@@ -152,15 +152,6 @@ class FrozenLake(TextEnvironment):
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
         """The player is on the goal."""
         return self._tile(state) == GOAL
-
-    @property
-    def values_known(self) -> bool:
-        return True
-
-    def optimal_value(self, state: EnvState, left: jax.Array, params: EnvParams) -> jax.Array:
-        """The chance of the goal, by dynamic programming over cells x moves left."""
-        chances = lake_chances(state.board, params.success_rate, left)
-        return jnp.where(self.is_terminated(state, params), 0.0, chances[state.position])
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
         """int8 [n, n]: index into SYMBOLS of what each cell shows."""

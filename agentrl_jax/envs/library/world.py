@@ -188,27 +188,6 @@ class Library(TextEnvironment):
         """The right box was named: exact match."""
         return state.named == state.answer
 
-    @property
-    def values_known(self) -> bool:
-        return True
-
-    def optimal_value(self, state: EnvState, left: jax.Array, params: EnvParams) -> jax.Array:
-        """Of who knows what is on every card: j cards not shown before, then the right box.
-
-        max over j of j tool_reward - what j lookups cost + presence_reward (the card with the
-        answer comes first) + answer_reward (where an action is left to name the box).
-        """
-        hidden = (state.cards != EMPTY) & ~state.seen
-        present = jnp.sum(hidden & (state.cards == len(PEOPLE) + state.answer))
-        pulls = jnp.arange(len(PEOPLE) + 1)  # j
-        each = self.lookup_cost * jnp.minimum(state.lookups + pulls, COUNTED_LOOKUPS)
-        costs = jnp.cumsum(jnp.where(pulls > 0, each, 0.0))
-        earned = self.tool_reward * pulls + self.presence_reward * jnp.minimum(pulls, present)
-        earned += self.answer_reward * (pulls < left) - costs
-        possible = pulls <= jnp.minimum(hidden.sum(), left)
-        best = jnp.max(jnp.where(possible, earned, -jnp.inf))
-        return jnp.where(self.is_terminated(state, params), 0.0, best).astype(jnp.float32)
-
     def episode_metrics(
         self, actions: jax.Array, level: jax.Array, params: EnvParams
     ) -> dict[str, jax.Array]:

@@ -3,8 +3,6 @@
 import functools
 from collections import deque
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 WALL, FLOOR, TARGET = range(3)  # what EnvState.fixed holds
@@ -59,27 +57,3 @@ def _path(parents: dict, state: tuple) -> tuple[int, ...]:
         state, action = parents[state]
         actions.append(action)
     return tuple(reversed(actions))
-
-
-def fewest_moves(fixed: jax.Array, horizon: jax.Array) -> jax.Array:
-    """int32 [n n, n n]: moves that solve a room of one box, from each cell of the player and box.
-
-    Exact up to `horizon` moves, above it horizon + 1; traced. fixed int8 [n, n].
-    """
-    n = fixed.shape[0]
-    cells = jnp.arange(n * n)
-    player, box = cells[:, None], cells[None]
-    is_open, target = (fixed != WALL).reshape(-1), (fixed == TARGET).reshape(-1)
-    ways = []
-    for step in (-n, n, -1, 1):
-        ahead, behind = (jnp.clip(player + k * step, 0, n * n - 1) for k in (1, 2))  # walls around
-        pushes = ahead == box
-        moves = is_open[ahead] & (~pushes | is_open[behind])
-        ways.append((jnp.where(moves, ahead, player), jnp.where(moves & pushes, behind, box)))
-    players, boxes = (jnp.stack(jnp.broadcast_arrays(*x)) for x in zip(*ways, strict=True))
-    solved = jnp.broadcast_to(target[None], (n * n, n * n))
-
-    def one_more(_, moves):
-        return jnp.where(solved, 0, jnp.minimum(moves, 1 + moves[players, boxes].min(0)))
-
-    return jax.lax.fori_loop(0, horizon, one_more, jnp.where(solved, 0, horizon + 1))

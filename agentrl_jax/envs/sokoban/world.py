@@ -14,7 +14,7 @@ from flax import struct
 from agentrl_jax.envs import boards
 from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.envs.sokoban.levels import make_pool
-from agentrl_jax.envs.sokoban.solver import TARGET, WALL, fewest_moves, solve_sokoban
+from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
 from agentrl_jax.settings.marks import ONE, In, OneOf
 
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
@@ -158,17 +158,6 @@ class Sokoban(TextEnvironment):
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
         """Every box is on a target."""
         return self._on_target(state) == self.num_boxes
-
-    @property
-    def values_known(self) -> bool:
-        """Of one box: of two there are 65,536 states of a room, of one 256."""
-        return self.num_boxes == 1
-
-    def optimal_value(self, state: EnvState, left: jax.Array, params: EnvParams) -> jax.Array:
-        """11 less 0.1 for each move of the shortest solution, or what idle moves cost."""
-        moves = fewest_moves(state.fixed, left)[state.player, jnp.argmax(state.boxes)]
-        value = jnp.where(moves <= left, 11.0 - 0.1 * moves, -0.1 * left)
-        return jnp.where(self.is_terminated(state, params), 0.0, value).astype(jnp.float32)
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
         """int8 [n, n]: index into CELL_NAMES of what each cell shows."""
