@@ -82,7 +82,7 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
         other = streams.draw(OPPONENT, step, kept)
     players = players_of(state, frozen.model, other)
     (rollout, episodes), sampled, measured, groups = collecting.collect(
-        run, players, tasks, streams, step, state.expected
+        run, players, tasks, streams, step
     )
     collected = time.monotonic()
     if every and (first or step % every == 0):
@@ -97,10 +97,6 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
         collecting.check_counters([counters])
         measured |= {} if step % every else error
     probed = time.monotonic()
-    if state.expected is not None:
-        levels = programs.revise(state.expected, rollout, episodes[0].level)
-        state = state.replace(expected=levels)
-        measured['curriculum/expected'] = levels.mean()
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     lr_scale = np.float32(cfg.alarm.roll_back_lr**streams.roll_backs)
     base = draw_base(run, opened.base, step)

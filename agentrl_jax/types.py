@@ -202,8 +202,6 @@ class Scores:
     values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
     next_values: jax.Array | None = None  # float32 [B, T]  V of the state after tokens[b, t]; None
     # unless asked for (loss.bootstrap_truncated)
-    energy: jax.Array | None = None  # float32 [B, T]  |grad_logits log pi|^2 of a sampled token,
-    # 1 - 2 pi + sum of pi^2 of the policy before the update; None unless asked for (algorithm=otb)
 
 
 @struct.dataclass
@@ -241,7 +239,6 @@ class TrainState:
     # int32 []  optimiser steps skipped because loss or gradient was not finite
     skipped: jax.Array
     explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
-    expected: jax.Array | None = None  # float32 [N]  success expected of each training level
     # Earlier policies that play the other seat, the oldest first.
     snapshots: tuple[Params, ...] = ()
 

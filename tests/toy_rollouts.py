@@ -105,7 +105,6 @@ def scores_of(rollout, seed=0):
         old_logprobs=rollout.logprobs,
         ref_logprobs=jnp.asarray(np.where(mask, logprobs + noise * np.float32(0.3), 0)),
         values=jnp.asarray(np.where(mask, values, 0)),
-        energy=jnp.asarray(np.where(mask, rng.random(mask.shape), 0), jnp.float32),
     )
 
 

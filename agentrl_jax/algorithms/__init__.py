@@ -15,7 +15,6 @@ from agentrl_jax.algorithms.gspo_turn import GSPOTurn
 from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.algorithms.opd import OPD
-from agentrl_jax.algorithms.otb import OTB
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.rae import RAE
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
@@ -43,7 +42,6 @@ ALGORITHMS = {
     'sapo': SAPO,
     'dppo': DPPO,
     'maxrl': MaxRL,
-    'otb': OTB,
     'sao': SAO,
     'gigpo': GiGPO,
     'agent_evol': AgentEvol,

@@ -32,7 +32,6 @@ TRAIN_RULES: Rules = (
     (r'(o_proj|down_proj)/lora_b$', P(None, 'fsdp')),
     (r'(norm|layernorm)/scale$', P()),
     (r'value_head/(kernel|bias)$', P()),
-    (r'^expected$', P()),
 )
 
 

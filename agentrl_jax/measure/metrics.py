@@ -21,8 +21,6 @@ METRICS = {
     'rollout/return': 'Sum of rewards and format penalties of an episode.',
     'rollout/turns': 'Turns played in an episode.',
     'rollout/horizon': 'Turns an episode could take in this step (curriculum).',
-    'curriculum/expected': 'Success that is expected of a training level, mean of all '
-    '(curriculum.uncertain).',
     'rollout/actions': 'Environment actions executed in an episode.',
     'rollout/tokens': 'Tokens of an episode: prompts, observations and answers.',
     'rollout/response_length': 'Tokens the policy sampled in an episode.',

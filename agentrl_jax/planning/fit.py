@@ -99,16 +99,15 @@ def estimate(shapes: programs.Shapes) -> Estimate:
         for x in (state.params, frozen.model)
     ]
     policy, critic = (programs.device_bytes(x) for x in (state.params, state.critic_params))
-    before = cfg.algorithm.score_bounds is not None  # the policy before the update is kept
     teachers = len(frozen.teachers) + cfg.algorithm.teaches_itself
     # And their gradient, and those of teachers
-    logits = (2 + teachers + before) * advice.logit_bytes(cfg, config, mesh)
+    logits = (2 + teachers) * advice.logit_bytes(cfg, config, mesh)
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return Estimate(
         state=programs.device_bytes((state, frozen)),
         cache=advice.cache_bytes(cfg, config, mesh, rows(cfg)) if not cfg.context.window else 0,
         sampler=0 if same else int(programs.device_bytes(played) * playing.itemsize / 4),
-        gradients=max(policy, critic) + before * policy,
+        gradients=max(policy, critic),
         activations=advice.activation_bytes(cfg, config, mesh) + logits,
         program=PROCESS // jax.local_device_count() if on_cpu else 0,
     )

@@ -45,9 +45,8 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
     played = body(config, episodes * length, length) + head(config, episodes * sampled)
     tokens, trained = float(row['batch/tokens']), float(row['batch/trained_tokens'])
     backward = 1 if cfg.lora.rank else 2  # of frozen weights there is no gradient
-    before = cfg.algorithm.score_bounds is not None  # which the policy before the update reads
-    passes = cfg.batch.epochs * (1 + backward + before) + cfg.needs_reference
-    passes += recomputes(cfg.sampler, cfg.parity) + cfg.algorithm.NEEDS_ENERGY
+    passes = cfg.batch.epochs * (1 + backward) + cfg.needs_reference
+    passes += recomputes(cfg.sampler, cfg.parity)
     critic = 0
     if cfg.algorithm.USES_CRITIC:  # values before the update; a separate critic is trained too
         critic = 1 if cfg.shares_backbone else 1 + 3 * cfg.batch.epochs * cfg.critic.updates

@@ -253,7 +253,6 @@ class Algorithm:
     COMPARES_GROUPS: ClassVar[bool] = True  # an episode counts by the others of its group
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
-    NEEDS_ENERGY: ClassVar[bool] = False  # scores.energy is needed
     CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game (RAE), and nothing else
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
@@ -314,14 +313,6 @@ class Algorithm:
     def scores_teachers(self) -> bool:
         """Whether their log-probabilities of sampled tokens are all it needs of its teachers."""
         return False
-
-    @property
-    def score_bounds(self) -> tuple[float, float] | None:
-        """Bounds of the ratio by which scores weigh whose mean is taken off; None: it is not.
-
-        The mean is over what the policy before the update would say (losses.mean_score).
-        """
-        return None
 
     @property
     def bootstraps(self) -> bool:

@@ -19,14 +19,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import jax
-import jax.numpy as jnp
-
-from agentrl_jax.settings.marks import ONE, In, Words
-from agentrl_jax.types import EpisodeStop, Rollout
-
-UNKNOWN = 0.5  # success that is expected of a level before it was played: the most uncertain one
-LEAST = 1e-6  # weight of a level that is solved, or never is
+from agentrl_jax.settings.marks import ONE, Words
 
 
 def horizon(
@@ -46,45 +39,14 @@ def horizon(
     return rounds[stage] + climb
 
 
-def log_odds(expected: jax.Array, uncertain: float) -> jax.Array:
-    """log q, q_l = u p_l (1 - p_l) / sum_m p_m (1 - p_m) + (1 - u) / N, of each of N levels; [N].
-
-    expected: float32 [N], success p that is expected of a level; uncertain: u. p (1 - p) is the
-    learnability of arXiv:2408.15099, and the variance of one episode's success. No level is drawn
-    less often than in a share (1 - u) of uniform draws.
-    """
-    weight = expected * (1 - expected) + LEAST
-    return jnp.log(uncertain * weight / weight.sum() + (1 - uncertain) / expected.size)
-
-
-def revised(
-    expected: jax.Array, rollout: Rollout, level: jax.Array, *, group_size: int, memory: float
-) -> jax.Array:
-    """p_l <- m p_l + (1 - m) (mean success of the group that played l); the other levels stay; [N].
-
-    level: int32 [B], group-major; memory: m. Episodes that were lost count for nothing, and neither
-    does a group that has no other.
-    """
-    found = (rollout.episode_stop != EpisodeStop.ENV_ERROR).reshape(-1, group_size)
-    solved = (rollout.success.reshape(-1, group_size) & found).sum(1)
-    count, level = found.sum(1), level[::group_size]
-    mean = solved / jnp.maximum(count, 1)
-    before = expected[level]
-    after = jnp.where(count > 0, memory * before + (1 - memory) * mean, before)
-    return expected.at[level].set(after)
-
-
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
-    """ScalingInter-RL, and levels by difficulty; validation plays env.max_turns and every level."""
+    """ScalingInter-RL; validation plays env.max_turns."""
 
     rounds: Annotated[tuple[int, ...], Words('whole numbers of turns')] = ()  # turns of an episode
     # stage by stage, such as (2, 3, 5); () = off
     stage_steps: Annotated[int, ONE] = 100  # steps of a stage; the last stage lasts to the end
     interpolate: bool = False  # climb evenly within a stage instead of at its end
-    uncertain: Annotated[float, In(low=0, high=1)] = 0.0  # share of the draws of levels that
-    # prefers those neither solved nor hopeless, by p (1 - p); 0 = all levels alike
-    memory: Annotated[float, In(low=0, high=1)] = 0.5  # of p, when its level is played once more
 
     def turn_limit(self, step: int, max_turns: int) -> int:
         """Turns an episode of a training step may take: `horizon`, or all."""
@@ -93,13 +55,8 @@ class Curriculum:
         stages = dict(stage_steps=self.stage_steps, interpolate=self.interpolate)
         return horizon(step, rounds=self.rounds, **stages)
 
-    def expected(self, levels: int) -> jax.Array | None:
-        """Success of each level that is expected at first [levels]; None where nobody asks."""
-        return jnp.full(levels, UNKNOWN) if self.uncertain else None
-
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
-        yield from self._conflicts_of_levels(run)
         rounds, max_turns = self.rounds, run.env.max_turns
         if self.interpolate and len(rounds) < 2:
             yield f'curriculum.interpolate has no effect with curriculum.rounds={rounds}: give two'
@@ -109,26 +66,4 @@ class Curriculum:
             yield (
                 f'curriculum.rounds={rounds} asks for more turns than env.max_turns={max_turns}, '
                 'which fixes the shapes of an episode: raise it to the last of the rounds'
-            )
-
-    def _conflicts_of_levels(self, run: Any) -> Iterator[str]:
-        if not self.uncertain:
-            return
-        prefers = f'curriculum.uncertain={self.uncertain} chooses levels by the success of earlier'
-        others = {
-            'env.mix': (run.env.mix, 'episodes of one world'),
-            'filter.refill': (
-                run.algorithm.filter.refill,
-                'steps, and dynamic sampling within one',
-            ),
-            'fork.value_every': (run.forks.value_every, 'steps, and the critic is measured on any'),
-        }
-        for name, (value, what) in others.items():
-            if value:
-                yield f'{prefers} {what}: set one of it and {name} to its default'
-        groups, levels = run.rollout.num_groups, run.env.train_levels
-        if groups > levels:
-            yield (
-                f'{prefers} steps, each once in a step, and rollout.num_groups={groups} are more '
-                f'than env.train_levels={levels}'
             )

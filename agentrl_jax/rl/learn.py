@@ -37,8 +37,6 @@ def learn(
         reference, own = None, ((fns, frozen.reference),)
     taught = fns.replace(teachers=(*models, *own))
     scoring, learning = (taught, fns) if how.algorithm.scores_teachers else (fns, taught)
-    if how.algorithm.score_bounds is not None:
-        learning = fns.replace(teachers=((fns, state.params),))
     rates = update.learning_rates(state, lr_scale, how.optim, how.critic.updates)
     batch, rows, advantages, metrics = prepare(
         state, reference, rollout, base, frozen.hints, fns=scoring, how=how
@@ -91,7 +89,6 @@ def prepare(
         microbatch_rows=how.batch.microbatch_rows,
         recompute=recomputes(how.sampler, how.parity),
         with_next=how.algorithm.bootstraps,
-        with_energy=how.algorithm.NEEDS_ENERGY,
         hint=hint,
         prefix=how.prefix,
         **how.head,

@@ -8,7 +8,7 @@ Entropy, KL and the critic's loss have the same weights as the surrogate. The ro
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -46,12 +46,12 @@ _logits.defvjp(_logits_forward, _logits_backward)
 
 
 def _chunk_logprobs(
-    hidden, targets, *more, head, inverse_temperature, beside, index, teachers, against
+    hidden, targets, *more, head, inverse_temperature, with_entropy, index, teachers
 ):
-    """Log-probability of targets [B, C] and what is `beside` it [B, C] from hidden [B, C, D].
+    """Log-probabilities of targets [B, C], and entropies [B, C] or zeros, from hidden [B, C, D].
 
     more: allowed uint32 [B, C, W] if index int32 [V] has the bit of each column of the head (None:
-    all are), and hidden [B, C, D] of each teacher; teachers: their heads, which add `against`.
+    all are), and hidden [B, C, D] of each teacher; teachers: their heads, which add reverse_kl.
     """
     allowed, states = (None, more) if index is None else (more[0], more[1:])
 
@@ -70,17 +70,14 @@ def _chunk_logprobs(
     # A comparison and a sum, not take_along_axis: it fuses, and it works on a vocabulary shard.
     chosen = jnp.arange(logits.shape[-1])[None, None] == targets[..., None]
     logprobs = jnp.where(chosen, logits, 0.0).sum(-1) - logsumexp
-    if not beside:
-        other = jnp.zeros_like(logprobs)
-    elif beside == 'collision':
-        other = (exp**2).sum(-1) / normaliser**2
-    else:
-        other = logsumexp - (exp * logits).sum(-1) / normaliser
+    entropy = jnp.zeros_like(logprobs)
+    if with_entropy:
+        entropy = logsumexp - (exp * logits).sum(-1) / normaliser
     if not teachers:
-        return logprobs, other
+        return logprobs, entropy
     taught = [logits_of(*own) for own in zip(states, teachers, strict=True)]
     whole, *taught = map(jax.nn.log_softmax, (logits, *taught))  # of equal logits the same bits
-    return logprobs, other, against(whole, taught)
+    return logprobs, entropy, reverse_kl(whole, taught)
 
 
 def mixture(logprobs: Sequence[jax.Array]) -> jax.Array:
@@ -98,18 +95,6 @@ def reverse_kl(logprobs: jax.Array, teachers: Sequence[jax.Array]) -> jax.Array:
     return (jnp.exp(logprobs) * gap).sum(-1)
 
 
-def mean_score(
-    logprobs: jax.Array, old: Sequence[jax.Array], *, low: float, high: float
-) -> jax.Array:
-    """sum_v sg(q_v w_v - p_v) log p_v, w = clip(p / q, low, high); [..., V] each -> [...].
-
-    q: the mixture of `old`. Its gradient is the mean over draws of q of the weighted score
-    w_v grad log p_v; that of p is 0 and taken off so that where p is q there is no rounding.
-    """
-    p, q = jnp.exp(jax.lax.stop_gradient(logprobs)), jnp.exp(mixture(old))
-    return ((jnp.clip(p, low * q, high * q) - p) * logprobs).sum(-1)
-
-
 def token_logprobs(
     hidden: jax.Array,
     head: jax.Array,
@@ -118,21 +103,18 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk_size: int | None = None,
     with_entropy: bool = False,
-    with_collision: bool = False,
     mask: jax.Array | None = None,
     row_tokens: int | None = None,
     bits: grammars.Bits | None = None,
     allowed: jax.Array | None = None,
     teachers: Sequence[tuple[jax.Array, jax.Array]] = (),
-    against: Callable = reverse_kl,
 ) -> tuple[jax.Array, ...]:
     """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
 
     hidden [B, T, D], head [D, V]. This is the one shift: position t reads hidden[b, t - 1]; t = 0
     gets 0. At most about chunk_size tokens have their logits alive at a time, forward and backward
     (each chunk is rematerialised); None computes all at once. Chunks are cut along T, so rows keep
-    their sharding. The second result is zeros without with_entropy; with_collision it is the sum of
-    all squared probabilities in the place of the entropy.
+    their sharding. The second result is zeros without with_entropy.
 
     With mask bool [B, T] and row_tokens, the most that a row has in the mask, only those tokens see
     the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
@@ -141,8 +123,8 @@ def token_logprobs(
     is set, and where only few ever have one, there are no other logits. Without allowed all tokens
     are.
 
-    teachers: (hidden [B, T, D], head [D, V]) of each; the third result, which is there with them
-    alone, is what `against` says of all log-probabilities and theirs, among the same tokens.
+    teachers: (hidden [B, T, D], head [D, V]) of each; with them there is a third result,
+    reverse_kl among the same tokens.
     """
     targets, index, legal, heads = tokens, None, (), [head for _, head in teachers]
     if allowed is not None:
@@ -161,9 +143,8 @@ def token_logprobs(
         head=head.astype(hidden.dtype),
         inverse_temperature=1.0 / temperature,
         chunk_size=chunk_size,
-        beside='entropy' if with_entropy else 'collision' if with_collision else '',
+        with_entropy=with_entropy,
         teachers=[own.astype(hidden.dtype) for own in heads],
-        against=against,
     )
     rows, length = tokens.shape
     states = [own for own, _ in teachers]

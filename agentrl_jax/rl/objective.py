@@ -1,7 +1,5 @@
 """The objective around an algorithm's per-token surrogate: entropy, KL, the critic, and metrics."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -37,14 +35,10 @@ def policy_loss(
 
     weights float32 [B, T] from losses.token_weights on the whole optimiser batch. The KL is
     measured wherever there is a reference, and part of the loss where the algorithm says so; that
-    to fns.teachers is added as it is; with algorithm.score_bounds the policy before the update is
-    in their place, and the mean score is taken off. Where observations are learnt, their term is
-    added; observed: their tokens in the whole batch.
+    to fns.teachers is added as it is. Where observations are learnt, their term is added;
+    observed: their tokens in the whole batch.
     """
     algorithm, attention = how.algorithm, batch.attention_mask
-    against, bounds = losses.reverse_kl, algorithm.score_bounds
-    if bounds is not None:
-        against = functools.partial(losses.mean_score, low=bounds[0], high=bounds[1])
     rows = batch.tokens, positions_of(attention), attention
     hidden, read = fns.hidden(params, *rows), (batch.tokens, attention, batch.hint)
     logprobs, entropy, *taught = losses.token_logprobs(
@@ -58,12 +52,9 @@ def policy_loss(
             (hints.hidden(own, model, *read, prefix=how.prefix), own.head(model))
             for own, model in fns.teachers
         ],
-        against=against,
         **how.head,
     )
     per_token, fixed = algorithm.loss(logprobs, batch), jax.lax.stop_gradient(logprobs)
-    if bounds is not None:
-        per_token = per_token + jnp.where(batch.mask, batch.advantages * taught.pop(), 0.0)
     sums = ratio_sums(fixed, batch)
     for name, tokens in algorithm.clipped(fixed, batch).items():
         sums[name] = masked_sum(tokens, batch.mask)

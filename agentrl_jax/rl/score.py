@@ -46,7 +46,6 @@ def score(
     row_tokens: int | None = None,
     bits: Bits | None = None,
     with_next: bool = False,
-    with_energy: bool = False,
     windows: context.Windows | None = None,
     hint: jax.Array | None = None,
     prefix: int = 0,
@@ -57,7 +56,6 @@ def score(
     again (for a sampler of another precision). Where there are fns.teachers the mixture of their
     probabilities is in the place of the reference. row_tokens, bits: as in
     losses.token_logprobs. with_next: the values after tokens as well (not with windows).
-    with_energy: Scores.energy, by a forward pass of its own.
     With windows every token is scored after what the policy saw of the conversation.
     hint int32 [B, H]: what the teachers read after the `prefix` tokens (rl.hints); None: nothing.
     """
@@ -71,7 +69,7 @@ def score(
         rows = (tokens, attention, own, *more)
         hint = context.of_episode(hint, windows)
 
-    def likelihood(fns, model, tokens, attention, mask, allowed=None, *, hint=None):
+    def logprobs(fns, model, tokens, attention, mask, allowed=None, *, hint=None):
         hidden = hints.hidden(fns, model, tokens, attention, hint, prefix=prefix)
         return losses.token_logprobs(
             hidden,
@@ -83,11 +81,7 @@ def score(
             row_tokens=row_tokens,
             bits=bits,
             allowed=allowed,
-            with_collision=with_energy,
-        )
-
-    def logprobs(*args, **more):
-        return likelihood(*args, **more)[0]
+        )[0]
 
     def taught(hint, *rows):
         return losses.mixture([logprobs(*one, *rows, hint=hint) for one in fns.teachers])
@@ -116,10 +110,6 @@ def score(
             value, following = value
     mask = rollout.action_mask
     scores = Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))
-    if with_energy:
-        logp, collision = every(lambda *x: likelihood(fns, params, *x), *rows)
-        energy = jnp.maximum(1.0 - 2.0 * jnp.exp(logp) + collision, 0.0)
-        scores = scores.replace(energy=jnp.where(mask, energy, 0.0))
     if following is None:
         return scores
     return scores.replace(next_values=jnp.where(mask, following, 0.0))

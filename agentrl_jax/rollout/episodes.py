@@ -53,7 +53,6 @@ def draw_episodes(
     key: jax.Array,
     step: jax.Array,
     first: jax.Array | int = 0,
-    odds: jax.Array | None = None,
     *,
     levels: int,
     groups: int,
@@ -64,14 +63,10 @@ def draw_episodes(
     """Levels of a step, without repetition where the pool allows; own random streams for all.
 
     `first` is the number of the first stream: further rollouts of a step have streams of their own.
-    odds: float32 [levels], log-odds of each; None = all alike.
     forks: draw_forks of a key and the episodes.
     """
     k_levels = jax.random.fold_in(key, step)
-    if odds is None:
-        chosen = jax.random.choice(k_levels, levels, (groups,), replace=groups > levels)
-    else:  # Gumbel's noise: the largest ones are drawn in turn, without replacement
-        chosen = jax.lax.top_k(odds + jax.random.gumbel(k_levels, (levels,)), groups)[1]
+    chosen = jax.random.choice(k_levels, levels, (groups,), replace=groups > levels)
     row = jnp.arange(groups * group_size, dtype=jnp.int32)
     drawn = Episodes(
         level=jnp.repeat(chosen.astype(jnp.int32), group_size),

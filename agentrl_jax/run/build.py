@@ -20,7 +20,7 @@ from agentrl_jax.measure import (
 )
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl import curriculum, observations
+from agentrl_jax.rl import observations
 from agentrl_jax.rl.learn import learn, learning_of
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.score import score
@@ -48,7 +48,6 @@ class Training:
     pack: Callable | None  # collecting.pack; None without dynamic sampling
     metrics: Callable  # (rollout, tasks) -> metrics
     information: Callable  # (policy, task, rollout, key) -> collapse/ metrics
-    revise: Callable  # (expected success of levels, rollout, levels) -> expected success
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     critic_error: Callable | None  # (state, frozen, task, levels, step, key) -> (metrics, counters)
@@ -236,7 +235,6 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         held_out = build_held_out(cfg, tokenizer, mesh)
         for one in (*tasks, *held_out.values()):
             parts.check_reward(cfg, one)
-        check_levels(cfg, tasks)
         for one in tasks if probe else ():
             if isinstance(one, HostTask):
                 hosts.probe(one.env, cfg.hosts.policy.tries)
@@ -275,16 +273,6 @@ def build_tasks(cfg: Config, tokenizer: Any, mesh: Mesh) -> tuple[Task, ...]:
     return tuple(tasks if mesh is None else sharding.replicate(tasks, mesh))
 
 
-def check_levels(cfg: Config, tasks: tuple[Task, ...]) -> None:
-    """ValueError where a curriculum of levels would count others than the pool has."""
-    count = tasks[0].env.num_levels(tasks[0].env_params)
-    if cfg.curriculum.uncertain and count != cfg.env.train_levels:
-        raise ValueError(
-            f'curriculum.uncertain counts env.train_levels={cfg.env.train_levels} levels, and '
-            f'{cfg.env.name} has {count}: set env.train_levels={count}'
-        )
-
-
 def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
     """The pools that are validated on, by the prefix of their metrics; those of eval.split first.
 
@@ -306,22 +294,9 @@ def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
     return pools
 
 
-def draw_by(
-    key: jax.Array,
-    step: jax.Array,
-    first: jax.Array | int,
-    expected: jax.Array,
-    *,
-    draw: Callable,
-    uncertain: float,
-) -> Episodes:
-    """draw_episodes of levels that the curriculum prefers; expected: success of each [N]."""
-    return draw(key, step, first, curriculum.log_odds(expected, uncertain))
-
-
 def build_draw(cfg: Config, task: Task) -> Callable:
     """draw_episodes of a world."""
-    draw = functools.partial(
+    return functools.partial(
         draw_episodes,
         levels=task.env.num_levels(task.env_params),
         groups=cfg.rollout.num_groups,
@@ -329,8 +304,6 @@ def build_draw(cfg: Config, task: Task) -> Callable:
         common=cfg.rollout.common_random_numbers,
         forks=parts.build_forks(cfg),
     )
-    uncertain = cfg.curriculum.uncertain
-    return functools.partial(draw_by, draw=draw, uncertain=uncertain) if uncertain else draw
 
 
 def build_collects(
@@ -402,21 +375,12 @@ def build_training(
         pack=collecting.build_pack(how, rows, whole),
         metrics=measure,
         information=jax.jit(information, out_shardings=whole),
-        revise=build_revise(cfg, whole),
         learn=build_learn(fns, how),
         rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
         critic_error=build_critic_error(cfg, tasks[0], collects[0], fns, how, whole),
         keep=jax.jit(lambda params, kept: (*kept[1:], jax.tree.map(jnp.copy, params))),
         exploitability=build_exploitability(cfg, config, tasks[0], tokenizer),
     )
-
-
-def build_revise(cfg: Config, whole: NamedSharding) -> Callable:
-    """Jitted curriculum.revised."""
-    revised = functools.partial(
-        curriculum.revised, group_size=cfg.rollout.group_size, memory=cfg.curriculum.memory
-    )
-    return jax.jit(revised, out_shardings=whole)
 
 
 def build_critic_error(

@@ -61,18 +61,13 @@ def play(
     streams: Streams,
     step: int,
     number: int = 0,
-    expected: jax.Array | None = None,
 ) -> tuple[Played, list[dict[str, Any]]]:
-    """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it.
-
-    expected: success of each level, where levels are drawn by it.
-    """
+    """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it."""
     hosts.label(run, step=step, split='train', number=number)
     if run.cfg.rollout.staleness:
         return play_ahead(run, params, tasks, streams, step)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
-    by = () if expected is None else (expected,)
-    drawn = run.training.draw(levels, step, number * run.cfg.rollout.episodes, *by)
+    drawn = run.training.draw(levels, step, number * run.cfg.rollout.episodes)
     rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
     check_counters(counters)  # the host's only look at it
     return (rollout, drawn), counters
@@ -108,13 +103,12 @@ def collect(
     tasks: tuple[Task, ...],
     streams: Streams,
     step: int,
-    expected: jax.Array | None = None,
 ) -> tuple[Played, int, dict, int | None]:
     """(what the update gets, tokens sampled, metrics, groups held) of a step; see play.
 
     The groups that dynamic sampling holds are the first ones; None without it.
     """
-    played, counted = play(run, params, tasks, streams, step, expected=expected)
+    played, counted = play(run, params, tasks, streams, step)
     measured = run.training.metrics(played[0], run.training.tasks) | {'filter/collects': 1}
     if run.training.pack is None:
         return played, sampled(counted), measured | counts(counted), None

@@ -36,10 +36,13 @@ from agentrl_jax.settings.marks import Chosen, In
 VERSION = 2  # of the configs in checkpoints; see migrate
 # Fields that version 1 had and this one has not, with the value that had no effect.
 REMOVED = {
+    'curriculum.memory': 0.5,
+    'curriculum.uncertain': 0.0,
     'filter.high': 1.0,
     'filter.low': 0.0,
     'filter.scaling': 'none',
     'filter.soft': False,
+    'loss.center_scores': False,
 }
 
 

@@ -58,20 +58,18 @@ def draw(
     key: jax.Array,
     step: jax.Array | int,
     first: jax.Array | int = 0,
-    *expected: jax.Array,
+    *,
     draws: Sequence[Callable],
     counts: Sequence[int],
 ) -> tuple[Episodes, ...]:
     """Episodes of each world; their random streams follow one another from `first` on.
 
     draws: draw_episodes of each world. The first world has the levels of a run of its own.
-    expected: success of its levels, where there is but one world and draws are by it.
     """
     keys = [key, *(jax.random.fold_in(key, FIRST_KEY + i) for i in range(1, len(draws)))]
     begin = itertools.accumulate(counts, initial=0)
     return tuple(
-        one(own, step, first + start, *expected)
-        for one, own, start in zip(draws, keys, begin, strict=False)
+        one(own, step, first + start) for one, own, start in zip(draws, keys, begin, strict=False)
     )
 
 

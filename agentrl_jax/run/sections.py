@@ -273,11 +273,6 @@ class SelfPlay:
                 f'{asked} needs what a game pays, to give the other seat minus that: '
                 f'reward.function={run.reward.function!r} must be left empty'
             )
-        if run.curriculum.uncertain:
-            yield (
-                f'curriculum.uncertain={run.curriculum.uncertain:g} draws levels by the success of '
-                f'one player, and {asked} has two: set it to 0'
-            )
         if run.clone.demonstrates:
             yield (
                 f'{asked} has no demonstrations, which are of whole episodes: set clone.episodes '
@@ -513,11 +508,6 @@ class Sampling:
             yield (
                 f'{given}begins episodes before their step, and curriculum.rounds='
                 f'{run.curriculum.rounds} changes the turns that they may take: set it to ()'
-            )
-        if run.curriculum.uncertain:
-            yield (
-                f'{given}draws levels before the steps that curriculum.uncertain='
-                f'{run.curriculum.uncertain:g} draws them by: set it to 0'
             )
         if run.algorithm.filter.refill:
             yield (

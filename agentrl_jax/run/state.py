@@ -98,7 +98,6 @@ def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
         kl_coef=jnp.float32(cfg.algorithm.kl.coef),
         skipped=jnp.int32(0),
         explorer=jax.tree.map(jnp.copy, policy) if cfg.explores else None,
-        expected=cfg.curriculum.expected(cfg.env.train_levels),
         snapshots=tuple(jax.tree.map(jnp.copy, policy) for _ in range(cfg.self_play.snapshots)),
     )
 

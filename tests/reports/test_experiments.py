@@ -56,7 +56,6 @@ NAMES = (
     'expert_clones',
     'diversity',
     'freshness',
-    'difficulty',
     'reuse',
     'staleness',
     'estimators',

@@ -227,13 +227,6 @@ def micro(**changes):
     return micro_runs.config(NAME, **(sizes | changes))
 
 
-@pytest.mark.soak
-def test_energies_are_put_back_from_windows(tmp_path):
-    """algorithm=otb ended in a traceback after its first rollout."""
-    cfg = micro(**{'algorithm': 'otb', 'context.window': 1, 'steps': 1})
-    assert train.train(cfg, str(tmp_path)) == 0
-
-
 def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
     """Other shapes, the same samples and weights: losses and gradients agree."""
     rows = {}

@@ -1,27 +1,16 @@
-"""Curricula: ScalingInter-RL's table of horizons, what it is for, and levels by difficulty.
+"""Curricula: ScalingInter-RL's table of horizons, and what it is for.
 
 What a horizon cuts is in test_rollout.py and test_text_task.py, whole runs in test_runs.py.
 """
 
-import types
-
-import jax
-import jax.numpy as jnp
 import micro_runs
-import numpy as np
 import pit_corridor as corridor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import train
-from agentrl_jax.records import run_log
-from agentrl_jax.rl.curriculum import horizon, log_odds, revised
-from agentrl_jax.rollout.episodes import draw_episodes
-from agentrl_jax.run import command
-from agentrl_jax.run.build import build
+from agentrl_jax.rl.curriculum import horizon
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import EpisodeStop
 
 # ---- the table ---------------------------------------------------------------------------------
 
@@ -80,76 +69,6 @@ def test_a_config_without_rounds_plays_every_turn():
         4,
         5,
     ]
-
-
-# ---- levels by difficulty ------------------------------------------------------------------------
-
-
-def test_levels_are_drawn_by_how_uncertain_their_success_is():
-    # p (1 - p): .25, .09, 0, 0 (and 1e-6 each): .735, .265, 0, 0 of the half, and .125 of the rest
-    odds = np.exp(log_odds(jnp.array([0.5, 0.9, 1.0, 0.0]), 0.5))
-    np.testing.assert_allclose(odds, [0.4926, 0.2574, 0.125, 0.125], atol=1e-4)
-    np.testing.assert_allclose(np.exp(log_odds(jnp.ones(4), 1.0)), 0.25)  # all are solved
-
-
-def test_what_is_expected_moves_to_what_was_played():
-    # level 3: one of two solved, .5 -> .25 x .5 + .75 x .5; level 0: one was lost, the other was
-    # solved, .2 -> .25 x .2 + .75; level 1: both were lost
-    lost = EpisodeStop.ENV_ERROR
-    rollout = types.SimpleNamespace(
-        success=jnp.array([True, False, False, True, True, False]),
-        episode_stop=jnp.array([0, 0, lost, 0, lost, lost]),
-    )
-    level = jnp.array([3, 3, 0, 0, 1, 1])
-    after = revised(jnp.array([0.2, 0.3, 0.4, 0.5]), rollout, level, group_size=2, memory=0.25)
-    np.testing.assert_allclose(after, [0.8, 0.3, 0.4, 0.5], atol=1e-6)
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.integers(0, 2**31 - 1), st.floats(0, 1), st.integers(1, 12))
-def test_a_step_draws_no_level_twice_and_odds_sum_to_one(seed, uncertain, groups):
-    expected = jax.random.uniform(jax.random.key(seed), (12,))
-    odds = log_odds(expected, uncertain)
-    np.testing.assert_allclose(np.exp(odds).sum(), 1, rtol=1e-5)
-    assert (np.exp(odds) >= (1 - uncertain) / 12 - 1e-6).all()
-    shape = dict(levels=12, groups=groups, group_size=1, common=False)
-    drawn = draw_episodes(jax.random.key(seed), 0, 0, odds, **shape)
-    assert len(set(drawn.level.tolist())) == groups
-
-
-def test_levels_are_drawn_as_often_as_their_odds_say():
-    odds = log_odds(jnp.array([0.5, 0.9, 1.0, 0.0]), 0.5)
-    shape = dict(levels=4, groups=1, group_size=1, common=False)
-    draw = jax.vmap(lambda step: draw_episodes(jax.random.key(0), step, 0, odds, **shape).level[0])
-    counts = np.bincount(draw(jnp.arange(8000)), minlength=4) / 8000
-    np.testing.assert_allclose(counts, np.exp(odds), atol=0.02)  # sd .0056
-
-
-@pytest.mark.soak
-def test_a_run_counts_what_its_levels_earned_and_resumes_to_the_same_bits(tmp_path):
-    def run(steps, workdir):
-        changes = {'curriculum.uncertain': 0.8, 'env.train_levels': 16, 'checkpoint.every': 1}
-        cfg = micro_runs.plain('frozen_lake', steps=steps, **changes)
-        assert train.train(cfg, str(tmp_path / workdir)) == 0
-        return micro_runs.saved_state(build(cfg).face, tmp_path / workdir)
-
-    whole = run(3, 'whole')
-    run(1, 'halves')
-    halves = run(3, 'halves')
-    jax.tree.map(np.testing.assert_array_equal, whole, halves)
-    expected = np.asarray(whole['expected'] if isinstance(whole, dict) else whole.expected)
-    assert expected.shape == (16,)
-    rows = run_log.read_metrics(tmp_path / 'whole' / run_log.METRICS_FILE)
-    last = rows[2]['curriculum/expected']  # a row of the last step
-    np.testing.assert_allclose(last, expected.mean(), rtol=1e-6)
-    assert 4 <= (expected != 0.5).sum() <= 12  # four groups in each of three steps
-
-
-def test_a_pool_of_another_size_than_is_counted_is_refused():
-    cfg = micro_runs.config('bandit')
-    cfg.curriculum.uncertain = 0.5
-    with pytest.raises(command.WrongUsage, match=r'curriculum.uncertain counts .* bandit has'):
-        build(cfg)
 
 
 # ---- what it is for ----------------------------------------------------------------------------

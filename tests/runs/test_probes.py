@@ -108,11 +108,6 @@ def train(algorithm, world, *, turns, steps, lr=0.2):
             raw = table_values(None, state.critic_params, tokens, positions, None)
             values = jnp.where(rollout.action_mask, losses.token_values(raw), 0.0)
         scores = Scores(old_logprobs=logprobs, ref_logprobs=zeros, values=values)
-        if algorithm.NEEDS_ENERGY:
-            states = table_hidden(None, tokens, jnp.arange(length)[None], None)
-            head = state.params['table']
-            logp, collision = losses.token_logprobs(states, head, tokens, with_collision=True)
-            scores = scores.replace(energy=1 - 2 * jnp.exp(logp) + collision)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
         state, _ = update.update_step(state, batch, fns=fns, how=how)
         return state, (rollout.returns.mean(), state.params['table'])

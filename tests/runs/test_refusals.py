@@ -147,16 +147,11 @@ REFUSED = {
             'rollout.staleness=2 is for one world on hosts',
         ),
         (STALE | {'curriculum.rounds': (1, 2)}, 'rounds=.1, 2. changes the turns that they may'),
-        (STALE | {'curriculum.uncertain': 0.5}, 'curriculum.uncertain=0.5 draws them by: set it'),
         (
             STALE | {'filter.refill': 1, 'filter.rule': 'varied'},
             'plays one rollout a step, and filter.refill=1 plays more',
         ),
         (STALE | {'algorithm': 'dpo'}, "algorithm='dpo' has no ratio that corrects for it"),
-        (
-            STALE | {'algorithm': 'cispo', 'loss.center_scores': True, 'batch.epochs': 2},
-            'center_scores=True .* rollout.staleness=2 lets older ones play',
-        ),
         (STALE | {'parity.loss_on': 'all'}, "parity.loss_on='all' takes others: set it to 'samp"),
     ],
     'observations': [
@@ -173,21 +168,6 @@ REFUSED = {
             'context.window=1 hides the answer',
         ),
         ({'eval.observations': True, 'context.window': 1}, 'eval.observations=True predicts'),
-    ],
-    'scores': [
-        (
-            {'algorithm': 'cispo', 'loss.center_scores': True, 'batch.minibatch_rows': 16},
-            'has no effect on the only optimiser step of a rollout',
-        ),
-        (
-            {
-                'algorithm': 'cispo',
-                'loss.center_scores': True,
-                'batch.epochs': 2,
-                'loss.sampler_correction': 'tis',
-            },
-            'set loss.sampler_correction and loss.sampler_reject to off',
-        ),
     ],
     'cloning': [
         ({'clone.adapters': True, 'clone.episodes': 8}, 'it needs lora.rank and demonstrations'),
@@ -230,18 +210,6 @@ REFUSED = {
         ({'curriculum.rounds': (1, 3)}, 'more turns than env.max_turns=2.* raise it'),
         ({'curriculum.rounds': (1.0, 2.0)}, 'must be whole numbers of turns'),
         ({'curriculum.interpolate': True}, r'no effect with curriculum.rounds=\(\): give two'),
-    ],
-    'levels by difficulty': [
-        ({'curriculum.uncertain': 1.5}, 'curriculum.uncertain=1.5'),
-        (HALVES | {'curriculum.uncertain': 0.5}, 'one world: set one of it and env.mix'),
-        (
-            {'curriculum.uncertain': 0.5, 'filter.refill': 2, 'filter.rule': 'varied'},
-            'dynamic sampling within one: set one of it and filter.refill',
-        ),
-        (
-            {'curriculum.uncertain': 0.5, 'env.train_levels': 2},
-            'rollout.num_groups=4 are more than env.train_levels=2',
-        ),
     ],
     'several worlds': [
         (mixed('frozen_lake', 0.5), 'must be pairs of a world and its share'),

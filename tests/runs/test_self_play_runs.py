@@ -151,7 +151,6 @@ REFUSED = [
     ({'agent.name': 'plan'}, 'plays one game of turns that act'),
     ({'agent.trials': 2}, 'plays one game of turns that act'),
     ({'reward.function': 'own_rewards:steady'}, "'own_rewards:steady' must be left empty"),
-    ({'curriculum.uncertain': 0.5}, 'draws levels by the success of one player'),
     ({'clone.episodes': 16}, 'opponent=self has no demonstrations'),
     ({'filter.keep': 0.25}, "filter.rule='top_k' ranks groups by the returns of seat 0"),
     ({'self_play.snapshots': 2, 'rollout.group_size': 2}, 'an even number from 4 on'),

@@ -24,7 +24,6 @@ from agentrl_jax.algorithms.gspo_turn import GSPOTurn
 from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO, split_rewards
 from agentrl_jax.algorithms.opd import OPD
-from agentrl_jax.algorithms.otb import OTB, token_baseline
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
@@ -415,63 +414,6 @@ def test_dppo_by_hand():
         assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == dropped[1:]
 
 
-def test_an_optimal_token_baseline_by_hand():
-    """Members sampled 3, 2 and 1 tokens with returns 1, 0 and 1; observations do not count."""
-    layouts = [[(1, 2), (2, 1)], [(1, 2)], [(2, 1)], [(1, 1)]]
-    rollout = toy.rollout_of(layouts, [[0, 1.0], [0, 0], [1.0, 0], [5.0, 0]], length=6, faulty=(3,))
-    energy = jnp.where(rollout.action_mask, 0.5, 0.0)
-    scores = zero_scores(rollout).replace(energy=energy)
-    # Each token has energy 1 - 2 (.5) + .5 = .5: W is .5, 1, 1.5. Token 0: (1 + 1) / 3;
-    # token 1: (1 + 0) / 2; token 2: the first one alone has it, so its baseline is 0
-    advantages = batch_of(OTB(), rollout, 4, scores).advantages
-    third, two = 1 / 3, 2 / 3
-    np.testing.assert_allclose(advantages[0], [0, third, 0.5, 0, 0, 1.0], atol=1e-6)
-    np.testing.assert_allclose(advantages[1], [0, -two, -0.5, 0, 0, 0], atol=1e-6)
-    np.testing.assert_allclose(advantages[2], [0, 0, third, 0, 0, 0], atol=1e-6)
-    assert not advantages[3].any()
-    # A member that was a matter of course (pi = 1, pi^2 = 1) has W = 0 and says nothing
-    sure = scores.replace(energy=energy.at[1].set(0.0))
-    advantages = batch_of(OTB(), rollout, 4, sure).advantages
-    np.testing.assert_allclose(advantages[1], [0, -1.0, -1.0, 0, 0, 0], atol=1e-6)
-
-
-def reference_baseline(returns, energy, mask, size):
-    """verl's loops over groups, trajectories and the positions of their sampled tokens."""
-    out = np.zeros(mask.shape)
-    for first in range(0, len(mask), size):
-        rows = range(first, first + size)
-        places = {b: np.flatnonzero(mask[b]) for b in rows}
-        for n in range(max(map(len, places.values()))):
-            there = [(b, places[b][n]) for b in rows if len(places[b]) > n]
-            if len(there) == 1:
-                continue
-            top = sum(returns[at] * energy[at] for at in there)
-            best = top / (sum(energy[at] for at in there) + 1e-8)
-            for at in there:
-                out[at] = best
-    return out
-
-
-def test_an_optimal_token_baseline_is_verl_s_loops():
-    rollout, rng = toy.random_rollout(9, rows=12, length=24, turns=4), np.random.default_rng(1)
-    mask = np.asarray(rollout.action_mask)
-    returns, energy = rng.normal(size=mask.shape), np.cumsum(mask * rng.random(mask.shape), axis=1)
-    got = token_baseline(*map(jnp.float32, (returns, energy)), jnp.asarray(mask), group_size=4)
-    np.testing.assert_allclose(got, reference_baseline(returns, energy, mask, 4), atol=1e-5)
-
-
-def test_no_other_baseline_of_a_token_makes_its_weighted_returns_vary_less():
-    """B minimises sum of W (G - B)^2 over the members: its slope there is 0."""
-    rollout, rng = toy.random_rollout(9, rows=4, length=12, turns=1), np.random.default_rng(1)
-    mask = jnp.asarray(rollout.action_mask)
-    returns, energy = (jnp.float32(rng.random(mask.shape)) for _ in range(2))
-    first = np.argmax(mask, axis=1)
-    best = token_baseline(returns, energy, mask, group_size=4)[0, first[0]]
-    at = (np.arange(4), first)
-    slope = jax.grad(lambda b: (energy[at] * (returns[at] - b) ** 2).sum())(best)
-    assert abs(float(slope)) < 1e-5
-
-
 def test_sao_drops_tokens_on_either_side_whatever_their_advantage_by_hand():
     # ratios 1.5, .65, 6.5: the last two are beyond .7 and 6
     batch, how = ratio_batch(jnp.array([[0, 2.0, -1, 0, 1, 0]])), SAO()
@@ -525,30 +467,6 @@ def test_maxrl_weighs_groups_by_how_seldom_they_succeed():
     np.testing.assert_allclose(advantages, want, atol=1e-6)
     cancel = one_turn_group([0.1, 0.2, -0.3, 0.0])  # whose mean in float32 is not 0
     assert not batch_of(MaxRL(), cancel, 4).advantages.any()
-
-
-def test_energy_is_of_the_policy_that_trains_whoever_sampled():
-    params = toy.toy_params(3)
-    rollout = toy.rollout_of([[(1, 2), (2, 1)]] * 4, [[0, 1.0]] * 4, length=6)
-    how = dict(fns=ModelFns(toy.toy_hidden, toy.toy_head), temperature=0.7, chunk_size=4)
-    for rows in (2, 3):  # of which four rows are no multiple
-        found = score.score(
-            params,
-            None,
-            None,
-            rollout,
-            microbatch_rows=rows,
-            recompute=False,
-            with_energy=True,
-            **how,
-        )
-        positions = jnp.arange(6)[None]
-        hidden = toy.toy_hidden(params, rollout.tokens, positions, rollout.attention_mask)
-        p = jax.nn.softmax(hidden @ toy.toy_head(params) / 0.7)[:, :-1]
-        drawn = jax.nn.one_hot(rollout.tokens[:, 1:], p.shape[-1])
-        want = jnp.where(rollout.action_mask[:, 1:], ((drawn - p) ** 2).sum(-1), 0.0)
-        np.testing.assert_allclose(found.energy[:, 1:], want, atol=1e-5)
-        assert (found.old_logprobs == jnp.where(rollout.action_mask, rollout.logprobs, 0)).all()
 
 
 def test_segment_means_by_hand():

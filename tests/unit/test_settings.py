@@ -108,7 +108,6 @@ PAPERS = [
     ('sapo', 'tau_pos=1.0 tau_neg=1.05 aggregation=seq_mean_token_mean kl_coef=0.0 clip_high=None'),
     ('dppo', 'tv_low=0.2 tv_high=0.2 tv_bound=20.0 aggregation=token_mean clip_high=None'),
     ('sao', 'clip_low=0.3 clip_high=5.0 lam_alpha=1.5 gamma=1.0 aggregation=token_mean lam=None'),
-    ('otb', 'clip_low=0.2 clip_high=0.2 aggregation=token_mean kl_coef=0.0 norm=None'),
     ('maxrl', 'clip_low=0.2 clip_high=0.2 aggregation=token_mean kl_coef=0.0 norm=None'),
     ('grpo', 'kl_coef=0.04 kl_in=loss kl_estimator=k3 aggregation=seq_mean_token_mean norm=std'),
     ('rloo', 'kl_coef=0.05 kl_in=reward kl_estimator=None aggregation=seq_mean_token_sum'),
