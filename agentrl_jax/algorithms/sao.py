@@ -75,8 +75,8 @@ class SAO(Exploring):
         yield from super().conflicts(run, shards)
         if run.sampler.corrects:
             yield (
-                "loss.sampler_correction and loss.sampler_reject do not go with algorithm='sao', "
-                'whose ratio is to the sampler already: set them to off'
+                "loss.sampler_correction does not go with algorithm='sao', whose ratio is to the "
+                'sampler already: set it to off'
             )
 
 

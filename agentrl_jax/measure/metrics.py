@@ -123,7 +123,6 @@ METRICS = {
     'sampler/logprob_gap': 'Largest gap of log p between sampler and trainer, before any step; '
     'where the sampler is another policy (agent_evol, staleness) theirs too.',
     'sampler/weight': 'Mean factor that corrects for the sampler (loss.sampler_correction).',
-    'sampler/rejected': 'Share of trained tokens that loss.sampler_reject left out.',
     'sampler/outside': 'Share of trained tokens whose factor was out of bounds.',
     'time/collect_s': 'Seconds spent playing episodes in a step.',
     'time/update_s': 'Seconds spent on scores and updates in a step.',

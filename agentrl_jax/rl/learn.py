@@ -128,28 +128,20 @@ def credited(rollout: Rollout, how: Learning) -> Rollout:
 def correct(
     batch: Batch, sampler_logprobs: jax.Array, how: Learning
 ) -> tuple[Batch, dict[str, jax.Array]]:
-    """Advantages times pi_old / pi_sampler, bounded (losses.sampler_weights); (batch, metrics).
+    """Multiply advantages by pi_old / pi_sampler, bounded (losses.sampler_weights).
 
-    For a sampler that is not the trainer: truncated importance sampling, or IcePop; and 0 for what
-    is rejected (losses.sampler_kept), which stays in the denominators.
-    batch.old_logprobs are the trainer's own; sampler_logprobs float32 [B, T].
+    For a sampler that is not the trainer: truncated importance sampling, or IcePop. Returns (batch,
+    metrics). batch.old_logprobs are the trainer's own; sampler_logprobs float32 [B, T].
     """
     rows, sampler = (batch.old_logprobs, sampler_logprobs, batch.mask), how.sampler
-    weights, measured = batch.mask.astype(jnp.float32), {}
-    if sampler.correction != 'off':
-        (low, high), drop = sampler.bounds, sampler.correction == 'icepop'
-        one = dict(per_sequence=sampler.sequence)
-        weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop, **one)
-        raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False, **one)
-        measured['sampler/outside'] = masked_mean((raw < low) | (raw > high), batch.mask)
-    if sampler.reject != 'off':
-        low, high = sampler.reject_bounds
-        kept = losses.sampler_kept(*rows, low=low, high=high, by=sampler.reject)
-        weights = jnp.where(kept, weights, 0.0)
-        measured['sampler/rejected'] = masked_mean(~kept, batch.mask)
+    (low, high), drop = sampler.bounds, sampler.correction == 'icepop'
+    one = dict(per_sequence=sampler.sequence)
+    weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop, **one)
+    raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False, **one)
     gap = jnp.where(batch.mask, jnp.abs(batch.old_logprobs - sampler_logprobs), 0.0)
-    return batch.replace(advantages=batch.advantages * weights), measured | {
+    return batch.replace(advantages=batch.advantages * weights), {
         'sampler/logprob_gap': gap.max(),
+        'sampler/outside': masked_mean((raw < low) | (raw > high), batch.mask),
         'sampler/weight': masked_mean(weights, batch.mask),
     }
 

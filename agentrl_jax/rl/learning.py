@@ -15,12 +15,6 @@ from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
 from agentrl_jax.text.grammar import Bits
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
-REJECT_BOUNDS = {  # those of SkyRL
-    'token': (0.5, 2.0),
-    'sequence': (0.5, 2.0),
-    'geometric': (0.99, 1.01),
-    'outlier': (1e-4, 100.0),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,26 +122,15 @@ class Sampler:
     low: Annotated[float | None, ZERO] = None  # lower bound of the factor (tis 0, icepop .5)
     high: Annotated[float | None, ZERO] = None  # upper bound (tis 2, icepop 5)
     sequence: bool = False  # one factor for an episode, the product of its tokens'
-    reject: Literal['off', 'token', 'sequence', 'geometric', 'outlier'] = 'off'  # what weighs 0
-    # where pi_trainer / pi_sampler is out of bounds: a token, or a whole episode by the product of
-    # its tokens' ratios, by their geometric mean, or by any one of them (outlier)
-    reject_low: Annotated[float | None, ZERO] = None  # lower bound (token, sequence .5; geometric
-    # .99; outlier 1e-4)
-    reject_high: Annotated[float | None, ZERO] = None  # upper bound (2; 1.01; 100)
 
     @property
     def corrects(self) -> bool:
-        return self.correction != 'off' or self.reject != 'off'
+        return self.correction != 'off'
 
     @property
     def bounds(self) -> tuple[float, float]:
         low, high = SAMPLER_BOUNDS[self.correction]
         return low if self.low is None else self.low, high if self.high is None else self.high
-
-    @property
-    def reject_bounds(self) -> tuple[float, float]:
-        (low, high), own = REJECT_BOUNDS[self.reject], (self.reject_low, self.reject_high)
-        return low if own[0] is None else own[0], high if own[1] is None else own[1]
 
     def problems(self) -> Iterator[str]:
         none = (None, None, False)
@@ -156,27 +139,19 @@ class Sampler:
                 'loss.sampler_low, loss.sampler_high and loss.sampler_sequence have no effect with '
                 'loss.sampler_correction=off'
             )
-        if self.reject == 'off' and (self.reject_low, self.reject_high) != (None, None):
+        if (self.low or 0) > 1 or (self.high is not None and self.high < 1):
             yield (
-                'loss.sampler_reject_low and loss.sampler_reject_high have no effect with '
-                'loss.sampler_reject=off'
+                f'loss.sampler_low={self.low} must be at most 1 and loss.sampler_high={self.high} '
+                'at least 1, the factor of equal models'
             )
-        for name in ('', 'reject_'):
-            low, high = (getattr(self, f'{name}{end}') for end in ('low', 'high'))
-            if (low or 0) > 1 or (high is not None and high < 1):
-                yield (
-                    f'loss.sampler_{name}low={low} must be at most 1 and loss.sampler_{name}high='
-                    f'{high} at least 1, the factor of equal models'
-                )
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
-        for name, asked in {'correction': self.correction, 'reject': self.reject}.items():
-            if asked != 'off' and not run.algorithm.HAS_RATIO:
-                yield (
-                    f'loss.sampler_{name}={asked!r} has no effect on algorithm='
-                    f'{run.algorithm_name!r}, which has no ratio: set it to off'
-                )
+        if self.corrects and not run.algorithm.HAS_RATIO:
+            yield (
+                f'loss.sampler_correction={self.correction!r} has no effect on algorithm='
+                f'{run.algorithm_name!r}, which has no ratio: set it to off'
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +182,7 @@ class Parity:
                 f'parity.loss_on={self.loss_on!r} does not go with fork.turns: set it to sampled'
             )
         if run.sampler.corrects:
-            yield f'{beyond}loss.sampler_correction=off and loss.sampler_reject=off'
+            yield f'{beyond}loss.sampler_correction=off'
         if run.context.window:
             yield f'{beyond}context.window=0'
         if run.most_branches > 1:

@@ -272,31 +272,6 @@ def sampler_weights(
     return jnp.where(mask, kept if drop else jnp.clip(weight, low, high), 0.0)
 
 
-def sampler_kept(
-    old_logprobs: jax.Array,
-    sampler_logprobs: jax.Array,
-    mask: jax.Array,
-    *,
-    low: float,
-    high: float,
-    by: str,
-) -> jax.Array:
-    """Tokens whose pi_old / pi_sampler is within [low, high], or that of their row; bool [B, T].
-
-    by: token | sequence, the product over the row's tokens | geometric, its mean | outlier, each
-    of them. In logarithms: a product of hundreds of ratios is no float32. False off the mask.
-    """
-    gap = jnp.where(mask, old_logprobs - sampler_logprobs, 0.0)
-    if by in ('sequence', 'geometric'):
-        gap = gap.sum(1, keepdims=True)
-    if by == 'geometric':
-        gap = gap / jnp.maximum(mask.sum(1, keepdims=True), 1)
-    inside = (gap >= jnp.log(low)) & (gap <= jnp.log(high))
-    if by == 'outlier':
-        inside = inside.all(1, keepdims=True)
-    return mask & inside
-
-
 def clipped_value_loss(
     values: jax.Array,
     old_values: jax.Array,

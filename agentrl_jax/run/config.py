@@ -43,6 +43,9 @@ REMOVED = {
     'filter.scaling': 'none',
     'filter.soft': False,
     'loss.center_scores': False,
+    'loss.sampler_reject': 'off',
+    'loss.sampler_reject_high': None,
+    'loss.sampler_reject_low': None,
 }
 
 

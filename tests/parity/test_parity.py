@@ -228,14 +228,6 @@ def test_corrections_by_hand():
     np.testing.assert_allclose(icepop.advantages, [[0, 1, 3, 0]], rtol=1e-6)
     whole, _ = correct('icepop', None, None, True)  # one factor for the row
     np.testing.assert_allclose(whole.advantages, [[0, 0.75, 0.75, 0.75]], rtol=1e-6)
-    alone, measured = correct('off', None, None, False, 'token')  # 0 outside .5 and 2, no weight
-    np.testing.assert_allclose(alone.advantages, [[0, 1, 0, 0]], rtol=1e-6)
-    assert measured['sampler/rejected'] == pytest.approx(2 / 3)
-    assert 'sampler/outside' not in measured
-    both, _ = correct('tis', None, None, False, 'token', 0.2)  # of .2 to 2
-    np.testing.assert_allclose(both.advantages, [[0, 1, 0, 0.25]], rtol=1e-6)
-    mean, _ = correct('tis', None, None, False, 'geometric')  # .75^(1/3) = .91 is below .99
-    np.testing.assert_array_equal(mean.advantages, np.zeros((1, 4)))
 
 
 @functools.cache

@@ -190,19 +190,15 @@ REFUSED = {
         ),
     ],
     'samplers': [
-        ({'loss.sampler_reject_low': 0.5}, 'have no effect with loss.sampler_reject=off'),
         (
-            {'loss.sampler_reject': 'token', 'loss.sampler_reject_high': 0.9},
-            'loss.sampler_reject_high=0.9 at least 1',
+            {'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.9},
+            'sampler_high=0.9 at least 1',
         ),
         (
-            {'algorithm': 'agent_evol', 'loss.sampler_reject': 'token'},
-            "loss.sampler_reject='token' has no effect on algorithm='agent_evol'",
+            {'algorithm': 'agent_evol', 'loss.sampler_correction': 'tis'},
+            "loss.sampler_correction='tis' has no effect on algorithm='agent_evol'",
         ),
-        (
-            {'loss.sampler_reject': 'outlier', 'loss.sampler_low': 0.5},
-            'no effect with loss.sampler_correction=off',
-        ),
+        ({'loss.sampler_low': 0.5}, 'no effect with loss.sampler_correction=off'),
     ],
     'horizons': [
         ({'curriculum.rounds': (0, 2)}, r'rounds=\(0, 2\) must be positive and increasing'),

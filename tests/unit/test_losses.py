@@ -101,38 +101,6 @@ def test_the_head_is_not_computed_for_more_than_row_tokens():
     np.testing.assert_array_equal(np.isnan(run(hidden)), np.arange(7)[None].repeat(3, 0) > 2)
 
 
-def test_what_is_rejected_by_hand():
-    # ratios 1.5, .5, 4 | 1.2, .8 (and one off the mask): products 3 and .96, means 3^(1/3) = 1.44
-    # and .96^(1/2) = .98
-    mask = jnp.array([[True, True, True], [True, True, False]])
-    old = jnp.where(mask, jnp.log(jnp.array([[1.5, 0.5, 4], [1.2, 0.8, 1]])), jnp.nan)
-    kept = functools.partial(losses.sampler_kept, old, jnp.zeros((2, 3)), mask)
-    whole, none = [True, True, False], [False, False, False]
-    for by, low, high, want in (
-        ('token', 0.6, 2.0, [[True, False, False], whole]),
-        ('sequence', 0.5, 2.0, [none, whole]),
-        ('geometric', 0.97, 1.01, [none, whole]),
-        ('geometric', 0.97, 1.5, [[True] * 3, whole]),
-        ('geometric', 0.99, 1.5, [[True] * 3, none]),
-        ('outlier', 0.6, 2.0, [none, whole]),
-        ('outlier', 0.4, 5.0, [[True] * 3, whole]),
-        ('token', 0.0, 2.0, [[True, True, False], whole]),
-    ):
-        np.testing.assert_array_equal(kept(low=low, high=high, by=by), want, err_msg=by)
-
-
-@pytest.mark.parametrize('chunk_size', [None, 6])
-def test_the_probability_that_two_draws_are_equal(chunk_size):
-    key = jax.random.key(0)
-    hidden, head = jax.random.normal(key, (2, 5, 4)), jax.random.normal(key, (4, 7))
-    tokens = jnp.zeros((2, 5), jnp.int32)
-    how = dict(temperature=0.7, chunk_size=chunk_size, with_collision=True)
-    _, found = losses.token_logprobs(hidden, head, tokens, **how)
-    squares = (jax.nn.softmax(hidden @ head / 0.7) ** 2).sum(-1)
-    np.testing.assert_allclose(found[:, 1:], squares[:, :-1], rtol=1e-5)
-    assert not found[:, 0].any()
-
-
 @pytest.mark.parametrize('with_entropy', [False, True])
 def test_chunked_gradient_equals_autodiff_of_log_softmax(with_entropy):
     hidden, head, tokens = head_case(2)
