@@ -527,6 +527,24 @@ def test_maxrl_weighs_groups_by_how_seldom_they_succeed():
     assert not batch_of(MaxRL(), cancel, 4).advantages.any()
 
 
+@pytest.mark.parametrize(
+    'count, limit, size', [(250, 8, 8), (24, 16, 8), (6, 16, 6), (7, 4, 4), (8, 4, 4), (1, 4, 1)]
+)
+def test_rows_that_the_microbatch_does_not_divide_are_scored_in_slices_of_its_size(
+    count, limit, size
+):
+    """250 levels in microbatches of 8 were scored two by two."""
+    sizes = []
+
+    def double(x):
+        sizes.append(len(x))
+        return 2 * x
+
+    x = jnp.arange(2 * count).reshape(count, 2)
+    np.testing.assert_array_equal(score.score_rows(double, (x,), limit), 2 * x)
+    assert set(sizes) == {size}
+
+
 def test_energy_is_of_the_policy_that_trains_whoever_sampled():
     params = toy.toy_params(3)
     rollout = toy.rollout_of([[(1, 2), (2, 1)]] * 4, [[0, 1.0]] * 4, length=6)
