@@ -51,15 +51,15 @@ class CAST(TurnGRPO):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
         solver = turn_credit.against_best(
-            self.turn_rewards(rollout, scores, mask, kl_coef),
+            self.turn_rewards(rollout, scores, mask, kl_coef)[0],
             rollout.optimal_values,
             rollout.num_turns,
             rows,
             lam=self.lam,
         )
-        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         comparison = dataclasses.asdict(self.comparison)
-        outcome = adv.compare(returns, rows, group_size=group_size, **comparison)
+        outcome = adv.compare(returns, rows, group_size=group_size, scale=scale, **comparison)
         by_turn = self.scaled(adv.to_tokens(solver, rollout.turn, mask), mask)
         advantages = self.outcome_coef * outcome[:, None] * mask + self.turn_coef * by_turn
         return build_batch(rollout, scores, mask, advantages)
