@@ -1,7 +1,7 @@
 """agentrl_jax: reinforcement learning of language models that act over several turns, in JAX.
 
 A step of training is five pure functions over four frozen pytrees. Shapes are at every field
-(agentrl_jax/types.py); all functions are bound to their settings and jitted in one place, run/.
+(agentrl_jax/types.py). run/ binds these functions to their settings and jits them.
 
   Rollout     episodes as the sampler wrote them: tokens, log-probabilities, masks, turns, rewards
   Scores      what critic and reference say of each token

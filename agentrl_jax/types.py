@@ -169,6 +169,11 @@ class Rollout:
         return (self.rewards + self.penalties).sum(-1)
 
     @property
+    def magnitudes(self) -> 'Rollout':
+        """With |rewards| and |penalties|: its returns are the scale of rounding in `returns`."""
+        return self.replace(rewards=abs(self.rewards), penalties=abs(self.penalties))
+
+    @property
     def with_continuations(self) -> 'Rollout':
         """[B (1 + F), ...]: each episode, followed by its continuations."""
 

@@ -1,5 +1,5 @@
 """Algorithms by name. Each is a module with one frozen dataclass: its settings, with its paper's
-values, make_batch and loss (base.Algorithm).
+values, make_batch and loss (rl.algorithm.Algorithm).
 """
 
 from agentrl_jax.algorithms.agent_evol import AgentEvol

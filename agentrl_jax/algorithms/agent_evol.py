@@ -51,7 +51,7 @@ class AgentEvol(Exploring):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Advantages are the weights of episodes; those that are not kept leave the mask."""
         rows, mask = trained(rollout, keep)
-        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, _ = self.episode_returns(rollout, scores, mask, kl_coef)
         weight = self.episode_weights(returns, rows)
         mask = mask & (weight != 0)[:, None]
         return build_batch(rollout, scores, mask, weight[:, None] * mask)

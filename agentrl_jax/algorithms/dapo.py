@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated
 
+import jax.numpy as jnp
+
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl.algorithm import KL, Clip, Filter, Weights, most_sampled
@@ -39,15 +41,16 @@ class DAPO(GRPO):
 
     def returns(self, rollout, scores, mask, kl_coef):
         """Those of episodes, less the penalty for their length; [B]."""
-        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         if not self.max_length:
-            return returns
-        return returns + adv.overlong_penalty(
+            return returns, scale
+        penalty = adv.overlong_penalty(
             rollout.action_mask.sum(1),
             max_length=self.max_length,
             buffer=self.overlong_buffer,
             coef=self.overlong_coef,
         )
+        return returns + penalty, scale + jnp.abs(penalty)
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

@@ -60,9 +60,11 @@ class DPO(Algorithm):
         """
         rows, mask = trained(rollout, keep)
         rows = rows & mask.any(1)
-        returns = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        largest = jnp.where(rows, scale, 0.0).reshape(-1, group_size).max(1, keepdims=True)
+        min_gap = jnp.maximum(self.min_gap, adv.ROUNDING * largest)
         pair, sign = preferences(
-            returns, rows, group_size=group_size, pairs=self.pairs, min_gap=self.min_gap
+            returns, rows, group_size=group_size, pairs=self.pairs, min_gap=min_gap
         )
         mask = mask & (pair > 0)[:, None]
         batch = build_batch(rollout, scores, mask, self.beta * sign[:, None] * mask)
@@ -125,7 +127,12 @@ def order_rows(returns: jax.Array, rows: jax.Array, *, group_size: int) -> jax.A
 
 
 def preferences(
-    returns: jax.Array, rows: jax.Array, *, group_size: int, pairs: int, min_gap: float
+    returns: jax.Array,
+    rows: jax.Array,
+    *,
+    group_size: int,
+    pairs: int,
+    min_gap: float | jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """(pair int32 [B], 0 = none; sign float32 [B], 1 better, -1 worse, 0 none) of ordered rows.
 

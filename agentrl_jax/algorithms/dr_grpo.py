@@ -18,6 +18,6 @@ class DrGRPO(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per episode."""
         rows, mask = trained(rollout, keep)
-        returns = self.episode_returns(rollout, scores, mask, kl_coef)
-        per_episode = adv.group_center(returns, rows, group_size=group_size)
+        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        per_episode = adv.group_center(returns, rows, group_size=group_size, scale=scale)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -32,14 +32,19 @@ class GiGPO(Clipped):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
         played = turn_credit.turns_played(rollout.num_turns, rows, rollout.rewards.shape[1])
-        rewards = self.turn_rewards(rollout, scores, mask, kl_coef)
-        rewards = jnp.where(played, rewards, 0.0)
-        to_go = turn_credit.discounted_to_go(
-            rewards, jnp.zeros_like(rewards[:, 0]), rollout.num_turns, gamma=self.turn_gamma
+        rewards, scale = (
+            jnp.where(played, x, 0.0) for x in self.turn_rewards(rollout, scores, mask, kl_coef)
         )
+        to_go, to_go_scale = (
+            turn_credit.discounted_to_go(
+                x, jnp.zeros_like(x[:, 0]), rollout.num_turns, gamma=self.turn_gamma
+            )
+            for x in (rewards, scale)
+        )
+        comparison = dict(group_size=group_size, norm=self.norm)
         per_turn = self.step_coef * turn_credit.step_advantages(
-            to_go, rollout.anchor, played, group_size=group_size, norm=self.norm
+            to_go, rollout.anchor, played, scale=to_go_scale, **comparison
         )
-        episode = adv.compare(rewards.sum(1), rows, group_size=group_size, norm=self.norm)
+        episode = adv.compare(rewards.sum(1), rows, scale=scale.sum(1), **comparison)
         per_turn = per_turn + episode[:, None]
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))

@@ -25,13 +25,13 @@ class GRPO(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per episode."""
         rows, mask = trained(rollout, keep)
-        returns = self.returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.returns(rollout, scores, mask, kl_coef)
         comparison = dataclasses.asdict(self.comparison)
-        per_episode = adv.compare(returns, rows, group_size=group_size, **comparison)
+        per_episode = adv.compare(returns, rows, group_size=group_size, scale=scale, **comparison)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)
 
     def returns(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> jax.Array:
-        """What episodes are compared by; [B]."""
+    ) -> tuple[jax.Array, jax.Array]:
+        """(what episodes are compared by, the scale of its rounding); [B]."""
         return self.episode_returns(rollout, scores, mask, kl_coef)

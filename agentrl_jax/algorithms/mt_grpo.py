@@ -77,8 +77,10 @@ class MTGRPO(Clipped):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
         rewards, outcomes = split_rewards(rollout, self.outcome)
+        scale, outcome_scale = split_rewards(rollout.magnitudes, self.outcome)
+        kl, kl_scale = self.turn_kl(rollout, scores, mask, kl_coef)
         per_turn = turn_credit.turn_advantages(
-            rewards - self.turn_kl(rollout, scores, mask, kl_coef),
+            rewards - kl,
             outcomes,
             rollout.num_turns,
             rows,
@@ -88,6 +90,8 @@ class MTGRPO(Clipped):
             outcome_coef=self.outcome_coef,
             gamma=self.turn_gamma,
             acts=rollout.acts,
+            scale=scale + kl_scale,
+            outcome_scale=outcome_scale,
             **dataclasses.asdict(self.comparison),
         )
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))

@@ -75,7 +75,9 @@ class OPD(Clipped):
         if self.scores_teachers:
             advantages = jnp.where(mask, scores.ref_logprobs - scores.old_logprobs, 0.0)
         if self.reward_coef:
-            centred = adv.group_center(rollout.returns, rows, group_size=group_size)
+            centred = adv.group_center(
+                rollout.returns, rows, group_size=group_size, scale=rollout.magnitudes.returns
+            )
             advantages = advantages + self.reward_coef * centred[:, None] * mask
         return build_batch(rollout, scores, mask, advantages)
 

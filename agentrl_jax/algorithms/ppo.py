@@ -101,7 +101,7 @@ class PPO(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Advantages and critic targets."""
         rows, mask = trained(rollout, keep)
-        rewards = self.token_rewards(rollout, rows, mask, group_size)
+        rewards, scale = self.token_rewards(rollout, rows, mask, group_size)
         rewards = rewards - self.token_kl(scores, mask, kl_coef)
         turn, value_mask = rollout.turn, mask
         if self.bootstrap_truncated:
@@ -126,7 +126,9 @@ class PPO(Clipped):
             )
         returns = advantages + scores.values
         if self.whiten:
-            advantages = adv.whiten(advantages, mask, over=value_mask)
+            scale = scale + self.kl_scale(scores, mask, kl_coef).sum(1)
+            scale = scale[:, None] + jnp.abs(scores.values)
+            advantages = adv.whiten(advantages, mask, over=value_mask, scale=scale)
         batch = build_batch(
             rollout, scores, mask, advantages, returns=returns, value_mask=value_mask
         )
@@ -134,14 +136,22 @@ class PPO(Clipped):
 
     def token_rewards(
         self, rollout: Rollout, rows: jax.Array, mask: jax.Array, group_size: int
-    ) -> jax.Array:
-        """base.token_rewards, with RAGEN's normalisations of returns that are placed whole."""
+    ) -> tuple[jax.Array, jax.Array]:
+        """(token_rewards [B, T], the scale of rounding in sums of them [B]).
+
+        RAGEN's normalisations apply to returns on the last token only.
+        """
+        scale = rollout.magnitudes.returns
         if self.reward_normalization == 'identity':
-            return token_rewards(rollout, mask, reward_on=self.reward_on)
+            return token_rewards(rollout, mask, reward_on=self.reward_on), scale
         returns = adv.normalize_returns(
-            rollout.returns, rows, method=self.reward_normalization, group_size=group_size
+            rollout.returns,
+            rows,
+            method=self.reward_normalization,
+            group_size=group_size,
+            scale=scale,
         )
-        return adv.place_on_episode_end(returns, mask)
+        return adv.place_on_episode_end(returns, mask), jnp.abs(returns)
 
 
 def cut_values(rollout: Rollout, scores: Scores, mask: jax.Array) -> jax.Array:

@@ -46,12 +46,15 @@ class RAE(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per seat."""
         rows, mask = trained(rollout, keep)
-        own = rollout.penalties - self.turn_kl(rollout, scores, mask, kl_coef)
+        own = rollout.penalties - self.turn_kl(rollout, scores, mask, kl_coef)[0]
+        _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         seats = jnp.zeros_like(rollout.num_actions) if rollout.seats is None else rollout.seats
         returns = turn_credit.seat_returns(rollout.rewards, own, seats, rollout.num_turns)
         per_seat = []
         for seat in range(2):
             plays = rows if rollout.learner is None else rows & (rollout.learner == seat)
-            per_seat.append(adv.leave_one_out(returns[:, seat], plays, group_size=group_size))
+            per_seat.append(
+                adv.leave_one_out(returns[:, seat], plays, group_size=group_size, scale=scale)
+            )
         per_turn = jnp.take_along_axis(jnp.stack(per_seat, 1), seats, axis=1)
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))

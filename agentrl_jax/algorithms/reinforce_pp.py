@@ -30,4 +30,5 @@ class ReinforcePP(Clipped):
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
         rewards = rewards - self.token_kl(scores, mask, kl_coef)
         to_go = adv.rewards_to_go(rewards, mask, gamma=self.gamma)
-        return build_batch(rollout, scores, mask, adv.whiten(to_go, mask))
+        _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        return build_batch(rollout, scores, mask, adv.whiten(to_go, mask, scale=scale[:, None]))

@@ -17,6 +17,6 @@ class ReinforcePPBaseline(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per episode."""
         rows, mask = trained(rollout, keep)
-        returns = self.episode_returns(rollout, scores, mask, kl_coef)
-        centred = adv.group_center(returns, rows, group_size=group_size)[:, None] * mask
-        return build_batch(rollout, scores, mask, adv.whiten(centred, mask))
+        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        centred = adv.group_center(returns, rows, group_size=group_size, scale=scale)
+        return build_batch(rollout, scores, mask, adv.whiten(centred[:, None] * mask, mask))

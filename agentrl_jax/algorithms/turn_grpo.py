@@ -40,9 +40,9 @@ class TurnGRPO(Clipped):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn."""
         rows, mask = trained(rollout, keep)
-        rewards = self.turn_rewards(rollout, scores, mask, kl_coef)
+        rewards, scale = self.turn_rewards(rollout, scores, mask, kl_coef)
         per_turn = turn_credit.against_others(
-            rewards, rollout.num_turns, rows, group_size=group_size
+            rewards, rollout.num_turns, rows, group_size=group_size, scale=scale
         )
         advantages = self.scaled(adv.to_tokens(per_turn, rollout.turn, mask), mask)
         return build_batch(rollout, scores, mask, advantages)
@@ -52,4 +52,4 @@ class TurnGRPO(Clipped):
         if self.scale == 'none':
             return advantages
         size = jnp.sqrt(masked_mean(advantages**2, mask))
-        return jnp.where(size > adv.MIN_STD, advantages / size, 0.0)
+        return jnp.where(size == 0, 0.0, advantages / size)

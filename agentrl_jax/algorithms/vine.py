@@ -75,6 +75,8 @@ class Vine(TurnGRPO):
             forks.returns,
             usable,
             group_size=group_size,
+            scale=rollout.magnitudes.rewards + rollout.magnitudes.penalties,
+            returns_scale=forks.magnitudes.returns,
         )
         if self.train == 'trunks':
             advantages = adv.to_tokens(own, rollout.turn, mask)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import turn_credit
-from agentrl_jax.rl.advantages import MIN_STD
+from agentrl_jax.rl.advantages import drop_rounding, equal
 from agentrl_jax.rl.masked import masked_mean, masked_sum, masked_var
 from agentrl_jax.types import Rollout
 
@@ -43,10 +43,11 @@ def label_error(
     squares, _ = turn_credit.continued(turn, apart, usable, turns=values.shape[1])
     noise = masked_mean(squares / jnp.maximum(count * (count - 1), 1), known)
     error = masked_mean((values - label) ** 2, known) - noise
-    spread = masked_var(label, known, ddof=1) - noise
+    spread = masked_var(label, known, ddof=1)
+    spread = drop_rounding(spread - noise, spread + noise)
     moved = masked_var(values, known, ddof=1)
     together = masked_sum((values - masked_mean(values, known)) * label, known)
-    varied = (spread > MIN_STD**2) & (moved > MIN_STD**2)
+    varied = (spread > 0) & ~equal(label, known) & ~equal(values, known)
     size = jnp.sqrt(jnp.where(varied, spread * moved, 1.0))
     corr = together / jnp.maximum(known.sum() - 1, 1) / size
     found = {

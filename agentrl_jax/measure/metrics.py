@@ -6,15 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.measure.diversity import distinct_action_rate, repeated_ngrams
-from agentrl_jax.rl import trials
-from agentrl_jax.rl.masked import masked_max, masked_mean, masked_min, masked_var
+from agentrl_jax.rl import advantages, trials
+from agentrl_jax.rl.masked import masked_max, masked_mean
 from agentrl_jax.text.agents import ACT, PARTS, PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 NGRAM = 4
 TRIALS = ('first', 'second', 'third', 'fourth', 'fifth')  # those whose success is reported apart
-# Returns are sums of a few rewards: equal outcomes reached in another order differ by rounding.
-EQUAL_RETURNS = 1e-5
 
 METRICS = {
     'rollout/success': 'Share of episodes that ended solved.',
@@ -362,12 +360,11 @@ def _fork_metrics(rollout: Rollout) -> dict[str, jax.Array]:
 
 
 def _group_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
+    returns, scale = rollout.returns, rollout.magnitudes.returns
+    std = advantages.group_std(returns, rollout.healthy, group_size=group_size, scale=scale)
     healthy = rollout.healthy.reshape(-1, group_size)
-    returns = rollout.returns.reshape(-1, group_size)
     success = rollout.success.reshape(-1, group_size)
     some, several = healthy.any(1), healthy.sum(1) >= 2
-    spread = jnp.sqrt(masked_var(returns, healthy, axis=1, ddof=1))
-    span = masked_max(returns, healthy, axis=1) - masked_min(returns, healthy, axis=1)
     solved = jnp.any(success & healthy, axis=1)
     all_solved = jnp.all(success | ~healthy, axis=1)
     distinct, _ = distinct_action_rate(executed(rollout), rollout.healthy, group_size=group_size)
@@ -376,8 +373,8 @@ def _group_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
         return masked_mean(x.astype(jnp.float32), mask)
 
     in_groups = {
-        'group/return_std': masked_mean(spread, several),
-        'group/zero_std_frac': share(span <= EQUAL_RETURNS, several),
+        'group/return_std': masked_mean(std, several),
+        'group/zero_std_frac': share(std == 0, several),
         'echo/distinct_actions': masked_mean(distinct, several),
     }
     return _measured(in_groups, several) | {

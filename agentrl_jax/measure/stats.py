@@ -146,29 +146,38 @@ def paired_difference(
 ) -> tuple[float, float, float]:
     """(mean, low, high) of ours - theirs, run by run; Student's interval, nan for one pair.
 
-    For runs that share a seed, and with it levels and noise, which then cancel. Gaps that are all
-    alike, but not 0, show no noise to compare them with: nan too.
+    For runs that share a seed, and with it levels and noise, which then cancel. Equal gaps
+    show no noise to compare them with: nan too, unless the runs repeat each other (_repeats).
     """
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     centre, error = mean_se(gaps)
     tested = gaps.size > 1 and not _alike(gaps)
     margin = error * stdtrit(gaps.size - 1, 0.5 + confidence / 2) if tested else math.nan
-    margin = 0.0 if gaps.size > 1 and not gaps.any() else margin
+    margin = 0.0 if _repeats(ours, theirs) else margin
     return centre, float(centre - margin), float(centre + margin)
 
 
 def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float:
     """Two-sided p of Student's paired test that ours - theirs has mean 0; nan where there is none.
 
-    That is for one pair, and for gaps that are all alike, but not 0.
+    There is none for one pair, and none for equal gaps unless the runs repeat each other.
     """
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     centre, error = mean_se(gaps)
-    if gaps.size > 1 and not gaps.any():
+    if _repeats(ours, theirs):
         return 1.0
     if _alike(gaps):
         return math.nan
     return float(2 * stdtr(gaps.size - 1, -abs(centre) / error))
+
+
+def _repeats(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Whether each run equals its partner and seeds differ.
+
+    Where all runs have one value, such as 0, the metric is at its floor and measures no difference.
+    """
+    x, y = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    return x.size > 1 and bool((x == y).all()) and not _alike(x)
 
 
 def _alike(gaps: np.ndarray) -> bool:

@@ -24,6 +24,7 @@ ROLL_BACKS_FILE = 'roll_backs.json'
 ABANDONED_FILE = 'metrics_abandoned_{}.jsonl'  # the rows that the n-th roll back undid
 REDACTED = '***'
 WANDB_FILE = 'wandb_id'  # the run's name at W&B, drawn when it began
+SENT_FILE = 'wandb_sent'  # number of steps that W&B had when the run last started
 CHECKPOINTS = 'checkpoints'  # folder of a run; a folder below it is named for its step
 NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
 LARGEST = 2**63  # of an integer: a larger one is no count, and not every float can hold it
@@ -33,7 +34,8 @@ class RunLog:
     """Writes the metrics of a run; does nothing on processes other than 0.
 
     Rows of steps >= resume_step are dropped when it opens, so a resumed run continues the file as
-    if it had never stopped; `time_s` goes on from the last row that is kept.
+    if it had never stopped; `time_s` goes on from the last row that is kept. W&B cannot drop rows,
+    and a resumed run repeats them exactly, so W&B gets each step once.
     """
 
     def __init__(
@@ -55,7 +57,8 @@ class RunLog:
         wandb = _import('wandb', 'Weights & Biases logging') if wandb_project else None
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
-        kept = [row for row in read_metrics(path) if row['step'] < resume_step]
+        rows = read_metrics(path)
+        kept = [row for row in rows if row['step'] < resume_step]
         lost = gaps({row['step'] for row in kept}, resume_step)
         if lost:  # loud, but the run goes on: what it learned is in the checkpoint
             print(
@@ -64,6 +67,8 @@ class RunLog:
                 file=sys.stderr,
                 flush=True,
             )
+        if wandb:  # before rows are dropped
+            self._unsent = first_unsent(workdir, rows)
         write_atomic(path, ''.join(json_line(row) for row in kept))
         self._file = path.open('a', encoding='utf-8')
         self._start = time.monotonic() - max((row['time_s'] for row in kept), default=0.0)
@@ -98,7 +103,7 @@ class RunLog:
                 if name != 'step':
                     self._tensorboard.add_scalar(name, value, row['step'])
             self._tensorboard.flush()
-        if self._wandb:
+        if self._wandb and row['step'] >= self._unsent:
             self._wandb.log(row)
 
     def close(self) -> None:
@@ -130,6 +135,20 @@ def wandb_id(workdir: str | os.PathLike) -> str:
         known = secrets.token_hex(8)
         write_atomic(path, known + '\n')
     return known
+
+
+def first_unsent(workdir: Path, rows: list[dict[str, Any]]) -> int:
+    """Return the first step that W&B lacks; rows: all of metrics.jsonl.
+
+    The workdir keeps it, because a resume drops rows and may crash before it has repeated them.
+    """
+    if not (workdir / WANDB_FILE).exists():  # this run has not used W&B yet
+        return 0
+    path = workdir / SENT_FILE
+    before = int(read_text(path)) if path.exists() else 0
+    unsent = max([before, *(row['step'] + 1 for row in rows)])
+    write_atomic(path, f'{unsent}\n')
+    return unsent
 
 
 def _import(package: str, purpose: str) -> Any:

@@ -8,6 +8,9 @@ off the mask.
 
 Groups without a comparison are defined so: with group_size 1 a return is its own advantage (mean 0,
 std 1); a lone healthy member of a larger group gets 0; equal returns give exactly 0.
+
+Returns are equal if they differ by rounding only (`equal`). `scale` is the sum of the magnitudes of
+the terms of each return, the size of its rounding; None: the return's own magnitude.
 """
 
 import jax
@@ -17,7 +20,30 @@ from agentrl_jax.rl import masked
 
 NORMS = ('std', 'mean', 'none')  # of compare
 NORMALIZATIONS = ('identity', 'mean', 'mean_std', 'asym_clip')  # of normalize_returns
-MIN_STD = 1e-5  # below this the spread of a group is the rounding of float32 sums, not a signal
+# Relative. A float32 sum of n terms is off by at most n 2^-24 of the sum of their magnitudes, so
+# two sums of the same 80 terms differ by less than this. Longer sums rarely reach that bound.
+ROUNDING = 1e-5
+
+
+# ---- rounding ------------------------------------------------------------------------------------
+
+
+def equal(
+    x: jax.Array, mask: jax.Array, scale: jax.Array | None = None, axis: int | None = None
+) -> jax.Array:
+    """Whether max x - min x <= ROUNDING * max scale over mask; reduced over axis (None: all).
+
+    True for fewer than two values, False if one is not finite.
+    """
+    span = masked.masked_max(x, mask, axis) - masked.masked_min(x, mask, axis)
+    size = masked.masked_max(jnp.abs(x) if scale is None else scale, mask, axis)
+    span, size = jnp.maximum(span, 0.0), jnp.maximum(size, 0.0)  # -inf where nothing is selected
+    return (span <= ROUNDING * size) & jnp.isfinite(span)
+
+
+def drop_rounding(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """x, but exactly 0 where it is no more than the rounding of terms of that scale."""
+    return jnp.where(jnp.abs(x) <= ROUNDING * scale, 0.0, x)
 
 
 # ---- between turns and tokens --------------------------------------------------------------------
@@ -160,16 +186,22 @@ def bi_level_gae(
     return _gae(rewards, values, mask, mask & ~ends, gamma, lam)
 
 
-def whiten(x: jax.Array, mask: jax.Array, over: jax.Array | None = None) -> jax.Array:
+def whiten(
+    x: jax.Array,
+    mask: jax.Array,
+    over: jax.Array | None = None,
+    scale: jax.Array | None = None,
+) -> jax.Array:
     """(x - mean) / sqrt(var + 1e-8), var unbiased, statistics over `over` (mask if None); [B, T].
 
     A mask of one token gives 0. Values that are equal but for rounding give exactly 0: without that
     the eps multiplies their rounding by 1e4, and Adam makes whole steps of what comes out.
+    scale: broadcasts to [B, T].
     """
     over = mask if over is None else over
     x = jnp.where(mask, x, 0.0)
     centred, var = x - masked.masked_mean(x, over), masked.masked_var(x, over, ddof=1)
-    return jnp.where(mask & (var > MIN_STD**2), centred * jax.lax.rsqrt(var + 1e-8), 0.0)
+    return jnp.where(mask & ~equal(x, over, scale), centred * jax.lax.rsqrt(var + 1e-8), 0.0)
 
 
 # ---- comparisons inside a group ------------------------------------------------------------------
@@ -180,17 +212,19 @@ def _grouped(x: jax.Array, group_size: int) -> jax.Array:
     return x.reshape(-1, group_size, *x.shape[1:])
 
 
-def _compare(returns, healthy, group_size):
+def _compare(returns, healthy, scale, group_size):
     """Returns less the group mean, the healthy count and unbiased std, [P, G, ...] or [P, 1, ...].
 
-    Members are counted from the group's smallest return: equal returns are then exactly 0 apart,
-    which a mean of float32 numbers does not give.
+    Members are counted from the group's smallest return, which keeps the precision of a small
+    spread. Differences of equal returns are exactly 0.
     """
+    scale = jnp.abs(returns) if scale is None else scale
     r, ok = _grouped(returns, group_size), _grouped(healthy, group_size)
+    varied = ok & ~equal(r, ok, _grouped(scale, group_size), axis=1)[:, None]
     lowest = jnp.min(jnp.where(ok, r, jnp.inf), axis=1, keepdims=True)
     r = jnp.where(ok, r - lowest, 0.0)
     count = ok.sum(1, keepdims=True)
-    centred = jnp.where(ok, r - r.sum(1, keepdims=True) / jnp.maximum(count, 1), 0.0)
+    centred = jnp.where(varied, r - r.sum(1, keepdims=True) / jnp.maximum(count, 1), 0.0)
     variance = (centred**2).sum(1, keepdims=True) / jnp.maximum(count - 1, 1)
     return centred, count, jnp.sqrt(variance)
 
@@ -200,16 +234,23 @@ def _alone(returns: jax.Array, healthy: jax.Array) -> jax.Array:
     return jnp.where(healthy, returns, 0.0)
 
 
-def group_std(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
-    """Unbiased std of the healthy members of each group, 0 below two; [B] -> [B / group_size]."""
-    return _compare(returns, healthy, group_size)[2][:, 0]
+def group_std(
+    returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
+) -> jax.Array:
+    """Unbiased std of the healthy members of each group, [B] -> [B / group_size].
+
+    Exactly 0 where they are equal, and below two.
+    """
+    return _compare(returns, healthy, scale, group_size)[2][:, 0]
 
 
-def group_center(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
+def group_center(
+    returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
+) -> jax.Array:
     """R - mean of the group (Dr.GRPO, arXiv:2503.20783); [B] or [B, K], healthy of that shape."""
     if group_size == 1:
         return _alone(returns, healthy)
-    return _compare(returns, healthy, group_size)[0].reshape(returns.shape)
+    return _compare(returns, healthy, scale, group_size)[0].reshape(returns.shape)
 
 
 def group_mean(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
@@ -226,29 +267,37 @@ def group_normalize(
     group_size: int,
     eps: float = 1e-6,
     std_floor: float = 0.0,
+    scale: jax.Array | None = None,
 ) -> jax.Array:
     """(R - mean) / (max(std, std_floor) + eps), std unbiased; [B] or [B, K], healthy likewise.
 
-    GRPO (arXiv:2402.03300). Groups with std <= MIN_STD give 0: a spread of rounding size would be
-    blown up to advantages of size 1. A larger std_floor tempers small real spreads in the same way.
+    GRPO (arXiv:2402.03300). Equal returns give 0: the division would raise their rounding to
+    advantages of size 1. A std_floor tempers small real spreads in the same way.
     """
     if group_size == 1:
         return _alone(returns, healthy)
-    centred, _, std = _compare(returns, healthy, group_size)
+    centred, _, std = _compare(returns, healthy, scale, group_size)
     scaled = centred / (jnp.maximum(std, std_floor) + eps)
-    return jnp.where(std > MIN_STD, scaled, 0.0).reshape(returns.shape)
+    return jnp.where(std == 0, 0.0, scaled).reshape(returns.shape)
 
 
-def leave_one_out(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
+def leave_one_out(
+    returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
+) -> jax.Array:
     """R - mean of the *other* healthy members = (R - mean) n / (n - 1); [B] (arXiv:2402.14740)."""
     if group_size == 1:
         return _alone(returns, healthy)
-    centred, count, _ = _compare(returns, healthy, group_size)
+    centred, count, _ = _compare(returns, healthy, scale, group_size)
     return (centred * count / jnp.maximum(count - 1, 1)).reshape(returns.shape)
 
 
 def normalize_returns(
-    returns: jax.Array, healthy: jax.Array, *, method: str, group_size: int
+    returns: jax.Array,
+    healthy: jax.Array,
+    *,
+    method: str,
+    group_size: int,
+    scale: jax.Array | None = None,
 ) -> jax.Array:
     """RAGEN's reward normalisations over groups of group_size rows (B for the whole batch); [B].
 
@@ -258,8 +307,8 @@ def normalize_returns(
     if method == 'identity' or group_size == 1:
         return _alone(returns, healthy)
     if method == 'mean':
-        return group_center(returns, healthy, group_size=group_size)
-    normal = group_normalize(returns, healthy, group_size=group_size)
+        return group_center(returns, healthy, group_size=group_size, scale=scale)
+    normal = group_normalize(returns, healthy, group_size=group_size, scale=scale)
     return jnp.clip(normal, -1.0, 3.0) if method == 'asym_clip' else normal
 
 
@@ -274,11 +323,17 @@ def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: 
 
 
 def compare(
-    returns: jax.Array, healthy: jax.Array, *, group_size: int, norm: str, **std_settings: float
+    returns: jax.Array,
+    healthy: jax.Array,
+    *,
+    group_size: int,
+    norm: str,
+    scale: jax.Array | None = None,
+    **std_settings: float,
 ) -> jax.Array:
     """group_normalize ('std'), group_center ('mean') or the returns themselves ('none')."""
     if norm == 'none':
         return _alone(returns, healthy)
     if norm == 'mean':
-        return group_center(returns, healthy, group_size=group_size)
-    return group_normalize(returns, healthy, group_size=group_size, **std_settings)
+        return group_center(returns, healthy, group_size=group_size, scale=scale)
+    return group_normalize(returns, healthy, group_size=group_size, scale=scale, **std_settings)

@@ -388,26 +388,39 @@ class Algorithm:
             return jnp.zeros_like(scores.old_logprobs)
         return kl_coef * jnp.where(mask, scores.old_logprobs - scores.ref_logprobs, 0.0)
 
+    def kl_scale(self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float) -> jax.Array:
+        """Sum of the magnitudes of the terms of token_kl, the scale of its rounding; [B, T]."""
+        if not self.kl.in_reward:
+            return jnp.zeros_like(scores.old_logprobs)
+        terms = jnp.abs(scores.old_logprobs) + jnp.abs(scores.ref_logprobs)
+        return kl_coef * jnp.where(mask, terms, 0.0)
+
     def turn_kl(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> jax.Array:
-        """token_kl summed over each turn; [B, K]."""
-        kl, turns = self.token_kl(scores, mask, kl_coef), rollout.rewards.shape[1]
-        return adv.per_turn(kl, rollout.turn, mask, turns=turns)
+    ) -> tuple[jax.Array, jax.Array]:
+        """(token_kl, kl_scale) summed over each turn; [B, K]."""
+        settings, turns = (scores, mask, kl_coef), rollout.rewards.shape[1]
+        kl, scale = (
+            adv.per_turn(x, rollout.turn, mask, turns=turns)
+            for x in (self.token_kl(*settings), self.kl_scale(*settings))
+        )
+        return kl, scale
 
     def turn_rewards(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> jax.Array:
-        """Reward of each turn, penalties included, less its KL where that is asked; [B, K]."""
-        kl = self.token_kl(scores, mask, kl_coef)
-        rewards = rollout.rewards + rollout.penalties
-        return rewards - adv.per_turn(kl, rollout.turn, mask, turns=rewards.shape[1])
+    ) -> tuple[jax.Array, jax.Array]:
+        """(reward + penalty - KL in the reward, the scale of its rounding) of turns; [B, K]."""
+        kl, scale = self.turn_kl(rollout, scores, mask, kl_coef)
+        terms = rollout.magnitudes
+        return rollout.rewards + rollout.penalties - kl, terms.rewards + terms.penalties + scale
 
     def episode_returns(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> jax.Array:
-        """Return of each episode, penalties included, less its KL where that is asked; [B]."""
-        return rollout.returns - self.token_kl(scores, mask, kl_coef).sum(1)
+    ) -> tuple[jax.Array, jax.Array]:
+        """(return - KL in the reward, the scale of its rounding) of episodes; [B]."""
+        kl = self.token_kl(scores, mask, kl_coef).sum(1)
+        scale = self.kl_scale(scores, mask, kl_coef).sum(1)
+        return rollout.returns - kl, rollout.magnitudes.returns + scale
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Which groups are trained on: StarPO-S and its successors, on raw returns, with static shapes.
 
 A group's score is the spread of its raw returns (rewards and format penalties, before any
-normalisation; ranking normalised returns is arbitrary, since they all have std 1). A rule turns
-scores [P] into a keep mask bool [P]. The mask is used in one of two ways, which give the same loss:
-as weights (row_mask: dropped rows stay and weigh 0) or compacting (the rows of a fixed number of
-groups, which saves the compute of the others). P = B / group_size groups.
+normalisation; ranking normalised returns is arbitrary, since they all have std 1). It is exactly 0
+where returns are equal but for rounding (advantages.equal). A rule turns scores [P] into a keep
+mask bool [P]. The mask is used in one of two ways, which give the same loss: as weights (row_mask:
+dropped rows stay and weigh 0) or compacting (the rows of a fixed number of groups, which saves the
+compute of the others). P = B / group_size groups.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,6 @@ import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages, masked
 from agentrl_jax.types import Rollout
-
-ZERO = 1e-10  # scores up to this are "zero" for include_zero=False
 
 
 def row_mask(keep: jax.Array, *, group_size: int) -> jax.Array:
@@ -49,7 +48,7 @@ def keep_top_p(
 
     Nothing is kept when no score is positive or the threshold is not: the step must be skipped.
     """
-    eligible = include_zero | (jnp.abs(scores) > ZERO)
+    eligible = include_zero | (scores > 0)
     if p >= 1:
         return jnp.broadcast_to(eligible, scores.shape)
     ordered = -jnp.sort(-jnp.where(eligible, scores, 0.0))
@@ -63,7 +62,7 @@ def keep_top_p_softmax(scores: jax.Array, *, p: float, include_zero: bool = True
 
     Depends on the scale of the scores: small ones give nearly equal mass and keep nearly all.
     """
-    eligible = include_zero | (jnp.abs(scores) > ZERO)
+    eligible = include_zero | (scores > 0)
     mass = jax.nn.softmax(jnp.where(eligible, scores, -jnp.inf))
     mass = jnp.where(eligible, mass, 0.0)
     if p >= 1:
@@ -76,7 +75,7 @@ def keep_top_p_softmax(scores: jax.Array, *, p: float, include_zero: bool = True
 
 def keep_min_p(scores: jax.Array, *, p: float, include_zero: bool = False) -> jax.Array:
     """Scores of at least p times the largest."""
-    eligible = include_zero | (jnp.abs(scores) > ZERO)
+    eligible = include_zero | (scores > 0)
     return eligible & (scores >= p * scores.max())
 
 
@@ -87,7 +86,7 @@ def keep_all(scores: jax.Array) -> jax.Array:
 
 def keep_varied(scores: jax.Array) -> jax.Array:
     """Groups whose members differ at all (DAPO's dynamic sampling)."""
-    return scores > advantages.MIN_STD
+    return scores > 0
 
 
 RULES = {
@@ -137,9 +136,11 @@ def keep_rows(
     RAGEN did by accident: every spread is then 1.
     """
     returns, healthy = rollout.returns, rollout.healthy
+    sizes = dict(group_size=group_size, scale=rollout.magnitudes.returns)
+    scores = advantages.group_std(returns, healthy, **sizes)
     if normalised:
-        returns = advantages.group_normalize(returns, healthy, group_size=group_size)
-    scores = advantages.group_std(returns, healthy, group_size=group_size)
+        normal = advantages.group_normalize(returns, healthy, **sizes)
+        scores = advantages.group_std(normal, healthy, group_size=group_size)
     return scores, row_mask(RULES[rule](scores, **settings), group_size=group_size)
 
 

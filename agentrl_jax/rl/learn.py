@@ -108,8 +108,8 @@ def prepare(
         metrics |= measured
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
     if how.with_continuations:
-        trained = batch.mask.any(1).reshape(-1, each).sum(0).astype(jnp.float32)
-        metrics |= {'batch/trained_rows': trained[0], 'fork/trained_rows': trained[1:].sum()}
+        continued = batch.mask.any(1).reshape(-1, each)[:, 1:]
+        metrics['fork/trained_rows'] = continued.sum().astype(jnp.float32)
     if windows is not None:
         batch = context.split_batch(batch, windows)
     if base is not None:

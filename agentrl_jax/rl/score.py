@@ -18,18 +18,25 @@ from agentrl_jax.types import Params, Rollout, Scores
 def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
     """fn over slices of microbatch_rows rows, one after another; results put back together.
 
-    Slices are as much smaller as it takes where a whole rollout is no multiple of microbatch_rows,
-    which only what a filter keeps of it must be.
+    Only what a filter keeps must be a multiple of microbatch_rows. Other numbers of rows get equal
+    slices of at least half of that, or copies of the first row fill the last slice.
     """
-    total = jax.tree.leaves(rows)[0].shape[0]
-    microbatch_rows = math.gcd(total, microbatch_rows)
+    count = jax.tree.leaves(rows)[0].shape[0]
+    limit = min(microbatch_rows, count)
+    size = math.gcd(count, microbatch_rows)
+    size = limit if 2 * size < limit else size
+    total = -(-count // size) * size
+    if total > count:
+        rows = jax.tree.map(
+            lambda x: jnp.concatenate([x, jnp.repeat(x[:1], total - count, axis=0)]), rows
+        )
     # Row i goes to slice i % n, so that every slice has rows of each device's block.
     parts = jax.tree.map(
-        lambda x: x.reshape(microbatch_rows, total // microbatch_rows, *x.shape[1:]).swapaxes(0, 1),
+        lambda x: x.reshape(size, total // size, *x.shape[1:]).swapaxes(0, 1),
         rows,
     )
     out = jax.lax.map(lambda part: fn(*part), parts)
-    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(total, *x.shape[2:]), out)
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(total, *x.shape[2:])[:count], out)
 
 
 def score(

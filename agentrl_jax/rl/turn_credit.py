@@ -29,18 +29,32 @@ def discounted_to_go(
 
 
 def against_others(
-    rewards: jax.Array, num_turns: jax.Array, healthy: jax.Array, *, group_size: int
+    rewards: jax.Array,
+    num_turns: jax.Array,
+    healthy: jax.Array,
+    *,
+    group_size: int,
+    scale: jax.Array | None = None,
 ) -> jax.Array:
     """sum_{l >= k} r_l less the mean of that over the other healthy members; [B, K].
 
     A member that took no turn k counts with the 0 that it earned from there on, so the baseline is
     a number that the episode had no part in and its own decision to stop did not choose.
+    scale [B, K]: magnitude of the terms of each reward; None: |rewards|.
     """
     reached = turns_played(num_turns, healthy, rewards.shape[1])
-    r = jnp.where(reached, rewards, 0.0)
-    to_go = adv.linear_recursion(r, jnp.ones_like(r))
-    members = jnp.broadcast_to(healthy[:, None], r.shape)
-    return jnp.where(reached, adv.leave_one_out(to_go, members, group_size=group_size), 0.0)
+    to_go, scale = _sums_to_go(rewards, scale, reached)
+    members = jnp.broadcast_to(healthy[:, None], reached.shape)
+    alone = adv.leave_one_out(to_go, members, group_size=group_size, scale=scale)
+    return jnp.where(reached, alone, 0.0)
+
+
+def _sums_to_go(rewards, scale, reached):
+    """Rewards from each turn on and the scale of their rounding, [B, K] each."""
+    scale = jnp.abs(rewards) if scale is None else scale
+    r, scale = jnp.where(reached, rewards, 0.0), jnp.where(reached, scale, 0.0)
+    ones = jnp.ones_like(r)
+    return adv.linear_recursion(r, ones), adv.linear_recursion(scale, ones)
 
 
 def continued(
@@ -63,6 +77,8 @@ def against_continuations(
     usable: jax.Array,
     *,
     group_size: int,
+    scale: jax.Array | None = None,
+    returns_scale: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What playing turn k led to, less what others that began it in the same state were led to.
 
@@ -74,24 +90,35 @@ def against_continuations(
       advantage                  target less the mean target of the M others; the trunk's others
                                  are the M continuations, so its own return is not in its baseline
     A turn without continuations, as the first, has the group's other members as its others, a stop
-    counting as 0 (against_others).
+    counting as 0 (against_others). scale [B, K], returns_scale [B, F]: magnitude of the terms of
+    rewards and returns; None: their own.
     """
-    reached = turns_played(num_turns, healthy, rewards.shape[1])
-    r = jnp.where(reached, rewards, 0.0)
-    to_go = adv.linear_recursion(r, jnp.ones_like(r))
+    turns = rewards.shape[1]
+    reached = turns_played(num_turns, healthy, turns)
     usable = usable & healthy[:, None]
-    total, count = continued(turn, returns, usable, turns=r.shape[1])
-    start = (total + to_go) / (count + 1)
-    target = r + jnp.pad(start[:, 1:], ((0, 0), (0, 1)))
-    members = jnp.broadcast_to(healthy[:, None], r.shape)
-    alone = adv.leave_one_out(target, members, group_size=group_size)
-    own = jnp.where(count > 0, target - total / jnp.maximum(count, 1), alone)
+    scale = jnp.abs(rewards) if scale is None else scale
+    returns_scale = jnp.abs(returns) if returns_scale is None else returns_scale
+
+    def sums(r, earned):
+        r = jnp.where(reached, r, 0.0)
+        total, count = continued(turn, earned, usable, turns=turns)
+        start = (total + adv.linear_recursion(r, jnp.ones_like(r))) / (count + 1)
+        return r + jnp.pad(start[:, 1:], ((0, 0), (0, 1))), total, count
+
+    target, total, count = sums(rewards, returns)
+    target_scale, total_scale, _ = sums(scale, returns_scale)
+    members = jnp.broadcast_to(healthy[:, None], reached.shape)
+    alone = adv.leave_one_out(target, members, group_size=group_size, scale=target_scale)
+    several = jnp.maximum(count, 1)
+    own = adv.drop_rounding(target - total / several, target_scale + total_scale / several)
+    own = jnp.where(count > 0, own, alone)
 
     def there(x):
         return jnp.take_along_axis(x, turn, axis=1)
 
-    others = (there(total) - returns + there(target)) / jnp.maximum(there(count), 1)
-    forked = jnp.where(usable & (turn > 0), returns - others, 0.0)
+    others = (there(total) - returns + there(target)) / there(several)
+    forked = adv.drop_rounding(returns - others, there(total_scale + target_scale))
+    forked = jnp.where(usable & (turn > 0), forked, 0.0)
     return jnp.where(reached, own, 0.0), forked, count
 
 
@@ -110,12 +137,15 @@ def turn_advantages(
     eps: float = 1e-4,
     std_floor: float = 0.0,
     acts: jax.Array | None = None,
+    scale: jax.Array | None = None,
+    outcome_scale: jax.Array | None = None,
 ) -> jax.Array:
     """Advantage of each turn from turn rewards r [B, K] and outcomes o [B]; [B, K].
 
     norm compares whole episodes, norm_k turn k over the members that reached it (0 if fewer than
     two); c = turn_coef, w = outcome_coef. acts bool [B, K]: turns that step the world; those that
     only write before the first one count as part of it in mt_v1. None: all act.
+    scale [B, K], outcome_scale [B]: magnitude of the terms of r and o; None: |r| and |o|.
       or             w norm(o)                                         GRPO-OR
       mr             norm(c sum_l r_l + w o)                           GRPO-MR: add, then normalise
       mt_v1          w norm(o), plus c norm_0(r_0) in the first turn   MT-GRPO (arXiv:2505.11821 v1)
@@ -138,33 +168,45 @@ def turn_advantages(
     unbiased and credits turns.
     """
     reached = turns_played(num_turns, healthy, rewards.shape[1])
-    r = jnp.where(reached, rewards, 0.0)
-    o = jnp.where(healthy, outcome, 0.0).astype(r.dtype)
+    scale = jnp.abs(rewards) if scale is None else scale
+    outcome_scale = jnp.abs(outcome) if outcome_scale is None else outcome_scale
+    r, r_scale = (jnp.where(reached, x, 0.0) for x in (rewards, scale))
+    o, o_scale = (jnp.where(healthy, x, 0.0).astype(r.dtype) for x in (outcome, outcome_scale))
 
-    def compare(x, ok):
+    def compare(x, scale, ok):
         x = jnp.where(ok, x, 0.0)
-        return adv.compare(x, ok, group_size=group_size, norm=norm, eps=eps, std_floor=std_floor)
+        sizes = dict(group_size=group_size, scale=scale)
+        return adv.compare(x, ok, norm=norm, eps=eps, std_floor=std_floor, **sizes)
 
     def to_go(c, w):
-        return compare(discounted_to_go(c * r, w * o, num_turns, gamma=gamma), reached)
+        sums = discounted_to_go(c * r, w * o, num_turns, gamma=gamma)
+        terms = (abs(c) * r_scale, abs(w) * o_scale)
+        return compare(sums, discounted_to_go(*terms, num_turns, gamma=gamma), reached)
+
+    def local():
+        return turn_coef * compare(r, r_scale, reached)
 
     def suffix():
-        return jnp.cumsum(turn_coef * compare(r, reached)[:, ::-1], axis=1)[:, ::-1]
+        return jnp.cumsum(local()[:, ::-1], axis=1)[:, ::-1]
 
-    whole = outcome_coef * compare(o, healthy)[:, None]
+    def merged():
+        terms = abs(turn_coef) * r_scale.sum(1) + abs(outcome_coef) * o_scale
+        return compare(turn_coef * r.sum(1) + outcome_coef * o, terms, healthy)[:, None]
+
+    whole = outcome_coef * compare(o, o_scale, healthy)[:, None]
     acted = jnp.ones_like(reached) if acts is None else acts
     first = jnp.cumsum(acted, axis=1) - acted == 0
 
     def opening():
-        earned = jnp.where(first, r, 0.0).sum(1, keepdims=True)
-        return jnp.where(first, turn_coef * compare(earned, reached[:, :1]), 0.0)
+        earned, terms = (jnp.where(first, x, 0.0).sum(1, keepdims=True) for x in (r, r_scale))
+        return jnp.where(first, turn_coef * compare(earned, terms, reached[:, :1]), 0.0)
 
     modes = {
         'or': lambda: whole,
-        'mr': lambda: compare(turn_coef * r.sum(1) + outcome_coef * o, healthy)[:, None],
+        'mr': merged,
         'mt_v1': lambda: whole + opening(),
         'mt_cumulative': lambda: whole + suffix(),
-        'mt_local': lambda: whole + turn_coef * compare(r, reached),
+        'mt_local': lambda: whole + local(),
         'gtpo': lambda: to_go(turn_coef, outcome_coef),
         'hybrid': lambda: turn_coef * to_go(1.0, 1.0) + whole,
         'flattened': lambda: whole + suffix()[:, :1],
@@ -179,16 +221,18 @@ def step_advantages(
     *,
     group_size: int,
     norm: str = 'mean',
+    scale: jax.Array | None = None,
 ) -> jax.Array:
     """GiGPO's A_S: return-to-go less the mean over turns of the group with the same anchor; [B, K].
 
     norm 'mean' divides by 1, 'std' by the unbiased std + 1e-6. A turn whose anchor nobody else saw
-    gets 0 (arXiv:2505.10978).
+    gets 0 (arXiv:2505.10978). scale [B, K]: magnitude of the terms of each return; None: |returns|.
     """
     turns = returns.shape[1]
-    r, ok, anchor = (
+    scale = jnp.abs(returns) if scale is None else scale
+    r, scale, ok, anchor = (
         x.reshape(-1, group_size * turns)
-        for x in (jnp.where(played, returns, 0.0), played, anchors)
+        for x in (jnp.where(played, returns, 0.0), scale, played, anchors)
     )
     same = (anchor[:, :, None] == anchor[:, None, :]) & ok[:, :, None] & ok[:, None, :]
     count = same.sum(2)
@@ -197,8 +241,9 @@ def step_advantages(
     if norm == 'std':
         spread = jnp.where(same, r[:, None, :] - mean[:, :, None], 0.0)
         std = jnp.sqrt((spread**2).sum(2) / jnp.maximum(count - 1, 1))
-        out = jnp.where(std > adv.MIN_STD, out / (std + 1e-6), 0.0)
-    return jnp.where(ok & (count > 1), out, 0.0).reshape(returns.shape)
+        out = out / (std + 1e-6)
+    equal = adv.equal(r[:, None], same, scale[:, None], axis=2)
+    return jnp.where(ok & ~equal, out, 0.0).reshape(returns.shape)
 
 
 def seat_returns(

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.models.functions import ModelFns, join_critic, split_critic
 from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl import widths as row_widths
-from agentrl_jax.rl.advantages import MIN_STD
+from agentrl_jax.rl.advantages import equal
 from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.learning import Learning, Optim
 from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
@@ -439,7 +439,8 @@ def batch_metrics(batch: Batch, has_critic: bool, together: int = 1) -> dict[str
         # 1 - var(R - V) / var(R); 0 when the returns do not vary but for rounding
         spread = masked_var(batch.returns, batch.value_mask)
         rest = masked_var(batch.returns - batch.old_values, batch.value_mask)
-        varied = spread > MIN_STD**2
+        scale = jnp.abs(batch.returns) + jnp.abs(batch.old_values)
+        varied = ~equal(batch.returns, batch.value_mask, scale)
         explained = jnp.where(varied, 1.0 - rest / jnp.where(varied, spread, 1.0), 0.0)
         metrics['value/explained_variance'] = explained
     return metrics

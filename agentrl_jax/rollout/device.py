@@ -5,8 +5,8 @@ A fixed number of slots play a longer list of episodes. The program alternates b
            written and prefilled as one block, or take over the next episode of the list;
   decode   every generating slot samples one token and runs it through the model, again and again
            until `serve_rows` slots wait or nobody generates.
-Nothing leaves the device, no token is ever read twice, and rows whose turns end early do not wait
-for the longest one.
+Nothing leaves the device, and rows whose turns end early do not wait for the longest one. Each
+token is read once, except with context.window, which reads the turns of the window again.
 
 Episodes may have continuations (rollout.forks): rows of the list after the episodes, E (1 + F) in
 all, which slots take over as they take over episodes.

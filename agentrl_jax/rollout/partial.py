@@ -124,7 +124,12 @@ class PartialRollout(HostRollout):
         self.seat()
         while not self.is_over():
             if super().is_over():
-                raise ValueError(f'step {self.step} does not come to an end by {self.plan.path}')
+                under = f' with the weights that {self.plan.path} lists' if self.plan else ''
+                left = int((self.out.episode_stop[episodes] == EpisodeStop.NONE).sum())
+                raise ValueError(
+                    f'step {self.step} cannot end{under}: {left} of its {len(episodes)} episodes '
+                    'have not ended, and nothing is left to play'
+                )
             self.advance()
 
     def is_over(self) -> bool:

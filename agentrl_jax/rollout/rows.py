@@ -203,19 +203,19 @@ def copy(
     begin: int = 0,
     size: int | None = None,
 ) -> Rows:
-    """The cache of row source[i] onto row target[i] for i < count int32 []; both int32 [w].
+    """The caches of row source[i] onto row target[i] for i < count int32 []; both int32 [w].
 
     `size` positions of it from `begin` on; None: all. One row after another, so that the cache
     stays in place and only as much moves as is asked for.
     """
 
-    def one(i, cache):
+    def one(i, caches):
         def move(x):
             after = (begin, *(0,) * (x.ndim - 2))
             part = (1, x.shape[1] if size is None else size, *x.shape[2:])
             row = jax.lax.dynamic_slice(x, (source[i], *after), part)
             return jax.lax.dynamic_update_slice(x, row, (target[i], *after))
 
-        return jax.tree.map(move, cache)
+        return jax.tree.map(move, caches)
 
-    return rows.replace(cache=jax.lax.fori_loop(0, count, one, rows.cache))
+    return rows.replace_caches(jax.lax.fori_loop(0, count, one, rows.caches))

@@ -4,6 +4,7 @@ import functools
 import sys
 
 import jax
+import optax
 
 from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.imitation import clone, demonstrations, trajectories
@@ -19,6 +20,9 @@ from agentrl_jax.run.streams import BASE, CLONE, Streams
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.types import Demonstrations, Params
+
+# The defaults of optim, but fixed: arms that differ in how they train start from the same clone.
+WEIGHT_DECAY, MAX_GRAD_NORM = 0.01, 1.0
 
 
 def find_demonstrations(run: Run) -> Demonstrations:
@@ -108,6 +112,17 @@ def read_demonstrations(run: Run) -> Demonstrations:
     return found
 
 
+def optimiser(cfg: Config) -> optax.GradientTransformation:
+    """AdamW with clone.lr, which falls linearly to 0, and the betas of optim.
+
+    Weight decay and clipping are WEIGHT_DECAY and MAX_GRAD_NORM, not those of optim.
+    """
+    rate = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
+    moments = dict(b1=cfg.optim.beta1, b2=cfg.optim.beta2)
+    adam = optax.adamw(rate, weight_decay=WEIGHT_DECAY, **moments)
+    return optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), adam)
+
+
 def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
     """Behaviour-cloned policy parameters; None: of demonstrations made for it.
 
@@ -127,7 +142,7 @@ def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
             Streams(cfg.seed).key(CLONE),
             hidden_fn=fns.hidden,
             head_fn=fns.head,
-            tx=parts.clone_optimiser(cfg),
+            tx=optimiser(cfg),
             steps=cfg.clone.steps,
             batch_size=cfg.clone.batch,
             chunk_size=cfg.batch.head_chunk,

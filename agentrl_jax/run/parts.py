@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from agentrl_jax.envs import simulation
 from agentrl_jax.envs.base import build
@@ -478,10 +477,3 @@ def build_optimisers(cfg: Config) -> tuple:
     optim = cfg.optim
     critic = optim.tx(optim.critic_lr, cfg.critic.updates) if cfg.algorithm.USES_CRITIC else None
     return optim.tx(optim.lr), critic
-
-
-def clone_optimiser(cfg: Config) -> optax.GradientTransformation:
-    """AdamW with a linear decay to zero over the cloning steps."""
-    schedule = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
-    adam = optax.adamw(schedule, b1=cfg.optim.beta1, b2=cfg.optim.beta2, weight_decay=0.01)
-    return optax.chain(optax.clip_by_global_norm(1.0), adam)

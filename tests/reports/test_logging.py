@@ -254,7 +254,7 @@ def test_wandb_continues_the_run_of_a_folder_and_never_sees_a_secret(tmp_path, m
     given = dict(wandb_project='p', config=config)
     for begins_anew in (False, True, False):
         with RunLog(tmp_path / 'run', **given) as log:
-            log.write(1, {'a/x': 2})
+            log.write(len(calls), {'a/x': 2})
         assert (tmp_path / 'run' / 'wandb_id').read_text() == f'{calls[-2]["id"]}\n'
         if begins_anew:
             shutil.rmtree(tmp_path / 'run')
@@ -268,6 +268,22 @@ def test_wandb_continues_the_run_of_a_folder_and_never_sees_a_secret(tmp_path, m
     with RunLog(tmp_path / 'other', process_index=1, tensorboard=True, **given) as log:
         log.write(0, {'a/x': 1})
     assert len(calls) == 6 and not (tmp_path / 'other').exists()  # process 0 alone
+
+
+@pytest.mark.parametrize('checkpoint', [0, 1, 3])
+def test_wandb_gets_no_step_twice_after_a_crash(tmp_path, monkeypatch, checkpoint):
+    """W&B showed the steps between the checkpoint and the crash twice: it cannot drop rows."""
+    rows = []
+    run = types.SimpleNamespace(
+        log=rows.append, define_metric=lambda *_, **__: None, finish=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=lambda **_: run))
+    for first, end in ((0, 3), (checkpoint, 2), (min(checkpoint, 2), 5)):
+        with RunLog(tmp_path, wandb_project='p', resume_step=first) as log:
+            for step in range(first, end):
+                log.write(step, {'a/x': 10 * step})
+    assert [(row['step'], row['a/x']) for row in rows] == [(i, 10 * i) for i in range(5)]
+    assert [row['step'] for row in read_metrics(tmp_path / 'metrics.jsonl')] == list(range(5))
 
 
 def test_what_wandb_refuses_is_said_in_a_sentence(tmp_path, monkeypatch):

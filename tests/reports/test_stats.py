@@ -141,6 +141,11 @@ def test_paired_p_by_hand():
     assert paired_p([1, 2, 3], [2, 4, 6]) == pytest.approx(1 - np.sqrt(12 / 14))
     assert paired_p([1, 2], [1, 2]) == 1 and paired_difference([1, 2], [1, 2]) == (0, 0, 0)
     assert np.isnan(paired_p([1], [2]))
+    # Arms of one value each measure nothing: two dead ones were the same with p 1
+    for value in (0.0, 0.1, 1.0):
+        dead = np.full(5, value)
+        assert np.isnan(paired_p(dead, dead)) and not equivalent(dead, dead, 0.05)
+        assert np.isnan(paired_difference(dead, dead)[1:]).all()
     # Two equal gaps, as of success in 128ths, are no proof, whatever their rounding
     ours, theirs = [0.6 + 1 / 128, 0.7 + 1 / 128], [0.6, 0.7]
     assert np.isnan(paired_p(ours, theirs)) and not equivalent(ours, theirs, 0.05)

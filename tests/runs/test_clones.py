@@ -13,6 +13,7 @@ from agentrl_jax import train
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.imitation import kept as clones
 from agentrl_jax.machine import checkpoint, sharding
+from agentrl_jax.rl.learning import Optim
 from agentrl_jax.run import cloning
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
@@ -63,6 +64,18 @@ def test_what_cloning_reads_asks_for_another_clone(change):
         for more in ({}, change)
     )
     assert one != other
+
+
+def test_only_the_betas_of_the_optimiser_ask_for_another_clone():
+    """Arms with another schedule or weight decay cloned once more, to the same weights."""
+    read = {field.name for field in dataclasses.fields(Optim)} - set(clones.UNREAD['optim'])
+    assert read == {'beta1', 'beta2'}
+    schedule = {'optim.schedule': 'cosine', 'optim.schedule_steps': 9, 'optim.final_lr': 0.1}
+    one, other = (
+        clones.key(as_json(micro_runs.config('frozen_lake', **(CLONES | more))))
+        for more in ({}, schedule | {'optim.weight_decay': 0.0, 'optim.max_grad_norm': 2.0})
+    )
+    assert one == other
 
 
 def test_weights_that_have_changed_ask_for_another_clone(tmp_path):

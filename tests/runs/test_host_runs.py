@@ -304,6 +304,10 @@ class NeverMade:
         ({'gymnasium.id': 'FrozenLak-v1'}, 'no world can be made: NameNotFound: .*FrozenLak'),
         ({'gymnasium.keywords': '{"icy": 1}'}, "TypeError: .*unexpected keyword argument 'icy'"),
         ({'gymnasium.actions': ('Up',)}, 'gymnasium.actions names 1 of 4 actions'),
+        (
+            {'gymnasium.id': 'Pendulum-v1', 'gymnasium.keywords': '{}', 'gymnasium.actions': ()},
+            'action space Box.* is not supported: choose',
+        ),
         ({'gymnasium.id': ''}, 'gymnasium.id is empty: name an environment'),
         (
             {'env.name': 'objects', 'objects.make_object': 'nowhere:Echo'},

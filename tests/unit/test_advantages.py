@@ -103,7 +103,7 @@ def reference_group(returns, healthy, group_size, name):
                 out[b] = returns[b] - r.mean()
                 if name == 'group_normalize':
                     std = r.std(ddof=1)
-                    out[b] = out[b] / (std + 1e-6) if std > adv.MIN_STD else 0
+                    out[b] = out[b] / (std + 1e-6) if std > 1e-9 else 0
                 if name == 'leave_one_out':
                     out[b] = returns[b] - (r.sum() - returns[b]) / (len(r) - 1)
     return out
@@ -254,6 +254,75 @@ def test_rounding_of_equal_returns_is_not_a_signal():
     returns = jnp.array([10.9, 10.900001, 10.9, 10.900001])
     out = adv.group_normalize(returns, jnp.ones(4, bool), group_size=4)
     np.testing.assert_array_equal(out, np.zeros(4))
+
+
+ORDERS = st.builds(
+    lambda seed, exponent, turns, signed: (seed, 10.0**exponent, turns, signed),
+    seed=st.integers(0, 2**31),
+    exponent=st.floats(-3, 6),
+    turns=st.integers(1, 50),
+    signed=st.booleans(),
+)
+
+
+def reordered(order):
+    """The same rewards in eight orders, float32 [8, 50], zeros past the end; with the generator."""
+    seed, magnitude, turns, signed = order
+    rng = np.random.default_rng(seed)
+    rewards = magnitude * rng.uniform(-1 if signed else 0.1, 1, turns)
+    rows = np.zeros((8, 50), np.float32)
+    for row in rows:
+        row[:turns] = rng.permutation(rewards)
+    return rows, rng
+
+
+def compared(returns, scale=None):
+    """All comparisons of one group of eight."""
+    kwargs = dict(group_size=8, scale=scale)
+    healthy = np.ones(8, bool)
+    return [
+        *(f(returns, healthy, **kwargs) for f in (*NORMALISERS, adv.group_std)),
+        adv.whiten(
+            returns[:, None], healthy[:, None], scale=None if scale is None else scale[:, None]
+        ),
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(order=ORDERS)
+def test_the_order_of_summation_is_not_a_signal_at_any_magnitude(order):
+    """From returns of 50 on, the rounding of ten rewards got advantages of size .65."""
+    rows, rng = reordered(order)
+    one_by_one = np.cumsum(rows, axis=1, dtype=np.float32)[:, -1]
+    exact = np.float32(rows.astype(np.float64).sum(1))
+    for returns in (one_by_one, rows.sum(1), np.where(np.arange(8) % 2, one_by_one, exact)):
+        for out in compared(returns, np.abs(rows).sum(1)):
+            assert not np.asarray(out).any()
+        if not order[3]:  # terms of one sign: the return is as large as they are
+            for out in compared(returns):
+                assert not np.asarray(out).any()
+    # one reward that differs by a thousandth of all of them together is a signal
+    rows[rng.integers(8), 0] += 1e-3 * np.abs(rows).sum(1).max()
+    for out in compared(rows.sum(1), np.abs(rows).sum(1)):
+        assert np.asarray(out).any()
+
+
+def test_a_return_that_cancels_is_compared_at_the_size_of_its_terms():
+    rows = np.array([[1000, -1000, 0.1], [0.1, 1000, -1000], [1000, 0.1, -1000]], np.float32)
+    returns, scale = np.cumsum(rows, axis=1, dtype=np.float32)[:, -1], np.abs(rows).sum(1)
+    kwargs = dict(group_size=3, healthy=np.ones(3, bool))
+    assert returns[0] != returns[1]
+    assert not adv.group_normalize(returns, scale=scale, **kwargs).any()
+    assert adv.group_normalize(returns, scale=np.abs(returns), **kwargs).any()
+    rows[2, 1] = 0.2
+    assert adv.group_normalize(rows.sum(1), scale=scale, **kwargs).any()
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_a_return_that_is_not_finite_is_not_equal(bad):
+    returns = np.array([1.0, bad], np.float32)
+    assert not adv.equal(returns, np.ones(2, bool))
+    assert not np.isfinite(adv.group_normalize(returns, np.ones(2, bool), group_size=2)).all()
 
 
 def test_reward_normalisations_by_hand():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_rollouts as toy
+from agentrl_jax.algorithms.cast import CAST
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.algorithms.agent_evol import AgentEvol
@@ -30,10 +31,11 @@ from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
 from agentrl_jax.algorithms.sao import SAO, adaptive_lambda
 from agentrl_jax.algorithms.sapo import SAPO
+from agentrl_jax.measure import metrics
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import losses, objective, score
-from agentrl_jax.rl.algorithm import KL, Clip, Comparison, Range
+from agentrl_jax.rl import losses, objective, score, turn_credit
+from agentrl_jax.rl.algorithm import KL, Clip, Comparison, Filter, Range
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rollout import windows
 from agentrl_jax.types import EpisodeStop
@@ -469,6 +471,24 @@ def test_maxrl_weighs_groups_by_how_seldom_they_succeed():
     assert not batch_of(MaxRL(), cancel, 4).advantages.any()
 
 
+@pytest.mark.parametrize(
+    'count, limit, size', [(250, 8, 8), (24, 16, 8), (6, 16, 6), (7, 4, 4), (8, 4, 4), (1, 4, 1)]
+)
+def test_rows_that_the_microbatch_does_not_divide_are_scored_in_slices_of_its_size(
+    count, limit, size
+):
+    """250 levels in microbatches of 8 were scored two by two."""
+    sizes = []
+
+    def double(x):
+        sizes.append(len(x))
+        return 2 * x
+
+    x = jnp.arange(2 * count).reshape(count, 2)
+    np.testing.assert_array_equal(score.score_rows(double, (x,), limit), 2 * x)
+    assert set(sizes) == {size}
+
+
 def test_segment_means_by_hand():
     segment = jnp.array([[0, 0, 0, 1, 1, -1]])
     mask = jnp.array([[False, True, True, False, True, False]])
@@ -535,6 +555,42 @@ def test_ratio_metrics_by_hand():
 
 EVERY = pytest.mark.parametrize('how', [cls() for cls in ALGORITHMS.values()], ids=ALGORITHMS)
 RATIOS = [cls for cls in ALGORITHMS.values() if hasattr(cls(), 'clip')]
+
+
+COMPARE_EPISODES = [
+    *(
+        cls()
+        for cls in ALGORITHMS.values()
+        if cls.COMPARES_GROUPS and cls not in (OTB, CAST, DPO, MTGRPO, GiGPO)
+    ),
+    *(MTGRPO(mode=mode, outcome='return') for mode in turn_credit.MODES),
+    *(cls(reward_on='episode') for cls in (PPO, ReinforcePP)),
+    *(GiGPO(norm=norm) for norm in ('mean', 'std')),
+    DPO(min_gap=0.0),
+    OPD(reward_coef=1.0),
+]
+
+
+@pytest.mark.parametrize('how', COMPARE_EPISODES, ids=lambda how: type(how).__name__)
+def test_rewards_that_differ_by_rounding_train_nothing(how):
+    """Returns of 1000 that were equal but for rounding got advantages of size 1."""
+    rng = np.random.default_rng(0)
+    for size in (1e-3, 1.0, 1e6):
+        penalties = -size * rng.uniform(0.1, 20, (8, 10)).astype(np.float32)
+        rewards = np.float32(size * np.arange(1, 11)) - penalties
+        rewards = np.nextafter(rewards, np.float32(rng.choice([-np.inf, np.inf], (8, 10))))
+        rollout = toy.rollout_of([[(0, 1)] * 10] * 8, rewards, length=10, penalties=penalties)
+        assert len(np.unique(rollout.returns)) > 4
+        assert not np.asarray(batch_of(how, rollout, 4).advantages).any()
+        # a thousandth of all terms is a signal; the filter and the metrics agree
+        better = rollout.replace(rewards=rollout.rewards.at[5].mul(1.002))
+        assert np.asarray(batch_of(how, better, 4).advantages)[5].any()
+        for played, varied in ((rollout, [False, False]), (better, [False, True])):
+            for rule in (Filter('varied'), Filter('min_p', p=0.0), Filter('top_p', p=1.0)):
+                _, rows = rule.keep_rows(played, groups=2, group_size=4)
+                np.testing.assert_array_equal(rows, np.repeat(varied, 4))
+            measured = metrics.rollout_metrics(played, group_size=4)
+            assert measured['group/zero_std_frac'] == 1 - np.mean(varied)
 
 
 @pytest.mark.parametrize('how', [cls() for cls in ALGORITHMS.values() if cls is not OPD])

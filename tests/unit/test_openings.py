@@ -135,6 +135,27 @@ def test_a_slot_reads_what_its_own_world_says(told):
     assert follows == [False] and found.donor.tolist() == [2, 2]
 
 
+def test_a_copy_of_a_row_takes_the_cache_of_the_opponent_too():
+    cache = tiny.config().init_cache(3, 4)
+    number = jnp.arange(1.0, 4.0).reshape(3, 1, 1)
+    cache = jax.tree.map(lambda x: jnp.zeros_like(x) + number.astype(x.dtype), cache)
+    none = jnp.zeros(3, jnp.int32)
+    rows = token_rows.Rows(
+        cache=cache,
+        other_cache=jax.tree.map(lambda x: 10 * x, cache),
+        other=none > 0,
+        hidden=jnp.zeros((3, 1)),
+        length=none,
+        context=none,
+        stream=none,
+    )
+    copied = token_rows.copy(rows, jnp.array([2, 0]), jnp.array([0, 1]), jnp.int32(1))
+    for x in jax.tree.leaves(copied.cache):
+        assert x[:, 0, 0].tolist() == [3, 2, 3]
+    for x in jax.tree.leaves(copied.other_cache):
+        assert x[:, 0, 0].tolist() == [30, 20, 30]
+
+
 def test_what_was_read_is_copied_once_it_has_been():
     """Slot 1 and then 2 follow 0, whose prompt has two tokens after a prefix of one."""
     cache = tiny.config().init_cache(3, 6)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
 
 SETTINGS = settings(max_examples=15, deadline=None)
@@ -80,7 +79,7 @@ def reference_norm(x, members):
         values = np.array([x[i] for i in members])
         std = values.std(ddof=1)
         for i in members:
-            out[i] = (x[i] - values.mean()) / (std + 1e-4) if std > adv.MIN_STD else 0
+            out[i] = (x[i] - values.mean()) / (std + 1e-4) if std > 1e-9 else 0
     return out
 
 

@@ -13,11 +13,13 @@ import time
 import types
 from concurrent import futures
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from agentrl_jax.envs.base import build, read_world
-from agentrl_jax.envs.hosts import players, sciworld, served, textcraft, workers
+from agentrl_jax.envs.hosts import gymnasium_text, players, sciworld, served, textcraft, workers
 from agentrl_jax.envs.hosts.agentgym import AgentGym
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.base import Items
@@ -148,6 +150,61 @@ def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
     served.launched.cache_clear()
     assert len(started) == 1
     assert len({id(world.servers) for world in worlds}) == 1
+
+
+class Recorder(gymnasium.Env):
+    """Pays the action and shows it."""
+
+    observation_space = gymnasium.spaces.Text(9)
+
+    def __init__(self, space):
+        self.action_space = space
+
+    def reset(self, *, seed=None, options=None):
+        return '', {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return f'{action!r}', 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    'space, names, answers',
+    [
+        (spaces.Discrete(2, start=5), (), {'5': '5', '<answer>6</answer>': '6', '0': None}),
+        (spaces.Discrete(2, start=-1), (), {'-1': '-1', '0': '0', '1': None}),
+        (spaces.Discrete(2, start=1), ('Stop', 'Go'), {'stop': '1', 'GO': '2', '1': None}),
+        (spaces.Text(9), (), {' Go ': "'Go'"}),
+        (spaces.Text(9), ('Stop', 'Go'), {'go': "'Go'", 'run': None}),
+    ],
+    ids=str,
+)
+def test_an_answer_names_the_action_of_gymnasium_that_it_means(space, names, answers):
+    """Of Discrete(n, start=k) every action was k too low."""
+    world = gymnasium_text.GymnasiumWorld(Recorder(space), names)
+    for answer, shown in answers.items():
+        reply = world.step(answer)
+        assert (reply.observation == shown) if shown else 'No such action' in reply.observation
+        assert reply.valid == (None if not world._names else bool(shown))
+
+
+@pytest.mark.parametrize(
+    'space',
+    [
+        spaces.Box(-1, 1, (2,)),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary(3),  # has an n, as Discrete has
+        spaces.Dict(one=spaces.Discrete(2)),
+        spaces.Tuple([spaces.Discrete(2)]),
+        spaces.OneOf([spaces.Discrete(2)]),
+        spaces.Sequence(spaces.Discrete(2)),
+    ],
+    ids=str,
+)
+def test_actions_of_gymnasium_that_no_answer_can_name_are_rejected(space):
+    for names in (), ('a', 'b', 'c'):
+        with pytest.raises(ValueError, match=r'^action space .*\(.* is not supported: [^\n]*$'):
+            gymnasium_text.GymnasiumWorld(Recorder(space), names)
 
 
 def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):

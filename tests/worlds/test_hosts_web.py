@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.parse
 
 import fastapi
@@ -666,6 +667,21 @@ def test_a_browser_that_dies_fails_its_worlds_and_is_started_again(site, read_ro
         with pytest.raises(WorldError, match='Chromium has ended'):
             play.step('scroll [down]')
         assert 'Shop' in play.reset(0)
+
+
+def test_a_broken_pipe_marks_the_browser_as_dead():
+    """The next world disposed of its context in that browser, if the reader was slower."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    browser = chromium.Chromium.__new__(chromium.Chromium)
+    browser.process = types.SimpleNamespace(stdin=os.fdopen(write_end, 'wb', buffering=0))
+    browser._lock, browser._number, browser._asked = threading.Lock(), 0, {}
+    browser.dead = False
+    for _ in range(2):
+        with pytest.raises(WorldError, match='Chromium has ended'):
+            browser.send('Target.getTargets')
+        assert browser.dead and not browser._asked
+    browser.process.stdin.close()
 
 
 @needs_chromium

@@ -2,7 +2,8 @@
 
 What an episode shows is the observation where it is a text, else what the environment renders as
 text (render_mode 'ansi'), else the observation printed. Where actions are texts the answer is the
-action; where they are numbered it names one, by name or number.
+action; where they are numbered (Discrete, from its start on) it names one, by name or number. Other
+action spaces are rejected.
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.world import Reply
 
 ANSWER = re.compile('<answer>(.*?)</answer>', re.DOTALL)
+# Action spaces that no answer names an element of. MultiBinary has an `n` too.
+UNNAMED = ('Box', 'Dict', 'Graph', 'MultiBinary', 'MultiDiscrete', 'OneOf', 'Sequence', 'Tuple')
 HIGHLIGHT = re.compile('\x1b\\[[0-9;]+m(.*?)\x1b\\[0m')  # how its grids show where the player is
 UNKNOWN = 'No such action. The actions are: {names}.\n'
 
@@ -32,11 +35,22 @@ class GymnasiumWorld:
 
     def __init__(self, env: Any, names: tuple[str, ...] = (), instruction: str = ''):
         """names: of the numbered actions, in their order; () = their numbers."""
+        from gymnasium import spaces
+
         self.env, self.instruction = env, instruction
-        count = getattr(env.action_space, 'n', None)
-        self._names = names or tuple(map(str, range(int(count or 0))))
-        if count is not None and len(self._names) != count:
-            raise ValueError(f'gymnasium.actions names {len(self._names)} of {count} actions')
+        space, actions = env.action_space, names
+        if isinstance(space, tuple(getattr(spaces, name) for name in UNNAMED)):
+            raise ValueError(
+                f'action space {space} is not supported: choose an environment whose actions are '
+                'Discrete or Text, or wrap it so that they are'
+            )
+        if isinstance(space, spaces.Discrete):
+            actions = range(int(space.start), int(space.start + space.n))
+            if names and len(names) != space.n:
+                raise ValueError(f'gymnasium.actions names {len(names)} of {space.n} actions')
+        self._names = names or tuple(map(str, actions))
+        lowered = (name.lower() for name in self._names)
+        self._actions = dict(zip(lowered, actions, strict=True))
 
     def reset(self, item: int) -> str:
         observation, _ = self.env.reset(seed=int(item))
@@ -69,10 +83,7 @@ class GymnasiumWorld:
         """The last answer between tags, or else all of it; None where it names no action."""
         said = ANSWER.findall(answer)
         said = (said[-1] if said else answer).strip()
-        if not self._names:
-            return said
-        names = [name.lower() for name in self._names]
-        return names.index(said.lower()) if said.lower() in names else None
+        return self._actions.get(said.lower()) if self._names else said
 
 
 @dataclasses.dataclass(frozen=True)

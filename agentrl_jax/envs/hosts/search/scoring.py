@@ -101,17 +101,17 @@ class Golds:
 
     @property
     def normalised(self) -> list[str]:
-        """Without those of which nothing is left: they would be in every text."""
-        return [text for text in map(NORMALISERS[self.normaliser], self.answers) if text]
+        """'' for an answer of articles and punctuation only."""
+        return list(map(NORMALISERS[self.normaliser], self.answers))
 
     def equal(self, answer: str | None) -> bool:
-        """Exact match with one of them."""
+        """Exact match with one of them, as SQuAD's script v1.1 has it: '' matches ''."""
         return answer is not None and NORMALISERS[self.normaliser](answer) in self.normalised
 
     def within(self, text: str | None) -> bool:
-        """Whether one of them is part of a text."""
+        """Whether one of them is part of a text, without '', which is part of every text."""
         text = NORMALISERS[self.normaliser](text or '')
-        return any(answer in text for answer in self.normalised)
+        return any(answer in text for answer in self.normalised if answer)
 
 
 # ---- what MT-GRPO measures ---------------------------------------------------------------------

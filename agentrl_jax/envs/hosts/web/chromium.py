@@ -172,7 +172,9 @@ class Chromium:
             try:
                 self.process.stdin.write(json.dumps(message).encode() + b'\0')
                 self.process.stdin.flush()
-            except OSError as error:
+            except OSError as error:  # the reader has not met the end of its pipe yet
+                self.dead = True
+                del self._asked[self._number]
                 raise WorldError(f'{method}: Chromium has ended: {error}') from error
         return asked
 
