@@ -8,8 +8,6 @@ kept in memory. Search-R1's own client knows no token, so one is asked for only 
 a file; without it whoever reaches --address may ask.
 """
 
-import sys
-
 from absl import flags
 
 from agentrl_jax.run import command
@@ -20,6 +18,7 @@ if __name__ == '__main__':
     flags.DEFINE_integer('topk', 3, 'Documents for a query that does not say how many.', 1, 100)
     flags.DEFINE_integer('port', 0, 'Port to listen at; 0 = a free one.', 0, 65535)
     flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')
+    flags.DEFINE_alias('host', 'address')
     flags.DEFINE_string('token', '', 'File whose first line clients must show.')
     command.begin(__doc__)
 
@@ -36,7 +35,7 @@ from agentrl_jax.machine import files
 def main() -> None:
     args = flags.FLAGS
     if not args.corpus and not args.index:
-        raise ValueError('name the documents with --corpus, or the folder of an index with --index')
+        raise ValueError('--corpus=<file of documents> or --index=<folder of an index> is needed')
     jax.config.update('jax_platforms', 'cpu')  # bm25s computes with JAX when it is imported
     token = gate.read_token(args.token)
     gate.resolved(args.address)  # before the index, which may take hours
@@ -50,6 +49,7 @@ def main() -> None:
 
 if __name__ == '__main__':
     try:
-        main()
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        sys.exit(f'error: {error}')
+        with command.usage():
+            main()
+    except (ValueError, OSError) as error:
+        command.end(files.in_words(error), error)
