@@ -351,9 +351,9 @@ def suggest_name(name: str) -> str:
     return f'; did you mean --{close[0]}?' if close else '; --help lists the flags'
 
 
-def suggest_file(name: str) -> str:
-    """'; did you mean ...?' with a config file whose name is close."""
-    folders = dict.fromkeys((os.path.dirname(name), 'configs'))
+def suggest_file(name: str, folder: str = 'configs') -> str:
+    """'; did you mean ...?' with a file whose name is close, in its folder or in this one."""
+    folders = dict.fromkeys((os.path.dirname(name), folder))
     found = [str(path) for one in folders for path in sorted(pathlib.Path(one).glob('*.py'))]
     stems = {pathlib.Path(path).stem: path for path in reversed(found)}
     close = difflib.get_close_matches(pathlib.Path(name).stem, stems, n=1)
