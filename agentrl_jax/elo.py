@@ -235,6 +235,8 @@ def main() -> None:
     given = flags.FLAGS
     try:
         with command.usage():
+            if not all(step.isdigit() for step in given.steps):
+                raise ValueError(f'--steps={",".join(given.steps)} must be whole numbers')
             steps = [int(step) for step in given.steps]
             how = dict(games=given.games, seed=given.seed, out=given.out)
             print(table(elo(given.workdir, given.against, steps, **how)))

@@ -232,6 +232,7 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
         for name in needs:
             if flags.FLAGS[name].value in (None, ''):
                 refuse(needed(name, needs))
+        check_checkpoint()
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
     except flags.UnrecognizedFlagError as error:
@@ -257,6 +258,15 @@ def underscored(words: Sequence[str]) -> list[str]:
         known = {ours.partition('.')[0], ours.removeprefix('no')} & set(flags.FLAGS)
         spelled.append(f'{dashes}{ours}{rest}' if dashes and known else word)
     return spelled
+
+
+def check_checkpoint() -> None:
+    """Refuses flags that choose a checkpoint where no run is named."""
+    known = flags.FLAGS
+    if 'workdir' in known and known['workdir'].value in (None, ''):
+        for name in ('step', 'best'):
+            if name in known and known[name].value not in (None, False):
+                refuse(f'--{name} chooses a checkpoint of a run: name its folder with --workdir')
 
 
 def needed(name: str, needs: Sequence[str]) -> str:
@@ -331,7 +341,7 @@ def suggest_flag(word: str, needs: Sequence[str] = ()) -> str:
     scripts = [flag for flag in ('config', 'sweep') if word.endswith('.py')]
     free = [
         flag
-        for flag in (*scripts, *needs, 'workdir')
+        for flag in (*scripts, 'workdir', *needs)
         if flag in flags.FLAGS and flags.FLAGS[flag].value in (None, '')
     ]
     return f': did you mean --{free[0]}={word}?' if free else '; --help lists the flags'

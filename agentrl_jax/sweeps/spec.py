@@ -82,6 +82,8 @@ def _merge(parts: Iterable[Overrides]) -> Overrides:
 def load(path: str | Path) -> list[Overrides]:
     """The overrides that a sweep file lists, in its order."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f'--sweep={path} is a folder; name a file in it')
     if not path.is_file():
         close = suggest_file(str(path), 'configs/sweeps')
         raise ValueError(f'--sweep={path}: there is no such file{close}; see configs/sweeps/')

@@ -56,8 +56,8 @@ STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the 
 
 def place_of(env: str) -> tuple[str, str]:
     """(module, class) of a name in WORLDS or of `module:class`."""
-    module, mark, name = (WORLDS[env] if env in WORLDS else env).partition(':')
-    if not mark:
+    module, _, name = (WORLDS[env] if env in WORLDS else env).partition(':')
+    if not module or not name:
         close = suggestion(env, WORLDS)
         raise ValueError(f'--env={env} is none of {", ".join(WORLDS)} and not module:class{close}')
     return module, name
