@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from agentrl_jax.machine import files
+from agentrl_jax.settings.callables import USERS
 from agentrl_jax.settings.marks import suggestion
 
 EXIT_USAGE = 2
@@ -238,12 +239,8 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
     except flags.UnrecognizedFlagError as error:
         name = error.flagname.lstrip('-')
         refuse(f"Unknown command line flag '{name}'{suggest_name(name)}")
-    except Exception as error:
-        sentence = error_of_file(error, argv)
-        expected = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
-        if not sentence and not isinstance(error, expected):
-            raise
-        refuse(sentence or one_line(error, argv))
+    except (flags.Error, *USERS) as error:
+        refuse(error_of_file(error, argv) or one_line(error, argv))
 
 
 def underscored(words: Sequence[str]) -> list[str]:

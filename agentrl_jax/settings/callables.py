@@ -8,6 +8,19 @@ from collections.abc import Callable
 
 from agentrl_jax.settings.marks import suggestion
 
+USERS = (  # errors that a user's module may raise when it is imported
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 FORM = re.compile(r'\w+(\.\w+)*:\w+')
 
 
@@ -35,7 +48,7 @@ def import_module(name: str, field: str) -> types.ModuleType:
         raise ValueError(f'{place} is not package.module:callable, such as my_agent:play')
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except USERS as error:
         if isinstance(error, ModuleNotFoundError) and f'{module}.'.startswith(f'{error.name}.'):
             raise ValueError(
                 f'{place} is not package.module:callable: {error}; put its folder on PYTHONPATH'
