@@ -234,9 +234,12 @@ def main() -> None:
     command.check_backend()
     given = flags.FLAGS
     try:
-        steps = [int(step) for step in given.steps]
-        how = dict(games=given.games, seed=given.seed, out=given.out)
-        print(table(elo(given.workdir, given.against, steps, **how)))
+        with command.usage():
+            if not all(step.isdigit() for step in given.steps):
+                raise ValueError(f'--steps={",".join(given.steps)} must be whole numbers')
+            steps = [int(step) for step in given.steps]
+            how = dict(games=given.games, seed=given.seed, out=given.out)
+            print(table(elo(given.workdir, given.against, steps, **how)))
     except (ValueError, OSError) as error:
         command.end(files.in_words(error), error)
 

@@ -134,7 +134,7 @@ def evaluate(
     sums = played.sums(params, rollout)
     metrics = validation.summarise(sums)
     if math.isnan(metrics['eval/success']):
-        raise ValueError(
+        raise files.Failure(
             f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
         )
     played_rows = slice(cfg.eval.samples * cfg.env.eval_levels)  # later ones only fill the mesh
@@ -331,15 +331,16 @@ def main() -> None:
         if given.fallback and given.workdir and not given.best:
             step = checkpoint.fall_back(given.workdir, step=step)
         workdir = best_of(given.workdir) if given.best else given.workdir
-        evaluate(
-            given.config,
-            workdir,
-            given.out or given.workdir,
-            step,
-            given.trajectories,
-            given.replay,
-            given.transfer,
-        )
+        with command.usage():
+            evaluate(
+                given.config,
+                workdir,
+                given.out or given.workdir,
+                step,
+                given.trajectories,
+                given.replay,
+                given.transfer,
+            )
     except (ValueError, OSError) as error:
         command.end(files.in_words(error, given.out or given.workdir or None), error)
 

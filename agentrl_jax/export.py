@@ -336,9 +336,10 @@ def main() -> None:
         workdir = best_of(args.workdir) if args.best else args.workdir
         if args.fallback and not args.best:
             step = checkpoint.fall_back(args.workdir, step=step)
-        folder = export_checkpoint(
-            args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
-        )
+        with command.usage():
+            folder = export_checkpoint(
+                args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
+            )
     except (ValueError, OSError) as error:
         command.end(files.in_words(error, Path(args.out).parent), error)
     print(folder)

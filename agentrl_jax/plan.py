@@ -40,7 +40,7 @@ if __name__ == '__main__':
     try:
         hardware.prepare(sys.argv)
     except ValueError as error:
-        sys.exit(f'error: {error}')
+        command.refuse(str(error))
 
 import dataclasses
 import functools
@@ -311,7 +311,7 @@ def main() -> None:
         print(json.dumps(made, indent=2) if given.json else f'{paper}\nNot compiled: {error}')
         sys.exit(2)
     except (ValueError, OSError) as error:
-        command.end(str(error), error)
+        command.refuse(str(error))
     print(json.dumps(made, indent=2) if given.json else text(made))
     sys.exit(0 if made['fits'] else 1)
 

@@ -27,7 +27,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -201,6 +201,17 @@ def watch(
     return total, solved
 
 
+def writer(stream: TextIO) -> Callable[[str], None]:
+    """Return a function that prints pieces; only a terminal gets the codes of its colours."""
+
+    def write(piece):
+        for code in () if stream.isatty() else (DIM, BOLD, PLAIN):
+            piece = piece.replace(code, '')
+        print(piece, end='', file=stream, flush=True)
+
+    return write
+
+
 def config_to_play(given: Any, workdir: str) -> Config:
     """That of the run whose policy plays, or the given ConfigDict; ValueError for both or none."""
     if bool(workdir) == (given is not None):
@@ -211,36 +222,38 @@ def config_to_play(given: Any, workdir: str) -> Config:
     return parts.config_of_run(files.local_path(workdir)) if workdir else config.read(given)
 
 
+def play(given: Any) -> None:
+    """Plays what the flags name."""
+    cfg = config_to_play(given.config, given.workdir).held_out
+    if cfg.on_hosts and not given.workdir:
+        raise ValueError(
+            f'env.name={cfg.env.name!r} is on hosts and takes any text: name the --workdir of '
+            'a run, whose policy plays it'
+        )
+    tokenizer = parts.build_tokenizer(cfg)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    task = parts.build_text_task(cfg, tokenizer, given.split, None)
+    levels = task.env.num_levels(task.env_params)
+    if not 0 <= given.level < levels:
+        raise ValueError(f'--level={given.level} must be in 0..{levels - 1}')
+    if given.workdir:
+        how = dict(level=given.level, seed=given.seed, delay=given.delay, width=width)
+        watch(cfg, given.workdir, given.split, **how, say=writer(sys.stdout))
+    else:
+
+        def say(said):
+            print(wrapped(said, width))
+
+        play_by_hand(task, level=given.level, seed=given.seed, ask=input, say=say)
+
+
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     command.check_backend()
     given = flags.FLAGS
     try:
-        cfg = config_to_play(given.config, given.workdir).held_out
-        if cfg.on_hosts and not given.workdir:
-            raise ValueError(
-                f'env.name={cfg.env.name!r} is on hosts and takes any text: name the --workdir of '
-                'a run, whose policy plays it'
-            )
-        tokenizer = parts.build_tokenizer(cfg)
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-        task = parts.build_text_task(cfg, tokenizer, given.split, None)
-        levels = task.env.num_levels(task.env_params)
-        if not 0 <= given.level < levels:
-            raise ValueError(f'--level={given.level} must be in 0..{levels - 1}')
-        if given.workdir:
-
-            def write(piece):
-                print(piece, end='', flush=True)
-
-            how = dict(level=given.level, seed=given.seed, delay=given.delay, width=width)
-            watch(cfg, given.workdir, given.split, **how, say=write)
-        else:
-
-            def say(said):
-                print(wrapped(said, width))
-
-            play_by_hand(task, level=given.level, seed=given.seed, ask=input, say=say)
+        with command.usage():
+            play(given)
     except (ValueError, OSError) as error:
         command.end(files.in_words(error), error)
     except (EOFError, KeyboardInterrupt):

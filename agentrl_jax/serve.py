@@ -22,6 +22,7 @@ if __name__ == '__main__':
     flags.DEFINE_string('env', None, names)
     flags.DEFINE_integer('port', 0, 'Port to listen at; 0 = a free one.', 0, 65535)
     flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')
+    flags.DEFINE_alias('host', 'address')
     flags.DEFINE_string('token', '', 'File whose first line clients must show.')
     flags.DEFINE_string('settings', '{}', 'Keywords of the world, as JSON.')
     flags.DEFINE_integer('workers', 1, 'Processes that hold worlds.', 1)
@@ -41,6 +42,7 @@ import threading
 import uvicorn
 
 from agentrl_jax.envs.hosts import gate, server, workers
+from agentrl_jax.machine import files
 
 END_S = 10.0  # for requests and worlds to end when the starter has gone
 
@@ -110,8 +112,8 @@ def main() -> int:
 
 if __name__ == '__main__':
     try:
-        sys.exit(main())
-    except ValueError as error:  # of the command line
-        command.refuse(str(error))
-    except OSError as error:
-        sys.exit(f'error: {error}')
+        with command.usage():
+            code = main()
+    except (ValueError, OSError) as error:
+        command.end(files.in_words(error), error)
+    sys.exit(code)

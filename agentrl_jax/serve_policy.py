@@ -23,8 +23,9 @@ if __name__ == '__main__':
     )
     flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
-    flags.DEFINE_string('host', '127.0.0.1', 'Address to listen on.')
-    flags.DEFINE_integer('port', 8000, 'Port to listen on; 0 = any.')
+    flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')
+    flags.DEFINE_alias('host', 'address')
+    flags.DEFINE_integer('port', 8000, 'Port to listen at; 0 = a free one.', 0, 65535)
     flags.DEFINE_integer('slots', 16, 'Conversations on the device at a time.', lower_bound=1)
     flags.DEFINE_list(
         'stop', [], "Stop strings that clients may name, beside the run's; they end every answer."
@@ -44,6 +45,7 @@ import jax
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
+from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.envs.hosts.harness import wire
 from agentrl_jax.envs.hosts.harness.endpoint import OVER, End, Endpoint, Episode, Handler
 from agentrl_jax.envs.hosts.harness.wire import Refused
@@ -233,7 +235,8 @@ class Served:
         stops = (*getattr(world, 'stop', ()), *stops)
         drops = getattr(world, 'thoughts', '') == 'drop'
         self.desk = Desk(slots, stops, drops, self.round)
-        self.endpoint = Endpoint(address, port, DeskHandler)
+        with listening_at(address, port, '--port'):
+            self.endpoint = Endpoint(address, port, DeskHandler)
         self.endpoint.desk = self.desk
         prefix = cfg.hosts.answer_prefix if cfg.on_hosts else ''
         conversation = Conversation(build_chat(tokenizer), prefix, cfg.hosts.max_observation)
@@ -276,30 +279,35 @@ class Served:
             self.collect(self.params, self.task, episodes, jax.random.fold_in(self.key, number))
 
 
+def open_policy(given: Any) -> Served:
+    """The policy that the flags name, at its port."""
+    workdir = best_of(given.workdir) if given.best else given.workdir
+    step = given.step
+    if workdir:
+        origin = saved_config.origin(workdir, given.config, step=step)
+        saved_config.say(origin)
+        step = origin.step
+    cfg = read(given.config, None)
+    if workdir:
+        saved_config.check_model(checkpoint.read_extra(workdir, step=step), given.config)
+    return Served(
+        cfg,
+        workdir=workdir,
+        step=step,
+        address=given.host,
+        port=given.port,
+        slots=given.slots,
+        stops=tuple(given.stop),
+    )
+
+
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     command.check_backend()
     given = flags.FLAGS
     try:
-        workdir = best_of(given.workdir) if given.best else given.workdir
-        step = given.step
-        if workdir:
-            origin = saved_config.origin(workdir, given.config, step=step)
-            saved_config.say(origin)
-            step = origin.step
         with command.usage():
-            cfg = read(given.config, None)
-        if workdir:
-            saved_config.check_model(checkpoint.read_extra(workdir, step=step), given.config)
-        served = Served(
-            cfg,
-            workdir=workdir,
-            step=step,
-            address=given.host,
-            port=given.port,
-            slots=given.slots,
-            stops=tuple(given.stop),
-        )
+            served = open_policy(given)
         print(f'serving {served.url}', flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             served.run()

@@ -223,7 +223,8 @@ def run_sweep(args: flags.FlagValues) -> int:
 def main() -> None:
     command.show_frames_of(flags.FLAGS.sweep)
     try:
-        code = run_sweep(flags.FLAGS)
+        with command.usage():
+            code = run_sweep(flags.FLAGS)
     except (ValueError, OSError) as error:
         command.end(files.in_words(error, flags.FLAGS.workdir), error)
     sys.exit(code)

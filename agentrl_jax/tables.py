@@ -33,6 +33,7 @@ from agentrl_jax.results.spec import (
     metrics_of,
     split_names,
 )
+from agentrl_jax.run import command
 
 SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
 PAGE_ENDINGS = ('png',)  # of curves of experiments: what their READMEs show
@@ -148,12 +149,8 @@ def split_where(given: Sequence[str]) -> dict[str, str]:
     return {name: values for name, _, values in pairs}
 
 
-def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    parser = argparse.ArgumentParser(
-        prog='python -m agentrl_jax.tables',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = command.Parser(__doc__, 'agentrl_jax.tables')
     add = parser.add_argument
     add('folders', nargs='+', help='runs, folders of runs, compact folders')
     for name, words in OPTIONS.items():
@@ -170,7 +167,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     add('--out', default='', help='folder for the files; without it only Markdown is printed')
     add('--compact', action='store_true', help='write the runs compactly to the last folder')
     add('--rebuild', action='store_true', help='make the tables of all experiments in a folder')
-    return parser, parser.parse_args(argv)
+    return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -198,11 +195,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser, args = _arguments(argv)
+    args = _arguments(argv)
     try:
-        run(args)
+        with command.usage():
+            run(args)
     except (OSError, ValueError) as error:
-        parser.exit(1, f'{parser.prog}: {error}\n')
+        command.end(files.in_words(error), error)
 
 
 if __name__ == '__main__':

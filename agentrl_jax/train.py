@@ -25,7 +25,8 @@ if __name__ == '__main__':
     flags.DEFINE_string('replay', '', 'Log of replies of a run on hosts, trained again from it.')
     flags.DEFINE_bool('show_config', False, 'Print the config that the run would have, and end.')
     command.define_fallback()
-    needs = ('config',) if '--show_config' in sys.argv else ('config', 'workdir')
+    shows = {'--show_config', '--show-config'} & set(sys.argv)
+    needs = ('config',) if shows else ('config', 'workdir')
     command.begin(__doc__, needs=needs, says='agentrl_jax.train: loading')
 
 from agentrl_jax.machine import processes
@@ -35,7 +36,7 @@ if __name__ == '__main__':
     try:
         processes.initialize_distributed()
     except ValueError as error:
-        sys.exit(f'error: {error}')
+        command.refuse(str(error))
 
 import contextlib
 import dataclasses
@@ -185,6 +186,12 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
             continue
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
+        done = run_log.finished_step(workdir)
+        if done is not None and done == cfg.steps == int(opened.state.step):
+            checkpoint.close(checkpoints)
+            if jax.process_index() == 0:
+                print(report.finished(workdir, command.resume_line(sys.argv, 'agentrl_jax.train')))
+            return 0
         with preemption:  # hold until saved: launchers resend signals
             first = int(opened.state.step)
             try:

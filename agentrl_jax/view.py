@@ -7,41 +7,50 @@ That page is one HTML file without scripts, which loads nothing. Whatever the mo
 not run.
 """
 
-import argparse
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl_jax.machine import files
 from agentrl_jax.records import document, live_run, live_server, page_html
+from agentrl_jax.run import command
+from agentrl_jax.settings.marks import suggestion
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serves the page of a workdir, or writes that of a document."""
-    parser = argparse.ArgumentParser(
-        prog='python -m agentrl_jax.view',
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.Parser(__doc__, 'agentrl_jax.view')
     parser.add_argument('source', help='run directory or rollouts/*.json')
     parser.add_argument(
         '--out', help='where the page of a rollout goes; default: beside the document'
     )
     parser.add_argument(
-        '--max-episodes', type=int, default=page_html.MAX_EPISODES, help='most episodes on the page'
+        '--max_episodes', type=int, default=page_html.MAX_EPISODES, help='most episodes on the page'
     )
     parser.add_argument('--port', type=int, default=0, help='of the server; 0 = a free one')
     parser.add_argument('--open', action='store_true', help='open the page in the browser')
     args = parser.parse_args(argv)
     try:
-        source = files.local_path(args.source)
-        if source.is_dir() and not args.out:
-            serve(source, args.port, open_it=args.open)
-        else:
-            print(write_page(source, args.out, args.max_episodes))
-    except (OSError, ValueError, OverflowError) as error:
-        said = files.in_words(error) if isinstance(error, OSError) else error
-        parser.exit(1, f'{parser.prog}: {said}\n')
+        with command.usage():
+            source = files.local_path(args.source)
+            if not source.exists():
+                raise FileNotFoundError(missing(source))
+            if source.is_dir() and not args.out:
+                serve(source, args.port, open_it=args.open)
+            else:
+                print(write_page(source, args.out, args.max_episodes))
+    except (OSError, ValueError) as error:
+        command.end(files.in_words(error), error)
+
+
+def missing(source: Path) -> str:
+    """That a source does not exist, with the closest name next to it."""
+    parent = source.absolute().parent
+    names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
+    advice = suggestion(source.name, names)
+    if not advice and not source.suffix:
+        advice = '; a training makes it when it starts: wait for it, or name another folder'
+    return f'{source} does not exist{advice}'
 
 
 def write_page(source: Path, out: str | None, max_episodes: int) -> Path:

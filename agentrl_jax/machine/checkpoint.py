@@ -19,7 +19,7 @@ import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -47,7 +47,7 @@ def _not_orbax(record: logging.LogRecord) -> bool:
 logging.getLogger('absl').addFilter(_not_orbax)
 
 
-class Damaged(ValueError):
+class Damaged(files.Failure):
     """A checkpoint that is not as it was saved; the message names the file."""
 
     def __init__(self, path: pathlib.Path, what: str):
@@ -395,10 +395,12 @@ def check_config(
     *,
     may_differ: tuple[str, ...] = (),
     advice: str = 'use its config or another workdir',
+    follow: Collection[str] = (),
 ) -> None:
     """Refuse to go on with another config; the error names every field that differs.
 
     may_differ: dotted names ('steps', 'log') of fields or groups that a resumed run may change.
+    follow: names of fields that change with another one; they are counted, not listed.
     """
     before, now = (
         {name: json.dumps(value) for name, value in files.flat(config).items()}
@@ -407,13 +409,15 @@ def check_config(
     absent = dict.fromkeys(sorted({*before, *now}), 'absent')
     before, now = absent | before, absent | now
     different = [
-        f'{name}: {before[name]} in the checkpoint, {now[name]} now'
-        for name in absent
-        if before[name] != now[name] and not is_free(name, may_differ)
+        name for name in absent if before[name] != now[name] and not is_free(name, may_differ)
     ]
+    listed = [name for name in different if name not in follow] or different
     if different:
+        lines = [f'{name}: {before[name]} in the checkpoint, {now[name]} now' for name in listed]
+        if rest := len(different) - len(listed):
+            lines.append(f'{rest} more fields follow from the algorithm')
         raise ValueError(
-            f'this workdir holds a run with another config; {advice}. ' + '; '.join(different)
+            f'this workdir holds a run with another config; {advice}. ' + '; '.join(lines)
         )
 
 

@@ -27,6 +27,10 @@ LONGEST_QUOTE = 200  # characters of somebody else's text in a message of ours
 HALF_CHARACTER = re.compile(r'\\u[dD][89a-fA-F]')  # may be half, or one of a pair
 
 
+class Failure(ValueError):
+    """An error that the command line did not cause: exit code 1 instead of 2."""
+
+
 def local_path(path: str | os.PathLike) -> pathlib.Path:
     """The path itself; gs://bucket/folder is the folder in the mount of its bucket.
 

@@ -7,6 +7,7 @@ in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models
 from typing import Any
 
 from agentrl_jax.models.qwen2 import Qwen2
+from agentrl_jax.settings.marks import suggestion
 
 _NAMES = (
     'hidden_size',
@@ -29,5 +30,6 @@ QWEN25 = {
 def named(name: str, **compute: Any) -> Qwen2:
     """Model of a published size; compute: dtype, remat."""
     if name not in QWEN25:
-        raise ValueError(f'model {name!r} is not one of {", ".join(QWEN25)}')
+        close = suggestion(name, QWEN25)
+        raise ValueError(f'model {name!r} is not one of {", ".join(QWEN25)}{close}')
     return Qwen2(**dict(zip(_NAMES, QWEN25[name], strict=True)), **compute)

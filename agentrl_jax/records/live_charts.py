@@ -20,10 +20,12 @@ from agentrl_jax.records.series import (
 )
 
 WIDTH, HEIGHT = 340, 180  # of the drawing, in its own units
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 22  # of the axes
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 22  # margins of the axes; longer labels take more
+CHARACTER, LETTERS = 6.2, 10  # width and height of text
+LARGER = 1.7  # text of a wide chart on a narrow screen, in live_page.html
 MOST = 160  # points of a line
 TICKS = 6  # on an axis, at most
-LABEL_APART = 12  # of the names of reference lines, in units of the drawing
+APART = 8  # between the name of a reference line and a curve
 SPARK = (110, 20)  # size of a line without axes
 PREFIXES = {9: 'G', 6: 'M', 3: 'k'}
 
@@ -87,7 +89,8 @@ def chart(
     """One metric over x as <svg>; '' where it was not measured.
 
     references: name -> value of a line across. others: (class of the style sheet, rows) of further
-    runs, drawn first. Metrics with `_low` and `_high` beside them have a band.
+    runs, drawn first. wide: twice as wide; on narrow screens its text is larger. Metrics with
+    `_low` and `_high` have a band.
     """
     lines = references or {}
     own = Panel('', metric, {'': [rows]}, lines)
@@ -107,20 +110,30 @@ def chart(
         low, high = limits(heights, log)
     first, last = float(xs.min()), float(xs.max())
     last = last if last > first else first + 1
-    across = Axis(first, last, LEFT, width - RIGHT)
     up = Axis(low, high, HEIGHT - BOTTOM, TOP, log)
-    parts = [*_grid(across, up), *_references(lines, across, up)]
+    size = LARGER if wide else 1.0  # of text in the style sheet
+    left = max(LEFT, 8 + size * CHARACTER * max(map(len, labels(up.ticks()))))
+    across = Axis(first, last, left, width - RIGHT)
+    parts = _grid(across, up)
+    for value in lines.values():
+        parts.append(
+            f'<path class="reference" d="M{left:.1f} {up.place(value):.1f}H{across.end}"/>'
+        )
+    curves = [(across.place(at), up.place(values))]
     for css, place, height in drawn:
-        parts.append(_line(f'other {css}', across.place(place), up.place(height)))
+        curves.append((across.place(place), up.place(height)))
+        parts.append(_line(f'other {css}', *curves[-1]))
     bounds = [points(rows, f'{metric}_{end}', x, join) for end in ('low', 'high')]
     if len(at) and all(len(found[0]) == len(at) for found in bounds):
         (_, below), (_, above) = bounds
+        curves += [(across.place(at), up.place(one)) for one in (below, above)]
         edge = _path(
             np.concatenate([across.place(at), across.place(at)[::-1]]),
             np.concatenate([up.place(above), up.place(below)[::-1]]),
         )
         parts.append(f'<path class="band" d="{edge}Z"/>')
-    parts.append(_line('own', across.place(at), up.place(values)))
+    parts.append(_line('own', *curves[0]))
+    parts += _names(lines, across, up, curves)
     marks = ' '.join(
         f'{px:.1f},{py:.1f},{short(a)},{short(v)}'
         for px, py, a, v in zip(across.place(at), up.place(values), at, values, strict=True)
@@ -129,7 +142,7 @@ def chart(
     return (
         f'<svg class="chart" viewBox="0 0 {width} {HEIGHT}" role="img" '
         f'aria-label="{escape_attribute(label)}" data-points="{escape_attribute(marks)}" '
-        f'data-box="{TOP},{HEIGHT - BOTTOM},{LEFT},{width - RIGHT}">{"".join(parts)}</svg>'
+        f'data-box="{TOP},{HEIGHT - BOTTOM},{left:.1f},{width - RIGHT}">{"".join(parts)}</svg>'
     )
 
 
@@ -163,28 +176,53 @@ def _grid(across: Axis, up: Axis) -> list[str]:
     parts = []
     for value, label in zip(up.ticks(), labels(up.ticks()), strict=True):
         y = up.place(value)
-        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{across.end}"/>')
-        parts.append(f'<text class="y" x="{LEFT - 5}" y="{y + 3.5:.1f}">{label}</text>')
+        parts.append(f'<path class="grid" d="M{across.begin:.1f} {y:.1f}H{across.end}"/>')
+        parts.append(f'<text class="y" x="{across.begin - 5:.1f}" y="{y + 3.5:.1f}">{label}</text>')
     for value, label in zip(across.ticks(), labels(across.ticks()), strict=True):
-        text = f'<text class="x" x="{across.place(value):.1f}" y="{HEIGHT - 6}">'
-        parts.append(f'{text}{label}</text>')
+        most = across.end + RIGHT - CHARACTER * len(label) / 2  # the end of the last one is inside
+        x = min(across.place(value), most)
+        parts.append(f'<text class="x" x="{x:.1f}" y="{HEIGHT - 6}">{label}</text>')
     return parts
 
 
-def _references(lines: Mapping[str, float], across: Axis, up: Axis) -> list[str]:
-    """Lines across with their names above them; a name that would cover another one is left out."""
-    parts, named = [], math.inf
+def _names(
+    lines: Mapping[str, float],
+    across: Axis,
+    up: Axis,
+    curves: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> list[str]:
+    """Names of reference lines, each at the end and the side of its line that curves leave free.
+
+    A name that would cover another one is left out.
+    """
+    parts: list[str] = []
+    taken: list[tuple[str, float]] = []
     for name, value in sorted(lines.items(), key=lambda line: line[1]):
-        y = up.place(value)
-        parts.append(f'<path class="reference" d="M{LEFT} {y:.1f}H{across.end}"/>')
-        if named - y >= LABEL_APART:
-            named = y
-            low = y + 10 if y < TOP + LABEL_APART else y - 3
+        text, best = f'{name} {short(value)}', (-1.0, '', 0.0)
+        for css in ('name', 'name left'):
+            length = CHARACTER * len(text)
+            begin = across.begin + 3 if css == 'name left' else across.end - length
+            xs = np.linspace(begin, begin + length, 9)
+            for y in (up.place(value) - 3, up.place(value) + LETTERS):
+                inside = LETTERS <= y <= HEIGHT - BOTTOM
+                free = all(css != side or abs(y - at) > LETTERS for side, at in taken)
+                space = min(_space(curve, xs, y - LETTERS / 3) for curve in curves)
+                if inside and free and min(space, APART) > best[0]:
+                    best = (min(space, APART), css, y)
+        if best[1]:
+            taken.append(best[1:])
+            x = across.begin + 3 if best[1] == 'name left' else across.end
             parts.append(
-                f'<text class="name" x="{across.end}" y="{low:.1f}">{escape(name)} '
-                f'{short(value)}</text>'
+                f'<text class="{best[1]}" x="{x:.1f}" y="{best[2]:.1f}">{escape(text)}</text>'
             )
     return parts
+
+
+def _space(curve: tuple[np.ndarray, np.ndarray], xs: np.ndarray, y: float) -> float:
+    """Distance between a curve and a height over some places; inf where there is no curve."""
+    at, heights = curve
+    covered = xs[(xs >= at.min()) & (xs <= at.max())] if len(at) else at
+    return float(np.abs(np.interp(covered, at, heights) - y).min()) if len(covered) else math.inf
 
 
 def _path(xs: np.ndarray, ys: np.ndarray) -> str:

@@ -16,6 +16,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.machine import files
 from agentrl_jax.records import live_page, run_log
 from agentrl_jax.records.live_run import Looker, RunFiles, is_run
@@ -81,7 +82,8 @@ def address(server: http.server.HTTPServer) -> str:
 
 def serve(workdir: Path, port: int = 0) -> http.server.HTTPServer:
     """A server of the page that listens already; port 0: a free one. serve_forever() answers."""
-    server = http.server.ThreadingHTTPServer((LOOPBACK, port), Handler)
+    with listening_at(LOOPBACK, port, '--port'):
+        server = http.server.ThreadingHTTPServer((LOOPBACK, port), Handler)
     server.daemon_threads = True
     server.runs = Runs(workdir)
     return server

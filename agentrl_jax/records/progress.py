@@ -20,11 +20,33 @@ from agentrl_jax.machine import processes
 
 PLAIN_LINES = 20  # lines of a whole job where no bar can be drawn
 LONG_S = 2.0  # that a program takes to compile, from which on it is worth a word
-PROGRAMS = {  # what the functions that take long to compile are for
+PROGRAMS = {  # names of compiled functions -> what they compute
+    'action_probabilities': 'the probabilities of actions',
     'collect': 'the rollout',
+    'copy': 'the copy of a cache',
+    'count': 'the success',
+    'decode': 'the sampling of tokens',
+    'device_sums': 'the checksums of a checkpoint',
+    'draw': 'the draw of levels',
+    'equal': 'the comparison with a checkpoint',
+    'information': 'the mutual information',
+    'init': 'the random weights',
+    'joined': 'the join of rollouts',
     'learn': 'the update',
-    'rescore': 'the log-probabilities of a page',
+    'make': 'the training state',
+    'make_state': 'the training state',
+    'measure': 'the likelihood of observations',
     'measure_critic': 'the error of the critic',
+    'measure_episodes': 'the metrics of a rollout',
+    'measure_rollout': 'the metrics of a rollout',
+    'merge': 'the merge of adapters',
+    'pack': 'the selection of groups',
+    'play_turn': 'a turn of the expert',
+    'read': 'the prefill of observations',
+    'rescore': 'the log-probabilities of a page',
+    'revised': 'the curriculum of levels',
+    'split': 'the split of rollouts',
+    'start': 'the prefill of prompts',
     'step': 'the step of cloning',
 }
 Watch = Callable[[], Mapping[str, Any] | None]  # figures of this moment, None = nothing to say
@@ -53,6 +75,7 @@ class Compiling:
     def __init__(self, say: Callable[[str], None], *, long_s: float = LONG_S):
         self._say, self._long_s = say, long_s
         self._said = False  # of the program that is being compiled
+        self.phase = ''  # for the name of the program: 'of validation'
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._compiles = processes.CompileWatch(self._begun, self._done)
 
@@ -70,7 +93,11 @@ class Compiling:
     def now(self) -> dict[str, str] | None:
         """For a live line: the program and its seconds so far; None: nothing takes long."""
         name, seconds = self._compiles.running()
-        return {PROGRAMS.get(name, name): f'{seconds:.0f} s'} if seconds >= self._long_s else None
+        return {self._title(name): f'{seconds:.0f} s'} if seconds >= self._long_s else None
+
+    def _title(self, name: str) -> str:
+        title = PROGRAMS.get(name, f'the program {name.strip("<>")}')
+        return f'{title} {self.phase}'.rstrip()
 
     def _begun(self, name: str) -> None:
         with self._lock:
@@ -80,7 +107,7 @@ class Compiling:
         with self._lock:
             said, self._said = self._said, False
         if said or seconds >= self._long_s:
-            self._say(f'compiled {PROGRAMS.get(name, name)}: {seconds:.0f} s')
+            self._say(f'compiled {self._title(name)}: {seconds:.0f} s')
 
     def _look(self) -> None:
         while not self._ended.wait(self._long_s / 4):
@@ -89,7 +116,7 @@ class Compiling:
                 news = seconds >= self._long_s and not self._said
                 self._said |= news
             if news:
-                self._say(f'compiling {PROGRAMS.get(name, name)}')
+                self._say(f'compiling {self._title(name)}')
 
 
 @contextlib.contextmanager
@@ -155,6 +182,15 @@ class Progress:
     def _say_compiled(self, text: str) -> None:
         if text.startswith('compiled '):
             self.say(text)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Names what programs are compiled for: 'of validation'."""
+        self._compiling.phase = name
+        try:
+            yield
+        finally:
+            self._compiling.phase = ''
 
     def advance(self, steps: int = 1, **shown: Any) -> None:
         """Counts steps as done and shows the given values after the bar."""

@@ -116,6 +116,18 @@ def stopped(workdir: Path, command: str) -> str:
     return f'stopped; step {step} is saved, and the same command resumes: {command}'
 
 
+def finished(workdir: Path, command: str) -> str:
+    """The words of a run that is finished when it is started again."""
+    rows = run_log.read_metrics(Path(workdir) / run_log.METRICS_FILE)
+    step = run_log.finished_step(workdir)
+    evaluated = [row for row in rows if 'eval/success' in row]
+    success = f', held-out success {_interval(evaluated[-1])}' if evaluated else ''
+    return (
+        f'{workdir} is finished: step {step}{success}\n'
+        f'to train longer: {command} --config.steps={2 * step or 1}'
+    )
+
+
 def summary(workdir: Path, command: str) -> str:
     """The closing words of a run."""
     workdir = Path(workdir)

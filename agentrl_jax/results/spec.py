@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import AXES, Run
+from agentrl_jax.run import command
 
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
 METHOD = 'method'  # may take the place of a config field in rows, columns and where
@@ -127,7 +128,8 @@ def field(run: Run, name: str) -> Any:
             raise ValueError(f'run {run.name}: its config does not tell its method') from error
     if name not in run.fields:
         near = [known for known in run.fields if known.split('.')[-1] == name.split('.')[-1]]
-        raise ValueError(f'run {run.name} has no field {name}' + (f'; it has {near}' * bool(near)))
+        other = f'; it has {near}' if near else command.suggestion(name, run.fields)
+        raise ValueError(f'run {run.name} has no field {name}{other}')
     return run.fields[name]
 
 
@@ -146,7 +148,8 @@ def choose(runs: Sequence[Run], spec: Spec) -> list[Run]:
     measured = {name for run in taken for row in run.rows for name in row} - set(AXES)
     for name in (spec.metric, *spec.signals):
         if measured and name not in measured:
-            raise ValueError(f'no run has the metric {name}; there are {sorted(measured)}')
+            close = command.suggestion(name, measured)
+            raise ValueError(f'no run has the metric {name}{close}; there are {sorted(measured)}')
     steps = sorted({row['step'] for run in taken for row in run.rows if spec.metric in row})
     if steps and spec.at not in PLACES and int(spec.at) not in steps:
         raise ValueError(f'no run has {spec.metric} at step {spec.at}, only at {steps}')

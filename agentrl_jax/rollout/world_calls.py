@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from agentrl_jax.envs.hosts.world import shown
+from agentrl_jax.machine import files
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 
@@ -24,7 +25,7 @@ class Interrupted(Exception):
     """The run was asked to stop while all worlds were down: the rollout is discarded."""
 
 
-class WorldsFailed(ValueError):
+class WorldsFailed(files.Failure):
     """No world was there for too long, or too few episodes came through: the run cannot go on.
 
     What is wrong is outside of the program, so commands say it in a line.

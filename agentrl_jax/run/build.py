@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,9 @@ from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens.wording import wording_of
 from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
+
+PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
+PRETRAINED_SIZE = 10**8  # parameters that nobody trains from random weights here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +222,26 @@ def build_learn(fns: ModelFns, how: Learning) -> Callable:
     return jax.jit(functools.partial(learn, fns=fns, how=how), donate_argnums=0)
 
 
+def warn_of_random_start(cfg: Config, model: Model) -> None:
+    """Prints a line for each setting that makes sense with pretrained weights only."""
+    if not cfg.starts_at_random or jax.process_index():
+        return
+    advice = 'set model.path, or clone demonstrations (clone.episodes)'
+    lines = []
+    if cfg.optim.lr < PRETRAINED_LR or model.param_count() > PRETRAINED_SIZE:
+        lines.append(
+            f'model.path is empty: {model.param_count() / 1e6:.3g} M random weights are trained '
+            f'with settings for pretrained ones (optim.lr={cfg.optim.lr:g}); {advice}'
+        )
+    if cfg.algorithm.kl.coef:
+        lines.append(
+            f'loss.kl_coef={cfg.algorithm.kl.coef:g} keeps the policy close to random weights: set '
+            f'loss.kl_coef=0, or {advice}'
+        )
+    for line in lines:
+        print(f'WARNING: {line}', file=sys.stderr, flush=True)
+
+
 def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     """Checks a ConfigDict and assembles the parts of its run.
 
@@ -229,8 +253,7 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         face = effective(given)
         mesh = parts.build_mesh(read(face, None))
         cfg = read(face, sharding.row_shards(mesh))
-    tokenizer = parts.build_tokenizer(cfg)
-    with command.usage():
+        tokenizer = parts.build_tokenizer(cfg)
         tasks = build_tasks(cfg, tokenizer, mesh)
         held_out = build_held_out(cfg, tokenizer, mesh)
         for one in (*tasks, *held_out.values()):
@@ -238,8 +261,10 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         for one in tasks if probe else ():
             if isinstance(one, HostTask):
                 hosts.probe(one.env, cfg.hosts.policy.tries)
-    model, params = parts.build_model(cfg, tokenizer, mesh)
-    taught_by = teachers.load(cfg, model, tokenizer, mesh) if learns else ()
+        model, params = parts.build_model(cfg, tokenizer, mesh)
+        if learns:
+            warn_of_random_start(cfg, model)
+        taught_by = teachers.load(cfg, model, tokenizer, mesh) if learns else ()
     txs = parts.build_optimisers(cfg)
     worlds = {
         member.env.name: parts.build_worlds(member, tokenizer)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.machine import files
 from agentrl_jax.rl import filtering, learn
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rollout import rewards
@@ -41,12 +42,12 @@ def check_counters(counters: Sequence[dict[str, Any]]) -> None:
 
 
 def check_finite(nonfinite: int, tokens: int, where: str) -> None:
-    """ValueError where sampled tokens have log-probabilities that are not finite.
+    """files.Failure where sampled tokens have log-probabilities that are not finite.
 
     Such a policy plays one and the same token: what it reaches is no figure of a policy.
     """
     if nonfinite:
-        raise ValueError(
+        raise files.Failure(
             f'{where}: {nonfinite} of {tokens} sampled tokens have log-probabilities that are not '
             'finite: the weights are damaged or have diverged, or the config.json beside them is '
             'not theirs (rms_norm_eps, rope_theta). Load the model anew, or go on from an earlier '

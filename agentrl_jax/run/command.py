@@ -9,6 +9,7 @@ What is wrong with a command line is reported in one line (exit code 2), --help 
 and both answer before jax is imported.
 """
 
+import argparse
 import contextlib
 import difflib
 import importlib.util
@@ -25,8 +26,17 @@ from typing import Any, NoReturn
 from absl import flags
 
 from agentrl_jax.machine import files
+from agentrl_jax.settings.callables import USERS
+from agentrl_jax.settings.marks import suggestion
 
 EXIT_USAGE = 2
+NAMED = (  # errors about a path that the user named
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
 PLATFORMS = 'JAX_PLATFORMS'  # environment variable of jax: where it computes
 CHOSEN = PLATFORMS in os.environ  # by whoever started this process
@@ -85,12 +95,12 @@ def usage() -> Iterator[None]:
     """An error in here is an error of the command line: a WrongUsage of one line."""
     try:
         yield
-    except WrongUsage:
+    except (WrongUsage, files.Failure):
         raise
     except ImportError as error:
         raise WrongUsage(missing(error)) from error
-    except ValueError as error:
-        raise WrongUsage(str(error)) from error
+    except (ValueError, *NAMED) as error:
+        raise WrongUsage(files.in_words(error)) from error
 
 
 def missing(error: ImportError) -> str:
@@ -104,7 +114,7 @@ def missing(error: ImportError) -> str:
 
 def code_of(error: BaseException) -> int:
     """Exit code of a command that an error ends."""
-    return EXIT_USAGE if isinstance(error, WrongUsage) else 1
+    return EXIT_USAGE if isinstance(error, (WrongUsage, *NAMED)) else 1
 
 
 def end(sentence: str, error: BaseException) -> NoReturn:
@@ -124,9 +134,36 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
         sys.exit(0)
     prepare_jax()  # a config file imports it
     sys.excepthook = report_interrupt
+    sys.argv[1:] = underscored(sys.argv[1:])  # config_flags reads it
     parse(sys.argv, needs)
     if says:
         print(says, file=sys.stderr, flush=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser for files and folders, with the same errors and spellings of flags."""
+
+    def __init__(self, doc: str, command: str):
+        super().__init__(
+            prog=f'python -m {command}',
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
+        words, known = [], set(self._option_string_actions)
+        for word in sys.argv[1:] if argv is None else argv:
+            name, equals, value = word.partition('=')
+            name = name.replace('-', '_').replace('__', '--', 1) if name[:2] == '--' else name
+            if name[:2] == '--' and name not in known:
+                hint = suggestion(name, known) or (value and f'; did you mean {value}?')
+                refuse(f'unknown flag {word!r}{hint or "; --help lists the flags"}')
+            words.append(f'{name}{equals}{value}')
+        return super().parse_args(words)
+
+    def error(self, message: str) -> NoReturn:
+        refuse(f'{message}; --help shows how to call it')
 
 
 def report_interrupt(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
@@ -190,25 +227,63 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
     """flags.FLAGS of the command line; ends with one line if it is invalid."""
     try:
         left = flags.FLAGS(list(argv), known_only=False)[1:]
+        if left:
+            refuse(f'unknown argument {left[0]!r}{suggest_flag(left[0], needs)}')
         check_config_file()
         for name in needs:
             if flags.FLAGS[name].value in (None, ''):
-                refuse(f'--{name} is needed; --help says what it is')
+                refuse(needed(name, needs))
+        check_checkpoint()
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+    except flags.UnrecognizedFlagError as error:
+        name = error.flagname.lstrip('-')
+        refuse(f"Unknown command line flag '{name}'{suggest_name(name)}")
+    except (flags.Error, *USERS) as error:
         refuse(error_of_file(error, argv) or one_line(error, argv))
-    if left:
-        refuse(f'unknown flag {left[0]!r}{suggest_flag(left[0])}')
+
+
+def underscored(words: Sequence[str]) -> list[str]:
+    """The words of a command line with the documented spelling of each known flag.
+
+    Names have underscores; '-' is accepted too.
+    """
+    spelled = []
+    for word in words:
+        dashes, name, rest = re.fullmatch(r'(--?|)([^=]*)(.*)', word, re.DOTALL).groups()
+        ours = name.replace('-', '_')
+        known = {ours.partition('.')[0], ours.removeprefix('no')} & set(flags.FLAGS)
+        spelled.append(f'{dashes}{ours}{rest}' if dashes and known else word)
+    return spelled
+
+
+def check_checkpoint() -> None:
+    """Refuses flags that choose a checkpoint where no run is named."""
+    known = flags.FLAGS
+    if 'workdir' in known and known['workdir'].value in (None, ''):
+        for name in ('step', 'best'):
+            if name in known and known[name].value not in (None, False):
+                refuse(f'--{name} chooses a checkpoint of a run: name its folder with --workdir')
+
+
+def needed(name: str, needs: Sequence[str]) -> str:
+    """That a flag is missing, with the choice there is."""
+    if name == 'config' and 'workdir' in flags.FLAGS and 'workdir' not in needs:
+        return '--workdir=<folder of a run> or --config=<file of configs/> is needed'
+    return f'--{name} is needed: {flags.FLAGS[name].help}'
 
 
 def check_config_file() -> None:
-    """Refuses a --config whose file is not there or makes no config."""
+    """Refuses a --config whose file is missing or makes no config."""
     if 'config' not in flags.FLAGS or not flags.FLAGS['config'].present:
         return
-    path, made = flags.FLAGS['config'].config_filename, flags.FLAGS['config'].value
-    if not os.path.exists(path.partition(':')[0]):
-        raise FileNotFoundError(f'no config file {path!r}; see configs/')
+    path = flags.FLAGS['config'].config_filename
+    name = path.partition(':')[0]
+    if os.path.isdir(name):
+        raise ValueError(f'--config={name} is a folder; name a file in it')
+    if not os.path.exists(name):
+        raise FileNotFoundError(f'no config file {path!r}{suggest_file(name)}; see configs/')
+    made = flags.FLAGS['config'].value
     if not hasattr(made, 'update_from_flattened_dict'):
         kind = type(made).__name__
         raise ValueError(f'{path}: get_config must return a ConfigDict, and returns a {kind}')
@@ -224,6 +299,8 @@ def error_of_file(error: BaseException, argv: Sequence[str]) -> str:
     while within := causes[-1].__cause__ or causes[-1].__context__:  # flags wrap what a file raises
         causes.append(within)
     for cause in reversed(causes):
+        if isinstance(cause, SyntaxError):
+            return f'{cause.filename or path}, line {cause.lineno or 1}: {cause.msg}'
         frames = traceback.extract_tb(cause.__traceback__)
         lines = [x.lineno for x in frames if os.path.abspath(x.filename) == os.path.abspath(path)]
         said = f'{type(cause).__name__}: {" ".join(str(cause).split())}'
@@ -250,13 +327,51 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def suggest_flag(word: str) -> str:
-    """': did you mean ...?' of an unknown flag, or ''."""
-    name = word.split('=')[0]
+def suggest_flag(word: str, needs: Sequence[str] = ()) -> str:
+    """': did you mean ...?' of a word that is no flag, or ''; needs: as in begin."""
+    name, equals, value = word.partition('=')
     if name.split('.')[0] in flags.FLAGS:
         return f': did you mean --{word}?'
     close = difflib.get_close_matches(name, list(flags.FLAGS), n=1)
-    return f': did you mean --{word.replace(name, close[0], 1)}?' if close else ''
+    if close and equals:
+        return f': did you mean --{close[0]}={value}?'
+    scripts = [flag for flag in ('config', 'sweep') if word.endswith('.py')]
+    free = [
+        flag
+        for flag in (*scripts, 'workdir', *needs)
+        if flag in flags.FLAGS and flags.FLAGS[flag].value in (None, '')
+    ]
+    return f': did you mean --{free[0]}={word}?' if free else '; --help lists the flags'
+
+
+def suggest_name(name: str) -> str:
+    """'; did you mean ...?' of an unknown flag: a field of the config, or another flag."""
+    if 'config' in flags.FLAGS:
+        known = known_fields()
+        field = name.replace('-', '_')
+        field = SYNONYMS.get(field, field)
+        found = [one for one in known if field in (one, one.rpartition('.')[2])]
+        top = [one for one in found if one == field]
+        if found:
+            return f'; did you mean --config.{" or --config.".join((top or found)[:4])}?'
+    close = difflib.get_close_matches(name, sorted(set(flags.FLAGS) - {'help'}), n=1)
+    return f'; did you mean --{close[0]}?' if close else '; --help lists the flags'
+
+
+def suggest_file(name: str, folder: str = 'configs') -> str:
+    """'; did you mean ...?' with a file whose name is close, in its folder or in this one."""
+    folders = dict.fromkeys((os.path.dirname(name), folder))
+    found = [str(path) for one in folders for path in sorted(pathlib.Path(one).glob('*.py'))]
+    stems = {pathlib.Path(path).stem: path for path in reversed(found)}
+    close = difflib.get_close_matches(pathlib.Path(name).stem, stems, n=1)
+    return f'; did you mean {stems[close[0]]}?' if close else ''
+
+
+def known_fields() -> dict[str, Any]:
+    """Every field of the config by its dotted name."""
+    from configs import base
+
+    return files.flat(base.get_config())
 
 
 def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
@@ -265,12 +380,24 @@ def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
     field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
     field = field or re.fullmatch(r"[\"']*(\w+)[\"']*", text)
     if field is None:
-        return ' '.join(text.split())
-    from configs import base
-
+        return in_plain_words(' '.join(text.split()))
     given = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
     names = [match[1] for match in map(given.match, argv) if match]
-    return no_field(names[0] if names else field[1], base.get_config())
+    return no_field(names[0] if names else field[1], known_fields())
+
+
+def in_plain_words(text: str) -> str:
+    """An error of a flag's value without the words of Python."""
+    kinds = {
+        r'invalid literal for int\(\) with base 10: .*': 'must be a whole number',
+        r'could not convert string to float: .*': 'must be a number',
+        r"\('Non-boolean argument to boolean flag', .*": 'must be true or false',
+    }
+    for pattern, words in kinds.items():
+        text = re.sub(rf'^flag (--.*?): {pattern}$', rf'\1 {words}', text)
+    if chosen := re.fullmatch(r'flag --\w+=(.*): value should be one of <(.*)>', text):
+        text += suggestion(chosen[1], chosen[2].split('|'))
+    return text
 
 
 def no_field(name: str, cfg: Any) -> str:

@@ -201,6 +201,11 @@ class Config:
         return self.algorithm.EXPLORES
 
     @property
+    def starts_at_random(self) -> bool:
+        """Whether training starts from random weights: nothing is loaded or cloned."""
+        return not self.model.path and not self.clone.demonstrates
+
+    @property
     def keeps_start(self) -> bool:
         """Whether the policy of step 0 is kept on disk: as a reference, or to begin again from."""
         return self.needs_reference or self.explores
@@ -355,6 +360,23 @@ def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
     if not cfg.loss.kl_coef:
         cfg.loss.kl_in = None
     return as_json(cfg)
+
+
+def following(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """Fields of two configs (comparable) that differ only because their algorithms do."""
+
+    def own(config):
+        cfg = get_config()
+        cfg.algorithm = config['algorithm']
+        return tree.flat(as_json(effective(cfg)))
+
+    before, after = own(saved), own(now)
+    values, changed = tree.flat(saved), tree.flat(now)
+    return {
+        name
+        for name in before.keys() & after.keys() - {'algorithm'}
+        if (values.get(name), changed.get(name)) == (before[name], after[name])
+    }
 
 
 def show(cfg: Any) -> str:

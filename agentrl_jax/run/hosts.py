@@ -16,6 +16,7 @@ from agentrl_jax.envs.hosts.world import Foreign
 from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies, versions
 from agentrl_jax.rollout.keepers import Request, Response
+from agentrl_jax.run.command import WrongUsage
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
 COUNTED = {
@@ -92,11 +93,11 @@ def set_aside(run: Any, folder: Path, stem: str) -> None:
 
 
 def check_replay(run: Any, path: str) -> None:
-    """ValueError where no log of replies can answer."""
+    """WrongUsage where no log of replies can answer."""
     if path and not run.worlds:
-        raise ValueError(f'--replay: env.name={run.cfg.env.name!r} has no worlds on hosts')
+        raise WrongUsage(f'--replay: env.name={run.cfg.env.name!r} has no worlds on hosts')
     if path and run.cfg.env.mix:
-        raise ValueError('--replay: a log is of one world, and env.mix has several')
+        raise WrongUsage('--replay: a log is of one world, and env.mix has several')
 
 
 @contextlib.contextmanager

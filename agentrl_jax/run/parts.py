@@ -14,7 +14,6 @@ import numpy as np
 from agentrl_jax.envs import simulation
 from agentrl_jax.envs.base import build
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
-from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import DRAWN, Model, kernels, lora, weights
 from agentrl_jax.models.base import transpose_kernels
@@ -24,6 +23,7 @@ from agentrl_jax.rollout.episodes import draw_forks
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
+from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.text import agents, forms, grammar
 from agentrl_jax.text import task as text
 from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_host_task
@@ -344,8 +344,7 @@ def build_reward(cfg: Config) -> Callable | None:
         return import_callable(cfg.reward.function, REWARD)
     except ValueError as error:
         raise ValueError(
-            f'{error}; put its module where Python finds it (PYTHONPATH), or give '
-            "--config.reward.function='' for the rewards of the world"
+            f"{error}; or give --config.reward.function='' for the rewards of the world"
         ) from error
 
 

@@ -58,26 +58,28 @@ class Recorder(contextlib.ExitStack):
         if jax.process_index() == 0:
             run_log.write_config(workdir, run.face, sys.argv)
             pages.cut(workdir, first)
-        self.log = self.enter_context(
-            run_log.RunLog(
-                workdir,
-                resume_step=first,
-                tensorboard=cfg.log.tensorboard,
-                wandb_project=cfg.log.wandb_project,
-                config=run.face,
-                process_index=jax.process_index(),
+        with contextlib.ExitStack() as opened:  # closed if a later line raises
+            self.log = opened.enter_context(
+                run_log.RunLog(
+                    workdir,
+                    resume_step=first,
+                    tensorboard=cfg.log.tensorboard,
+                    wandb_project=cfg.log.wandb_project,
+                    config=run.face,
+                    process_index=jax.process_index(),
+                )
             )
-        )
-        self.progress = self.enter_context(Progress(cfg.steps, 'training', done=first))
-        self.enter_context(Beacon(workdir, self.progress.now))
-        last = last_traced(cfg, first)
-        traced = profiling.Trace(workdir, first=first + WARM_UP_STEPS, last=last)
-        self.trace = self.enter_context(traced)
-        rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-        # Process 0 may not have truncated it yet
-        self.history = [row for row in rows if row['step'] < first]
-        self.progress.watch('worlds', functools.partial(hosts.in_flight, run))
-        self.say(f'step {first}: compiling the programs of validation, rollout and update')
+            self.progress = opened.enter_context(Progress(cfg.steps, 'training', done=first))
+            opened.enter_context(Beacon(workdir, self.progress.now))
+            last = last_traced(cfg, first)
+            traced = profiling.Trace(workdir, first=first + WARM_UP_STEPS, last=last)
+            self.trace = opened.enter_context(traced)
+            rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+            # Process 0 may not have truncated it yet
+            self.history = [row for row in rows if row['step'] < first]
+            self.progress.watch('worlds', functools.partial(hosts.in_flight, run))
+            self.say(f'step {first}: compiling the programs of validation, rollout and update')
+            self.push(opened.pop_all())
         return self
 
     def say(self, text: str) -> None:
@@ -90,7 +92,7 @@ class Recorder(contextlib.ExitStack):
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
         """Around a validation, whose first one compiles."""
-        with self.compiled:
+        with self.compiled, self.progress.phase('of validation'):
             yield
         if self.warm is not None and not self.validated:  # a resumed run validates late at first
             self.warm += self.compiled.count - self.before
@@ -99,7 +101,8 @@ class Recorder(contextlib.ExitStack):
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Around a training step, up to its figures on the host."""
-        with self.compiled, self.trace.step(self.step):
+        phase = self.progress.phase('of training')
+        with self.compiled, phase, self.trace.step(self.step):
             yield
             self.fetched = time.monotonic()
 

@@ -123,15 +123,15 @@ def default(argv: Sequence[str]) -> str | None:
     workdir, step = _value(argv, 'workdir'), _value(argv, 'step')
     if not workdir or _value(argv, 'config') is not None or '--help' in argv:
         return None
+    number = int(step) if step and step.isdigit() else None
     try:
-        folder = checkpoint.find_step(workdir, step=int(step) if step and step.isdigit() else None)
-        if command.wants_fallback(argv):
-            folder = readable(folder)
-        get_config(str(folder))
-    except FileNotFoundError as error:
-        command.refuse(files.in_words(error))
+        with command.usage():
+            folder = checkpoint.find_step(workdir, step=number)
+            if command.wants_fallback(argv):
+                folder = readable(folder)
+            get_config(str(folder))
     except (ValueError, OSError) as error:
-        sys.exit(f'error: {files.in_words(error)}')
+        command.end(files.in_words(error), error)
     return f'{__file__}:{folder}'
 
 

@@ -25,6 +25,7 @@ from agentrl_jax.settings.marks import (
     Inline,
     OneOf,
     Words,
+    suggestion,
 )
 from agentrl_jax.text import agents
 
@@ -77,9 +78,11 @@ class Env:
     def problems(self) -> Iterator[str]:
         shares = [share for _, share in self.mix]
         if not self.mix and self.name not in WORLDS:
-            yield f'env.name={self.name!r} is not one of {", ".join(WORLDS)}'
+            close = suggestion(self.name, WORLDS)
+            yield f'env.name={self.name!r} is not one of {", ".join(WORLDS)}{close}'
         elif not set(self.worlds) <= set(WORLDS) or len(set(self.worlds)) < len(self.worlds):
-            yield f'env.mix={self.mix!r} must name different worlds: {", ".join(WORLDS)}'
+            close = ''.join(suggestion(x, WORLDS) for x in self.worlds if x not in WORLDS)
+            yield f'env.mix={self.mix!r} must name different worlds: {", ".join(WORLDS)}{close}'
         elif shares and not (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6):
             yield f'env.mix={self.mix!r}: shares must be above 0 and sum to 1'
 

@@ -17,8 +17,8 @@ from agentrl_jax.rl import evol
 from agentrl_jax.run import teachers
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
-from agentrl_jax.run.command import WrongUsage
-from agentrl_jax.run.config import Config, as_json, comparable, saved_with
+from agentrl_jax.run.command import WrongUsage, usage
+from agentrl_jax.run.config import Config, as_json, comparable, following, saved_with
 from agentrl_jax.run.params import (
     BASE_FOLDER,
     BEST_FOLDER,
@@ -140,9 +140,11 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         saved = checkpoint.read_extra(checkpoints.directory)
         before, now = comparable(saved), comparable(saved_with(run.face))
         free = (*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg))
-        checkpoint.check_config(before, now, may_differ=free)
-        teachers.check(run.cfg, run.teachers, saved)
-        check_sizes(run.cfg, run.config, saved)
+        with usage():
+            follow = following(before, now)
+            checkpoint.check_config(before, now, may_differ=free, follow=follow)
+            teachers.check(run.cfg, run.teachers, saved)
+            check_sizes(run.cfg, run.config, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params, saved)
     reference = open_reference(run, workdir, state)

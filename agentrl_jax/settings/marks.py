@@ -1,9 +1,22 @@
 """What Annotated says of a field of settings, beside its type."""
 
 import dataclasses
+import difflib
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+
+def suggestion(value: Any, names: Collection[str]) -> str:
+    """'; did you mean ...?' with the name closest to a value; '' if no name is close.
+
+    Case, '-' and '_' do not count.
+    """
+    plain = {re.sub(r'[\W_]', '', str(name)).lower(): name for name in names}
+    word = re.sub(r'[\W_]', '', str(value)).lower()
+    close = difflib.get_close_matches(word, plain, n=1)
+    return f'; did you mean {plain[close[0]]}?' if close else ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,13 +14,24 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import ml_collections
 from ml_collections.config_dict import placeholder
 
-from agentrl_jax.settings.marks import At, Chosen, From, In, Inline, Off, OneOf, When, Words
+from agentrl_jax.settings.marks import (
+    At,
+    Chosen,
+    From,
+    In,
+    Inline,
+    Off,
+    OneOf,
+    When,
+    Words,
+    suggestion,
+)
 
 APART = types.MappingProxyType({'apart': True})  # metadata of fields that are no settings
 LARGEST = 2**31 - 1  # whole numbers are counted in int32, unless their field says how far they go
@@ -44,14 +55,20 @@ class Leaf:
         return type(typing.get_args(self.hint)[0]) if origin is Literal else origin or self.hint
 
     @property
+    def names(self) -> Collection[Any]:
+        """The values to choose from; () for other fields."""
+        named = self.marks.get(OneOf) or self.marks.get(Chosen)
+        if named:
+            return named.names
+        return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
+
+    @property
     def rule(self) -> str:
         """What a value must be."""
         if Words in self.marks:
             return self.marks[Words].text
-        named = self.marks.get(OneOf) or self.marks.get(Chosen)
-        if named or typing.get_origin(self.hint) is Literal:
-            names = named.names if named else typing.get_args(self.hint)
-            return f'one of {", ".join(map(str, names))}'
+        if self.names:
+            return f'one of {", ".join(map(str, self.names))}'
         if self.kind in (int, float):
             return str(self.marks.get(In, In()))
         return WORDS.get(self.kind, str(self.hint))
@@ -68,7 +85,8 @@ class Leaf:
         literal = typing.get_origin(self.hint) is not Literal or value in typing.get_args(self.hint)
         known = OneOf not in self.marks or value in self.marks[OneOf].names
         if not (inside and literal and known):
-            raise ValueError(f'{self.name}={value!r} must be {self.rule}')
+            close = suggestion(value, self.names)
+            raise ValueError(f'{self.name}={value!r} must be {self.rule}{close}')
         if self.kind is int and value > LARGEST and math.isinf(self.marks.get(In, In()).high):
             raise ValueError(f'{self.name}={value!r} must be {LARGEST} at most')
         return value
@@ -79,7 +97,8 @@ class Leaf:
         if given.get(self.name) is None:
             return type(self.default)
         if given[self.name] not in by:
-            raise ValueError(f'{self.name}={given[self.name]!r} must be {self.rule}')
+            close = suggestion(given[self.name], by)
+            raise ValueError(f'{self.name}={given[self.name]!r} must be {self.rule}{close}')
         return by[given[self.name]]
 
     def asks(self, given: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from typing import Any
 
 from agentrl_jax.machine import files
 from agentrl_jax.run import config
-from agentrl_jax.run.command import check_sizes, no_field
+from agentrl_jax.run.command import check_sizes, no_field, suggest_file
 from agentrl_jax.sweeps.status import Overrides, Run
 
 TRAIN = 'agentrl_jax.train'
@@ -82,13 +82,20 @@ def _merge(parts: Iterable[Overrides]) -> Overrides:
 def load(path: str | Path) -> list[Overrides]:
     """The overrides that a sweep file lists, in its order."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f'--sweep={path} is a folder; name a file in it')
     if not path.is_file():
-        raise ValueError(f'--sweep={path}: there is no such file; see configs/sweeps/')
+        close = suggest_file(str(path), 'configs/sweeps')
+        raise ValueError(f'--sweep={path}: there is no such file{close}; see configs/sweeps/')
     spec = importlib.util.spec_from_file_location('sweep_file', path)
     if spec is None:
         raise ValueError(f'--sweep={path} is no Python file: its name must end in .py')
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        line = f', line {error.lineno}' if isinstance(error, SyntaxError) else ''
+        raise ValueError(f'{path}{line}: {error.msg}') from error
     habits = [name for name in ('sweep', 'get_hyper') if hasattr(module, name)]
     if len(habits) != 1:
         defined = 'both are' if habits else 'neither is'

@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import micro_runs
 import pytest
+from absl import flags
+from ml_collections import config_flags
 
 from agentrl_jax import train
-from agentrl_jax.machine import processes
+from agentrl_jax.machine import files, processes
 from agentrl_jax.records import report
 from agentrl_jax.run import build, command, interrupts
 
@@ -63,15 +65,15 @@ def test_help_succeeds_without_jax(module):
     [
         (
             (CONFIG, 'config.steps=3'),
-            "unknown flag 'config.steps=3': did you mean --config.steps=3?",
+            "unknown argument 'config.steps=3': did you mean --config.steps=3?",
         ),
-        ((CONFIG, 'workdr=x'), "unknown flag 'workdr=x': did you mean --workdir=x?"),
+        ((CONFIG, 'workdr=x'), "unknown argument 'workdr=x': did you mean --workdir=x?"),
         ((CONFIG, '--config.step=3'), 'has no field step; did you mean steps?'),
         ((CONFIG, '--config.optim.zzz=3'), 'no field optim.zzz; optim has beta1, beta2, critic_lr'),
         ((CONFIG, '--config.optim.learning_rate=3'), 'optim.learning_rate; did you mean optim.lr?'),
         ((CONFIG, '--config.temperature=1'), 'did you mean eval.temperature or rollout.temperat'),
         ((CONFIG, '--config.xyz=1'), 'no field xyz; --show_config prints those there are'),
-        ((CONFIG, '--config.steps=many'), '--config.steps=many: invalid literal for int()'),
+        ((CONFIG, '--config.steps=many'), '--config.steps=many must be a whole number'),
         ((CONFIG, '--config.optim=3'), 'is not a dict'),
         (
             (CONFIG, '--config.model.path=m', '--config.model.hidden_size=64'),
@@ -86,6 +88,112 @@ def test_a_command_line_that_means_nothing_is_refused_in_one_line(words, sentenc
     code, out, err, imported = told('train', '--workdir=w', *words)
     assert code == command.EXIT_USAGE and not out and not imported
     assert err.startswith('error: ') and sentence in err and len(err.splitlines()) == 1
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """refused(words) -> the line of a command line that a command rejects with exit code 2."""
+
+    def refused(*words, needs=('config', 'workdir')):
+        values = flags.FlagValues()
+        config_flags.DEFINE_config_file('config', None, 'Config.', flag_values=values)
+        flags.DEFINE_string('workdir', None, 'Folder of the run.', flag_values=values)
+        flags.DEFINE_enum('split', 'test', ['train', 'test'], 'Pool.', flag_values=values)
+        flags.DEFINE_integer('port', 0, 'Port.', 0, 65535, flag_values=values)
+        flags.DEFINE_bool('show_config', False, 'Print the config.', flag_values=values)
+        monkeypatch.setattr(command.flags, 'FLAGS', values)
+        argv = ['train', *command.underscored(words)]
+        monkeypatch.setattr(sys, 'argv', argv)
+        with pytest.raises(SystemExit) as ended:
+            command.parse(argv, needs)
+        out, err = capsys.readouterr()
+        assert ended.value.code == command.EXIT_USAGE and not out
+        assert err.startswith('error: ') and len(err.splitlines()) == 1
+        return err
+
+    return refused
+
+
+MISTAKES = {
+    ('configs/demo.py',): 'did you mean --config=configs/demo.py?',
+    ('configs/demo.py', '--workdir=w'): 'did you mean --config=configs/demo.py?',
+    (CONFIG, 'runs/demo'): 'did you mean --workdir=runs/demo?',
+    (CONFIG, '--workdir=w', 'more'): "unknown argument 'more'; --help lists the flags",
+    (CONFIG,): '--workdir is needed: Folder of the run.',
+    ('--workdir=w',): '--config is needed: Config.',
+    (CONFIG, '--workdir=w', '--steps=3'): "flag 'steps'; did you mean --config.steps?",
+    (CONFIG, '--learning-rate=3'): 'did you mean --config.clone.lr or --config.optim.lr?',
+    (CONFIG, '--max-turns=3'): 'did you mean --config.env.max_turns?',
+    (CONFIG, '--temperature=1'): 'did you mean --config.eval.temperature or --config.rollout.temp',
+    (CONFIG, '--work-dir=w'): 'did you mean --workdir?',
+    (CONFIG, '--show-confg'): 'did you mean --show_config?',
+    (CONFIG, '--xyz'): "flag 'xyz'; --help lists the flags",
+    (CONFIG, '--config.optim.critic-learning-rate=1'): 'no field optim.critic_learning_rate; did',
+    (CONFIG, '--config.rollout.max-token=1'): 'did you mean rollout.max_tokens?',
+    (CONFIG, '--config.steps=1.5'): '--config.steps=1.5 must be a whole number',
+    (CONFIG, '--config.steps='): '--config.steps= must be a whole number',
+    (CONFIG, '--config.optim.lr=low'): '--config.optim.lr=low must be a number',
+    (CONFIG, '--show_config=maybe'): '--show_config=maybe must be true or false',
+    (CONFIG, '--split=trian'): 'one of <train|test>; did you mean train?',
+    (CONFIG, '--port=70000'): 'port',
+    (CONFIG, '--port=x'): '--port=x must be a whole number',
+    ('--config',): 'Missing value for flag --config',
+    ('--config=configs/dmeo.py',): 'did you mean configs/demo.py?',
+    ('--config=demo.py',): 'did you mean configs/demo.py?',
+    ('--config=configs/demo',): 'did you mean configs/demo.py?',
+    ('--config=configs',): '--config=configs is a folder; name a file in it',
+}
+
+
+@pytest.mark.parametrize('words', MISTAKES)
+def test_a_mistyped_command_line_is_one_line_with_a_suggestion(refused, words):
+    assert MISTAKES[words] in refused(*words)
+
+
+def test_a_run_or_a_config_is_named_where_either_will_do(refused):
+    said = '--workdir=<folder of a run> or --config=<file of configs/> is needed'
+    assert said in refused(needs=('config',))
+
+
+def test_hyphens_and_underscores_spell_the_same_flags(refused):
+    refused(CONFIG, '--xyz')  # defines flags
+    words = ['--show-config', '--noshow-config', '--config.batch-x=a-b', '--a-b=c', '-5', 'a-b']
+    assert command.underscored(words) == [
+        '--show_config',
+        '--noshow_config',
+        '--config.batch_x=a-b',
+        '--a-b=c',
+        '-5',
+        'a-b',
+    ]
+
+
+@pytest.mark.parametrize(
+    'text, words',
+    [
+        ('x = 1\ndef get_config()\n    return 3\n', "c.py, line 2: expected ':'"),
+        ('def get_config():\n  a = 1\n    return a\n', 'c.py, line 3: unexpected indent'),
+        ('import nowhere\n', "c.py, line 1: ModuleNotFoundError: No module named 'nowhere'"),
+        ('hello\n', "c.py, line 1: NameError: name 'hello' is not defined"),
+        ('1 / 0\n', 'c.py, line 1: ZeroDivisionError: division by zero'),
+        ('a\0b', 'c.py, line 1: source code string cannot contain null bytes'),
+    ],
+)
+def test_a_config_file_that_python_cannot_run_is_one_line(refused, tmp_path, text, words):
+    """A syntax error was 47 lines with exit code 1."""
+    (tmp_path / 'c.py').write_text(text)
+    assert words in refused(f'--config={tmp_path / "c.py"}', '--workdir=w')
+
+
+def test_a_mistake_is_no_failure_of_the_program():
+    for error in (ValueError('no'), FileNotFoundError(2, 'No such file', '/nope')):
+        with pytest.raises(command.WrongUsage, match='no|/nope'), command.usage():
+            raise error
+    for error in (files.Failure('lost'), OSError(28, 'No space left')):
+        with pytest.raises(type(error)) as ended, command.usage():
+            raise error
+        assert command.code_of(ended.value) == 1
+    assert command.code_of(PermissionError(13, 'no', '/x')) == command.EXIT_USAGE
 
 
 def test_no_policy_is_served_without_slots():

@@ -263,7 +263,7 @@ def test_the_command_explains_what_it_cannot_read(tmp_path, capsys):
     for name in ('.', 'none.json', 'half.json', 'old.json', 'pipe.json'):
         with pytest.raises(SystemExit) as stopped:
             view.main([str(tmp_path / name)])
-        assert stopped.value.code == 1
+        assert stopped.value.code == 2
         said = capsys.readouterr().err
-        assert said.startswith(f'python -m agentrl_jax.view: {tmp_path / name}')
+        assert said.startswith(f'error: {tmp_path / name}')
         assert said.count('\n') == 1

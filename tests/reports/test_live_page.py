@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import socket
 import threading
 import time
 
@@ -16,6 +17,8 @@ from golden_text import assert_golden
 from test_view import HOSTILE, Page
 
 from agentrl_jax import view
+from agentrl_jax.envs.hosts import gate
+from agentrl_jax.envs.hosts.harness.world import endpoint as endpoint_of_harness
 from agentrl_jax.envs.hosts.web import chromium
 from agentrl_jax.machine import lock
 from agentrl_jax.records import live_charts, live_page, live_server, run_log
@@ -183,6 +186,76 @@ def test_a_chart_has_its_line_band_references_and_other_runs():
     assert live_charts.chart(rows, 'value/loss') == ''
     # One point has no line.
     assert '<circle class="own"' in live_charts.chart(rows[:1], 'rollout/success')
+
+
+def texts_of(svg, css):
+    """(x, y, text) of the texts of a class."""
+    found = re.findall(rf'<text class="{css}" x="([^"]+)" y="([^"]+)">([^<]*)<', svg)
+    return [(float(x), float(y), text) for x, y, text in found]
+
+
+@pytest.mark.parametrize('scale', [1.0, -1.25e-7, 1e3, 12345.6789e9])
+def test_ticks_are_inside_the_chart(scale):
+    """Labels such as -1.25e-05 began outside of it, and the last step ended there."""
+    rows = [
+        row(step, value__loss=scale * (1 + 1e-4 * step), progress__tokens=1e5 * step)
+        for step in range(9)
+    ]
+    for x in ('step', 'progress/tokens'):
+        svg = live_charts.chart(rows, 'value/loss', x=x)
+        ys, xs = texts_of(svg, 'y'), texts_of(svg, 'x')
+        assert len(ys) > 1 and len(xs) > 1
+        assert all(end >= live_charts.CHARACTER * len(text) for end, _, text in ys)
+        half = live_charts.CHARACTER / 2
+        assert all(at + half * len(text) <= live_charts.WIDTH for at, _, text in xs)
+
+
+def test_the_name_of_a_line_is_where_no_curve_is():
+    """The oracle's name was written over the newest successes."""
+    high = [row(step, eval__success=0.1 + 0.8 * step / 8) for step in range(9)]
+    lines = {'random': 0.1, 'oracle': 0.9}
+    svg = live_charts.chart(high, 'eval/success', references=lines)
+    assert [text for _, _, text in texts_of(svg, 'name left')] == ['oracle 0.9']
+    assert [text for _, _, text in texts_of(svg, 'name')] == ['random 0.1']
+    close = live_charts.chart(high, 'eval/success', references={f'l{k}': 0.5 for k in range(9)})
+    places = [(x, y) for css in ('name', 'name left') for x, y, _ in texts_of(close, css)]
+    assert 1 <= len(places) == len(set(places)) <= 4
+
+
+def test_a_port_in_use_is_named_with_how_to_choose_another_one(tmp_path, capsys):
+    """view said '[Errno 98] Address already in use'."""
+    workdir = make_run(tmp_path / 'a')
+    with contextlib.closing(socket.create_server(('127.0.0.1', 0))) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            view.main([str(workdir), f'--port={port}'])
+        said = f'error: port {port} is in use: set --port to another one, or to 0 for any free one'
+        assert ended.value.code == 2 and capsys.readouterr().err == said + '\n'
+        for serve, setting in ((gate.listening, '--port'), (endpoint_of_harness, 'harness.port')):
+            with pytest.raises(ValueError, match=f'port {port} is in use: set {setting} to'):
+                serve('127.0.0.1', port)
+
+
+@pytest.mark.parametrize(
+    'words, said',
+    [
+        (['runs/dmeo'], 'runs/dmeo does not exist; did you mean demo?'),
+        (['runs/other'], 'runs/other does not exist; a training makes it when it starts'),
+        (['--workdir=runs/demo'], "unknown flag '--workdir=runs/demo'; did you mean runs/demo?"),
+        (['runs/demo', '--prot=3'], "unknown flag '--prot=3'; did you mean --port?"),
+        (['runs/demo', '--port=70000'], '--port=70000 must be in 0..65535'),
+        (['runs/demo', '--port=x'], "argument --port: invalid int value: 'x'"),
+        (['runs/demo', 'runs/demo'], 'unrecognized arguments: runs/demo'),
+        ([], 'the following arguments are required: source'),
+    ],
+)
+def test_mistakes_of_view_are_one_line(tmp_path, monkeypatch, capsys, words, said):
+    make_run(tmp_path / 'runs' / 'demo')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        view.main(words)
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and err.startswith(f'error: {said}') and err.count('\n') == 1
 
 
 @pytest.mark.parametrize('value', [1e-6, 0.0, -3.0, 1e9, 5e-9])
@@ -385,7 +458,7 @@ def test_of_many_runs_the_newest_are_beside_it(tmp_path):
 def test_the_command_says_where_the_page_is(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         view.main([str(tmp_path)])
-    assert stopped.value.code == 1
+    assert stopped.value.code == 2
     assert 'is no folder of a run' in capsys.readouterr().err
 
     def answer(server):

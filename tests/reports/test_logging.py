@@ -5,11 +5,14 @@ import re
 import shutil
 import struct
 import sys
+import threading
 import time
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import micro_runs
 import numpy as np
 import pytest
 
@@ -24,6 +27,8 @@ from agentrl_jax.records.run_log import (
     read_metrics,
     write_config,
 )
+from agentrl_jax.run import recorder
+from agentrl_jax.run.config import read as read_config
 
 CANARY = 'canary-8f2b1c'
 
@@ -381,6 +386,32 @@ def test_what_takes_long_to_compile_is_said_while_it_does():
         assert said[1:] == ['compiled the update: 65 s'] and compiling.now() is None
     compile_events('learn', 0.0)
     assert len(said) == 2
+
+
+def test_a_program_is_named_by_its_purpose():
+    """'compiling the rollout' was printed twice, for validation and for training."""
+    said = io.StringIO()
+    with Progress(1, 'training', stream=said) as progress:
+        for phase in ('of validation', 'of training'):
+            with progress.phase(phase):
+                progress._compiling._done('collect', 3.0)
+        progress._compiling._done('my_function', 3.0)
+    assert said.getvalue().splitlines() == [
+        'compiled the rollout of validation: 3 s',
+        'compiled the rollout of training: 3 s',
+        'compiled the program my_function: 3 s',
+    ]
+
+
+def test_a_recorder_that_cannot_open_leaves_no_thread_and_no_file(tmp_path, monkeypatch):
+    """Beacon and progress lived on, and now.json called the run alive."""
+    cfg = micro_runs.plain('frozen_lake')
+    run = types.SimpleNamespace(cfg=read_config(cfg, None), face=cfg)
+    monkeypatch.setattr(recorder.profiling, 'Trace', mock.Mock(side_effect=OSError('no disk')))
+    before = set(threading.enumerate())
+    with pytest.raises(OSError, match='no disk'), recorder.Recorder(run, tmp_path, 0, 0, None):
+        pass
+    assert set(threading.enumerate()) == before and not (tmp_path / 'now.json').exists()
 
 
 def test_the_name_of_a_program_is_that_of_its_function():

@@ -644,7 +644,7 @@ def test_every_folder_that_is_named_must_hold_a_run(sweep, tmp_path, words, caps
         argv = ['--rows=algorithm', '--cols=env.name', '--clones', ','.join(wrong), str(sweep)]
     with pytest.raises(SystemExit) as error:
         tables.main(argv)
-    assert error.value.code == 1
+    assert error.value.code == 2
     assert f'no runs in {wrong[0]}, {wrong[1]}: a run has' in capsys.readouterr().err
     assert not (tmp_path / 'out').exists()
 
@@ -845,7 +845,7 @@ def test_the_command_line(sweep, tmp_path, capsys):
     ):
         with pytest.raises(SystemExit) as error:
             tables.main(wrong)
-        assert error.value.code == 1
+        assert error.value.code == 2
 
 
 def test_tables_may_be_written_to_a_bucket(sweep, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 
 import jax
 import micro_runs
@@ -80,6 +81,11 @@ def test_words_are_not_cut_at_the_margin():
     ]
     assert len(shown) == len(text) and play.wrapped(text, 0) == text
     assert play.wrapped('a b c', 80) == 'a b c' and play.wrapped('', 9) == ''
+
+
+def test_a_pipe_gets_no_codes_of_colours(capsys):
+    play.writer(sys.stdout)(f'{play.DIM}a{play.PLAIN}{play.BOLD}b{play.PLAIN}')
+    assert capsys.readouterr().out == 'ab'
 
 
 def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(tmp_path):

@@ -3,12 +3,15 @@
 Bounds and choices of single fields, and those that an algorithm lacks: test_settings.py.
 """
 
+import types
+
 import micro_runs
 import pytest
 
 from agentrl_jax.planning import programs
-from agentrl_jax.run import build, parts
+from agentrl_jax.run import build, command, parts
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.settings.marks import suggestion
 
 HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
 VINE = {'algorithm': 'vine', 'env.max_turns': 3, 'rollout.max_tokens': 128}
@@ -284,6 +287,51 @@ REFUSED = {
 def test_a_config_that_cannot_be_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         read_config(micro_runs.plain('frozen_lake', **changes), 8)
+
+
+@pytest.mark.parametrize(
+    'changes, words',
+    [
+        (
+            {'optim.lr': 1e-6, 'loss.kl_coef': 0.0},
+            ['model.path is empty: 120 M random weights', 'optim.lr=1e-06'],
+        ),
+        ({'optim.lr': 1e-3, 'loss.kl_coef': 0.04}, ['120 M', 'loss.kl_coef=0.04 keeps the policy']),
+        ({'optim.lr': 1e-3, 'clone.episodes': 64, 'loss.kl_coef': 0.04}, []),
+        ({'optim.lr': 1e-6, 'model.path': 'a'}, []),
+    ],
+)
+def test_a_start_from_random_weights_by_mistake_is_a_warning(changes, words, capsys):
+    """configs/frozen_lake.py without model.path trained random weights at 1e-6 in silence."""
+    cfg = read_config(micro_runs.plain('frozen_lake', algorithm='grpo', **changes), None)
+    build.warn_of_random_start(cfg, types.SimpleNamespace(param_count=lambda: 120_000_000))
+    err = capsys.readouterr().err
+    assert all(word in err for word in words) and bool(err) == bool(words)
+
+
+@pytest.mark.parametrize(
+    'value, names, words',
+    [
+        ('grop', ('ppo', 'grpo'), '; did you mean grpo?'),
+        ('GRPO', ('ppo', 'grpo'), '; did you mean grpo?'),
+        ('frozenlake', ('frozen_lake', 'sokoban'), '; did you mean frozen_lake?'),
+        ('chess', ('frozen_lake', 'sokoban'), ''),
+        (3, ('ppo', 'grpo'), ''),
+    ],
+)
+def test_the_closest_name_is_suggested(value, names, words):
+    assert suggestion(value, names) == words
+
+
+def test_values_of_fields_are_suggested():
+    for changes, words in (
+        ({'algorithm': 'grop'}, 'did you mean grpo'),
+        ({'env.name': 'frozenlake'}, 'did you mean frozen_lake'),
+        ({'model.dtype': 'float16'}, 'did you mean bfloat16'),
+        ({'env.mix': (('frozen_lake', 0.5), ('sokobn', 0.5))}, 'did you mean sokoban'),
+    ):
+        with pytest.raises(command.WrongUsage, match=words):
+            read_config(micro_runs.plain('frozen_lake', **changes))
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,16 @@ def test_the_undisturbed_run_trained(undisturbed):
     assert undisturbed.steps() == [16, 20] and run_log.finished_step(undisturbed.path) == 20
 
 
+def test_a_finished_run_that_is_started_again_says_so(undisturbed):
+    """It validated the last step once more without a word about its end."""
+    before = undisturbed.said(), undisturbed.rows()
+    assert undisturbed.finish(undisturbed.start()) == 0
+    said = undisturbed.said().removeprefix(before[0])
+    assert f'{undisturbed.path} is finished: step 20, held-out success ' in said
+    assert 'to train longer: ' in said and ' --config.steps=40\n' in said
+    assert 'compiling' not in said and undisturbed.rows() == before[1]
+
+
 def test_fewer_steps_than_were_trained_are_refused(undisturbed):
     before = undisturbed.said()
     assert undisturbed.finish(undisturbed.start('--config.steps=5')) == 2

@@ -1,6 +1,7 @@
 """Runs opened from their workdir alone: which config, which checkpoint, which code."""
 
 import json
+import re
 import shutil
 import subprocess
 import types
@@ -18,7 +19,7 @@ from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import command, params, parts, saved_config
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import as_json
+from agentrl_jax.run.config import as_json, comparable, following, saved_with
 from agentrl_jax.run.streams import Streams
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -178,6 +179,22 @@ def test_another_architecture_is_neither_played_nor_exported(saved, tmp_path):
         evaluate.evaluate(changed, str(workdir), str(tmp_path), None, transfer=True)
 
 
+def test_a_changed_field_comes_before_those_that_follow_from_it(saved):
+    """Of another algorithm 15 fields were listed, and what was set stood somewhere among them."""
+    cfg, _, _ = saved
+    changed = cfg.copy_and_resolve_references()
+    changed.algorithm, changed.env.train_levels = 'dapo', 32
+    before, now = (comparable(saved_with(one)) for one in (cfg, changed))
+    with pytest.raises(ValueError) as refused:
+        checkpoint.check_config(before, now, follow=following(before, now))
+    _, listed = str(refused.value).split('workdir. ')
+    assert re.fullmatch(
+        r'algorithm: "grpo" in the checkpoint, "dapo" now; env.train_levels: 24 in the checkpoint, '
+        r'32 now; [3-9] more fields follow from the algorithm',
+        listed,
+    )
+
+
 def test_another_architecture_is_not_served(saved, monkeypatch, capsys):
     """The rotations of another base were applied without a word."""
     cfg, workdir, _ = saved
@@ -189,7 +206,7 @@ def test_another_architecture_is_not_served(saved, monkeypatch, capsys):
     monkeypatch.setattr(serve_policy, 'Served', None)  # not reached
     with pytest.raises(SystemExit) as ended:
         serve_policy.main()
-    assert ended.value.code == 1 and 'model.rope_theta: ' in capsys.readouterr().err
+    assert ended.value.code == 2 and 'model.rope_theta: ' in capsys.readouterr().err
 
 
 @pytest.fixture(scope='module')

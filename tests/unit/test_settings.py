@@ -24,6 +24,7 @@ from agentrl_jax.rl.learn import learning_of
 from agentrl_jax.run import config
 from agentrl_jax.run.config import Config, effective
 from agentrl_jax.settings import tree
+from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import In, Off, OneOf
 from agentrl_jax.sweeps import spec
 from configs import small
@@ -404,3 +405,32 @@ def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(s
         for name in ('rollout/return', 'policy/loss', 'policy/grad_norm', 'policy/entropy'):
             trained = not row['filter/empty']
             assert math.isfinite(row[name]) or not trained, (changes, name)
+
+
+@pytest.mark.parametrize(
+    'name, words',
+    [
+        ('play', "harness.run='play' is not package.module:callable, such as my_agent:play"),
+        ('a b:c', 'is not package.module:callable, such as'),
+        ('nowhere:play', "is not package.module:callable: No module named 'nowhere'; put its fold"),
+        ('own.nowhere:f', "callable: No module named 'own"),
+        (
+            'needy:play',
+            r'the import of needy failed in .*needy.py, line 2: ModuleNotFoundError: No',
+        ),
+        ('broken:play', r"the import of broken failed in .*broken.py, line 1: expected ':'"),
+        ('own:paly', "own has no attribute 'paly'; did you mean play?"),
+        ('own:three', "harness.run='own:three' is int, which cannot be called"),
+    ],
+)
+def test_a_callable_that_cannot_be_imported_is_told_from_a_name_of_another_form(
+    name, words, tmp_path, monkeypatch
+):
+    """'my_agent:play' was called no module:callable because it imports openai."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / 'own.py').write_text('three = 3\ndef play(): ...\n')
+    (tmp_path / 'needy.py').write_text('three = 3\nimport nowhere.at_all\n')
+    (tmp_path / 'broken.py').write_text('def play()\n')
+    with pytest.raises(ValueError, match=words):
+        import_callable(name, 'harness.run')
+    assert import_callable('json:loads', 'harness.run') is json.loads

@@ -6,6 +6,8 @@ never sent twice: what the server did with it is not known.
 """
 
 import base64
+import contextlib
+import errno
 import hashlib
 import http.client
 import io
@@ -15,6 +17,7 @@ import selectors
 import socket
 import time
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError, fits, shown
@@ -22,6 +25,28 @@ from agentrl_jax.envs.hosts.world import WorldDown, WorldError, fits, shown
 FULL = 503  # status of a server that has no room
 CONNECT_S = 10.0  # seconds until a server that does not answer at all counts as down
 SHOWN = 200  # characters of an error that are passed on
+
+
+@contextlib.contextmanager
+def listening_at(address: str, port: int, setting: str) -> Iterator[None]:
+    """Around code that opens a port; a ValueError names it and how to choose another one.
+
+    setting: the flag or field of the port.
+    """
+    advice = {
+        errno.EADDRINUSE: f'port {port} is in use: set {setting} to another one, or to 0 for any '
+        'free one',
+        errno.EADDRNOTAVAIL: f'{address} is not an address of this machine',
+        errno.EACCES: f'port {port} needs the rights of root: set {setting} to 1024 or more',
+    }
+    if not 0 <= port <= 65535:
+        raise ValueError(f'{setting}={port} must be in 0..65535')
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in advice:
+            raise
+        raise ValueError(advice[error.errno]) from error
 
 
 class Connection:

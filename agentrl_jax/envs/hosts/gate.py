@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from agentrl_jax.envs.hosts.connection import content_digest, token_in
+from agentrl_jax.envs.hosts.connection import content_digest, listening_at, token_in
 
 STATUS = {
     'unauthorized': 401,
@@ -220,7 +220,8 @@ def is_loopback(address: str) -> bool:
 
 def listening(address: str, port: int) -> socket.socket:
     family, number = resolved(address)[0]
-    listener = socket.create_server((number, port), family=family, backlog=1024)
+    with listening_at(address, port, '--port'):
+        listener = socket.create_server((number, port), family=family, backlog=1024)
     # Else an answer's body waits for the client to acknowledge its headers, 40 ms on Linux; asyncio
     # sets it only on sockets that name their protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,15 +1,17 @@
 """Any Python object with reset and step as a world on a host."""
 
 import dataclasses
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.world import Reply, WorldError
+from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import MANY
+
+MAKER = 'objects.make_object'
 
 
 class ObjectWorld:
@@ -50,18 +52,6 @@ class ObjectWorld:
             close()
 
 
-def import_callable(name: str, field: str = 'objects.make_object') -> Callable:
-    """What 'package.module:name' stands for; a ValueError of a line names the field of a config."""
-    module, _, attribute = name.partition(':')
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ValueError(f'{field}={name!r} is not package.module:callable: {error}') from error
-    if not callable(found):
-        raise ValueError(f'{field}={name!r} is {type(found).__name__}, which cannot be called')
-    return found
-
-
 @dataclasses.dataclass(frozen=True)
 class Objects(HostEnvironment):
     """Worlds that a callable makes, one for each thread."""
@@ -75,12 +65,12 @@ class Objects(HostEnvironment):
 
     def problems(self) -> Iterator[str]:
         try:
-            import_callable(self.make_object)
+            import_callable(self.make_object, MAKER)
         except ValueError as error:
             yield str(error)
 
     def make(self) -> ObjectWorld:
-        thing = import_callable(self.make_object)()
+        thing = import_callable(self.make_object, MAKER)()
         return ObjectWorld(thing, deterministic=self.deterministic, instruction=self.instruction)
 
     def item_range(self, split: str) -> np.ndarray:

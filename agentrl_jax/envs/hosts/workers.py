@@ -31,6 +31,8 @@ from agentrl_jax.envs.hosts.world import (
     fits,
     shown,
 )
+from agentrl_jax.settings.callables import import_module
+from agentrl_jax.settings.marks import suggestion
 
 WORLDS = {  # name -> module:class
     'textcraft': 'agentrl_jax.envs.hosts.textcraft:TextCraft',
@@ -54,16 +56,19 @@ STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the 
 
 def place_of(env: str) -> tuple[str, str]:
     """(module, class) of a name in WORLDS or of `module:class`."""
-    module, mark, name = (WORLDS[env] if env in WORLDS else env).partition(':')
-    if not mark:
-        raise ValueError(f'--env={env} is none of {", ".join(WORLDS)} and not module:class')
+    module, _, name = (WORLDS[env] if env in WORLDS else env).partition(':')
+    if not module or not name:
+        close = suggestion(env, WORLDS)
+        raise ValueError(f'--env={env} is none of {", ".join(WORLDS)} and not module:class{close}')
     return module, name
 
 
 def maker(env: str, settings: dict) -> functools.partial[World]:
     """Makes worlds of a name in WORLDS or of `module:class`."""
     module, name = place_of(env)
-    kind = getattr(importlib.import_module(module), name, None)
+    ours = env in WORLDS  # a package may be missing, which the command reports
+    found = importlib.import_module(module) if ours else import_module(env, '--env')
+    kind = getattr(found, name, None)
     if kind is None:
         raise ValueError(f'--env={env}: its module has no {name}')
     if hasattr(kind, 'check'):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from agentrl_jax.envs.hosts.harness.endpoint import End
-from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.envs.hosts.world import Foreign, WorldError, fits, is_truth
+from agentrl_jax.settings.callables import import_callable
 
 
 @dataclasses.dataclass(frozen=True)

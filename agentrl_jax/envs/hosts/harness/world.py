@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
+from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.envs.hosts.harness.endpoint import End, Endpoint, Episode
 from agentrl_jax.envs.hosts.harness.programs import Program
 from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
-from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
+from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
 
 CUT = {  # why an episode is cut -> what its next request is answered
@@ -36,7 +37,8 @@ FIGURES = ('requests', 'branches', 'refused', 'bad_calls')
 @functools.cache
 def endpoint(host: str, port: int) -> Endpoint:
     """The server of this process."""
-    return Endpoint(host, port)
+    with listening_at(host, port, 'harness.port'):
+        return Endpoint(host, port)
 
 
 @functools.cache

@@ -7,7 +7,6 @@ ends an episode and alone is rewarded (scoring.py). An item is a task's number i
 
 import dataclasses
 import functools
-import importlib
 import json
 import pathlib
 import time
@@ -21,6 +20,7 @@ from agentrl_jax.envs.hosts.web import actions, chromium, scoring, tabs
 from agentrl_jax.envs.hosts.web.tasks import Task, read_sites, read_tasks
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.envs.splits import level_split
+from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import ONE, POSITIVE, OneOf
 
 PROMPT = (
@@ -64,10 +64,7 @@ def judge_of(place: str) -> scoring.Judge | None:
     """module:function, of (answer, reference, intent)."""
     if not place:
         return None
-    module, mark, name = place.partition(':')
-    if not mark:
-        raise ValueError(f'web.judge={place!r} is module:function')
-    return getattr(importlib.import_module(module), name)
+    return import_callable(place, 'web.judge')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Fields that name a callable of a user: package.module:callable."""
+
+import importlib
+import re
+import traceback
+import types
+from collections.abc import Callable
+
+from agentrl_jax.settings.marks import suggestion
+
+USERS = (  # errors that a user's module may raise when it is imported
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+FORM = re.compile(r'\w+(\.\w+)*:\w+')
+
+
+def import_callable(name: str, field: str) -> Callable:
+    """Return what 'package.module:callable' names; a ValueError names the field of the config."""
+    module, attribute = import_module(name, field), name.partition(':')[2]
+    if not hasattr(module, attribute):
+        raise ValueError(
+            f'{_place(name, field)}: {module.__name__} has no attribute {attribute!r}'
+            f'{suggestion(attribute, dir(module))}'
+        )
+    found = getattr(module, attribute)
+    if not callable(found):
+        raise ValueError(f'{_place(name, field)} is {type(found).__name__}, which cannot be called')
+    return found
+
+
+def import_module(name: str, field: str) -> types.ModuleType:
+    """Return the module of 'package.module:callable'.
+
+    A ValueError tells a name of another form, a missing module and a module that fails apart.
+    """
+    place, module = _place(name, field), name.partition(':')[0]
+    if not FORM.fullmatch(name):
+        raise ValueError(f'{place} is not package.module:callable, such as my_agent:play')
+    try:
+        return importlib.import_module(module)
+    except USERS as error:
+        if isinstance(error, ModuleNotFoundError) and f'{module}.'.startswith(f'{error.name}.'):
+            raise ValueError(
+                f'{place} is not package.module:callable: {error}; put its folder on PYTHONPATH'
+            ) from error
+        raise ValueError(f'{place}: the import of {module} failed{_cause(error)}') from error
+
+
+def _place(name: str, field: str) -> str:
+    return f'{field}={name}' if field.startswith('-') else f'{field}={name!r}'
+
+
+def _cause(error: Exception) -> str:
+    """' in my_agent.py, line 3: ModuleNotFoundError: ...' of an error in a user's module."""
+    if isinstance(error, SyntaxError):
+        return f' in {error.filename}, line {error.lineno}: {error.msg}'
+    skipped = ('<frozen', __file__, importlib.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(skipped)]
+    where = f' in {own[-1].filename}, line {own[-1].lineno}' if own else ''
+    return f'{where}: {type(error).__name__}: {" ".join(str(error).split())}'
