@@ -27,15 +27,15 @@ def base_of(path: Path) -> Path:
             f'{path} is a PEFT adapter whose {CONFIG} names no base model: set '
             'base_model_name_or_path to the folder of its base'
         )
-    shown = files.in_line(name)
+    label = files.in_line(name)
     if not Path(name).is_dir():
         raise ValueError(
-            f'{path} is a PEFT adapter of {shown}, which is not a local folder: download it (hf '
-            f'download {shown} --local-dir FOLDER) and set base_model_name_or_path in {file} to '
+            f'{path} is a PEFT adapter of {label}, which is not a local folder: download it (hf '
+            f'download {label} --local-dir FOLDER) and set base_model_name_or_path in {file} to '
             'that folder'
         )
     if is_adapter(Path(name)):
-        raise ValueError(f'{path} is a PEFT adapter of {shown}, which is an adapter, not a model')
+        raise ValueError(f'{path} is a PEFT adapter of {label}, which is an adapter, not a model')
     return Path(name)
 
 
@@ -65,14 +65,14 @@ class AdapterSource:
             raise ValueError(f'{file}: damaged or half-written ({why})') from error
         self._parts: dict[str, dict[str, np.ndarray]] = {}
         for name, tensor in tensors.items():
-            found = TENSOR.fullmatch(name)
-            target = f'{found[1]}.weight' if found else ''
+            match = TENSOR.fullmatch(name)
+            target = f'{match[1]}.weight' if match else ''
             if target not in self.shapes:
                 raise ValueError(
                     f'{file}: tensor {files.in_line(name)} is not a LoRA matrix of a weight of '
                     f'{base.path}'
                 )
-            self._parts.setdefault(target, {})[found[2]] = tensor.astype(np.float32)
+            self._parts.setdefault(target, {})[match[2]] = tensor.astype(np.float32)
         for target, parts in self._parts.items():
             a, b = parts.get('A'), parts.get('B')
             fits = a is not None and b is not None and a.ndim == b.ndim == 2

@@ -236,7 +236,7 @@ def _preface(wording: Wording, tokenizer: Any) -> str:
 
 
 def _thought(wording: Wording, tokenizer: Any) -> str:
-    """The thought that a template opens, or leaves empty, where the next answer begins."""
+    """The thought that a template opens, or leaves empty, in front of the next answer."""
     head = f'{wording.start}assistant{wording.role_end}{wording.space}'
     _, _, opened = render_of(tokenizer, GREETING).rpartition(head)
     return opened if opened.startswith('<think>') else ''
