@@ -56,7 +56,7 @@ from jax.experimental import multihost_utils
 from safetensors.numpy import save_file
 
 from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.models import Model, lora, weights
+from agentrl_jax.models import Model, adapters, lora, weights
 from agentrl_jax.models.hf_config import config_to_hf
 from agentrl_jax.records import model_card
 from agentrl_jax.run import parts, saved_config
@@ -272,7 +272,8 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 def base_is_folder(cfg: Config) -> bool:
     """Whether model.path is the model under the adapters, and PEFT can read it."""
-    return base_is_given(cfg) and files.local_path(cfg.model.path).is_dir()
+    path = files.local_path(cfg.model.path)
+    return base_is_given(cfg) and path.is_dir() and not adapters.is_adapter(path)
 
 
 def export_checkpoint(

@@ -1,6 +1,6 @@
 """Trajectories in files: AgentTraj's format (AgentGym, arXiv:2406.04151), read and written.
 
-A file is a JSON list of records, or one record a line (.jsonl):
+A file is a JSON list of records, or one record a line:
 
   {"item_id": "webshop_5475", "conversations": [
     {"from": "human", "loss": null, "value": "You are web shopping. ..."},
@@ -12,6 +12,9 @@ Trained are the gpt messages whose loss is true, with their end-of-turn tokens, 
 the first pair is the instruction and a canned acknowledgement. (AgentGym's bc_trainer.py does not
 look at the flag and trains on every gpt message.) What follows the last trained message
 cannot matter and is left out.
+
+Files in the formats of ShareGPT, AgentInstruct and OpenAI are read too (`converted`). All answers
+are trained if no message has a loss flag.
 
 Files written here hold two things more, both optional: a first message from "system", and in a gpt
 message "tokens", the ids that were sampled. They are taken if they spell the message in the
@@ -28,6 +31,7 @@ import numpy as np
 from agentrl_jax.imitation.demonstrations import pad_rows
 from agentrl_jax.machine import files
 from agentrl_jax.tokens.chat import Chat, build_chat
+from agentrl_jax.tokens.tokenizer import MOST_IDS
 from agentrl_jax.types import Demonstrations, Rollout
 
 Record = dict[str, Any]
@@ -36,6 +40,7 @@ EXAMPLE = (
     '{"from": "gpt", "loss": true, "value": "<think></think><answer>Right</answer>"}]}'
 )
 LONGEST_SHOWN = 60  # characters of a value that an error repeats
+SPEAKERS = {'user': 'human', 'assistant': 'gpt', 'chatgpt': 'gpt'}  # in other formats
 ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
 NAMES = {role: name for name, role in ROLES.items()} | {'ipython': 'human'}  # Llama 3's tools
 
@@ -49,18 +54,70 @@ def read_records(path: str | Path) -> list[Record]:
     if not path.is_file():
         raise ValueError(f'{path}: no such file of trajectories')
     text = files.read_text(path)
-    lines = enumerate(text.split('\n'), 1) if path.suffix == '.jsonl' else [(1, text)]
+    by_line = path.suffix == '.jsonl' or _holds_lines(text)
+    lines = enumerate(text.split('\n'), 1) if by_line else [(1, text)]
     records = []
     for number, line in lines:
         found = files.parse_json(line, str(path), number) if line.strip() else []
         for record in found if isinstance(found, list) else [found]:
+            record = converted(record, len(records))
             try:
                 check_record(record, len(records))
             except ValueError as error:
-                place = f'{path}:{number}' if path.suffix == '.jsonl' else path
+                place = f'{path}:{number}' if by_line else path
                 raise ValueError(f'{place}: {error}; a record is such as {EXAMPLE}') from error
             records.append(record)
     return records
+
+
+def _holds_lines(text: str) -> bool:
+    """Whether a text is several JSON values, one a line."""
+    first, _, rest = text.strip().partition('\n')
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return bool(rest)
+
+
+def converted(record: Any, number: int) -> Any:
+    """A record of ShareGPT, AgentInstruct or OpenAI ("messages") as one of AgentTraj.
+
+    Other values are returned as they are. number: the item_id of a record that has none.
+    """
+    if not isinstance(record, dict):
+        return record
+    name = 'conversations' if 'conversations' in record else 'messages'
+    messages = record.get(name)
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        return record
+    flagged = any('loss' in one for one in messages)
+    messages = [_converted_message(one, flagged) for one in messages]
+    system = record.get('system')
+    speaker = messages[0].get('from') if messages else ''
+    if system and isinstance(system, str) and speaker != 'system':
+        messages.insert(0, {'from': 'system', 'loss': None, 'value': system})
+    item = record.get('item_id', record.get('id'))
+    item = str(number if item is None else item)
+    return {**record, 'item_id': item, 'conversations': messages}
+
+
+def _converted_message(message: Record, flagged: bool) -> Record:
+    """flagged: messages of the record have loss flags."""
+    message = dict(message)
+    for name, other in (('from', 'role'), ('value', 'content')):
+        if name not in message and other in message:
+            message[name] = message.pop(other)
+    speaker, value = message.get('from'), message.get('value')
+    if isinstance(speaker, str):
+        message['from'] = SPEAKERS.get(speaker, speaker)
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        texts = [part.get('text') if part.get('type') == 'text' else None for part in value]
+        message['value'] = ''.join(texts) if all(isinstance(x, str) for x in texts) else value
+    if not flagged:
+        trained = message.get('from') == 'gpt' and bool(message.get('weight', 1))
+        message['loss'] = trained or None
+    return message
 
 
 def check_record(record: Any, number: int) -> None:
@@ -97,6 +154,8 @@ def _message_problem(message: Any) -> str:
     missing = [field for field in ('from', 'loss', 'value') if field not in message]
     if missing:
         return f'has no {missing[0]!r}'
+    if message.get('tool_calls') or message.get('function_call'):
+        return 'has tool calls, which are not supported: write them into its text'
     if not isinstance(message['from'], str) or message['from'] not in ROLES:
         return f"has 'from' {_shown(message['from'])}, not human or gpt"
     if not isinstance(message['value'], str):
@@ -114,13 +173,14 @@ def _shown(value: Any) -> str:
 
 
 def encode_record(
-    record: Record, chat: Chat, openings: tuple[str, ...]
+    record: Record, chat: Chat, openings: tuple[str, ...], vocab_size: int = MOST_IDS
 ) -> tuple[list[int], list[bool]]:
     """(tokens, trained) of a checked record, worded like a rollout.
 
     openings: what the program itself puts in front of answers ('<think>'); the first of them with
-    which a gpt message begins is not trained.
+    which a gpt message begins is not trained. vocab_size: of the model.
     """
+    openings = (*map(chat.forced, openings), *openings)
     conversation = record['conversations']
     last = max(i for i, message in enumerate(conversation) if message['loss'])
     conversation = conversation[: last + 1]
@@ -138,7 +198,7 @@ def encode_record(
         else:
             forced = next(filter(message['value'].startswith, openings), '')
             opening = chat.answer_open(forced)
-            answer = _answer_ids(message, message['value'][len(forced) :], chat)
+            answer = _answer_ids(message, message['value'][len(forced) :], chat, vocab_size)
             ended = answer[-1] in chat.tokenizer.eos_ids
             new = [*opening, *answer]
             learnt = [False] * len(opening) + [bool(message['loss'])] * len(answer)
@@ -147,32 +207,38 @@ def encode_record(
     return tokens, trained
 
 
-def _answer_ids(message: Record, text: str, chat: Chat) -> list[int]:
+def _answer_ids(message: Record, text: str, chat: Chat, vocab_size: int) -> list[int]:
     """The tokens of a gpt message: those that were sampled where they are known, else its text."""
     tokenizer = chat.tokenizer
     if 'tokens' in message:
         ids = message['tokens']
-        known = isinstance(ids, list) and ids and all(_is_token(i, tokenizer) for i in ids)
-        if known and tokenizer.decode(ids[: len(ids) - (ids[-1] in tokenizer.eos_ids)]) == text:
+        fit = isinstance(ids, list) and all(type(i) is int and 0 <= i < vocab_size for i in ids)
+        if (
+            fit
+            and ids
+            and tokenizer.decode(ids[: len(ids) - (ids[-1] in tokenizer.eos_ids)]) == text
+        ):
             return ids
     return [*tokenizer.encode(text), chat.end_id]
 
 
-def _is_token(i: Any, tokenizer: Any) -> bool:
-    return isinstance(i, int) and not isinstance(i, bool) and 0 <= i < tokenizer.vocab_size
-
-
 def demonstrations_of(
-    records: list[Record], tokenizer: Any, *, openings: tuple[str, ...], max_tokens: int
+    records: list[Record],
+    tokenizer: Any,
+    *,
+    openings: tuple[str, ...],
+    max_tokens: int,
+    vocab_size: int = MOST_IDS,
 ) -> tuple[Demonstrations, int]:
     """(demonstrations, how many records were dropped because they are longer than max_tokens).
 
+    vocab_size: of the model, which may sample ids that the tokenizer does not have.
     A malformed record is a ValueError that names it; so is a file of which nothing remains.
     """
     for number, record in enumerate(records):
         check_record(record, number)
     chat = build_chat(tokenizer)
-    encoded = [encode_record(record, chat, openings) for record in records]
+    encoded = [encode_record(record, chat, openings, vocab_size) for record in records]
     kept = [pair for pair in encoded if len(pair[0]) <= max_tokens]
     if not kept:
         longest = max((len(tokens) for tokens, _ in encoded), default=0)

@@ -59,11 +59,9 @@ def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
                 f'config.json: {name} is {reprlib.repr(value)} and must be an object or null'
             )
         rope = value or rope
-    where = rope if 'rope_theta' in rope else hf
-    if present(where, 'rope_theta') is None:
-        raise ValueError('config.json: rope_theta missing')
-    theta = number(where, 'rope_theta')
-    kind = rope['rope_type'] if 'rope_type' in rope else present(rope, 'type')
+    where = hf if present(rope, 'rope_theta') is None else rope
+    theta = number(where, 'rope_theta', 10_000.0)  # the default of transformers
+    kind = present(rope, 'rope_type') or present(rope, 'type')
     if kind in (None, 'default'):
         return theta, None
     if kind != 'llama3':

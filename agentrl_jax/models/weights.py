@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 
 from agentrl_jax.machine import files, sharding
-from agentrl_jax.models import Model
+from agentrl_jax.models import Model, adapters
 from agentrl_jax.models.fields import check_layers
 from agentrl_jax.models.gguf import GGUFSource
 from agentrl_jax.models.hf_config import config_from_hf
@@ -50,8 +50,13 @@ def is_transposed(path: str) -> bool:
 
 
 def open_source(path: str | Path) -> Any:
-    """The files of a model: a .gguf file or a HuggingFace folder; nothing is read yet but sizes."""
+    """The files of a model: a .gguf file or a HuggingFace folder; nothing is read yet but sizes.
+
+    A folder with a PEFT adapter is the model with the adapter merged.
+    """
     path = Path(path)
+    if adapters.is_adapter(path):
+        return adapters.AdapterSource(path, SafetensorsSource(adapters.base_of(path)))
     return GGUFSource(path) if path.suffix == '.gguf' else SafetensorsSource(path)
 
 
@@ -223,6 +228,8 @@ class SafetensorsSource:
             del self.shapes[name], self._files[name]
 
     def _weight_files(self) -> list[Path]:
+        if (self.path / SINGLE).is_file():  # first, as in transformers: an index may be left over
+            return [self.path / SINGLE]
         if (self.path / INDEX).is_file():
             index = read_json(self.path / INDEX)
             if not isinstance(index.get('weight_map'), dict):
@@ -234,13 +241,11 @@ class SafetensorsSource:
                         'name of a .safetensors file beside it'
                     )
             return [self.path / name for name in sorted(set(index['weight_map'].values()))]
-        if (self.path / SINGLE).is_file():
-            return [self.path / SINGLE]
         raise FileNotFoundError(f'{self.path}: neither {SINGLE} nor {INDEX}')
 
     def config(self, **compute: Any) -> Model:
         """Sizes from config.json; compute: dtype, remat."""
-        if 'quantization_config' in self._hf:
+        if self._hf.get('quantization_config') is not None:
             raise ValueError(f'{self.path / "config.json"}: quantised weights are not supported')
         try:
             config = config_from_hf(self._hf, **compute)

@@ -100,6 +100,7 @@ def read_demonstrations(run: Run) -> Demonstrations:
         records,
         run.tokenizer,
         max_tokens=cfg.rollout.max_tokens,
+        vocab_size=run.config.vocab_size,
         openings=(*agents.openings(cfg.agent.build()), cfg.answer_opening),
     )
     if dropped:

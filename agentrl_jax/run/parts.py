@@ -15,7 +15,7 @@ from agentrl_jax.envs import simulation
 from agentrl_jax.envs.base import build
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.models import DRAWN, Model, kernels, lora, weights
+from agentrl_jax.models import DRAWN, Model, adapters, kernels, lora, weights
 from agentrl_jax.models.base import transpose_kernels
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rollout import device, host, rewards
@@ -193,8 +193,11 @@ def tokenizer_source(cfg: Config) -> Path:
 
 
 def tokenizer_of(path: Path) -> Path:
-    """Where the tokenizer of a checkpoint is: in it, or in what its run began with."""
-    return tokenizer_source(config_of_run(path)) if holds_run(path) else path
+    """Where the tokenizer of a checkpoint is: in it, in its base, or in what its run began with."""
+    if holds_run(path):
+        return tokenizer_source(config_of_run(path))
+    own = any((path / name).exists() for name in ('tokenizer.json', 'tokenizer.model'))
+    return adapters.base_of(path) if adapters.is_adapter(path) and not own else path
 
 
 def checkpoint_source(cfg: Config) -> Path | None:

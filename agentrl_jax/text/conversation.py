@@ -97,6 +97,11 @@ class Conversation:
                 f'told beside an observation, {own} tokens: set it to {least} or more'
             )
 
+    @property
+    def opening(self) -> str:
+        """The text in front of every sampled answer that acts."""
+        return self.chat.forced(self.answer_prefix)
+
     @staticmethod
     def request(part: int) -> str:
         """The request between an observation and an answer that is text."""
@@ -105,7 +110,7 @@ class Conversation:
     @property
     def width(self) -> int:
         """Tokens of the longest prompt, the end of a turn that has none included."""
-        openings = (self.answer_prefix, *agents.openings(self.agent))
+        openings = (self.opening, *agents.openings(self.agent))
         answers = [self.chat.answer_open(text) for text in openings]
         return 1 + len(self.chat.user_open('')) + max(map(len, answers)) + self.max_observation
 
@@ -123,7 +128,7 @@ class Conversation:
         observation = plain(observation)
         known = instruction in ('', self.preamble)
         text = observation if known else f'{plain(instruction)}\n{observation}'
-        part, opening = agents.ACT if now is None else now.part, self.answer_prefix
+        part, opening = agents.ACT if now is None else now.part, self.opening
         before = after = ''
         if part != agents.ACT:
             after, opening = self.request(part), agents.WRITTEN[part].opening
@@ -154,10 +159,11 @@ class Conversation:
             if ids[:1] != [self.chat.first_id]:
                 raise ValueError('the chat template does not begin as others of its family do')
             ids = ids[1:]
+        forced = self.opening.removeprefix(self.chat.thought)  # the template renders the thought
         if said.appended:
             ids = [*self.chat.tokenizer.encode(plain(said.appended)), self.chat.end_id, *ids]
         return Prompt(
-            tokens=[*ids, *self.chat.tokenizer.encode(self.answer_prefix)],
+            tokens=[*ids, *self.chat.tokenizer.encode(forced)],
             anchor=zlib.crc32(written.encode()),
             branch=said.branch,
             opens=said.opens,
@@ -172,17 +178,16 @@ class Conversation:
 
     def rest(self, text: str, whose: str) -> str:
         """A text after the prefix that is forced in front of it."""
-        if not text.startswith(self.answer_prefix):
+        if not text.startswith(self.opening):
             raise ValueError(
-                f'hosts.answer_prefix={self.answer_prefix!r} is not how {whose} begins: '
-                f'{text!r:.60}'
+                f'hosts.answer_prefix={self.opening!r} is not how {whose} begins: {text!r:.60}'
             )
-        return text.removeprefix(self.answer_prefix)
+        return text.removeprefix(self.opening)
 
     def said(self, ids: list[int], part: int = agents.ACT) -> str:
         """An answer with what is forced in front of it, without the end-of-turn token."""
         part = int(part)
-        opening = self.answer_prefix if part == agents.ACT else agents.WRITTEN[part].opening
+        opening = self.opening if part == agents.ACT else agents.WRITTEN[part].opening
         return opening + self.chat.said(ids)
 
 

@@ -585,7 +585,7 @@ def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
     extra = {'next_turn': stepped, 'end_turn': [chat.end_id, *stepped]}
     if len(openings) > 1:
         extra |= {'next_turn_no_reward': written, 'end_turn_no_reward': [chat.end_id, *written]}
-    extra['close'], *others = (chat.answer_open(opening) for opening in openings)
+    extra['close'], *others = (chat.answer_open(chat.forced(one)) for one in openings)
     texts = [line for family in families.values() for line in family]
     table = line_tables.build_line_table(
         tokenizer, texts, extra_rows=[*extra.values(), *others], pieces=pieces

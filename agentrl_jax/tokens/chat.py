@@ -69,6 +69,7 @@ class Chat:
     wording: Wording = CHAT_ML
     preface: str = ''  # what the template says itself at the beginning of a system message
     call_id: int = -1  # may announce a call; -1: no token does
+    thought: str = ''  # the template puts it in front of each sampled answer: '<think>\n'
 
     @property
     def begin(self) -> list[int]:
@@ -98,7 +99,7 @@ class Chat:
             return user
         rendered = render_of(self.tokenizer, [message('user', 'U')])
         ids = tokenize(self.tokenizer, rendered)
-        tail = [*self._opened('user', 'U'), *self.answer_open('')]
+        tail = [*self._opened('user', 'U'), *self.answer_open(self.thought)]
         if ids[-len(tail) :] != tail:
             raise ValueError(
                 f'the chat template of {self.tokenizer.source} does not open a conversation in '
@@ -140,7 +141,7 @@ class Chat:
             return _renderer(template).render(
                 spoilt(list(messages)),
                 tools=spoilt(list(tools)) or None,
-                bos_token=self.tokenizer.bos or self.wording.begin,
+                **named_tokens(self.tokenizer),
             )
         except rendering.TemplateError as error:
             why = files.in_line(str(error))
@@ -158,6 +159,10 @@ class Chat:
         """End of the user message, and the answer up to the prefix that is forced on it."""
         after = self.tokenizer.encode(self.wording.after)
         return [self.end_id, *after, *self._opened('assistant', prefix)]
+
+    def forced(self, prefix: str) -> str:
+        """The text in front of sampled answers: the prefix, or the template's '<think>\\n'."""
+        return self.thought if prefix in ('', self.thought.strip()) else prefix
 
     def _opened(self, role: str, text: str) -> list[int]:
         """A message up to the end of its text."""
@@ -200,6 +205,7 @@ def build_chat(tokenizer: Any) -> Chat:
         wording=wording,
         preface='' if template is None else _preface(wording, tokenizer),
         call_id=tokenizer.special(wording.call) if wording.call in names else -1,
+        thought='' if template is None else _thought(wording, tokenizer),
     )
     if template is not None:
         _check_template(chat)
@@ -229,16 +235,24 @@ def _preface(wording: Wording, tokenizer: Any) -> str:
     return system.removeprefix(head) if ended and system.startswith(head) else ''
 
 
+def _thought(wording: Wording, tokenizer: Any) -> str:
+    """The thought that a template opens, or leaves empty, in front of the next answer."""
+    head = f'{wording.start}assistant{wording.role_end}{wording.space}'
+    _, _, opened = render_of(tokenizer, GREETING).rpartition(head)
+    return opened if opened.startswith('<think>') else ''
+
+
 def _check_template(chat: Chat) -> None:
     """One turn and two turns of the template must be the pieces, token for token."""
     # White space around the texts shows a template that strips them.
     system, user, other = ('S', 'U', 'V') if chat.wording.strips else (' S\n', '\nU\n', 'V\n')
     messages = [message('system', system), message('user', user)]
-    pieces = [*chat.episode_prefix(system, user), *chat.answer_open('')]
-    _compare(chat, messages, pieces)
+    pieces = chat.episode_prefix(system, user)
+    _compare(chat, messages, [*pieces, *chat.answer_open(chat.thought)])
+    pieces += chat.answer_open('')  # earlier answers are shown without the thought
     messages += [message('assistant', 'A'), message('user', other)]
     pieces += [*chat.tokenizer.encode('A'), chat.end_id, *chat.user_open(other)]
-    _compare(chat, messages, [*pieces, *chat.answer_open('')])
+    _compare(chat, messages, [*pieces, *chat.answer_open(chat.thought)])
 
 
 def with_tools(template: str | None, begin: str = '') -> str:
@@ -258,14 +272,14 @@ def with_tools(template: str | None, begin: str = '') -> str:
     )
 
 
-def keeps_thoughts(template: str, source: str) -> bool:
-    """Whether the template (of a source) repeats earlier answers whole, as episodes do.
+def keeps_thoughts(tokenizer: Any) -> bool:
+    """Whether the template repeats earlier answers whole, as episodes do.
 
     Qwen3's leaves out what comes before </think>.
     """
     answer = '<think>t</think><answer>A</answer>'
     messages = [message('user', 'U'), message('assistant', answer), message('user', 'V')]
-    return answer in render(template, messages, source)
+    return answer in render_of(tokenizer, messages)
 
 
 def _compare(chat: Chat, messages: Messages, pieces: list[int]) -> None:
@@ -291,20 +305,31 @@ def message(role: str, content: str) -> dict[str, str]:
 
 def render_of(tokenizer: Any, messages: Messages) -> str:
     """render by a tokenizer's own template."""
-    return render(tokenizer.chat_template, messages, tokenizer.source, tokenizer.bos)
+    named = named_tokens(tokenizer)
+    return render(tokenizer.chat_template, messages, tokenizer.source, named)
+
+
+def named_tokens(tokenizer: Any) -> dict[str, str]:
+    """The special tokens that a template gets; bos_token is that of its family by default."""
+    begin = tokenizer.bos or wording_of(tokenizer.chat_template).begin
+    return tokenizer.named | ({'bos_token': begin} if begin else {})
 
 
 def render(
-    template: str, messages: Messages, source: str = 'this checkpoint', bos: str = ''
+    template: str,
+    messages: Messages,
+    source: str = 'this checkpoint',
+    named: dict[str, str] | None = None,
 ) -> str:
     """The template's own text of a conversation, up to where the next answer begins.
 
     source: where the template is from, for the ValueError of one that fails or has no end;
-    bos: its bos_token, '' = that of its family.
+    named: special tokens, by default the bos_token of its family.
     """
     try:
-        begin = bos or wording_of(template).begin
-        text = rendering.render(template, json.dumps(messages), begin)
+        begin = wording_of(template).begin
+        named = ({'bos_token': begin} if begin else {}) if named is None else named
+        text = rendering.render(template, json.dumps(messages), json.dumps(named))
         text.encode('utf-8')
         return text
     except rendering.TemplateError as error:

@@ -124,14 +124,17 @@ def load(path: Path) -> BytePairTokenizer:
         backend = build_byte_pair(
             [text if kind != UNUSED else '' for text, kind in rows], merges, added, rules, str(path)
         )
-    eos, bos = (read(f'tokenizer.ggml.{name}_token_id', int) for name in ('eos', 'bos'))
+    names = ('eos', 'bos', 'unknown', 'seperator', 'padding')  # as GGUF spells them
+    eos, bos, *_, pad = ids = [read(f'tokenizer.ggml.{name}_token_id', int) for name in names]
     if bos is not None and not 0 <= bos < len(texts):
         raise ValueError(f'{path}: tokenizer.ggml.bos_token_id {bos} is none of its tokens')
+    named = zip(('eos_token', 'bos_token', 'unk_token', 'sep_token', 'pad_token'), ids, strict=True)
     return BytePairTokenizer(
         backend,
-        pad=read('tokenizer.ggml.padding_token_id', int),
+        pad=pad,
         eos=[] if eos is None else [eos],
         chat_template=read('tokenizer.chat_template', str),
         source=str(path),
         bos=None if bos is None else texts[bos],
+        named={name: texts[i] for name, i in named if i is not None and 0 <= i < len(texts)},
     )

@@ -69,7 +69,7 @@ def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
     said = template
     if calls:
         said = chats.with_tools(template, begin)
-    elif template is None or not chats.keeps_thoughts(template, tokenizer.source):
+    elif template is None or not chats.keeps_thoughts(tokenizer):
         said = chats.begun(chats.CHATML, begin)
     if said != template:
         (folder / 'chat_template.jinja').unlink(missing_ok=True)

@@ -33,14 +33,14 @@ class TemplateError(ValueError):
 
 
 @functools.lru_cache(maxsize=64)
-def render(template: str, messages: str, begin: str = '') -> str:
+def render(template: str, messages: str, named: str = '{}') -> str:
     """The template's text of a conversation, up to where the next answer begins.
 
-    messages: JSON of [{'role': 'user', 'content': '...'}, ...]; begin: what it calls bos_token.
+    messages: JSON of [{'role': 'user', 'content': '...'}, ...]; named: JSON of special tokens.
     """
     renderer = Renderer(template)
     try:
-        return renderer.render(json.loads(messages), bos_token=begin)
+        return renderer.render(json.loads(messages), **json.loads(named))
     finally:
         renderer.close()
 
@@ -120,14 +120,28 @@ def _bound(used_s: int = 0) -> None:
 def _compiled(template: str) -> Any:
     import datetime
 
-    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """{% generation %} marks what trains; it renders its body."""
+
+        tags = {'generation'}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(['name:endgeneration'], drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method('body'), [], [], body).set_lineno(line)
+
+        def body(self, caller):
+            return caller()
 
     def raise_exception(reason: str):
         raise jinja2.TemplateError(reason)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols']
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
 
     def tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
@@ -148,7 +162,8 @@ def _compiled(template: str) -> Any:
 
 def _answer(asked: dict) -> str:
     template = _compiled(asked['template'])
-    text = template.render(messages=asked['messages'], add_generation_prompt=True, **asked['more'])
+    fields = {'tools': None, 'documents': None, 'add_generation_prompt': True} | asked['more']
+    text = template.render(messages=asked['messages'], **fields)
     if len(text) > asked['longest']:
         raise ValueError(f'it renders {len(text):,} characters')
     return text

@@ -25,6 +25,8 @@ JSON_KINDS = {
     dict: 'an object',
     list: 'a list',
 }
+# Special tokens of templates, with bos_token
+NAMED = [f'{name}_token' for name in ('eos', 'unk', 'sep', 'pad', 'cls', 'mask')]
 OWNERS = {'Qwen': 'Qwen', 'SmolLM': 'HuggingFaceTB'}  # of models on the hub, by their names
 
 
@@ -42,10 +44,12 @@ class Tokenizer:
         chat_template: str | None,
         source: str,
         bos: str | None = None,
+        named: dict[str, str] | None = None,
     ):
         """backend: a tokenizers.Tokenizer that takes special tokens in a text for text.
 
-        pieces: bytes of every id, b'' for special and unused ids; pad, eos, bos: as declared.
+        pieces: bytes of every id, b'' for special and unused ids; pad, eos, bos: as declared;
+        named: other special tokens of templates, such as {'eos_token': '<|im_end|>'}.
         """
         backend.encode_special_tokens = True
         self._backend = backend
@@ -56,6 +60,7 @@ class Tokenizer:
         self.vocab_size = len(pieces)
         self.chat_template = chat_template
         self.bos = bos or ''  # the template's bos_token; '' = none is declared
+        self.named = named or {}
         # In a chat a turn ends with <|im_end|>, also where a base model declares <|endoftext|>.
         chat_ends = [name for name in wording_of(chat_template).ends if name in specials]
         ends = [self._id(e) for e in [*chat_ends[:1], *eos, *chat_ends[1:]]]
@@ -292,6 +297,8 @@ def _declared(folder: Path) -> dict[str, Any]:
     """Padding, beginning, ends and chat template, as files beside tokenizer.json declare them."""
     file, settings_file = folder / 'generation_config.json', folder / 'tokenizer_config.json'
     settings = _read_json(settings_file)
+    if 'added_tokens_decoder' not in settings:  # transformers reads the older file only then
+        settings |= _read_json(folder / 'special_tokens_map.json')
     eos = _entry(_read_json(file), 'eos_token_id', (int, list), file)
     eos = _token_name(settings, 'eos_token', settings_file) if eos is None else eos
     eos = eos if isinstance(eos, list) else [eos]
@@ -300,7 +307,17 @@ def _declared(folder: Path) -> dict[str, Any]:
         'eos': [token for token in eos if token is not None],
         'chat_template': _chat_template(folder, settings),
         'bos': _token_name(settings, 'bos_token', settings_file),
+        'named': _named(settings, settings_file),
     }
+
+
+def _named(settings: dict, file: Path) -> dict[str, str]:
+    """Special tokens that a chat template can use, by the names that transformers passes."""
+    extra = _entry(settings, 'extra_special_tokens', (dict, list), file)
+    extra = extra if isinstance(extra, dict) else {}
+    found = {name: _token_name(settings, name, file) for name in NAMED}
+    found |= {name: _token_name(extra, name, file) for name in extra}
+    return {name: token for name, token in found.items() if token is not None}
 
 
 def _token_name(settings: dict, name: str, file: Path) -> str | None:

@@ -79,6 +79,11 @@ def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramToke
     _check_vocabulary(spec, source)
     model = spec['model']
     texts, specials = _texts_and_specials(spec)
+    if SPACE not in texts:
+        raise ValueError(
+            f'{source}: the model has no piece for a blank, so {SPACE!r} would replace every blank '
+            "of a decoded text; train it again with ' ' among its user-defined symbols"
+        )
     form = _spec(model['vocab'], model['unk_id'], texts, specials, source)
     for part in ('normalizer', 'pre_tokenizer', 'decoder', 'model'):
         if part not in spec or spec[part] != form[part]:

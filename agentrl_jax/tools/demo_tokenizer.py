@@ -262,7 +262,7 @@ def agents_symbols() -> list[str]:
 
 def train_agents(vocab_size: int = AGENTS_VOCAB_SIZE) -> bytes:
     """The serialised SentencePiece model of small policies that plan and reflect."""
-    letters = string.ascii_lowercase + string.digits
+    letters = string.ascii_lowercase[:-1] + string.digits + ' '  # the blank replaces the last one
     return fit(agents_symbols(), list(letters) * 2, vocab_size, letters)
 
 
@@ -352,7 +352,8 @@ def harness_symbols() -> list[str]:
 
 def train_harness(vocab_size: int = HARNESS_VOCAB_SIZE) -> bytes:
     """The serialised SentencePiece model of the small policy that a harness calls."""
-    letters = string.ascii_letters + string.digits + ',:;!?-"{}[]<>/_'
+    # The blank has the id of '}', which is a byte: ids of earlier runs stay
+    letters = string.ascii_letters + string.digits + ',:;!?-"{[]<>/_ '
     symbols = dict.fromkeys(['\n', *ROLES, *harness_symbols()])
     return fit(list(symbols), list(letters) * 2, vocab_size, letters)
 
@@ -367,7 +368,7 @@ def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) ->
         vocab_size=vocab_size,
         byte_fallback=True,
         character_coverage=1.0,
-        required_chars=required,
+        required_chars=required.replace(' ', '\u2581'),
         control_symbols=list(CHAT_SPECIALS),
         user_defined_symbols=[text.replace(' ', '\u2581') for text in symbols],
         bos_id=-1,

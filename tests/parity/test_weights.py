@@ -9,12 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import qwen_vocabulary
-from safetensors.numpy import load_file
-from tiny_models import FAMILIES, LLAMA, TINY, UNTIED, by_hf_name, hf_tensors, write_folder
+from safetensors.numpy import load_file, save_file
+from tiny_models import (
+    FAMILIES,
+    LLAMA,
+    TINY,
+    UNTIED,
+    by_hf_name,
+    hf_tensors,
+    with_adapters,
+    write_folder,
+)
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import weights
+from agentrl_jax.models import lora, weights
 from agentrl_jax.models.hf_config import config_from_hf, config_to_hf
 from agentrl_jax.tokens.chat import CHATML
 
@@ -49,6 +58,73 @@ def test_both_spellings_of_rope_in_config_json():
     scaled = dataclasses.replace(LLAMA, rope_scaling=(8.0, 1.0, 4.0, 32.0))
     assert config_from_hf(hf | {'rope_scaling': ROPE}) == scaled
     assert config_from_hf(config_to_hf(scaled, dtype='float32')) == scaled
+
+
+def test_null_and_absent_fields_of_config_json_are_those_of_transformers(tmp_path):
+    """A null quantization_config was read as quantised weights."""
+    folder = write_folder(tmp_path / 'm', TINY, hf_tensors(TINY), quantization_config=None)
+    assert weights.load_model(folder)[0] == TINY
+    hf = config_to_hf(LLAMA, dtype='float32') | {'rope_theta': None}
+    for rope in (None, {'rope_type': None, 'rope_theta': None}, {'type': 'default'}):
+        assert config_from_hf(hf | {'rope_scaling': rope}).rope_theta == 10_000
+
+
+def test_a_single_file_is_read_before_an_index_that_was_left_over(tmp_path):
+    """save_pretrained leaves the index and the shards of an earlier model behind."""
+    old, new = hf_tensors(TINY), hf_tensors(TINY, seed=1)
+    folder = write_folder(tmp_path / 'm', TINY, old, 3)
+    save_file(new, folder / weights.SINGLE)
+    for stale in (None, 'part1.safetensors'):
+        if stale:
+            (folder / stale).unlink()
+        found = by_hf_name(weights.load_model(folder)[1])
+        for name, array in new.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def adapter_folder(tmp_path, base, **changes):
+    """(adapter folder, tensors of the merged model) of a random adapter on an UNTIED base."""
+    params = with_adapters(UNTIED)
+    export.export_hf(params, UNTIED, tmp_path / 'base', dtype='float32')
+    targets = lora.TARGETS
+    folder = export.export_adapter(
+        params['lora'], tmp_path / 'adapter', rank=3, alpha=5.0, targets=targets, base=str(base)
+    )
+    settings = json.loads((folder / 'adapter_config.json').read_text()) | changes
+    (folder / 'adapter_config.json').write_text(json.dumps(settings))
+    scale = 5 / 3**0.5 if changes.get('use_rslora') else 5 / 3
+    return folder, by_hf_name(lora.merge(params, scale))
+
+
+@pytest.mark.parametrize('rooted', [False, True])
+@pytest.mark.parametrize('shape', [None, (2, 2, 2)], ids=['one-device', 'mesh'])
+def test_an_adapter_folder_is_its_base_with_the_adapter_merged(tmp_path, rooted, shape):
+    folder, merged = adapter_folder(tmp_path, tmp_path / 'base', use_rslora=rooted)
+    mesh = None if shape is None else sharding.make_mesh(*shape)
+    config, params = weights.load_model(folder, mesh=mesh)
+    assert config == UNTIED
+    for name, array in by_hf_name(params).items():
+        np.testing.assert_allclose(array, merged[name], atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        (
+            {'base_model_name_or_path': 'Qwen/Qwen3-0.6B'},
+            'of Qwen/Qwen3-0.6B, which is not a local',
+        ),
+        ({'base_model_name_or_path': None}, 'names no base model'),
+        ({'peft_type': 'IA3'}, 'only adapters of peft_type LORA'),
+        ({'alpha_pattern': {'q_proj': 2}}, 'alpha_pattern is not supported'),
+        ({'lora_alpha': None}, 'lora_alpha is None and must be a number'),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_rejected_in_a_line(tmp_path, changes, message):
+    folder, _ = adapter_folder(tmp_path, tmp_path / 'base', **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        weights.load_model(folder)
+    assert str(folder) in str(error.value) and '\n' not in str(error.value)
 
 
 def test_compute_settings_reach_the_config(tmp_path):

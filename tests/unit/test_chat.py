@@ -5,7 +5,8 @@ import pytest
 import qwen_vocabulary
 from llama_vocabulary import TEMPLATE, llama_tokenizer
 
-from agentrl_jax.text.conversation import prefix_of
+from agentrl_jax.envs.hosts.world import Messages
+from agentrl_jax.text.conversation import Conversation, prefix_of
 from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
@@ -90,6 +91,40 @@ def test_llama_3_s_pieces_are_its_template_s_but_for_white_space_around_texts():
     start = chat.user_open('U\n\nV')[1:]
     assert chat.parted(start) == ('user', 'U\n\nV')
     assert chat.parted(chat.system_message('S')[2:-1]) == ('system', 'S')
+
+
+OPENS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{{ message.content.split('</think>')[-1] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' + THOUGHT }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize('thought', ['<think>\n', '<think>\n\n</think>\n\n'])
+def test_a_template_may_open_the_thought_of_an_answer(thought):
+    """As those of Qwen3-Thinking and minimind, which were refused."""
+    tokenizer = with_template(OPENS.replace('THOUGHT', repr(thought)))
+    chat = build_chat(tokenizer)
+    assert chat.forced('') == thought and chat.forced('<answer>') == '<answer>'
+    assert chat.forced('<think>') == (thought if '/' not in thought else '<think>')
+    whole = tokenize(tokenizer, render(tokenizer.chat_template, [message('user', 'U')]))
+    talk = Conversation(chat, '', 48)
+    shown = Messages([message('user', 'U')], tools=[], branch=0, opens=True)
+    assert [*talk.prompt_of(shown).tokens] == whole[1:]
+    assert talk.prompt('U').tokens[-len(tokenizer.encode(thought)) :] == tokenizer.encode(thought)
+    assert talk.said(tokenizer.encode('so')) == f'{thought}so'
+
+
+def test_a_template_gets_what_transformers_gives_it():
+    names = '{{ bos_token }}{{ eos_token }}{{ image_token }}{{ mask_token is defined }}'
+    given = '{% if tools is not none or documents is not none %}{{ x() }}{% endif %}'
+    marked = CHATML.replace(
+        ' + message.content }}', ' }}{% generation %}{{ message.content }}{% endgeneration %}'
+    )
+    named = {'bos_token': 'b', 'eos_token': 'e', 'image_token': 'i'}
+    messages = [message('user', 'U')]
+    text = render(given + names + marked, messages, named=named)
+    assert text == 'bei' + 'False' + render(CHATML, messages)
 
 
 def test_a_bos_token_is_in_front_of_chats_whose_template_puts_it_there():

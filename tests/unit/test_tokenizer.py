@@ -175,6 +175,19 @@ def test_the_bos_token_of_templates_comes_from_the_settings_or_the_gguf(tmp_path
         load_tokenizer(tmp_path / 'x.gguf')
 
 
+def test_templates_get_the_special_tokens_that_a_folder_names(tmp_path):
+    extra = {'image_token': '<|endoftext|>'}
+    write_folder(tmp_path, eos_token='<|im_end|>', unk_token=None, extra_special_tokens=extra)
+    named = {'eos_token': '<|im_end|>', 'image_token': '<|endoftext|>'}
+    assert load_tokenizer(tmp_path).named == named
+    older = {'mask_token': {'content': '<|im_start|>'}, 'bos_token': '<|im_end|>'}
+    (tmp_path / 'special_tokens_map.json').write_text(json.dumps(older))
+    found = load_tokenizer(tmp_path)
+    assert found.named == named | {'mask_token': '<|im_start|>'} and found.bos == '<|im_end|>'
+    write_folder(tmp_path, eos_token='<|im_end|>', added_tokens_decoder={})
+    assert load_tokenizer(tmp_path).bos == ''  # the older file counts only without this field
+
+
 def test_a_tokenizer_larger_than_the_model_is_refused(demo):
     used = demo.vocab_size
     check_fits(demo, used)
@@ -346,6 +359,27 @@ def test_a_small_tokenizer_is_made_of_the_words_of_its_worlds(name):
 
 def small(name):
     return load_tokenizer(demo_tokenizer.DEMO_MODEL.with_name(f'{name}.model'))
+
+
+@pytest.mark.parametrize('name', demo_tokenizer.WORLDS)
+def test_texts_of_every_world_come_back_from_every_small_tokenizer(name):
+    """Two had no piece for the blank, so no tool call could be parsed."""
+    words = [*TEXTS, *demo_tokenizer.corpus(), *demo_tokenizer.phrases(), *demo_tokenizer.rows()]
+    for symbols in ('agents', 'babyai', 'textcraft', 'search', 'shop', 'miniwob', 'harness'):
+        words += getattr(demo_tokenizer, f'{symbols}_symbols')()
+    words = [word for word in words if '\u2581' not in word]
+    rng, ends = random.Random(0), [' ', '  ', '\n', '', '{"a": "b c"}}', '<0x20>', ' z} é']
+    texts = [f'{rng.choice(words)}{rng.choice(ends)}{rng.choice(words)}' for _ in range(2000)]
+    tokenizer = small(name)
+    for text, ids in zip(texts, tokenizer.encode_batch(texts), strict=True):
+        assert tokenizer.decode(ids) == text
+
+
+def test_a_model_without_a_piece_for_the_blank_is_rejected():
+    letters = 'ab'
+    model = demo_tokenizer.fit(['<think>'], list(letters) * 2, 263, letters)
+    with pytest.raises(ValueError, match='x.model: the model has no piece for a blank'):
+        unigram.load_model(model, 'x.model')
 
 
 def test_questions_of_search_share_the_pieces_of_their_regions_with_answers():

@@ -17,6 +17,7 @@ from agentrl_jax.imitation import trajectories
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
 
+NAMES = {'human': 'user', 'gpt': 'assistant'}
 ACKNOWLEDGED = [
     {'from': 'human', 'loss': None, 'value': 'You walk on ice.\n'},
     {'from': 'gpt', 'loss': False, 'value': 'OK.'},
@@ -157,6 +158,55 @@ def test_files_are_lists_or_lines(tmp_path):
         trajectories.read_records(tmp_path / 'c.json')
 
 
+ANSWERED = [('human', 'P\n'), ('gpt', 'Up'), ('human', 'O\n'), ('gpt', 'Left')]
+CHAT = [{'role': NAMES[name], 'content': value} for name, value in ANSWERED]
+FORMATS = {
+    'sharegpt': {'conversations': [{'from': name, 'value': value} for name, value in ANSWERED]},
+    'sharegpt with a system text': {
+        'system': 'S',
+        'conversations': [{'from': name, 'value': value} for name, value in ANSWERED],
+    },
+    'agentinstruct': {
+        'id': 'os_0',
+        'conversations': [
+            {'from': name, 'loss': None if name == 'human' else value == 'Left', 'value': value}
+            for name, value in ANSWERED
+        ],
+    },
+    'messages': {'messages': [{'role': 'system', 'content': 'S'}, *CHAT]},
+    'messages in parts': {
+        'messages': [
+            {'role': one['role'], 'content': [{'type': 'text', 'text': one['content']}]}
+            for one in CHAT
+        ],
+    },
+    'messages with weights': {
+        'messages': [one | {'weight': int(one['content'] == 'Left')} for one in CHAT]
+    },
+}
+
+
+@pytest.mark.parametrize('ending', ['a.json', 'a.jsonl', 'lines.json'])
+@pytest.mark.parametrize('name', FORMATS)
+def test_files_of_other_projects_are_read(tmp_path, name, ending):
+    raw = [FORMATS[name]] * 2
+    lines = ''.join(json.dumps(one) + '\n' for one in raw)
+    (tmp_path / ending).write_text(json.dumps(raw) if ending == 'a.json' else lines)
+    found, _ = read(trajectories.read_records(tmp_path / ending))
+    text, trained = shown(found, 1)
+    some = name in ('agentinstruct', 'messages with weights')
+    assert trained == 'Left<|im_end|>' if some else 'Up<|im_end|>Left<|im_end|>'
+    system = '<|im_start|>system\nS<|im_end|>\n' if 'S' in str(FORMATS[name]) else ''
+    assert text.startswith(f'{system}<|im_start|>user\nP\n<|im_end|>\n<|im_start|>assistant\nUp')
+
+
+def test_tool_calls_in_messages_are_rejected_by_name(tmp_path):
+    calls = {'role': 'assistant', 'content': None, 'tool_calls': [{'id': 'a'}]}
+    (tmp_path / 'a.jsonl').write_text(json.dumps({'messages': [CHAT[0], calls]}))
+    with pytest.raises(ValueError, match=r'a.jsonl:1: record 0 .*\[1\] has tool calls'):
+        trajectories.read_records(tmp_path / 'a.jsonl')
+
+
 def test_the_examples_of_records_are_records():
     trajectories.check_record(json.loads(trajectories.EXAMPLE), 0)
     text = (pathlib.Path(trajectories.__file__).parent / 'README.md').read_text(encoding='utf-8')
@@ -210,6 +260,19 @@ def test_sampled_episodes_come_back_token_for_token_whatever_was_sampled():
     assert records[0]['item_id'] == f'frozenlake_{out.level[0]}'
     np.testing.assert_allclose([r['reward'] for r in records], out.rewards[keep].sum(1), atol=1e-6)
     assert [r['success'] for r in records] == out.success[keep].tolist()
+
+
+def test_sampled_ids_that_only_the_model_has_come_back():
+    """Models have more rows than tokenizers; such episodes were tokenised again, without them."""
+    tokenizer = tiny.tokenizer()
+    ids = [*tokenizer.encode('so'), tokenizer.vocab_size + 3, *tokenizer.encode('</think>')]
+    sampled = record('P\n', '<think>so</think>')
+    sampled['conversations'][3]['tokens'] = ids
+    chat = build_chat(tokenizer)
+    for vocab_size, taken in ((tokenizer.vocab_size + 4, True), (tokenizer.vocab_size + 3, False)):
+        tokens, mask = trajectories.encode_record(sampled, chat, ('<think>',), vocab_size)
+        own = [token for token, trained in zip(tokens, mask, strict=True) if trained]
+        assert (own == ids) == taken and len(own) > 1
 
 
 def test_tokens_of_another_tokenizer_are_not_taken():

@@ -618,6 +618,18 @@ def test_a_harness_that_swallows_a_refusal_is_counted_and_reported_once(capsys):
     assert (out.figures[:, 2] == 0).all()
 
 
+def test_the_first_tool_call_that_cannot_be_parsed_is_printed(capsys):
+    endpoint('127.0.0.1', 0).warned.clear()
+    harness = HarnessEnvironment(run='agentrl_jax.envs.hosts.harness.boxes:play').make()
+    for bad in ('one', 'two'):
+        harness.reset(0)
+        assert not harness.step(answer(f'<tool_call>\n{bad}\n</tool_call>')).valid
+    harness.close()
+    printed = capsys.readouterr().err
+    assert printed.count('WARNING: the first tool call that cannot be parsed') == 1
+    assert r'<tool_call>\none\n</tool_call>' in printed
+
+
 def test_a_reward_function_sees_what_a_cut_episode_earned():
     def replied(text, reward=0.0, done=False, **of):
         request = Request(slot=0, stream=0, item=1, **of)

@@ -1,0 +1,102 @@
+"""PEFT's LoRA adapter folders, read as the model that they correct: W + scale B A."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from agentrl_jax.machine import files
+
+CONFIG, WEIGHTS = 'adapter_config.json', 'adapter_model.safetensors'
+TENSOR = re.compile(r'base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight')
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds an adapter and no model."""
+    return (path / CONFIG).is_file() and not (path / 'config.json').is_file()
+
+
+def base_of(path: Path) -> Path:
+    """The folder of the model that an adapter corrects."""
+    file = path / CONFIG
+    name = files.read_object(file).get('base_model_name_or_path')
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f'{path} is a PEFT adapter whose {CONFIG} names no base model: set '
+            'base_model_name_or_path to the folder of its base'
+        )
+    label = files.in_line(name)
+    if not Path(name).is_dir():
+        raise ValueError(
+            f'{path} is a PEFT adapter of {label}, which is not a local folder: download it (hf '
+            f'download {label} --local-dir FOLDER) and set base_model_name_or_path in {file} to '
+            'that folder'
+        )
+    if is_adapter(Path(name)):
+        raise ValueError(f'{path} is a PEFT adapter of {label}, which is an adapter, not a model')
+    return Path(name)
+
+
+class AdapterSource:
+    """The tensors of an adapter's base with the adapter merged, a slice at a time."""
+
+    config_name = 'config.json'
+
+    def __init__(self, path: Path, base: Any):
+        """base: the source of the base's tensors."""
+        self.path, self._base, self.shapes = path, base, base.shapes
+        file, settings = path / WEIGHTS, files.read_object(path / CONFIG)
+        if settings.get('peft_type') != 'LORA':
+            raise ValueError(f'{path / CONFIG}: only adapters of peft_type LORA are supported')
+        for field in ('alpha_pattern', 'fan_in_fan_out'):
+            if settings.get(field):
+                raise ValueError(f'{path / CONFIG}: {field} is not supported')
+        alpha, rooted = settings.get('lora_alpha'), bool(settings.get('use_rslora'))
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+            raise ValueError(f'{path / CONFIG}: lora_alpha is {alpha!r} and must be a number')
+        if not file.is_file():
+            raise FileNotFoundError(f'{file}: no such file')
+        try:
+            tensors = safetensors.numpy.load_file(file)
+        except safetensors.SafetensorError as error:
+            why = files.in_line(str(error))
+            raise ValueError(f'{file}: damaged or half-written ({why})') from error
+        self._parts: dict[str, dict[str, np.ndarray]] = {}
+        for name, tensor in tensors.items():
+            match = TENSOR.fullmatch(name)
+            target = f'{match[1]}.weight' if match else ''
+            if target not in self.shapes:
+                raise ValueError(
+                    f'{file}: tensor {files.in_line(name)} is not a LoRA matrix of a weight of '
+                    f'{base.path}'
+                )
+            self._parts.setdefault(target, {})[match[2]] = tensor.astype(np.float32)
+        for target, parts in self._parts.items():
+            a, b = parts.get('A'), parts.get('B')
+            fits = a is not None and b is not None and a.ndim == b.ndim == 2
+            if not fits or (b.shape[0], a.shape[1]) != self.shapes[target] or len(a) != b.shape[1]:
+                raise ValueError(f'{file}: the matrices of {files.in_line(target)} do not fit it')
+            parts['B'] = b * np.float32(alpha / (len(a) ** 0.5 if rooted else len(a)))
+
+    def config(self, **compute: Any) -> Any:
+        """The model of the base."""
+        return self._base.config(**compute)
+
+    def hf_fields(self) -> dict[str, Any]:
+        """The fields of the base's config.json."""
+        return self._base.hf_fields()
+
+    def check_dtype(self, name: str) -> None:
+        """Raises a ValueError for tensors that are not plain floats."""
+        self._base.check_dtype(name)
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """Part of a tensor; corrected ones are float32."""
+        tensor = self._base.read(name, index)
+        if name not in self._parts:
+            return tensor
+        rows, columns = (*index, slice(None))[:2]
+        parts = self._parts[name]
+        return tensor.astype(np.float32) + parts['B'][rows] @ parts['A'][:, columns]
