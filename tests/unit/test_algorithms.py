@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_rollouts as toy
-from agentrl_jax.algorithms.cast import CAST
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.algorithms.agent_evol import AgentEvol
@@ -561,7 +560,7 @@ COMPARE_EPISODES = [
     *(
         cls()
         for cls in ALGORITHMS.values()
-        if cls.COMPARES_GROUPS and cls not in (OTB, CAST, DPO, MTGRPO, GiGPO)
+        if cls.COMPARES_GROUPS and cls not in (DPO, MTGRPO, GiGPO)
     ),
     *(MTGRPO(mode=mode, outcome='return') for mode in turn_credit.MODES),
     *(cls(reward_on='episode') for cls in (PPO, ReinforcePP)),
