@@ -189,6 +189,7 @@ def wants_fallback(argv: Sequence[str]) -> bool:
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
     """flags.FLAGS of the command line; ends with one line if it is invalid."""
     try:
+        register_classes(argv)
         left = flags.FLAGS(list(argv), known_only=False)[1:]
         check_config_file()
         for name in needs:
@@ -200,6 +201,15 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
         refuse(error_of_file(error, argv) or one_line(error, argv))
     if left:
         refuse(f'unknown flag {left[0]!r}{suggest_flag(left[0])}')
+
+
+def register_classes(argv: Sequence[str]) -> None:
+    """Registers classes outside the package, so that flags can set their fields."""
+    named = re.compile(r'--?config\.(env\.name|algorithm)=(.+:.+)').fullmatch
+    if fields := dict(match.groups() for match in map(named, argv) if match):
+        from agentrl_jax.run import outside
+
+        outside.register(fields)
 
 
 def check_config_file() -> None:
