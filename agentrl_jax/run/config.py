@@ -53,7 +53,7 @@ class Config:
     rollout: sections.Sampling = sections.Sampling()
     curriculum: Curriculum = Curriculum()
     context: sections.Context = sections.Context()
-    algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # agentrl_jax/algorithms
+    algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # or module:Class
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
     observing: Observing = Observing()

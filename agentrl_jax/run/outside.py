@@ -16,12 +16,14 @@ def register(fields: Mapping[str, Any]) -> None:
     fields: of the config, by dotted name. ValueError if a class cannot be imported or used.
     """
     mix, others = fields.get('env.mix') or (), fields.get('eval.worlds') or ()
-    worlds = [pair[0] for pair in mix if pair] if mix else [fields.get('env.name')]
+    worlds = [pair[0] for pair in mix if isinstance(pair, tuple | list) and pair]
+    if not mix:  # otherwise env.name joins the names of the mixture
+        worlds = [fields.get('env.name')]
     for name in (*worlds, *others):
         if isinstance(name, str):
             world_name(name)
     algorithm = fields.get('algorithm')
-    if isinstance(algorithm, str) and ':' in algorithm and algorithm not in ALGORITHMS:
+    if isinstance(algorithm, str) and ':' in algorithm:
         ALGORITHMS[algorithm] = _import(algorithm, 'algorithm', Algorithm)
 
 
@@ -32,7 +34,8 @@ def world_name(name: str) -> str:
     world = _import(name, 'env.name', TextEnvironment, HostEnvironment)
     if not isinstance(world.name, str):
         raise ValueError(f"env.name={name!r} has no name: set name = '...' in its class")
-    if WORLDS.get(world.name, world) is not world:
+    known = WORLDS.get(world.name, world)
+    if (known.__module__, known.__qualname__) != (world.__module__, world.__qualname__):
         raise ValueError(
             f'env.name={name!r} has the name of another world, {world.name!r}: change the name in '
             'its class'
