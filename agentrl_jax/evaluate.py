@@ -129,8 +129,8 @@ def evaluate(
     collecting.check_counters([counters])
     of = f'step {origin.step} of {workdir}' if workdir else cfg.model.path or 'random weights'
     where = f'{of}, {cfg.eval.split} episodes'
-    counted = collecting.nonfinite([counters]), collecting.sampled([counters])
-    collecting.check_finite(*counted, where)
+    counted = collecting.token_counts([counters]), collecting.sampled([counters])
+    collecting.check_tokens(*counted, where)
     sums = played.sums(params, rollout)
     metrics = validation.summarise(sums)
     if math.isnan(metrics['eval/success']):

@@ -137,8 +137,8 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
         hosts.label(run, step=step, split=split, number=0)
         rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
         collecting.check_counters([counters])
-        counted = collecting.nonfinite([counters]), collecting.sampled([counters])
-        collecting.check_finite(*counted, f'step {step}, {split} episodes')
+        counted = collecting.token_counts([counters]), collecting.sampled([counters])
+        collecting.check_tokens(*counted, f'step {step}, {split} episodes')
         counts.append(programs.sums(policy, rollout))
         found |= validation.summarise(counts[-1], programs.prefix)
     if run.training.exploitability is not None:
@@ -253,7 +253,7 @@ def play(
             if sampled is None:
                 break
             where = f'step {step}, training episodes'
-            collecting.check_finite(int(row['rollout/nonfinite']), sampled, where)
+            collecting.check_tokens(row, sampled, where)
             record.advance()
             curves.draw_if_due()
             record.page(policy_of(state.params, model), played)

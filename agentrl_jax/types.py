@@ -159,6 +159,13 @@ class Rollout:
         return self.episode_stop != EpisodeStop.ENV_ERROR
 
     @property
+    def no_legal_token(self) -> jax.Array:
+        """bool [B, T]: sampled tokens for which the grammar allowed no token."""
+        if self.allowed is None:
+            return self.action_mask & False
+        return self.action_mask & (self.allowed == 0).all(-1)
+
+    @property
     def acts(self) -> jax.Array:
         """bool [B, K]: turns that step the world; the others are only written."""
         return self.part == 0

@@ -27,6 +27,8 @@ METRICS = {
     'rollout/turn_length_stop': 'Share of played turns cut at the longest allowed answer.',
     'rollout/token_budget_stop': 'Share of episodes ended because no further turn would fit.',
     'rollout/nonfinite': 'Sampled tokens whose log-probability is not finite (any ends the run).',
+    'rollout/no_legal_token': 'Sampled tokens for which the grammar allowed no token (any ends the '
+    'run).',
     'rollout/env_error': 'Share of all episodes lost to environment faults (in no other metric).',
     'rollout/pass_at_n': 'Share of groups with at least one solved episode.',
     'rollout/staleness': 'Updates between the weights that sampled a turn and those that are '

@@ -519,7 +519,8 @@ def collect(
 
     Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
     (tokens in them), overflow (must be 0), nonfinite (sampled tokens whose log-probability is not
-    finite: of such logits the draw is no draw; must be 0).
+    finite: of such logits the draw is no draw; must be 0), no_legal_token (sampled tokens for which
+    the grammar allowed no token; must be 0).
     """
     k_tokens, k_world = jax.random.split(key)
     params = jax.tree.map(lambda x: x.astype(config.dtype), params)
@@ -576,6 +577,7 @@ def collect(
         'read': state.read,
         'overflow': state.overflow,
         'nonfinite': nonfinite.sum(dtype=jnp.int32),
+        'no_legal_token': state.out.no_legal_token.sum(dtype=jnp.int32),
     }
 
 

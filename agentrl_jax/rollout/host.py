@@ -267,7 +267,8 @@ class HostCollect:
 
         sampled = out.action_mask
         nonfinite = sampled & ~np.isfinite(out.logprobs)
-        counted = {'generated': sampled, 'nonfinite': nonfinite}
+        illegal = out.no_legal_token
+        counted = {'generated': sampled, 'nonfinite': nonfinite, 'no_legal_token': illegal}
         return jax.tree.map(whole, out), counters_of(playing) | {
             name: whole(x.sum(1, dtype=np.int32)) for name, x in counted.items()
         }

@@ -41,12 +41,18 @@ def check_counters(counters: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def check_finite(nonfinite: int, tokens: int, where: str) -> None:
-    """files.Failure where sampled tokens have log-probabilities that are not finite.
+def check_tokens(counts: dict[str, Any], tokens: int, where: str) -> None:
+    """Raises if sampled tokens have log-probabilities that are not finite, or no token was legal.
 
-    Such a policy plays one and the same token: what it reaches is no figure of a policy.
+    A policy without finite log-probabilities plays one and the same token: what it reaches is no
+    figure of a policy. counts: of token_counts; tokens: sampled ones.
     """
-    if nonfinite:
+    if empty := int(counts['rollout/no_legal_token']):
+        raise RuntimeError(
+            f'{where}: the grammar allowed no token for {empty} of {tokens} sampled tokens, which '
+            'is a bug. Set rollout.constrain to another spelling, and report it with the config'
+        )
+    if nonfinite := int(counts['rollout/nonfinite']):
         raise files.Failure(
             f'{where}: {nonfinite} of {tokens} sampled tokens have log-probabilities that are not '
             'finite: the weights are damaged or have diverged, or the config.json beside them is '
@@ -130,10 +136,10 @@ def collect(
 
 def counts(counted: list[dict[str, Any]]) -> dict[str, float]:
     """Metrics that are counted in all rollouts of a step."""
-    found = {'rollout/nonfinite': nonfinite(counted)}
+    metrics = token_counts(counted)
     if restarted := [int(one['restarted'][0]) for one in counted if 'restarted' in one]:
-        found['rollout/restarted'] = sum(restarted)
-    return found | hosts.figures(counted)
+        metrics['rollout/restarted'] = sum(restarted)
+    return metrics | hosts.figures(counted)
 
 
 def sampled(counted: list[dict[str, Any]]) -> int:
@@ -141,9 +147,12 @@ def sampled(counted: list[dict[str, Any]]) -> int:
     return sum(int(counters['generated'].sum()) for counters in counted)
 
 
-def nonfinite(counted: list[dict[str, Any]]) -> int:
-    """... and those of them whose log-probability is not finite."""
-    return sum(int(counters['nonfinite'].sum()) for counters in counted)
+def token_counts(counted: list[dict[str, Any]]) -> dict[str, int]:
+    """Metrics of sampled tokens that must be 0."""
+    return {
+        f'rollout/{name}': sum(int(np.sum(counters.get(name, 0))) for counters in counted)
+        for name in ('nonfinite', 'no_legal_token')
+    }
 
 
 def pack(

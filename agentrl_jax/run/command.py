@@ -226,6 +226,7 @@ def wants_fallback(argv: Sequence[str]) -> bool:
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
     """flags.FLAGS of the command line; ends with one line if it is invalid."""
     try:
+        register_classes(argv)
         left = flags.FLAGS(list(argv), known_only=False)[1:]
         if left:
             refuse(f'unknown argument {left[0]!r}{suggest_flag(left[0], needs)}')
@@ -271,6 +272,15 @@ def needed(name: str, needs: Sequence[str]) -> str:
     if name == 'config' and 'workdir' in flags.FLAGS and 'workdir' not in needs:
         return '--workdir=<folder of a run> or --config=<file of configs/> is needed'
     return f'--{name} is needed: {flags.FLAGS[name].help}'
+
+
+def register_classes(argv: Sequence[str]) -> None:
+    """Registers classes outside the package, so that flags can set their fields."""
+    named = re.compile(r'--?config\.(env\.name|algorithm)=(.+:.+)').fullmatch
+    if fields := dict(match.groups() for match in map(named, argv) if match):
+        from agentrl_jax.run import outside
+
+        outside.register(fields)
 
 
 def check_config_file() -> None:

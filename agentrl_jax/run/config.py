@@ -28,7 +28,7 @@ from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
 from agentrl_jax.rl.observations import Observing
-from agentrl_jax.run import sections
+from agentrl_jax.run import outside, sections
 from agentrl_jax.run.command import WrongUsage, no_field
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import Chosen, In
@@ -83,7 +83,7 @@ class Config:
     rollout: sections.Sampling = sections.Sampling()
     curriculum: Curriculum = Curriculum()
     context: sections.Context = sections.Context()
-    algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # agentrl_jax/algorithms
+    algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # or module:Class
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
     observing: Observing = Observing()
@@ -259,9 +259,11 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
 
     shards: of rows over the mesh; None leaves rules between fields unchecked.
     """
+    with _impossible():
+        outside.register(tree.flat(cfg))
     _refuse_unknown(cfg)
     with _impossible():
-        run = tree.read(Config, cfg)
+        run = _with_world_names(tree.read(Config, cfg))
         train, other = (
             tuple(section_of(cfg, name) for name in names if name in WORLDS)
             for names in (run.env.worlds, run.eval.worlds)
@@ -272,6 +274,18 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     if shards is not None and run.clone.file:
         trajectories.read_records(run.clone.file)  # before the model is loaded
     return run
+
+
+def _with_world_names(run: Config) -> Config:
+    """With the names of worlds outside the package in the place of module:Class."""
+    mix = tuple((outside.world_name(name), share) for name, share in run.env.mix)
+    name = run.env.name if mix else outside.world_name(run.env.name)
+    others = tuple(map(outside.world_name, run.eval.worlds))
+    return dataclasses.replace(
+        run,
+        env=dataclasses.replace(run.env, name=name, mix=mix),
+        eval=dataclasses.replace(run.eval, worlds=others),
+    )
 
 
 def _refuse_unknown(cfg: Any) -> None:
@@ -289,6 +303,7 @@ def effective(cfg: Any) -> Any:
     """A copy of the ConfigDict with the values that the run has; unset: without effect."""
     full = copy.deepcopy(cfg)
     with _impossible():
+        outside.register(tree.flat(cfg))
         full.update_from_flattened_dict(tree.values(tree.read(Config, cfg)))
     return full
 
@@ -313,6 +328,7 @@ def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
     those that are gone.
     """
     values = tree.migrate({**saved, 'version': version}, STEPS)
+    outside.register(values)
     cfg = get_config()
     with cfg.unlocked():
         for name in saved.keys() & GAMES.keys():

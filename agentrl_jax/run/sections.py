@@ -38,7 +38,7 @@ MIX = Words("pairs of a world and its share, such as (('frozen_lake', .5), ('sok
 class Env:
     """What is played."""
 
-    name: str = 'frozen_lake'  # a world: agentrl_jax.envs, agentrl_jax.envs.hosts
+    name: str = 'frozen_lake'  # a world of agentrl_jax.envs or envs.hosts, or module:Class
     mix: Annotated[tuple[tuple[str, float], ...], MIX] = ()  # ((world, share of the groups), ...):
     # several worlds, in the place of name
     prompt: str = 'ragen'  # wording: a name in agentrl_jax.text.prompts.STYLES

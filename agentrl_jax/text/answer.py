@@ -33,6 +33,7 @@ END = b'\x03'  # the token that ends a turn
 MARKS = (b'<think>', b'</think>', b'<answer>', b'<|im_start|>', b'<|im_end|>')
 SPACE = b' \t\n\r\x0b\x0c'  # what bytes.strip() and \s of a bytes pattern take for white space
 REASONING, TAG, ANSWERING = 0, 1, 2  # text; perhaps within </think><answer>; after it
+LAST_TAG = 3  # as TAG, and some tokens hold the rest of the tags and more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +82,10 @@ class AnswerTable:
     action: jax.Array  # int16 [Q, C]
     next_part: jax.Array  # int16 [P, U]
     emitted: jax.Array  # int16 [P, U, M]  parts finished by the token, in order; ABSENT = none
-    stage: jax.Array  # int8 [Q]  REASONING, TAG or ANSWERING
+    stage: jax.Array  # int8 [Q]  REASONING, TAG, LAST_TAG or ANSWERING
     first_tag: int = struct.field(pytree_node=False)
     first_written: tuple[int, ...] = struct.field(pytree_node=False)  # of each written part
+    actions_tag: int = struct.field(pytree_node=False)  # what opens the actions was read, no more
     last_tag: int = struct.field(pytree_node=False)  # </answer> was read
     idle_class: int = struct.field(pytree_node=False)  # of tokens without bytes
     max_actions: int = struct.field(pytree_node=False)
@@ -159,13 +161,28 @@ def reasoning_length(table: AnswerTable, tokens: jax.Array, live: jax.Array) -> 
 
 
 def spilling(table: AnswerTable) -> np.ndarray:
-    """bool [V]: tokens that may hold both the end of what opens the actions and some of these."""
-    before = np.asarray(table.stage) != ANSWERING
-    opens = np.asarray(table.stage)[np.asarray(table.next_tag)] == ANSWERING
-    action = np.asarray(table.action)
-    said = np.asarray(table.next_part)[0, action] != 0
-    said |= (np.asarray(table.emitted)[0, action] != ABSENT).any(-1)
-    return (opens & said)[before].any(0)[np.asarray(table.token_class)]
+    """bool [V]: tokens that may end what opens the actions and hold some of what follows it.
+
+    That is text of an action, the start of a mark, or what closes the answer.
+    """
+    return _spills(table).any(0)[np.asarray(table.token_class)]
+
+
+def _spills(table: AnswerTable) -> np.ndarray:
+    """bool [Q, C]: whether tokens of a class spill from a state."""
+    stage, action = np.asarray(table.stage), np.asarray(table.action)
+    after = np.asarray(table.next_tag)
+    more = after != table.actions_tag
+    more |= np.asarray(table.next_part)[0, action] != 0
+    more |= (np.asarray(table.emitted)[0, action] != ABSENT).any(-1)
+    return (stage != ANSWERING)[:, None] & (stage[after] == ANSWERING) & more
+
+
+def _with_last_tags(table: AnswerTable) -> AnswerTable:
+    """With LAST_TAG where tokens spill that do not spill from the first state."""
+    spills, stage = _spills(table), np.asarray(table.stage)
+    last = (stage == TAG) & (spills > spills[table.first_tag]).any(1)
+    return table.replace(stage=jnp.asarray(np.where(last, LAST_TAG, stage), jnp.int8))
 
 
 def matched(table: AnswerTable, state: AnswerState) -> jax.Array:
@@ -227,7 +244,7 @@ def build_answer_table(
     action = number[action]
     columns, row_class = _unique_rows(np.stack([next_tag, action], 2).astype(np.int16))
     most = max(1, int((effects[..., 1:] != ABSENT).sum(2).max()))
-    return AnswerTable(
+    table = AnswerTable(
         token_class=jnp.asarray(row_class[np.asarray(kind)], jnp.int32),
         next_tag=jnp.asarray(columns[..., 0].T),
         action=jnp.asarray(columns[..., 1].T),
@@ -236,10 +253,12 @@ def build_answer_table(
         stage=jnp.asarray(tags.stage, jnp.int8),
         first_tag=0,
         first_written=tuple(range(1, 1 + len(ends))),
+        actions_tag=tags.actions,
         last_tag=tags.last,
         idle_class=int(row_class[idle]),
         max_actions=max_actions,
     )
+    return _with_last_tags(table)
 
 
 def with_ends(token_bytes: list[bytes], eos_ids: list[int]) -> list[bytes]:
@@ -285,6 +304,7 @@ class _TagAutomaton:
     step: list[list[int]]
     output: list[list[bytes]]
     stage: list[int]
+    actions: int
     last: int
 
     def run(self, state: int, text: bytes) -> tuple[int, bytes]:
@@ -348,7 +368,7 @@ def _tag_automaton(form: Form, closings: list[bytes]) -> _TagAutomaton:
     stage = [
         ANSWERING if phase != 'before' else TAG if held else REASONING for phase, held in index
     ]
-    return _TagAutomaton(step, output, stage, index['closed', b''])
+    return _TagAutomaton(step, output, stage, index['within', b''], index['closed', b''])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,8 +383,9 @@ class _PartAutomaton:
 
         A text comes with whether the answer ends after it.
         """
-        most = max(text.count(SEPARATOR) + closed for text, closed in texts)
-        result = np.full((len(texts), len(self.step), 1 + most), ABSENT, np.int16)
+        # With a bar in front of the text, which a state may hold, it has one separator more
+        parts = max((text.count(b'|') + 1) // 2 + closed for text, closed in texts)
+        result = np.full((len(texts), len(self.step), 1 + parts), ABSENT, np.int16)
         for effect, (text, closed) in zip(result, texts, strict=True):
             state, count = np.arange(len(self.step)), np.ones(len(self.step), int)
             for byte in [*text, 256][: len(text) + closed]:

@@ -6,8 +6,8 @@ the first occurrence of what follows it; a hole that nothing follows ends with t
 cross every border, as tokenizers make them, so all spellings are legal.
 
 The automaton is made over bytes and lifted to tokens: tokens that lead every state to the same
-place share a column. A budget cuts no answer off: where no more tokens are left than the shortest
-text to its end takes, that text is all that is legal, be it on offer or not.
+place share a column. A budget cuts no answer off. Each form has a shortest text to its end. Once no
+more tokens are left than these take, only those of the forms on offer are legal.
 """
 
 import functools
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.text.automata import EVERY, as_words
 from agentrl_jax.text.grammar import Grammar, pack, with_choice, with_padding
 
 HOLE = '{}'
@@ -118,17 +119,55 @@ def _whole(item: Item, pieces: list[list[bytes]]) -> bool:
     return item.read == len(text) or (item.read < 0 and not text)
 
 
-def ways_out(automaton: Automaton) -> list[bytes]:
-    """The shortest text from each state to an end."""
+def ways_out(automaton: Automaton) -> list[bytes | None]:
+    """Return the shortest text from each state to an end; None if it cannot reach one."""
     ways = {int(state): b'' for state in np.flatnonzero(automaton.ends.any(1))}
     steps = automaton.step[:, ORDER]
     known = np.zeros(len(steps) + 1, bool)  # the last one for DEAD
-    while len(ways) < len(steps):
-        known[[*ways]] = True
-        for state in np.flatnonzero(~known[:-1] & known[steps].any(1)):
+    new = [*ways]
+    while new:
+        known[new] = True
+        new = np.flatnonzero(~known[:-1] & known[steps].any(1)).tolist()
+        for state in new:
             place = known[steps[state]].argmax()
-            ways[int(state)] = bytes([ORDER[place]]) + ways[int(steps[state, place])]
-    return [ways[state] for state in range(len(steps))]
+            ways[state] = bytes([ORDER[place]]) + ways[int(steps[state, place])]
+    return [ways.get(state) for state in range(len(steps))]
+
+
+Ways = frozenset[tuple[tuple[int, ...], int]]  # (tokens to an end, its forms as bits); empty: over
+
+
+def _as_ways(forms_of: dict[tuple[int, ...], int]) -> Ways:
+    """Ways from their tokens and forms; a single way belongs to every form that is left."""
+    if len(forms_of) == 1:
+        return frozenset((text, EVERY) for text in forms_of)
+    return frozenset(forms_of.items())
+
+
+def _roots(automaton: Automaton, tokens: 'Tokens', offers: bool) -> list[Ways]:
+    """The ways out of each state: one, or with offers one for each form."""
+    kinds = [automaton]
+    if offers:
+        kinds = [automaton._replace(ends=one[:, None]) for one in automaton.ends.T]
+    spell = functools.cache(lambda way: tuple(tokens.spelling(way)))
+    ways = [{} for _ in automaton.step]
+    for form, kind in enumerate(kinds):
+        for forms_of, way in zip(ways, ways_out(kind), strict=True):
+            if way is not None:
+                forms_of[spell(way)] = forms_of.get(spell(way), 0) | 1 << form
+    return [_as_ways(forms_of) for forms_of in ways]
+
+
+def _following(ways: Ways, end: int) -> dict[int, tuple[Ways, int]]:
+    """Token -> (the ways after it, their forms as bits)."""
+    rests, bits_of = {}, {}
+    for text, bits in ways:
+        token = text[0] if text else end
+        bits_of[token] = bits_of.get(token, 0) | bits
+        after = rests.setdefault(token, {})
+        if text:
+            after[text[1:]] = after.get(text[1:], 0) | bits
+    return {token: (_as_ways(after), bits_of[token]) for token, after in rests.items()}
 
 
 @functools.lru_cache(maxsize=8)  # the pools of a run have the same
@@ -142,20 +181,25 @@ def build_forms(
     """
     automaton = build_automaton(forms)
     tokens = Tokens(tokenizer.token_bytes())
-    ways = [tuple(tokens.spelling(way)) for way in ways_out(automaton)]
     ids, ends = np.arange(len(tokens.texts)), list(tokenizer.eos_ids)
-    # Table of all states: the end, the automaton's, a chain for each way out, a written turn
-    rests = sorted({way[i:] for way in ways for i in range(len(way) + 1)}, key=len)
-    chains = {way: number for number, way in enumerate(rests, 1 + len(ways))}
-    opened = 1 + len(ways) + len(chains)
+    # Table of all states: the end, the automaton's, those on the ways out, a written turn
+    roots = _roots(automaton, tokens, offers)
+    moves = {}  # of the ways out
+    for ways in (queue := list(roots)):
+        if ways not in moves:
+            moves[ways] = _following(ways, ends[0])
+            queue += [after for after, _ in moves[ways].values() if after]
+    number = {ways: state for state, ways in enumerate(moves, 1 + len(roots))}
+    number[frozenset()] = 0
+    opened = len(roots) + len(number)
     rows = [(ids[:0], ids[:0])]
     for state, closing in enumerate(automaton.ends.any(1)):
         taken, after = tokens.lifted(automaton.step, state)
         if closing:
             taken, after = np.r_[taken, ends[0]], np.r_[after, -1]
         rows.append((taken, after + 1))
-    for way in chains:
-        rows.append((np.array([*way, ends[0]])[:1], np.array([chains[way[1:]] if way else 0])))
+    for edges in moves.values():
+        rows.append((np.array([*edges]), np.array([number[after] for after, _ in edges.values()])))
     rows.append((ids, np.full(len(ids), opened)))
     if len(rows) > np.iinfo(np.int16).max:
         raise ValueError(f'the forms need {len(rows)} states, which 16 bits cannot count')
@@ -166,16 +210,19 @@ def build_forms(
     through = None
     if offers:
         some, ended = np.ones((2, len(rows), len(forms)), bool)
-        some[1 : 1 + len(ways)], ended[1 : 1 + len(ways)] = automaton.forms, automaton.ends
+        some[1 : 1 + len(roots)], ended[1 : 1 + len(roots)] = automaton.forms, automaton.ends
         some, ended = (np.asarray(pack(jnp.asarray(x))) for x in (some, ended))
         through = np.where((after == 0)[..., None], ended[:, None], some[np.maximum(after, 0)])
+        for ways, edges in moves.items():
+            for token, (_, bits) in edges.items():
+                through[number[ways], classes[token]] = as_words(bits, len(forms))
     after, through, classes = with_padding(after, through, classes)
     after, through = with_choice(after, through, classes)
     forced, reserve = np.arange(len(rows), dtype=np.int32), np.zeros(len(rows), np.int32)
-    forced[1 : 1 + len(ways)] = [chains[way] for way in ways]
+    forced[1 : 1 + len(roots)] = [number[ways] for ways in roots]
     need = np.zeros(len(rows), np.int32)  # tokens to the end
-    need[1 : 1 + len(ways)] = [len(way) + 1 for way in ways]
-    for state in range(1, 1 + len(ways)):  # before a token after which they would be too few
+    need[1 : 1 + len(roots)] = [1 + max(len(text) for text, _ in ways) for ways in roots]
+    for state in range(1, 1 + len(roots)):  # before a token after which they would be too few
         reserve[state] = max(need[state], need[rows[state][1]].max())
     if reserve[1] >= longest:
         raise ValueError(

@@ -5,8 +5,11 @@ the end of the turn; where answers think, free text and the tags precede it. The
 answer is finite and without cycles: every token takes one of the tokens that are left to it, states
 that allow the same continuations are one state (so a budget that never binds adds none), and an end
 is in reach from every state. Free text may be any token but an end, and within the tags no token
-that holds their end and some of an action (Qwen has '>L'); where it leaves no more than a whole
+that holds their end and more (Qwen has '>L' and '><'); where it leaves no more than a whole
 answer needs, the tags and the answer are what is legal.
+
+A budget prunes by first action. An edge names the first actions that can still be finished in the
+tokens that are left, so the allowed set is never empty.
 
 Few tokens of a vocabulary can stand in an answer. They are the columns of the table, and where
 nothing is free, their logits are the only ones that are computed: no array grows with the
@@ -21,7 +24,6 @@ have its bytes.
 """
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,15 +33,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.text.answer import ANSWERING, FORMS, TAG, AnswerState, AnswerTable
-from agentrl_jax.text.prompts import SEPARATOR
+from agentrl_jax.text.answer import ANSWERING, FORMS, LAST_TAG, AnswerState, AnswerTable
+from agentrl_jax.text.automata import (
+    BETWEEN,
+    WORD,
+    Table,
+    automaton_of_bytes,
+    automaton_of_spellings,
+    words,
+)
 
 SPELLINGS = ('own', 'any')
-BETWEEN = f' {SEPARATOR} '  # as demonstrations have it
-MOST_ANSWERS = 50_000  # that 'own' spells one by one
 NEVER = -1e30  # logit of what is not allowed; finite, since 0 * -inf is no number
-WORD = 32  # bits of a word of Rollout.allowed
-EVERY = -1  # of an edge: any of the names can follow that could before
 
 
 @struct.dataclass
@@ -167,7 +172,7 @@ def open_actions(
     def thinking(place):
         return (place.state == grammar.thinks) | (place.state == grammar.thinks + 1)
 
-    free = jnp.where(stage == TAG, grammar.thinks + 1, grammar.thinks)
+    free = jnp.where(stage == LAST_TAG, grammar.thinks + 1, grammar.thinks)
     state = jnp.where(thinking(after), free, after.state)
     opens = thinking(before) & (stage == ANSWERING)
     return after.replace(state=jnp.where(opens, grammar.first, state))
@@ -194,11 +199,6 @@ def column_of(columns: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 # ---- what was allowed, as bits -------------------------------------------------------------------
-
-
-def words(columns: int) -> int:
-    """Words that hold so many bits."""
-    return -(-columns // WORD)
 
 
 def _places(axes: int) -> jax.Array:
@@ -248,9 +248,9 @@ def build_grammar(
     heads = [' ' if react else '']
     if thinks:
         heads.append('\nAction: ' if react else form.before.decode())
-    make = {'own': _spelled, 'any': _of_bytes}[spelling]
+    make = {'own': automaton_of_spellings, 'any': automaton_of_bytes}[spelling]
     automata = [make(tokenizer, list(names), max_actions, head, tail, offers) for head in heads]
-    table = _Table(ends[0])
+    table = Table(ends[0])
     budgets = [longest]
     if thinks and spelling == 'own':
         budgets = [table.longest(*automaton) for automaton in automata]
@@ -259,18 +259,24 @@ def build_grammar(
             [head + BETWEEN.join([name] * max_actions) + tail for name in names] for head in heads
         ]
         budgets = [1 + max(map(len, tokenizer.encode_batch(texts))) for texts in most]
-    if thinks and budgets[-1] >= longest:
+    least = [table.least(*automaton) for automaton in automata]
+    if offers and any(len(lengths) < len(names) for lengths in least):
         raise ValueError(
-            f'rollout.max_response={longest} leaves nothing for thoughts: what ends them and the '
-            f'longest answer take {budgets[-1]} tokens; set it to more, or env.think=False'
+            'the tokenizer has no tokens for some of the actions: set rollout.constrain to "" or '
+            'use another tokenizer'
         )
-    if offers and not thinks:  # whichever is on offer, it can be said
-        alone = tokenizer.encode_batch([heads[0] + name + tail for name in names])
-        if longest < (most := 1 + max(map(len, alone))):
+    if thinks:
+        budgets = [max([left, *x.values()]) for left, x in zip(budgets, least, strict=True)]
+        if max(budgets) >= longest:
             raise ValueError(
-                f'rollout.max_response={longest} does not hold each of the actions that may be on '
-                f'offer, which take up to {most} tokens: set it to more'
+                f'rollout.max_response={longest} leaves nothing for thoughts: what ends them and '
+                f'the longest answer take {max(budgets)} tokens; set it to more, or env.think=False'
             )
+    elif offers and longest < max(least[0].values()):
+        raise ValueError(
+            f'rollout.max_response={longest} does not hold each of the actions that may be on '
+            f'offer, which take up to {max(least[0].values())} tokens: set it to more'
+        )
     starts = [table.add(*x, left) for x, left in zip(automata, budgets, strict=True)]
     rest = {}  # free states: {state: tokens that lead nowhere}
     if thinks:
@@ -281,12 +287,15 @@ def build_grammar(
     free = [*rest]
     forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
     if thinks:
-        forced[free[:2]], reserve[free[:2]] = starts[-1], budgets[-1]
+        forced[free[:2]], reserve[free[:2]] = starts[-1], max(budgets)
     columns, classes = jnp.asarray(columns, jnp.int32), None
     if rest:
         classes = np.array(column_of(columns, np.arange(tokenizer.vocab_size)))
         if thinks:
-            after, through = without(after, through, classes, free[1], np.asarray(spilling, int))
+            spilling, texts = np.asarray(spilling, int), tokenizer.token_bytes()
+            merged = [i for i in spilling if form.before in b''.join(texts[i].split())]
+            for state, tokens in ((free[1], spilling), (free[0], np.asarray(merged, int))):
+                after, through = without(after, through, classes, state, tokens)
         after, through, classes = with_padding(after, through, classes)
         after, through = with_choice(after, through, classes)
     whole = sum(len(names) ** k for k in range(1, max_actions + 1))
@@ -315,16 +324,17 @@ def without(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(after, through) in which some tokens cannot follow a state.
 
-    Those of them that have shared the last column have another one now, and classes say so.
+    Tokens that share a column with others move to a new one; classes is updated in place.
     """
-    shared = classes[tokens] == after.shape[1] - 1
-    after[state, classes[tokens[~shared]]] = -1
-    if not shared.any():
-        return after, through
-    classes[tokens[shared]] = after.shape[1]
-    after = np.concatenate([after, after[:, -1:]], 1)
-    after[state, -1] = -1
-    return after, None if through is None else np.concatenate([through, through[:, -1:]], 1)
+    for column in np.unique(classes[tokens]):
+        moved = tokens[classes[tokens] == column]
+        if len(moved) < np.count_nonzero(classes == column):
+            classes[moved] = after.shape[1]
+            after = np.concatenate([after, after[:, [column]]], 1)
+            if through is not None:
+                through = np.concatenate([through, through[:, [column]]], 1)
+        after[state, classes[moved[0]]] = -1
+    return after, through
 
 
 def with_padding(
@@ -352,8 +362,9 @@ def with_choice(
     shared = np.bincount(classes, minlength=after.shape[1]) > 1
     choice = np.where((after[:, shared] >= 0).any(1, keepdims=True), 0, -1)
     if through is not None:
-        every = np.full_like(through[:, :1], ~np.uint32(0))
-        through = np.concatenate([through, every], 1)
+        names = np.where((after >= 0)[..., None], through, 0)[:, shared]
+        names = np.bitwise_or.reduce(names, axis=1, keepdims=True)
+        through = np.concatenate([through, names], 1)
     return np.concatenate([after, choice], 1).astype(np.int16), through
 
 
@@ -401,124 +412,6 @@ def _spread(
     )
 
 
-Automaton = tuple[Callable, Any]  # (step(state) -> ({token: (state, names)}, may end here), first)
-
-
-class _Table:
-    """The least table of automata without cycles; state 0 is the end, which allows nothing."""
-
-    def __init__(self, end: int):
-        self._end, self._ids, self._rows = end, {(): 0}, [{}]
-        self._edges, self._need, self._most = {}, {}, {}  # by automaton and state
-
-    def state(self) -> int:
-        """A state of its own, with a row to be filled."""
-        self._rows.append({})
-        return len(self._rows) - 1
-
-    def longest(self, step: Callable, first: Any) -> int:
-        """Tokens of the longest answer."""
-        self._measure(step, first)
-        return self._most[step, first]
-
-    def add(self, step: Callable, first: Any, left: int) -> int:
-        """The state in front of answers of at most `left` tokens."""
-        self._measure(step, first)
-        need = self._need[step, first]
-        if need is None or need > left:
-            raise ValueError(
-                f'no legal answer has {left} tokens or fewer: the shortest needs {need}; set '
-                'rollout.max_response to more'
-            )
-        return self._number(step, first, left)
-
-    def _measure(self, step: Callable, first: Any) -> None:
-        """Tokens to the end from each state, at least and at the most; None: it is out of reach."""
-        stack = [first]
-        while stack:
-            now = stack[-1]
-            if (step, now) in self._need:
-                stack.pop()
-                continue
-            if (step, now) not in self._edges:
-                self._edges[step, now] = step(now)
-            edges, ends = self._edges[step, now]
-            waits = {x for x, _ in edges.values() if (step, x) not in self._need}
-            if waits:
-                stack += waits
-                continue
-            stack.pop()
-            reach = [(step, x) for x, _ in edges.values() if self._need[step, x] is not None]
-            least = [1] * ends + [1 + self._need[x] for x in reach]
-            self._need[step, now] = min(least) if least else None
-            self._most[step, now] = max([1] * ends + [1 + self._most[x] for x in reach] or [0])
-
-    def _number(self, step: Callable, first: Any, left: int) -> int:
-        """Row of (state, tokens left); budgets that cannot bind count as the most needed."""
-        memo, stack = {}, [(first, min(left, self._most[step, first]))]
-        start = stack[0]
-        while stack:
-            key = stack[-1]
-            if key in memo:
-                stack.pop()
-                continue
-            now, left_now = key
-            (edges, ends), row, waits = self._edges[step, now], {}, []
-            for token, (after, names) in edges.items():
-                need = self._need[step, after]
-                if need is None or need > left_now - 1:
-                    continue
-                child = (after, min(left_now - 1, self._most[step, after]))
-                if child in memo:
-                    row[token] = memo[child], names
-                else:
-                    waits.append(child)
-            if waits:
-                stack += waits
-                continue
-            stack.pop()
-            if ends:
-                row[self._end] = 0, EVERY
-            signature = tuple(sorted(row.items()))
-            if signature not in self._ids:
-                self._ids[signature] = self.state()
-                self._rows[-1] = row
-            memo[key] = self._ids[signature]
-        return memo[start]
-
-    def arrays(
-        self, free: dict[int, list[int]], ends: list[int], names: int
-    ) -> tuple[np.ndarray, list[int], np.ndarray | None]:
-        """(after, columns, through); free: states that lead to themselves but by some tokens."""
-        if len(self._rows) > np.iinfo(np.int16).max:
-            raise ValueError(
-                f'the legal answers need {len(self._rows)} states, which 16 bits cannot count; '
-                'set env.max_actions_per_turn to less'
-            )
-        columns = sorted({token for row in self._rows for token in row} | {*(ends if free else ())})
-        place = {token: i for i, token in enumerate(columns)}
-        after = np.full((len(self._rows), len(columns) + bool(free)), -1, np.int16)
-        through = np.zeros((*after.shape, words(names)), np.uint32) if names else None
-        for state, row in enumerate(self._rows):
-            for token, (target, bits) in row.items():
-                after[state, place[token]] = target
-                if through is not None:
-                    through[state, place[token]] = _as_words(bits, names)
-        for state, closed in free.items():
-            after[state] = state
-            after[state, [place[token] for token in closed]] = -1
-            if through is not None:
-                through[state] = _as_words(EVERY, names)
-        return after, columns, through
-
-
-def _as_words(bits: int, names: int) -> np.ndarray:
-    """A set of names as uint32 words; EVERY has all bits."""
-    mask = 2 ** (words(names) * WORD) - 1
-    text = (bits & mask).to_bytes(words(names) * WORD // 8, 'little')
-    return np.frombuffer(text, np.uint32)
-
-
 def _count(after: np.ndarray, first: int) -> int:
     """Number of token sequences from a state to the end."""
     known = {0: 1}
@@ -533,114 +426,3 @@ def _count(after: np.ndarray, first: int) -> int:
         if now not in known:
             known[now] = sum(known[int(x)] for x in after[now] if x >= 0)
     return known[first]
-
-
-def _spelled(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
-    """The tree of all answers as the tokenizer spells them."""
-    count = sum(len(names) ** k for k in range(1, max_actions + 1))
-    if count > MOST_ANSWERS:
-        raise ValueError(
-            f'{count} answers are too many to spell one by one: set rollout.constrain to any, or '
-            'lower env.max_actions_per_turn'
-        )
-    chosen = [
-        each
-        for k in range(1, max_actions + 1)
-        for each in itertools.product(range(len(names)), repeat=k)
-    ]
-    texts = [head + BETWEEN.join(names[i] for i in each) + tail for each in chosen]
-    children, ends, firsts = [{}], [False], [0]
-    for ids, each in zip(tokenizer.encode_batch(texts), chosen, strict=True):
-        node, bit = 0, 1 << each[0]
-        firsts[0] |= bit
-        for token in ids:
-            if token not in children[node]:
-                children[node][token] = len(children)
-                children.append({}), ends.append(False), firsts.append(0)
-            node = children[node][token]
-            firsts[node] |= bit
-        ends[node] = True
-
-    def step(node):
-        def names_after(child):
-            return firsts[child] if offers and firsts[child] != firsts[node] else EVERY
-
-        edges = {token: (child, names_after(child)) for token, child in children[node].items()}
-        return edges, ends[node]
-
-    return step, 0
-
-
-def _of_bytes(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
-    """The automaton over bytes, lifted to tokens.
-
-    A state is a set of (text of which a part was read, bytes read, actions so far, the first one):
-    all that can have been read. The first action is forgotten once it can be only one.
-    """
-    texts = [head.encode(), BETWEEN.encode(), tail.encode(), *(n.encode() for n in names)]
-    HEAD, BAR, TAIL, NAME = 0, 1, 2, 3
-    END, UNSAID = -1, -1
-
-    def following(which, count, first):
-        if which == TAIL:  # with the first action: a token may say the end and thereby which it was
-            return [(END, 0, 0, first)]
-        if which in (HEAD, BAR):
-            said = count > 0 or not offers
-            return [(NAME + i, 0, count + 1, first if said else i) for i in range(len(names))]
-        more = [(BAR, 0, count, first)] if count < max_actions else []
-        return [(TAIL, 0, count, first), *more]
-
-    def settled(items):
-        found, queue = set(), list(items)
-        while queue:
-            item = queue.pop()
-            if item[0] == END or item[1] < len(texts[item[0]]):
-                found.add(item)
-            else:
-                queue += following(item[0], *item[2:])
-        return frozenset(found)
-
-    def firsts(state):
-        return {item[3] for item in state}
-
-    def forgetful(state):
-        if len(firsts(state)) > 1:
-            return state
-        return frozenset((*item[:3], UNSAID) for item in state)
-
-    known = {}
-
-    def byte_steps(state):
-        if state not in known:
-            moves = {}
-            for item in state:
-                which, at, count, first = item
-                if which != END:
-                    moves.setdefault(texts[which][at], []).append((which, at + 1, count, first))
-            known[state] = {byte: settled(items) for byte, items in moves.items()}
-        return known[state]
-
-    letters = set(b''.join(texts))
-    spelled, begins = {}, set()
-    for token, text in enumerate(tokenizer.token_bytes()):
-        if text and letters.issuperset(text):
-            spelled.setdefault(text, []).append(token)
-            begins.update(text[:end] for end in range(1, len(text) + 1))
-
-    def step(state):
-        before, edges, queue = firsts(state), {}, [(b'', state)]
-        while queue:
-            read, now = queue.pop()
-            for byte, after in byte_steps(now).items():
-                text = read + bytes([byte])
-                if text not in begins:
-                    continue
-                queue.append((text, after))
-                left = firsts(after)
-                narrows = left != before and UNSAID not in left
-                bits = sum(1 << i for i in left) if narrows and left else EVERY
-                for token in spelled.get(text, ()):
-                    edges[token] = forgetful(after), bits
-        return edges, any(item[0] == END for item in state)
-
-    return step, settled([(HEAD, 0, 0, UNSAID)])

@@ -116,3 +116,11 @@ def test_further_rollouts_have_streams_of_their_own():
     own, common = draw(8, common=False), draw(8, common=True)
     assert own.token_stream.tolist() == own.world_stream.tolist() == [8, 9, 10, 11]
     assert common.world_stream.tolist() == [8, 8, 9, 9]
+
+
+def test_tokens_sampled_where_the_grammar_allowed_none_are_an_error():
+    counters = {'nonfinite': np.array([0, 0]), 'no_legal_token': np.array([2, 1])}
+    counts = collecting.token_counts([counters])
+    with pytest.raises(RuntimeError, match='step 3: the grammar allowed no token for 3 of 50'):
+        collecting.check_tokens(counts, 50, 'step 3')
+    collecting.check_tokens(counts | {'rollout/no_legal_token': 0}, 50, 'step 3')

@@ -160,6 +160,24 @@ def test_answers_by_hand():
     assert parts_of(more, max_actions=3) == [0, -2, -2]
 
 
+def test_a_token_may_finish_a_separator_and_hold_another():
+    """'| b ||' was an IndexError: after a bar it ends two parts, and only one was counted."""
+    pieces = [bytes([byte]) for byte in range(128)] + [b'a |', b'| b ||', b'|||', b'|| ||||']
+    names = ['a', 'b', 'a|']
+    automaton = answer.build_answer_table(pieces, names, max_actions=4, opening='<answer>')
+    for text in ('a || b || a', 'a |||b||a', 'b || |||| a', 'a|| || ||||a|', '||||| b |||| a'):
+        response = text.encode() + b'</answer>'
+        want = answer.parse_answer(response, names, max_actions=4, opening='<answer>')
+        for size in (1, 3, 6):  # the longest tokens of up to this many bytes
+            ids, rest = [], response
+            while rest:
+                some = [p for p in pieces if rest.startswith(p) and len(p) <= size]
+                ids.append(pieces.index(max(some, key=len)))
+                rest = rest[len(pieces[ids[-1]]) :]
+            matched, parts = parse_rows(automaton, jnp.array([ids]), jnp.array([len(ids)]))
+            assert (bool(matched[0]), parts[0].tolist()) == want, text
+
+
 def test_marks_inside_an_answer_vanish_before_it_is_split():
     # Removing a mark may join bars or letters; what it joins is not searched for marks again.
     assert parts_of(f'{OPEN}U<think>p</answer>') == [0, -2, -2, -2, -2]

@@ -28,6 +28,7 @@ from agentrl_jax.run import parts
 from agentrl_jax.run.config import read
 from agentrl_jax.text import agents, conversation
 from agentrl_jax.text import forms as languages
+from agentrl_jax.text import grammar as grammars
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import TurnStop
 
@@ -186,7 +187,7 @@ def turns_of(out):
 
 def test_answers_are_the_forms_on_offer():
     out, counters = played()
-    assert counters['nonfinite'].sum() == 0
+    assert counters['nonfinite'].sum() == counters['no_legal_token'].sum() == 0
     seen = set()
     for _, k, ids in turns_of(out):
         assert ids[-1] == tiny.tokenizer().eos_ids[0]
@@ -239,6 +240,38 @@ def test_written_turns_allow_everything():
     acts = [text for b, k, text in said if out.part[b, k] == agents.ACT]
     assert set(acts) == {b'rest'} and len(said) > len(acts)
     assert any(not text.startswith(b'rest') for b, k, text in said if out.part[b, k] != agents.ACT)
+
+
+NEAR = ('look', 'look at {}', 'lock the long door now', 'say {}!')
+
+
+@pytest.mark.parametrize('spare', [1, 12])
+def test_a_budget_forces_the_forms_on_offer_and_no_others(spare):
+    """The shortest text to any end was forced, on offer or not."""
+    rng = np.random.default_rng(spare)
+    with pytest.raises(ValueError, match='too little') as error:
+        languages.build_forms(tiny.tokenizer(), NEAR, longest=1, offers=True)
+    longest = spare + int(re.search(r'takes (\d+) tokens', str(error.value))[1])
+    grammar = languages.build_forms(tiny.tokenizer(), NEAR, longest=longest, offers=True)
+    offered = rng.random((64, len(NEAR))) < 0.3
+    offered[np.arange(64), rng.integers(len(NEAR), size=64)] = True
+    packed = grammars.pack(jnp.asarray(offered))
+    place = grammars.begin(grammar, jnp.zeros(64, jnp.int32), packed)
+    column = np.asarray(grammar.column(np.arange(tiny.tokenizer().vocab_size)))
+    tokens, live = np.zeros((64, longest), int), np.ones(64, bool)
+    push = jax.jit(grammars.advance)
+    for step in range(longest):
+        legal = np.asarray(grammars.allowed(grammar, place))[:, column]
+        assert legal.any(1)[live].all()
+        tokens[:, step] = np.where(legal, rng.gumbel(size=legal.shape), -np.inf).argmax(1)
+        left = jnp.full(64, longest - 1 - step)
+        place = push(grammar, place, jnp.asarray(tokens[:, step]), jnp.asarray(live), left)
+        live &= tokens[:, step] != tiny.tokenizer().eos_ids[0]
+    assert not live.any()
+    for row, some in zip(tokens.tolist(), offered, strict=True):
+        text = tiny.tokenizer().decode_bytes(row[: row.index(tiny.tokenizer().eos_ids[0])])
+        forms = tuple(itertools.compress(NEAR, some))
+        assert accepts_bytes(forms, text), (forms, text)
 
 
 def test_a_world_that_offers_what_it_does_not_know_is_told():

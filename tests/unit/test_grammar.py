@@ -239,7 +239,7 @@ def test_bits_come_back_from_their_words():
 def test_every_answer_is_legal_and_ends_itself(case):
     name, spelling, opening, _ = case
     out, counters = played(*case)
-    assert counters['overflow'] == counters['nonfinite'] == 0
+    assert counters['overflow'] == counters['nonfinite'] == counters['no_legal_token'] == 0
     env = task(name, spelling, opening).env
     for b, k in np.argwhere(np.arange(out.valid.shape[1]) < out.num_turns[:, None]):
         ids = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
@@ -361,7 +361,7 @@ def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
     table = answers.build_answer_table(ends, LAKE, max_actions=2, opening='<think>')
     spilling = np.flatnonzero(answers.spilling(table))
     texts = [tokenizer.decode_bytes([i]) for i in spilling]
-    assert b'>L' in texts and b'>' not in texts and b'>\n' not in texts
+    assert {b'>L', b'><', b'></'} <= {*texts} and b'>' not in texts and b'>\n' not in texts
     assert all(text[:1] == b'>' for text in texts)
     grammar = grammars.build_grammar(
         tokenizer,
@@ -379,14 +379,15 @@ def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
     def legal_now(token):
         return bool(grammars.allowed(grammar, place)[0, int(grammar.column(jnp.int32(token)))])
 
-    (spilt,) = (i for i, text in zip(spilling, texts, strict=True) if text == b'>L')
+    texts_of = tokenizer.token_bytes()
+    spilt = texts_of.index(b'>L')
     assert legal_now(spilt)  # in the middle of a thought
     for token in tokenizer.encode('I go</think><answer'):
         assert legal_now(token)
         parser = answers.advance(table, parser, jnp.array([token]), live)
         after = grammars.advance(grammar, place, jnp.array([token]), live, left)
         place = grammars.open_actions(grammar, place, after, table, parser)
-    assert not legal_now(spilt)
+    assert not legal_now(spilt) and not legal_now(texts_of.index(b'><'))
     (closing,) = tokenizer.encode('>')
     assert legal_now(closing)
     parser = answers.advance(table, parser, jnp.array([closing]), live)
@@ -424,6 +425,16 @@ def test_a_token_without_a_choice_is_in_no_mean_but_where_a_turn_has_no_other():
     assert not trained(out, jnp.array([False]))[1].any()
     continued = jax.tree.map(lambda x: jnp.stack([x, x], 1), out)  # [B, F, ...], as continuations
     assert (chosen(continued) == decided(out)[:, None].repeat(2, 1)).all()
+
+
+def test_sampled_tokens_without_a_legal_one_are_counted():
+    sizes = dict(pad_id=0, max_tokens=4, max_turns=1, max_actions=1)
+    out = Rollout.empty(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), words=2, **sizes)
+    sampled = jnp.array([[False, True, True, True]])
+    bits = jnp.array([[0, 0], [0, 4], [0, 0], [1, 0]], jnp.uint32)[None]
+    out = out.replace(action_mask=sampled, allowed=bits)
+    assert out.no_legal_token.tolist() == [[False, False, True, False]]
+    assert not out.replace(allowed=None).no_legal_token.any()
 
 
 OPTIONS = {

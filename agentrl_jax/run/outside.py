@@ -1,0 +1,56 @@
+"""Worlds and algorithms that live outside the package, named module:Class in a config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS, TextEnvironment
+from agentrl_jax.envs.hosts import HostEnvironment
+from agentrl_jax.envs.hosts.objects import import_callable
+from agentrl_jax.rl.algorithm import Algorithm
+
+
+def register(fields: Mapping[str, Any]) -> None:
+    """Adds the classes that a config names to the known worlds and algorithms.
+
+    fields: of the config, by dotted name. ValueError if a class cannot be imported or used.
+    """
+    mix, others = fields.get('env.mix') or (), fields.get('eval.worlds') or ()
+    worlds = [pair[0] for pair in mix if isinstance(pair, tuple | list) and pair]
+    if not mix:  # otherwise env.name joins the names of the mixture
+        worlds = [fields.get('env.name')]
+    for name in (*worlds, *others):
+        if isinstance(name, str):
+            world_name(name)
+    algorithm = fields.get('algorithm')
+    if isinstance(algorithm, str) and ':' in algorithm:
+        ALGORITHMS[algorithm] = _import(algorithm, 'algorithm', Algorithm)
+
+
+def world_name(name: str) -> str:
+    """The name of a world, which its class has if `name` is module:Class."""
+    if ':' not in name:
+        return name
+    world = _import(name, 'env.name', TextEnvironment, HostEnvironment)
+    if not isinstance(world.name, str):
+        raise ValueError(f"env.name={name!r} has no name: set name = '...' in its class")
+    known = WORLDS.get(world.name, world)
+    if (known.__module__, known.__qualname__) != (world.__module__, world.__qualname__):
+        raise ValueError(
+            f'env.name={name!r} has the name of another world, {world.name!r}: change the name in '
+            'its class'
+        )
+    kinds = ENVIRONMENTS if issubclass(world, TextEnvironment) else HOSTS
+    kinds[world.name] = WORLDS[world.name] = world
+    return world.name
+
+
+def _import(name: str, field: str, *bases: type) -> type:
+    try:
+        cls = import_callable(name, field)
+    except ValueError as error:
+        raise ValueError(f'{error}; put the folder of the module on PYTHONPATH') from error
+    if not (isinstance(cls, type) and issubclass(cls, bases)):
+        kinds = ' or '.join(base.__name__ for base in bases)
+        raise ValueError(f'{field}={name!r} must be a subclass of {kinds}')
+    return cls
