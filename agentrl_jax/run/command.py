@@ -188,6 +188,8 @@ def wants_fallback(argv: Sequence[str]) -> bool:
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
     """flags.FLAGS of the command line; ends with one line if it is invalid."""
+    for path in config_files(argv):  # configs/demo.py imports configs.small, from any folder
+        sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(path))))
     try:
         left = flags.FLAGS(list(argv), known_only=False)[1:]
         check_config_file()
@@ -214,13 +216,19 @@ def check_config_file() -> None:
         raise ValueError(f'{path}: get_config must return a ConfigDict, and returns a {kind}')
 
 
-def error_of_file(error: BaseException, argv: Sequence[str]) -> str:
-    """What went wrong in the file of --config, and in which line; '' if nothing did."""
+def config_files(argv: Sequence[str]) -> list[str]:
+    """Paths given to --config, without the argument that follows a colon."""
     named = [word for i, word in enumerate(argv) if argv[i - 1].lstrip('-') == 'config']
     named += [word.partition('=')[2] for word in argv if re.match('--?config=', word)]
+    return [name.partition(':')[0] for name in named]
+
+
+def error_of_file(error: BaseException, argv: Sequence[str]) -> str:
+    """What went wrong in the file of --config, and in which line; '' if nothing did."""
+    named = config_files(argv)
     if not named:
         return ''
-    path, causes = named[-1].partition(':')[0], [error]
+    path, causes = named[-1], [error]
     while within := causes[-1].__cause__ or causes[-1].__context__:  # flags wrap what a file raises
         causes.append(within)
     for cause in reversed(causes):
@@ -266,11 +274,11 @@ def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
     field = field or re.fullmatch(r"[\"']*(\w+)[\"']*", text)
     if field is None:
         return ' '.join(text.split())
-    from configs import base
+    from agentrl_jax.run import config
 
     given = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
     names = [match[1] for match in map(given.match, argv) if match]
-    return no_field(names[0] if names else field[1], base.get_config())
+    return no_field(names[0] if names else field[1], config.get_config())
 
 
 def no_field(name: str, cfg: Any) -> str:
