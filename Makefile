@@ -1,6 +1,7 @@
 # make demo    trains the default agent from nothing; the same command resumes it
 # make check   ruff and the quick tests, in two minutes: those that train nothing, play no rollout and
 #              start no process, as tests/reaching.py reads off their code, and are not marked slow
+# make check-next  the quick tests and those of meshes under Python 3.12 or 3.13, where jax is newer
 # make test    every test but the long ones that rarely fail; what it compiles is kept in
 #              .pytest_cache, and the next time is shorter
 # make soak    those: killed processes, full disks, hostile files, a fake gcloud, whole benchmarks
@@ -15,10 +16,16 @@ PYTHON ?= python3
 VENV := .venv
 WORKERS ?= 2
 RUN := $(VENV)/bin/python
+# Scripts in other folders can import the package. Requirements files hold its dependencies.
+INSTALL_PACKAGE = $(RUN) -m pip install --disable-pip-version-check --no-deps -e .
 DEMO = $(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 
+PYTHON_NEXT ?= $(shell for python in python3.13 python3.12 \
+  "$$(pyenv root 2>/dev/null)"/versions/3.1[32].*/bin/python3; do \
+  "$$python" -c '' 2>/dev/null && { echo "$$python"; break; }; done)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak cuda chaos chaos-hosts test-reference test-openenv harness-clients bench-tunix tables lint clean python-version
+.PHONY: help demo check check-next test soak cuda chaos chaos-hosts test-reference test-openenv harness-clients bench-tunix tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -37,8 +44,22 @@ PYTEST = OMP_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false $$XLA_F
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
 	--durations 10
 
+QUICK = not trains and not slow and not soak
+
 check: lint
-	$(PYTEST) -m 'not trains and not slow and not soak' $(ARGS)
+	$(PYTEST) -m '$(QUICK)' $(ARGS)
+
+# The environment has no torch, transformers or libtpu: tests that compare with them skip.
+check-next: RUN := .venv-next/bin/python
+check-next:
+ifeq ($(PYTHON_NEXT),)
+	@echo 'check-next: no Python 3.12 or 3.13 here; name one with PYTHON_NEXT=/path/to/python3.12'
+else
+	$(PYTHON_NEXT) -m venv .venv-next
+	$(RUN) -m pip install --disable-pip-version-check -c requirements-test.txt \
+	  -e '.[babyai,games,hosts,web]' hypothesis pytest pytest-xdist
+	$(PYTEST) -m '($(QUICK)) or mesh' $(ARGS)
+endif
 
 test: $(VENV)/test.stamp
 	$(PYTEST) -m 'not soak' $(ARGS)
@@ -99,7 +120,7 @@ bench-tunix: | python-version
 	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-reference .venv-openenv .venv-tunix .venv-clients build *.egg-info
+	rm -rf $(VENV) .venv-next .venv-reference .venv-openenv .venv-tunix .venv-clients build *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than the files they were made from once an installation has finished.
@@ -107,12 +128,14 @@ $(VENV)/run.stamp: requirements.txt | python-version
 	@echo 'Installing requirements.txt into $(VENV) (one to two minutes, once)'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check -r requirements.txt
+	$(INSTALL_PACKAGE)
 	@touch $@
 
 $(VENV)/test.stamp: requirements-test.txt requirements.txt | python-version
 	@echo 'Installing requirements-test.txt into $(VENV) (about 3 minutes, once)'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check -r requirements-test.txt
+	$(INSTALL_PACKAGE)
 	@touch $(VENV)/run.stamp $@
 
 # Beside the packages of the environment, so that jax finds no plugin for CUDA unless asked to

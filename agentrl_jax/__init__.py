@@ -19,12 +19,15 @@ What they act on: a world of ENVIRONMENTS, which build_task turns into a convers
 ended.
 The loop around them is agentrl_jax/train.py; every command is `python -m agentrl_jax.<command>`:
 train, evaluate, elo, export, play, serve, serve_policy, view, plan, sweep, tables.
+`python -m agentrl_jax` lists them.
 
 Names are looked up when they are first used: importing the package alone imports nothing heavy, so
 a command can read its flags before JAX starts.
 """
 
 import importlib
+
+__version__ = '0.1.0'
 
 # Public name -> the module that defines it.
 _MODULES = {

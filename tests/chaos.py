@@ -40,6 +40,7 @@ import jax
 import micro_runs
 import numpy as np
 import psutil
+import quick_xla
 from test_multiprocess import variables_of
 
 from agentrl_jax.algorithms import ALGORITHMS
@@ -455,7 +456,7 @@ def main() -> None:
         'JAX_PLATFORMS': 'cpu',
         'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
         'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-        'XLA_FLAGS': '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false',
+        'XLA_FLAGS': quick_xla.FLAGS,
     }
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder / 'programs'))
     # Children inherit signals that are ignored, as in a shell's background.

@@ -35,6 +35,7 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import psutil
+import quick_xla
 
 from agentrl_jax import train
 from agentrl_jax.envs.hosts import agentgym, served
@@ -423,9 +424,7 @@ def main() -> None:
     if unknown := set(given.worlds.split(',')) - set(names.split(',')):
         parser.error(f'--worlds: {", ".join(sorted(unknown))} is none of {names}')
     jax.config.update('jax_platforms', 'cpu')
-    os.environ['XLA_FLAGS'] = (
-        '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
-    )
+    os.environ['XLA_FLAGS'] = quick_xla.FLAGS
     os.environ['PYTHONPATH'] = f'{micro_runs.ROOT}{os.pathsep}{micro_runs.ROOT / "tests"}'
     for env in ACTED if given.acted else ():
         if env.name in given.worlds.split(','):

@@ -17,9 +17,8 @@ import signal
 import folders  # noqa: F401
 import hypothesis
 import pytest
+import quick_xla
 
-# LLVM gets plain loops and optimises nothing: a quarter of the time that a program takes otherwise.
-QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false'
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
 MOST_BYTES = 2**30  # of kept programs; one session makes about 150 MB
 BUILT = {}  # what this worker has built, by config and mesh: see shared_programs
@@ -34,7 +33,7 @@ LONGEST = (
 def pytest_configure(config):
     if not hasattr(config, 'workerinput'):  # workers inherit what the first process sets
         os.environ['JAX_PLATFORMS'] = 'cpu'
-        os.environ['XLA_FLAGS'] = f'{QUICK_TO_COMPILE} {os.environ.get("XLA_FLAGS", "")}'
+        os.environ['XLA_FLAGS'] = f'{quick_xla.FLAGS} {os.environ.get("XLA_FLAGS", "")}'
         os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
         os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
         os.environ.setdefault(PROGRAMS, str(kept_programs(config)))

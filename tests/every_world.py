@@ -249,6 +249,11 @@ def the_oracle_solves_levels_as_often_as_stated(world):
     assert solved.any() and stated.mean() > env.random_success(params, [BUDGET])[0].mean()
 
 
+def no_array_of_a_pool_or_state_is_empty(world):
+    """jaxlib 0.11.2 crashes while it compiles a shard_map with an empty input."""
+    assert min(leaf.size for leaf in jax.tree.leaves((world.params, world.states))) > 0
+
+
 TEXTS = (
     lines_concatenate_to_the_observation_text,
     lines_do_not_depend_on_the_split,
@@ -271,4 +276,5 @@ CHECKS = (
     an_action_outside_the_action_space_changes_nothing,
     names_stand_for_actions_of_the_action_space,
     default_parameters_are_a_pool,
+    no_array_of_a_pool_or_state_is_empty,
 )

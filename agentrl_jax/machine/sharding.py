@@ -159,7 +159,9 @@ def with_layout(tree: Any, layout: Any) -> Any:
     """Shapes and dtypes with one layout for all arrays, or with a tree of layouts."""
 
     def one(x, at):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+        # NumPy's int64 is int32 on the device; jax 0.11.2 warns about it.
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=at)
 
     if isinstance(layout, jax.sharding.Sharding):
         return jax.tree.map(lambda x: one(x, layout), tree)

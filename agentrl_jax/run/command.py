@@ -225,6 +225,8 @@ def wants_fallback(argv: Sequence[str]) -> bool:
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
     """flags.FLAGS of the command line; ends with one line if it is invalid."""
+    for path in config_files(argv):  # configs/demo.py imports configs.small, from any folder
+        sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(path))))
     try:
         register_classes(argv)
         left = flags.FLAGS(list(argv), known_only=False)[1:]
@@ -299,13 +301,19 @@ def check_config_file() -> None:
         raise ValueError(f'{path}: get_config must return a ConfigDict, and returns a {kind}')
 
 
-def error_of_file(error: BaseException, argv: Sequence[str]) -> str:
-    """What went wrong in the file of --config, and in which line; '' if nothing did."""
+def config_files(argv: Sequence[str]) -> list[str]:
+    """Paths given to --config, without the argument that follows a colon."""
     named = [word for i, word in enumerate(argv) if argv[i - 1].lstrip('-') == 'config']
     named += [word.partition('=')[2] for word in argv if re.match('--?config=', word)]
+    return [name.partition(':')[0] for name in named]
+
+
+def error_of_file(error: BaseException, argv: Sequence[str]) -> str:
+    """What went wrong in the file of --config, and in which line; '' if nothing did."""
+    named = config_files(argv)
     if not named:
         return ''
-    path, causes = named[-1].partition(':')[0], [error]
+    path, causes = named[-1], [error]
     while within := causes[-1].__cause__ or causes[-1].__context__:  # flags wrap what a file raises
         causes.append(within)
     for cause in reversed(causes):
@@ -379,9 +387,9 @@ def suggest_file(name: str, folder: str = 'configs') -> str:
 
 def known_fields() -> dict[str, Any]:
     """Every field of the config by its dotted name."""
-    from configs import base
+    from agentrl_jax.run import config
 
-    return files.flat(base.get_config())
+    return files.flat(config.get_config())
 
 
 def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:

@@ -30,8 +30,13 @@ def families(
     }
 
 
-def empty(turns: int, observation_rows: int, max_actions: int) -> jax.Array:
-    """The history of an episode that begins."""
+def empty(turns: int, observation_rows: int, max_actions: int) -> jax.Array | None:
+    """History at the start of an episode; None without turns.
+
+    None, not an empty array: jaxlib 0.11.2 crashes on empty inputs of shard_map.
+    """
+    if not turns:
+        return None
     return jnp.full((turns, 2 + observation_rows + max_actions), -1, jnp.int32)
 
 

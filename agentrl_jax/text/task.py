@@ -62,7 +62,7 @@ class TextTask:
     prefix: jax.Array  # int32 [P]  tokens in front of every first observation
     answer: answers.AnswerTable
     eos_ids: jax.Array  # int32 [n]  tokens that end a turn
-    no_past: jax.Array  # int32 [m, P]  history of an episode that begins
+    no_past: jax.Array | None  # int32 [m, P]  history at the start; None: prompts show none
     turn_limit: jax.Array  # int32 []  turns of an episode, at most max_turns (see curriculum)
     env: Any = struct.field(pytree_node=False)
     offsets: Offsets
@@ -91,7 +91,7 @@ class Episode:
     used: jax.Array  # int32 []    actions executed so far
     reward: jax.Array  # float32 []  environment reward of the previous turn
     warn: jax.Array  # bool []     the previous answer held no valid action
-    past: jax.Array  # int32 [m, P]  rows that describe the last m turns; see text.history
+    past: jax.Array | None  # int32 [m, P]  rows for the last m turns; see text.history
     level: jax.Array  # int32 []   that every trial plays
     agent: agents.Progress
 
@@ -202,10 +202,10 @@ def play_turn(
     return after, outcome
 
 
-def _past(task: TextTask, episode: Episode, parts, known, reward) -> jax.Array:
+def _past(task: TextTask, episode: Episode, parts, known, reward) -> jax.Array | None:
     """The history after a turn."""
-    if not episode.past.shape[0]:
-        return episode.past
+    if episode.past is None:
+        return None
     row = reward_line(task, reward, task.offsets.past_reward) if task.style.rewards_shown() else -1
     return history.extended(
         episode.past,
@@ -289,7 +289,7 @@ def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.
     """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
     at, now = task.offsets, episode.agent
     opening = opening_lines(task, episode.reward, sampled_end, now.stepped)
-    past = history.past_rows(episode.past, at, episode.turn) if episode.past.shape[0] else -1
+    past = history.past_rows(episode.past, at, episode.turn) if episode.past is not None else -1
     rows = [
         *(jnp.where(episode.turn == 0, -1, row) for row in opening),
         past,

@@ -1,6 +1,7 @@
 """What a command line cannot mean is said in one line, before anything heavy is imported."""
 
 import contextlib
+import importlib
 import os
 import shlex
 import signal
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import micro_runs
 import pytest
+import quick_xla
 from absl import flags
 from ml_collections import config_flags
 
@@ -222,6 +224,31 @@ def test_what_is_wrong_in_a_config_file_is_said_with_its_line(tmp_path, body, sa
     assert f'error: {tmp_path}/{said}' in err.splitlines()[-1]
 
 
+def test_a_config_file_imports_its_neighbours_from_any_folder(tmp_path):
+    program = (
+        'from absl import flags; from ml_collections import config_flags; '
+        'from agentrl_jax.run import command; '
+        "config_flags.DEFINE_config_file('config'); command.begin(''); "
+        'print(flags.FLAGS.config.env.name)'
+    )
+    done = subprocess.run(
+        [sys.executable, '-c', program, f'--config={micro_runs.ROOT}/configs/demo.py'],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': package_alone(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == 'frozen_lake\n', done.stderr
+
+
+def package_alone(folder):
+    """A folder to import from that holds agentrl_jax and no configs, like site-packages."""
+    site = folder / 'site'
+    site.mkdir()
+    (site / 'agentrl_jax').symlink_to(micro_runs.ROOT / 'agentrl_jax')
+    return str(site)
+
+
 def test_a_config_file_without_its_function_is_named(tmp_path):
     for text, said in (('', 'has no attribute'), ('def get_config(size): ...', 'missing 1 requi')):
         (tmp_path / 'c.py').write_text(text)
@@ -250,6 +277,22 @@ def test_without_a_tpu_none_is_looked_for(monkeypatch):
     monkeypatch.setattr(command, 'GOOGLE', 'none')
     command.skip_tpu_search()
     assert command.os.environ['JAX_PLATFORMS'] == 'cpu'
+
+
+def test_benchmarks_choose_the_platform_before_they_import_jax(monkeypatch):
+    """They printed six lines of errors of libtpu where it is installed without a TPU."""
+    import benchmarks
+
+    prepare = mock.Mock()
+    monkeypatch.setattr(command, 'prepare_jax', prepare)
+    importlib.reload(benchmarks)
+    prepare.assert_called_once_with()
+
+
+@pytest.mark.parametrize('jaxlib, loops', [('0.10.2', True), ('0.11.2', False), ('1.0', False)])
+def test_no_xla_flag_is_set_that_a_jaxlib_does_not_know(jaxlib, loops):
+    """jaxlib 0.11 ended every process of the tests at an unknown flag."""
+    assert ('--xla_cpu_use_fusion_emitters=false' in quick_xla.flags(jaxlib).split()) == loops
 
 
 STARTING = """
@@ -479,7 +522,7 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
     for module, extra in command.EXTRAS.items():
         assert extra in extras, module
     listed = ' '.join(package for extra in extras.values() for package in extra)
-    comes_along = {'pydantic', 'starlette', 'py4j'}  # with fastapi, scienceworld
+    comes_along = {'libtpu'}  # with jax[tpu]
     assert all(module in listed for module in command.EXTRAS.keys() - comes_along)
     with pytest.raises(command.WrongUsage, match='pip install bm25s==0.3.16'), command.usage():
         raise ModuleNotFoundError('an index of documents needs bm25s: pip install bm25s==0.3.16')

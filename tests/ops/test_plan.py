@@ -282,6 +282,7 @@ def check(made):
     assert 'fits' in page and made['topology'] in page
 
 
+@pytest.mark.mesh
 def test_the_programs_compile_for_cpu_devices(cfg):
     cfg.env.eval_levels, cfg.eval.samples = 16, 4  # of which 64 episodes play at once
     made = plan.plan(cfg, 'cpu:8')

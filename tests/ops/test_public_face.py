@@ -1,5 +1,6 @@
 """`import agentrl_jax`: the names it offers, and that it costs nothing until one is used."""
 
+import functools
 import importlib
 import pathlib
 import re
@@ -32,7 +33,18 @@ def test_the_docstring_tells_of_every_public_name_and_command():
     assert not missing, missing
     commands = re.search(r'agentrl_jax\.<command>`:\n(.*?)\.\n', text, flags=re.DOTALL)[1]
     files = {path.stem for path in (ROOT / 'agentrl_jax').glob('*.py')}
-    assert set(commands.split(', ')) == files - {'__init__', 'types'}
+    assert set(commands.split(', ')) == files - {'__init__', '__main__', 'types'}
+
+
+def test_python_m_agentrl_jax_lists_the_commands_and_the_version():
+    run = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    listed = run([sys.executable, '-m', 'agentrl_jax'])
+    names = re.findall(r'^  (\w+) +\S', listed.stdout, flags=re.MULTILINE)
+    files = {path.stem for path in (ROOT / 'agentrl_jax').glob('*.py')}
+    assert set(names) == files - {'__init__', '__main__', 'types'} and listed.returncode == 0
+    assert agentrl_jax.__version__ in listed.stdout
+    wrong = run([sys.executable, '-m', 'agentrl_jax', 'train'])
+    assert wrong.returncode == 2 and 'Run python -m agentrl_jax.train' in wrong.stderr
 
 
 def words_of(program):
@@ -75,9 +87,10 @@ def test_the_names_of_a_package_are_there_when_they_are_asked_for(name):
 
 def test_citation_license_and_project_file_agree():
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    assert 'version' in project['dynamic']  # read from agentrl_jax.__version__
     citation = (ROOT / 'CITATION.cff').read_text()
     fields = dict(re.findall(r'^([a-z-]+): *(\S.*)$', citation, flags=re.MULTILINE))
-    assert fields['version'] == project['version']
+    assert fields['version'] == agentrl_jax.__version__
     assert fields['license'] == project['license'] == 'Apache-2.0'
     assert project['description'].lower() in fields['title'].lower()
     text = (ROOT / project['license-files'][0]).read_text()

@@ -45,6 +45,13 @@ def test_a_mesh_that_does_not_use_all_devices_is_refused(sizes):
         sharding.make_mesh(*sizes)
 
 
+def test_shapes_of_numpy_arrays_have_the_dtype_of_the_device():
+    """On jax 0.11.2 plans warned about int64."""
+    whole = jax.sharding.NamedSharding(sharding.make_mesh(*CUBE), P())
+    shapes = sharding.with_layout((np.zeros(2, np.int64), jax.random.key(0)), whole)
+    assert shapes[0].dtype == np.int32 and shapes[1].dtype == jax.random.key(0).dtype
+
+
 def test_only_one_place_makes_meshes():
     root = Path(sharding.__file__).parents[2]
     files = [p for folder in ('agentrl_jax', 'configs') for p in (root / folder).rglob('*.py')]

@@ -12,13 +12,14 @@ import json
 import pytest
 import real_tokenizers
 import tokenizers
-import transformers
 from llama_vocabulary import TEMPLATE, llama_tokenizer
 from qwen_vocabulary import qwen_tokenizer
 from smollm_vocabulary import smollm_tokenizer
 
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML, CHATML_TOOLS, build_chat, message
+
+transformers = pytest.importorskip('transformers')
 
 # As SmolLM2's: a system message of its own, and no tools
 SMOLLM2 = (

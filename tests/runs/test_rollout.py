@@ -175,6 +175,7 @@ def test_kernels_laid_out_for_few_rows_change_nothing_that_is_sampled():
     assert_same_rollout(out, played('frozen_lake')[0])
 
 
+@pytest.mark.mesh
 def test_no_mesh_changes_what_is_sampled():
     mesh = jax.make_mesh((4, 1, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     collect = device.collect_on_mesh(

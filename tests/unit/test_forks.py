@@ -173,6 +173,7 @@ def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
     assert_same(out, played('frozen_lake')[0], exact=False)
 
 
+@pytest.mark.mesh
 def test_no_mesh_changes_what_is_sampled():
     mesh = sharding.make_mesh(4, 1, 2)
     collect = device.collect_on_mesh(

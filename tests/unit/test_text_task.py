@@ -26,6 +26,14 @@ def random_parts(rng, rows, names, per_turn):
     return parts.astype(np.int32)
 
 
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_no_array_of_a_task_is_empty(name):
+    """jaxlib 0.11.2 crashes while it compiles a shard_map with an empty input."""
+    episode = text.begin(tiny.task(name), jnp.int32(0))
+    sizes = [leaf.size for leaf in jax.tree.leaves((tiny.task(name), episode))]
+    assert sizes and min(sizes) > 0
+
+
 @pytest.mark.slow('compiles every world')
 @pytest.mark.parametrize('name', tiny.NAMES)
 def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name):
