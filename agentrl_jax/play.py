@@ -223,7 +223,7 @@ def config_to_play(given: Any, workdir: str) -> Config:
 
 
 def play(given: Any) -> None:
-    """Plays what the flags name."""
+    """Plays one level: a person, or the policy of a run. given: the parsed flags."""
     cfg = config_to_play(given.config, given.workdir).held_out
     if cfg.on_hosts and not given.workdir:
         raise ValueError(

@@ -333,14 +333,14 @@ def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def following(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    """Fields of two configs (comparable) that differ only because their algorithms do."""
+    """Return the fields in which two configs (comparable) hold the defaults of their algorithms."""
 
-    def own(config):
+    def defaults(config):
         cfg = get_config()
         cfg.algorithm = config['algorithm']
         return tree.flat(as_json(effective(cfg)))
 
-    before, after = own(saved), own(now)
+    before, after = defaults(saved), defaults(now)
     values, changed = tree.flat(saved), tree.flat(now)
     return {
         name

@@ -92,7 +92,7 @@ def test_a_command_line_that_means_nothing_is_refused_in_one_line(words, sentenc
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
-    """refused(words) -> the line of a command line that a command rejects with exit code 2."""
+    """refused(words) returns the error line of an invalid command line; exit code 2."""
 
     def refused(*words, needs=('config', 'workdir')):
         values = flags.FlagValues()
