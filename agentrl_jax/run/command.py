@@ -359,7 +359,7 @@ def suggest_name(name: str) -> str:
 
 
 def suggest_file(name: str, folder: str = 'configs') -> str:
-    """Return '; did you mean ...?' with the closest file of its own folder or of `folder`."""
+    """Return '; did you mean ...?' with the closest file of the same folder or of `folder`."""
     folders = dict.fromkeys((os.path.dirname(name), folder))
     found = [str(path) for one in folders for path in sorted(pathlib.Path(one).glob('*.py'))]
     stems = {pathlib.Path(path).stem: path for path in reversed(found)}
