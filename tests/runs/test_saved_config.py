@@ -190,7 +190,7 @@ def test_a_changed_field_comes_before_those_that_follow_from_it(saved):
     _, listed = str(refused.value).split('workdir. ')
     assert re.fullmatch(
         r'algorithm: "grpo" in the checkpoint, "dapo" now; env.train_levels: 24 in the checkpoint, '
-        r'32 now; [3-9] more fields follow from the algorithm',
+        r'32 now; and [3-9] more that follow from the algorithm',
         listed,
     )
 
