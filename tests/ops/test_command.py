@@ -123,7 +123,7 @@ MISTAKES = {
     ('--workdir=w',): '--config is needed: Config.',
     (CONFIG, '--workdir=w', '--steps=3'): "flag 'steps'; did you mean --config.steps?",
     (CONFIG, '--learning-rate=3'): 'did you mean --config.clone.lr or --config.optim.lr?',
-    (CONFIG, '--max-turns=3'): 'did you mean --config.env.max_turns?',
+    (CONFIG, '--max-turns=3'): 'did you mean --config.clone.max_turns or --config.env.max_turns',
     (CONFIG, '--temperature=1'): 'did you mean --config.eval.temperature or --config.rollout.temp',
     (CONFIG, '--work-dir=w'): 'did you mean --workdir?',
     (CONFIG, '--show-confg'): 'did you mean --show_config?',
