@@ -236,7 +236,7 @@ def main() -> None:
     try:
         with command.usage():
             if not all(step.isdigit() for step in given.steps):
-                raise ValueError(f'--steps={",".join(given.steps)} must be whole numbers')
+                raise ValueError('--steps must be numbers, such as --steps=0,100')
             steps = [int(step) for step in given.steps]
             how = dict(games=given.games, seed=given.seed, out=given.out)
             print(table(elo(given.workdir, given.against, steps, **how)))

@@ -222,29 +222,29 @@ def config_to_play(given: Any, workdir: str) -> Config:
     return parts.config_of_run(files.local_path(workdir)) if workdir else config.read(given)
 
 
-def play(given: Any) -> None:
-    """Plays what the flags name."""
-    cfg = config_to_play(given.config, given.workdir).held_out
-    if cfg.on_hosts and not given.workdir:
+def play(args: Any) -> None:
+    """Plays one level: a person, or the policy of a run. args: the parsed flags."""
+    cfg = config_to_play(args.config, args.workdir).held_out
+    if cfg.on_hosts and not args.workdir:
         raise ValueError(
             f'env.name={cfg.env.name!r} is on hosts and takes any text: name the --workdir of '
             'a run, whose policy plays it'
         )
     tokenizer = parts.build_tokenizer(cfg)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    task = parts.build_text_task(cfg, tokenizer, given.split, None)
+    task = parts.build_text_task(cfg, tokenizer, args.split, None)
     levels = task.env.num_levels(task.env_params)
-    if not 0 <= given.level < levels:
-        raise ValueError(f'--level={given.level} must be in 0..{levels - 1}')
-    if given.workdir:
-        how = dict(level=given.level, seed=given.seed, delay=given.delay, width=width)
-        watch(cfg, given.workdir, given.split, **how, say=writer(sys.stdout))
+    if not 0 <= args.level < levels:
+        raise ValueError(f'--level={args.level} must be in 0..{levels - 1}')
+    if args.workdir:
+        how = dict(level=args.level, seed=args.seed, delay=args.delay, width=width)
+        watch(cfg, args.workdir, args.split, **how, say=writer(sys.stdout))
     else:
 
         def say(said):
             print(wrapped(said, width))
 
-        play_by_hand(task, level=given.level, seed=given.seed, ask=input, say=say)
+        play_by_hand(task, level=args.level, seed=args.seed, ask=input, say=say)
 
 
 def main() -> None:

@@ -279,25 +279,25 @@ class Served:
             self.collect(self.params, self.task, episodes, jax.random.fold_in(self.key, number))
 
 
-def open_policy(given: Any) -> Served:
+def open_policy(args: Any) -> Served:
     """The policy that the flags name, at its port."""
-    workdir = best_of(given.workdir) if given.best else given.workdir
-    step = given.step
+    workdir = best_of(args.workdir) if args.best else args.workdir
+    step = args.step
     if workdir:
-        origin = saved_config.origin(workdir, given.config, step=step)
+        origin = saved_config.origin(workdir, args.config, step=step)
         saved_config.say(origin)
         step = origin.step
-    cfg = read(given.config, None)
+    cfg = read(args.config, None)
     if workdir:
-        saved_config.check_model(checkpoint.read_extra(workdir, step=step), given.config)
+        saved_config.check_model(checkpoint.read_extra(workdir, step=step), args.config)
     return Served(
         cfg,
         workdir=workdir,
         step=step,
-        address=given.host,
-        port=given.port,
-        slots=given.slots,
-        stops=tuple(given.stop),
+        address=args.host,
+        port=args.port,
+        slots=args.slots,
+        stops=tuple(args.stop),
     )
 
 

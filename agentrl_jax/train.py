@@ -302,8 +302,9 @@ def main() -> None:
             print(config.show(given.config))
             config.read(given.config)
             sys.exit(0)
-        config.read(given.config)
-        fit.check(given.config)
+        with command.usage():
+            config.read(given.config)
+            fit.check(given.config)
         more = dict(fallback=given.fallback, replay=given.replay)
         code = train(given.config, given.workdir, **more)
     except checkpoint.Damaged as error:

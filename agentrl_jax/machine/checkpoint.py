@@ -415,7 +415,7 @@ def check_config(
     if different:
         lines = [f'{name}: {before[name]} in the checkpoint, {now[name]} now' for name in listed]
         if rest := len(different) - len(listed):
-            lines.append(f'{rest} more fields follow from the algorithm')
+            lines.append(f'and {rest} more that follow from the algorithm')
         raise ValueError(
             f'this workdir holds a run with another config; {advice}. ' + '; '.join(lines)
         )

@@ -25,7 +25,7 @@ CHARACTER, LETTERS = 6.2, 10  # width and height of text
 LARGER = 1.7  # text of a wide chart on a narrow screen, in live_page.html
 MOST = 160  # points of a line
 TICKS = 6  # on an axis, at most
-APART = 8  # between the name of a reference line and a curve
+CLEARANCE = 8  # between the name of a reference line and a curve
 SPARK = (110, 20)  # size of a line without axes
 PREFIXES = {9: 'G', 6: 'M', 3: 'k'}
 
@@ -179,8 +179,8 @@ def _grid(across: Axis, up: Axis) -> list[str]:
         parts.append(f'<path class="grid" d="M{across.begin:.1f} {y:.1f}H{across.end}"/>')
         parts.append(f'<text class="y" x="{across.begin - 5:.1f}" y="{y + 3.5:.1f}">{label}</text>')
     for value, label in zip(across.ticks(), labels(across.ticks()), strict=True):
-        most = across.end + RIGHT - CHARACTER * len(label) / 2  # the end of the last one is inside
-        x = min(across.place(value), most)
+        limit = across.end + RIGHT - CHARACTER * len(label) / 2  # of a label inside the drawing
+        x = min(across.place(value), limit)
         parts.append(f'<text class="x" x="{x:.1f}" y="{HEIGHT - 6}">{label}</text>')
     return parts
 
@@ -191,12 +191,12 @@ def _names(
     up: Axis,
     curves: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> list[str]:
-    """Names of reference lines, each at the end and the side of its line that curves leave free.
+    """Draw the name of each reference line at the free end and side of the line.
 
-    A name that would cover another one is left out.
+    A name is left out if it would cover another one.
     """
     parts: list[str] = []
-    taken: list[tuple[str, float]] = []
+    places: list[tuple[str, float]] = []
     for name, value in sorted(lines.items(), key=lambda line: line[1]):
         text, best = f'{name} {short(value)}', (-1.0, '', 0.0)
         for css in ('name', 'name left'):
@@ -205,12 +205,12 @@ def _names(
             xs = np.linspace(begin, begin + length, 9)
             for y in (up.place(value) - 3, up.place(value) + LETTERS):
                 inside = LETTERS <= y <= HEIGHT - BOTTOM
-                free = all(css != side or abs(y - at) > LETTERS for side, at in taken)
+                free = all(css != side or abs(y - at) > LETTERS for side, at in places)
                 space = min(_space(curve, xs, y - LETTERS / 3) for curve in curves)
-                if inside and free and min(space, APART) > best[0]:
-                    best = (min(space, APART), css, y)
+                if inside and free and min(space, CLEARANCE) > best[0]:
+                    best = (min(space, CLEARANCE), css, y)
         if best[1]:
-            taken.append(best[1:])
+            places.append(best[1:])
             x = across.begin + 3 if best[1] == 'name left' else across.end
             parts.append(
                 f'<text class="{best[1]}" x="{x:.1f}" y="{best[2]:.1f}">{escape(text)}</text>'
@@ -219,7 +219,7 @@ def _names(
 
 
 def _space(curve: tuple[np.ndarray, np.ndarray], xs: np.ndarray, y: float) -> float:
-    """Distance between a curve and a height over some places; inf where there is no curve."""
+    """Return the least distance between a curve and a height y over xs; inf without a curve."""
     at, heights = curve
     covered = xs[(xs >= at.min()) & (xs <= at.max())] if len(at) else at
     return float(np.abs(np.interp(covered, at, heights) - y).min()) if len(covered) else math.inf

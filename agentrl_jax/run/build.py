@@ -38,7 +38,7 @@ from agentrl_jax.tokens.wording import wording_of
 from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
 
 PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
-PRETRAINED_SIZE = 10**8  # parameters that nobody trains from random weights here
+PRETRAINED_SIZE = 10**8  # parameters; larger models start from pretrained weights
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,7 +141,7 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser for files and folders, with the same errors and spellings of flags."""
+    """An ArgumentParser with the errors and the flag spellings of the other commands."""
 
     def __init__(self, doc: str, command: str):
         super().__init__(
@@ -247,9 +247,9 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
 
 
 def underscored(words: Sequence[str]) -> list[str]:
-    """The words of a command line with the documented spelling of each known flag.
+    """Return the command line with underscores in the names of known flags.
 
-    Names have underscores; '-' is accepted too.
+    Underscores are documented; hyphens are accepted.
     """
     spelled = []
     for word in words:
@@ -261,7 +261,7 @@ def underscored(words: Sequence[str]) -> list[str]:
 
 
 def check_checkpoint() -> None:
-    """Refuses flags that choose a checkpoint where no run is named."""
+    """Reject flags that choose a checkpoint if no run is named."""
     known = flags.FLAGS
     if 'workdir' in known and known['workdir'].value in (None, ''):
         for name in ('step', 'best'):
@@ -270,7 +270,7 @@ def check_checkpoint() -> None:
 
 
 def needed(name: str, needs: Sequence[str]) -> str:
-    """That a flag is missing, with the choice there is."""
+    """Return the error for a missing flag, with its alternative."""
     if name == 'config' and 'workdir' in flags.FLAGS and 'workdir' not in needs:
         return '--workdir=<folder of a run> or --config=<file of configs/> is needed'
     return f'--{name} is needed: {flags.FLAGS[name].help}'
@@ -286,7 +286,7 @@ def register_classes(argv: Sequence[str]) -> None:
 
 
 def check_config_file() -> None:
-    """Refuses a --config whose file is missing or makes no config."""
+    """Reject a --config file that is missing or returns no config."""
     if 'config' not in flags.FLAGS or not flags.FLAGS['config'].present:
         return
     path = flags.FLAGS['config'].config_filename
@@ -346,7 +346,7 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
 
 
 def suggest_flag(word: str, needs: Sequence[str] = ()) -> str:
-    """': did you mean ...?' of a word that is no flag, or ''; needs: as in begin."""
+    """Return ': did you mean ...?' for a leftover word; needs: the required flags."""
     name, equals, value = word.partition('=')
     if name.split('.')[0] in flags.FLAGS:
         return f': did you mean --{word}?'
@@ -363,7 +363,7 @@ def suggest_flag(word: str, needs: Sequence[str] = ()) -> str:
 
 
 def suggest_name(name: str) -> str:
-    """'; did you mean ...?' of an unknown flag: a field of the config, or another flag."""
+    """Return '; did you mean ...?' for an unknown flag: a config field or another flag."""
     if 'config' in flags.FLAGS:
         known = known_fields()
         field = name.replace('-', '_')
@@ -377,7 +377,7 @@ def suggest_name(name: str) -> str:
 
 
 def suggest_file(name: str, folder: str = 'configs') -> str:
-    """'; did you mean ...?' with a file whose name is close, in its folder or in this one."""
+    """Return '; did you mean ...?' with the closest file of the same folder or of `folder`."""
     folders = dict.fromkeys((os.path.dirname(name), folder))
     found = [str(path) for one in folders for path in sorted(pathlib.Path(one).glob('*.py'))]
     stems = {pathlib.Path(path).stem: path for path in reversed(found)}
@@ -386,7 +386,7 @@ def suggest_file(name: str, folder: str = 'configs') -> str:
 
 
 def known_fields() -> dict[str, Any]:
-    """Every field of the config by its dotted name."""
+    """Return the default config as {dotted name: value}."""
     from agentrl_jax.run import config
 
     return files.flat(config.get_config())
@@ -405,7 +405,7 @@ def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
 
 
 def in_plain_words(text: str) -> str:
-    """An error of a flag's value without the words of Python."""
+    """Return the error of a flag's value without Python's wording."""
     kinds = {
         r'invalid literal for int\(\) with base 10: .*': 'must be a whole number',
         r'could not convert string to float: .*': 'must be a number',

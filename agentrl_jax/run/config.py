@@ -379,20 +379,17 @@ def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def following(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    """Fields of two configs (comparable) that differ only because their algorithms do."""
+    """Return the fields whose values in two configs (comparable) follow from their algorithms."""
+    chosen = {name for _, _, every in tree.variants(Config) for name in every}
 
-    def own(config):
-        cfg = get_config()
-        cfg.algorithm = config['algorithm']
+    def defaults(config):
+        cfg = migrate(config, VERSION)
+        cfg.update_from_flattened_dict(dict.fromkeys(chosen))
         return tree.flat(as_json(effective(cfg)))
 
-    before, after = own(saved), own(now)
+    before, after = defaults(saved), defaults(now)
     values, changed = tree.flat(saved), tree.flat(now)
-    return {
-        name
-        for name in before.keys() & after.keys() - {'algorithm'}
-        if (values.get(name), changed.get(name)) == (before[name], after[name])
-    }
+    return {n for n in chosen if (values[n], changed[n]) == (before[n], after[n])}
 
 
 def show(cfg: Any) -> str:

@@ -32,16 +32,16 @@ def import_callable(name: str, field: str) -> Callable:
             f'{_place(name, field)}: {module.__name__} has no attribute {attribute!r}'
             f'{suggestion(attribute, dir(module))}'
         )
-    found = getattr(module, attribute)
-    if not callable(found):
-        raise ValueError(f'{_place(name, field)} is {type(found).__name__}, which cannot be called')
-    return found
+    value = getattr(module, attribute)
+    if not callable(value):
+        raise ValueError(f'{_place(name, field)} is {type(value).__name__}, which cannot be called')
+    return value
 
 
 def import_module(name: str, field: str) -> types.ModuleType:
     """Return the module of 'package.module:callable'.
 
-    A ValueError tells a name of another form, a missing module and a module that fails apart.
+    The ValueErrors differ: a name of another form, a missing module, an import that fails.
     """
     place, module = _place(name, field), name.partition(':')[0]
     if not FORM.fullmatch(name):
@@ -66,6 +66,6 @@ def _cause(error: Exception) -> str:
         return f' in {error.filename}, line {error.lineno}: {error.msg}'
     skipped = ('<frozen', __file__, importlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(skipped)]
-    where = f' in {own[-1].filename}, line {own[-1].lineno}' if own else ''
+    lines = [frame for frame in frames if not frame.filename.startswith(skipped)]
+    where = f' in {lines[-1].filename}, line {lines[-1].lineno}' if lines else ''
     return f'{where}: {type(error).__name__}: {" ".join(str(error).split())}'

@@ -94,7 +94,7 @@ def test_a_command_line_that_means_nothing_is_refused_in_one_line(words, sentenc
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
-    """refused(words) -> the line of a command line that a command rejects with exit code 2."""
+    """refused(words) returns the error line of an invalid command line; exit code 2."""
 
     def refused(*words, needs=('config', 'workdir')):
         values = flags.FlagValues()
@@ -125,7 +125,7 @@ MISTAKES = {
     ('--workdir=w',): '--config is needed: Config.',
     (CONFIG, '--workdir=w', '--steps=3'): "flag 'steps'; did you mean --config.steps?",
     (CONFIG, '--learning-rate=3'): 'did you mean --config.clone.lr or --config.optim.lr?',
-    (CONFIG, '--max-turns=3'): 'did you mean --config.env.max_turns?',
+    (CONFIG, '--max-turns=3'): 'did you mean --config.clone.max_turns or --config.env.max_turns',
     (CONFIG, '--temperature=1'): 'did you mean --config.eval.temperature or --config.rollout.temp',
     (CONFIG, '--work-dir=w'): 'did you mean --workdir?',
     (CONFIG, '--show-confg'): 'did you mean --show_config?',

@@ -196,7 +196,7 @@ def texts_of(svg, css):
 
 @pytest.mark.parametrize('scale', [1.0, -1.25e-7, 1e3, 12345.6789e9])
 def test_ticks_are_inside_the_chart(scale):
-    """Labels such as -1.25e-05 began outside of it, and the last step ended there."""
+    """Labels such as -1.25e-05 were cut off at the left, and the last step at the right."""
     rows = [
         row(step, value__loss=scale * (1 + 1e-4 * step), progress__tokens=1e5 * step)
         for step in range(9)
@@ -223,7 +223,7 @@ def test_the_name_of_a_line_is_where_no_curve_is():
 
 
 def test_a_port_in_use_is_named_with_how_to_choose_another_one(tmp_path, capsys):
-    """view said '[Errno 98] Address already in use'."""
+    """The error was [Errno 98], without the port and the flag."""
     workdir = make_run(tmp_path / 'a')
     with contextlib.closing(socket.create_server(('127.0.0.1', 0))) as taken:
         port = taken.getsockname()[1]

@@ -180,7 +180,7 @@ def test_another_architecture_is_neither_played_nor_exported(saved, tmp_path):
 
 
 def test_a_changed_field_comes_before_those_that_follow_from_it(saved):
-    """Of another algorithm 15 fields were listed, and what was set stood somewhere among them."""
+    """The changed field was one of 15 listed fields that differ between two algorithms."""
     cfg, _, _ = saved
     changed = cfg.copy_and_resolve_references()
     changed.algorithm, changed.env.train_levels = 'dapo', 32
@@ -190,7 +190,7 @@ def test_a_changed_field_comes_before_those_that_follow_from_it(saved):
     _, listed = str(refused.value).split('workdir. ')
     assert re.fullmatch(
         r'algorithm: "grpo" in the checkpoint, "dapo" now; env.train_levels: 24 in the checkpoint, '
-        r'32 now; [3-9] more fields follow from the algorithm',
+        r'32 now; and [3-9] more that follow from the algorithm',
         listed,
     )
 

@@ -423,7 +423,7 @@ def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(s
         ('own:three', "harness.run='own:three' is int, which cannot be called"),
     ],
 )
-def test_a_callable_that_cannot_be_imported_is_told_from_a_name_of_another_form(
+def test_a_failing_import_is_not_reported_as_a_name_of_another_form(
     name, words, tmp_path, monkeypatch
 ):
     """'my_agent:play' was called no module:callable because it imports openai."""

@@ -67,8 +67,8 @@ def maker(env: str, settings: dict) -> functools.partial[World]:
     """Makes worlds of a name in WORLDS or of `module:class`."""
     module, name = place_of(env)
     ours = env in WORLDS  # a package may be missing, which the command reports
-    found = importlib.import_module(module) if ours else import_module(env, '--env')
-    kind = getattr(found, name, None)
+    package = importlib.import_module(module) if ours else import_module(env, '--env')
+    kind = getattr(package, name, None)
     if kind is None:
         raise ValueError(f'--env={env}: its module has no {name}')
     if hasattr(kind, 'check'):
