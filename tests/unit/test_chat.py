@@ -115,6 +115,18 @@ def test_a_template_may_open_the_thought_of_an_answer(thought):
     assert talk.said(tokenizer.encode('so')) == f'{thought}so'
 
 
+@pytest.mark.parametrize('generates', ['', '<think>\n\n</think>\n\n'])
+def test_a_template_may_give_earlier_answers_an_empty_thought(generates):
+    """As TRL's training template of Qwen3, which was refused."""
+    empty = "('' if '<think>' in message.content or message.role != 'assistant' else EMPTY)"
+    template = CHATML.replace('+ message.content', f'+ {empty} + message.content')
+    template = template.replace('EMPTY', repr('<think>\n\n</think>\n\n'))
+    template = template.replace("assistant\n' }}", f"assistant\n' + {generates!r} }}}}")
+    chat = build_chat(with_template(template))
+    assert chat.thought == generates
+    assert chat.opening([message('user', 'U')])[-1:] == chat.answer_open(generates)[-1:]
+
+
 def test_a_template_gets_what_transformers_gives_it():
     names = '{{ bos_token }}{{ eos_token }}{{ image_token }}{{ mask_token is defined }}'
     given = '{% if tools is not none or documents is not none %}{{ x() }}{% endif %}'
