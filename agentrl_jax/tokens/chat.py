@@ -206,7 +206,7 @@ def build_chat(tokenizer: Any) -> Chat:
         wording=wording,
         preface='' if template is None else _preface(wording, tokenizer),
         call_id=tokenizer.special(wording.call) if wording.call in names else -1,
-        thought='' if template is None else _thought(wording, tokenizer),
+        thought=thought_of(tokenizer, wording),
     )
     if template is not None:
         _check_template(chat)
@@ -223,6 +223,13 @@ def spoken(tokenizer: Any) -> Wording:
     return dataclasses.replace(wording, begin=bos) if begins else wording
 
 
+def plain_template(begin: str, thought: str) -> str:
+    """CHATML with the bos_token in front of conversations and the thought in front of answers."""
+    end = '{% endif %}'
+    added = f'{{{{ {json.dumps(thought)} }}}}' if thought else ''
+    return begun(f'{CHATML.removesuffix(end)}{added}{end}', begin)
+
+
 def begun(template: str, begin: str) -> str:
     """A template of ours, with the bos_token in front if conversations begin with one."""
     return f'{{{{ bos_token }}}}{template}' if begin else template
@@ -236,8 +243,10 @@ def _preface(wording: Wording, tokenizer: Any) -> str:
     return system.removeprefix(head) if ended and system.startswith(head) else ''
 
 
-def _thought(wording: Wording, tokenizer: Any) -> str:
+def thought_of(tokenizer: Any, wording: Wording) -> str:
     """The thought that a template opens, or leaves empty, in front of the next answer."""
+    if tokenizer.chat_template is None:
+        return ''
     head = f'{wording.start}assistant{wording.role_end}{wording.space}'
     _, _, opened = render_of(tokenizer, GREETING).rpartition(head)
     return opened if opened.startswith('<think>') else ''

@@ -8,7 +8,7 @@ from llama_vocabulary import TEMPLATE, llama_tokenizer
 from agentrl_jax.envs.hosts.world import Messages
 from agentrl_jax.text.conversation import Conversation, prefix_of
 from agentrl_jax.tokens import rendering
-from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
+from agentrl_jax.tokens.chat import build_chat, message, plain_template, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
@@ -113,6 +113,8 @@ def test_a_template_may_open_the_thought_of_an_answer(thought):
     assert [*talk.prompt_of(shown).tokens] == whole[1:]
     assert talk.prompt('U').tokens[-len(tokenizer.encode(thought)) :] == tokenizer.encode(thought)
     assert talk.said(tokenizer.encode('so')) == f'{thought}so'
+    exported = with_template(plain_template('', thought))
+    assert build_chat(exported).opening([message('user', 'U')]) == whole
 
 
 @pytest.mark.parametrize('generates', ['', '<think>\n\n</think>\n\n'])
