@@ -212,14 +212,14 @@ def _answer_ids(message: Record, text: str, chat: Chat, vocab_size: int) -> list
     tokenizer = chat.tokenizer
     if 'tokens' in message:
         ids = message['tokens']
-        fit = isinstance(ids, list) and all(type(i) is int and 0 <= i < vocab_size for i in ids)
-        if (
-            fit
-            and ids
-            and tokenizer.decode(ids[: len(ids) - (ids[-1] in tokenizer.eos_ids)]) == text
-        ):
-            return ids
+        if isinstance(ids, list) and ids and all(_is_token(i, vocab_size) for i in ids):
+            if tokenizer.decode(ids[: len(ids) - (ids[-1] in tokenizer.eos_ids)]) == text:
+                return ids
     return [*tokenizer.encode(text), chat.end_id]
+
+
+def _is_token(i: Any, vocab_size: int) -> bool:
+    return isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab_size
 
 
 def demonstrations_of(

@@ -55,6 +55,7 @@ SPOILT = '\ue000'  # in the middle of what would be a special token, from its te
 LONGEST_TEXT = 2**22  # characters of a conversation
 LONGEST_QUOTE = 500  # characters of what a template renders that an error repeats
 ANSWER = 'An answer.'  # of no importance
+THOUGHTFUL = '<think>\nt\n</think>\n\nA'
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
 GREETING = [{'role': 'system', 'content': 'S'}, {'role': 'user', 'content': 'U'}]
 
@@ -205,7 +206,7 @@ def build_chat(tokenizer: Any) -> Chat:
         wording=wording,
         preface='' if template is None else _preface(wording, tokenizer),
         call_id=tokenizer.special(wording.call) if wording.call in names else -1,
-        thought='' if template is None else _thought(wording, tokenizer),
+        thought=thought_of(tokenizer, wording),
     )
     if template is not None:
         _check_template(chat)
@@ -222,6 +223,13 @@ def spoken(tokenizer: Any) -> Wording:
     return dataclasses.replace(wording, begin=bos) if begins else wording
 
 
+def plain_template(begin: str, thought: str) -> str:
+    """CHATML with the bos_token in front of conversations and the thought in front of answers."""
+    end = '{% endif %}'
+    added = f'{{{{ {json.dumps(thought)} }}}}' if thought else ''
+    return begun(f'{CHATML.removesuffix(end)}{added}{end}', begin)
+
+
 def begun(template: str, begin: str) -> str:
     """A template of ours, with the bos_token in front if conversations begin with one."""
     return f'{{{{ bos_token }}}}{template}' if begin else template
@@ -235,8 +243,10 @@ def _preface(wording: Wording, tokenizer: Any) -> str:
     return system.removeprefix(head) if ended and system.startswith(head) else ''
 
 
-def _thought(wording: Wording, tokenizer: Any) -> str:
+def thought_of(tokenizer: Any, wording: Wording) -> str:
     """The thought that a template opens, or leaves empty, in front of the next answer."""
+    if tokenizer.chat_template is None:
+        return ''
     head = f'{wording.start}assistant{wording.role_end}{wording.space}'
     _, _, opened = render_of(tokenizer, GREETING).rpartition(head)
     return opened if opened.startswith('<think>') else ''
@@ -247,12 +257,18 @@ def _check_template(chat: Chat) -> None:
     # White space around the texts shows a template that strips them.
     system, user, other = ('S', 'U', 'V') if chat.wording.strips else (' S\n', '\nU\n', 'V\n')
     messages = [message('system', system), message('user', user)]
-    pieces = chat.episode_prefix(system, user)
-    _compare(chat, messages, [*pieces, *chat.answer_open(chat.thought)])
-    pieces += chat.answer_open('')  # earlier answers are shown without the thought
-    messages += [message('assistant', 'A'), message('user', other)]
-    pieces += [*chat.tokenizer.encode('A'), chat.end_id, *chat.user_open(other)]
-    _compare(chat, messages, [*pieces, *chat.answer_open(chat.thought)])
+    pieces, opening = chat.episode_prefix(system, user), chat.answer_open(chat.thought)
+    if problem := _difference(chat, messages, [*pieces, *opening]):
+        raise ValueError(problem)
+    # Templates may put an empty thought in front of an earlier answer that has none
+    problems, pieces = [], [*pieces, *chat.answer_open('')]
+    for text, row in (('A', 'A'), ('A', f'{chat.thought}A'), (THOUGHTFUL, THOUGHTFUL)):
+        longer = [*messages, message('assistant', text), message('user', other)]
+        answer = [*chat.tokenizer.encode(row), chat.end_id, *chat.user_open(other), *opening]
+        problems.append(_difference(chat, longer, [*pieces, *answer]))
+        if not problems[-1]:
+            return
+    raise ValueError(problems[0])
 
 
 def with_tools(template: str | None, begin: str = '') -> str:
@@ -282,15 +298,17 @@ def keeps_thoughts(tokenizer: Any) -> bool:
     return answer in render_of(tokenizer, messages)
 
 
-def _compare(chat: Chat, messages: Messages, pieces: list[int]) -> None:
+def _difference(chat: Chat, messages: Messages, pieces: list[int]) -> str:
+    """An error message if the template renders other tokens than the pieces, else ''."""
     tokenizer = chat.tokenizer
     rendered = render_of(tokenizer, messages)
-    if tokenize(tokenizer, rendered) != pieces:
-        raise ValueError(
-            f'the chat template of {tokenizer.source} is not {chat.wording.name} as it is '
-            f'supported; it renders {_quoted(rendered)} instead of '
-            f'{_quoted(tokenizer.decode(pieces, show_special=True))}'
-        )
+    if tokenize(tokenizer, rendered) == pieces:
+        return ''
+    return (
+        f'the chat template of {tokenizer.source} is not {chat.wording.name} as it is supported; '
+        f'it renders {_quoted(rendered)} instead of '
+        f'{_quoted(tokenizer.decode(pieces, show_special=True))}'
+    )
 
 
 def _quoted(text: str) -> str:

@@ -64,13 +64,14 @@ def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
         'pad_token': tokenizer.decode([tokenizer.pad_id], show_special=True),
     }
     template = tokenizer.chat_template
-    if begin := chats.spoken(tokenizer).begin:
+    wording = chats.spoken(tokenizer)
+    if begin := wording.begin:
         settings['bos_token'] = begin
     said = template
     if calls:
         said = chats.with_tools(template, begin)
     elif template is None or not chats.keeps_thoughts(tokenizer):
-        said = chats.begun(chats.CHATML, begin)
+        said = chats.plain_template(begin, chats.thought_of(tokenizer, wording))
     if said != template:
         (folder / 'chat_template.jinja').unlink(missing_ok=True)
     if said != template or not source.is_dir():

@@ -315,9 +315,10 @@ def _named(settings: dict, file: Path) -> dict[str, str]:
     """Special tokens that a chat template can use, by the names that transformers passes."""
     extra = _entry(settings, 'extra_special_tokens', (dict, list), file)
     extra = extra if isinstance(extra, dict) else {}
-    found = {name: _token_name(settings, name, file) for name in NAMED}
-    found |= {name: _token_name(extra, name, file) for name in extra}
-    return {name: token for name, token in found.items() if token is not None}
+    extra = {name: token for name, token in extra.items() if name.endswith('_token')}
+    tokens = {name: _token_name(settings, name, file) for name in NAMED}
+    tokens |= {name: _token_name(extra, name, file) for name in extra}
+    return {name: token for name, token in tokens.items() if token is not None}
 
 
 def _token_name(settings: dict, name: str, file: Path) -> str | None:

@@ -8,7 +8,7 @@ from llama_vocabulary import TEMPLATE, llama_tokenizer
 from agentrl_jax.envs.hosts.world import Messages
 from agentrl_jax.text.conversation import Conversation, prefix_of
 from agentrl_jax.tokens import rendering
-from agentrl_jax.tokens.chat import build_chat, message, render, tokenize
+from agentrl_jax.tokens.chat import build_chat, message, plain_template, render, tokenize
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
@@ -113,6 +113,20 @@ def test_a_template_may_open_the_thought_of_an_answer(thought):
     assert [*talk.prompt_of(shown).tokens] == whole[1:]
     assert talk.prompt('U').tokens[-len(tokenizer.encode(thought)) :] == tokenizer.encode(thought)
     assert talk.said(tokenizer.encode('so')) == f'{thought}so'
+    exported = with_template(plain_template('', thought))
+    assert build_chat(exported).opening([message('user', 'U')]) == whole
+
+
+@pytest.mark.parametrize('generates', ['', '<think>\n\n</think>\n\n'])
+def test_a_template_may_give_earlier_answers_an_empty_thought(generates):
+    """As TRL's training template of Qwen3, which was refused."""
+    empty = "('' if '<think>' in message.content or message.role != 'assistant' else EMPTY)"
+    template = CHATML.replace('+ message.content', f'+ {empty} + message.content')
+    template = template.replace('EMPTY', repr('<think>\n\n</think>\n\n'))
+    template = template.replace("assistant\n' }}", f"assistant\n' + {generates!r} }}}}")
+    chat = build_chat(with_template(template))
+    assert chat.thought == generates
+    assert chat.opening([message('user', 'U')])[-1:] == chat.answer_open(generates)[-1:]
 
 
 def test_a_template_gets_what_transformers_gives_it():
