@@ -118,9 +118,11 @@ def code_of(error: BaseException) -> int:
 
 
 def end(sentence: str, error: BaseException) -> NoReturn:
-    """Ends the command with a line about an error."""
+    """Ends the command with a line about an error, which is also the text of the SystemExit."""
     print(f'error: {sentence}', file=sys.stderr)
-    sys.exit(code_of(error))
+    ended = SystemExit(f'error: {sentence}')
+    ended.code = code_of(error)
+    raise ended
 
 
 def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:

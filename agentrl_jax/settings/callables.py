@@ -45,7 +45,7 @@ def import_module(name: str, field: str) -> types.ModuleType:
     """
     place, module = _place(name, field), name.partition(':')[0]
     if not FORM.fullmatch(name):
-        raise ValueError(f'{place} is not package.module:callable, such as my_agent:play')
+        raise ValueError(f'{place} is not package.module:callable, such as my_module:function')
     try:
         return importlib.import_module(module)
     except USERS as error:

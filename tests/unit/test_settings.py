@@ -410,7 +410,7 @@ def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(s
 @pytest.mark.parametrize(
     'name, words',
     [
-        ('play', "harness.run='play' is not package.module:callable, such as my_agent:play"),
+        ('play', "harness.run='play' is not package.module:callable, such as my_module:function"),
         ('a b:c', 'is not package.module:callable, such as'),
         ('nowhere:play', "is not package.module:callable: No module named 'nowhere'; put its fold"),
         ('own.nowhere:f', "callable: No module named 'own"),
