@@ -188,7 +188,7 @@ def publish(
     files.write_atomic(folder / tables.SPEC_FILE, text)
     if not (folder / 'README.md').exists():
         files.write_atomic(folder / 'README.md', page)
-    tables.rebuild(folder.parent, folder.name)
+    tables.rebuild(folder)
 
 
 def first_page(doc: str, command: str, names: Iterable[str]) -> str:
