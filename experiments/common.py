@@ -32,13 +32,25 @@ from agentrl_jax.records import run_log
 from agentrl_jax.results import render
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
-from agentrl_jax.results.spec import make_spec, metrics_of, show
+from agentrl_jax.results.spec import make_spec, metrics_of, show, split_names
+from agentrl_jax.run.command import EXIT_USAGE
 from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import spec as sweep_spec
-from agentrl_jax.sweeps.status import Overrides
+from agentrl_jax.sweeps.status import Overrides, under_existing_names
 
 FOLDER = Path(__file__).parent
-TINY = 'tiny'
+TINY, SECONDS = 'tiny', 'seconds'
+# What the scale of seconds sets in all runs of the tiny scale
+SMALL = {
+    'model.num_layers': 1,
+    'env.eval_levels': 16,
+    'eval.every': 1,
+    'log.rollouts_every': 0,
+}
+# ... and of fields in which arms may differ: their values become multiples of these, in order
+LEAST = {'steps': 2, 'clone.steps': 2, 'clone.episodes': 64, 'env.train_levels': 128}
+# XLA compiles in half the time; the figures of such short runs mean nothing anyway
+QUICK_TO_COMPILE = '--xla_backend_optimization_level=0'
 FIELD = '--config.'
 MODEL = 'model.path'  # the one field that has no value of an experiment's own
 
@@ -119,9 +131,10 @@ def config_of(words: Sequence[str]) -> Any:
     return values.config
 
 
-def run_names(listed: Sequence[Overrides], words: Sequence[str]) -> set[str]:
-    """The folders of the runs that a sweep with these words trains."""
-    return {run.name for run in sweep_spec.expand(config_of(words), listed, source='the plan')}
+def run_names(listed: Sequence[Overrides], words: Sequence[str], workdir: Path) -> set[str]:
+    """The folders in `workdir` of the runs that a sweep with these words trains."""
+    runs = sweep_spec.expand(config_of(words), listed, source='the plan')
+    return {run.name for run in under_existing_names(runs, workdir)}
 
 
 def load_runs(
@@ -278,7 +291,7 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     if args.launcher != 'local' or code not in (0, 1) or not any(workdir.glob('*/run.json')):
         return code
     try:
-        names = run_names(listed, words[3:])
+        names = run_names(listed, words[3:], workdir)
         make_tables(plan, seeds, workdir, names)
         if args.publish:
             whole = shlex.join([*command.split(), *run_log.redact_argv(rest)])
