@@ -89,8 +89,7 @@ def rebuild(folder: Path) -> list[Path]:
     Returns the files that were written.
     """
     if (folder / SPEC_FILE).is_file():
-        folder = folder.resolve()
-        experiments, paths = folder.parent, [folder / SPEC_FILE]
+        experiments, paths = folder.resolve().parent, [folder / SPEC_FILE]
     else:
         experiments, paths = folder, sorted(folder.glob(f'*/{SPEC_FILE}'))
     if not paths:
