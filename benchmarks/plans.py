@@ -58,8 +58,8 @@ class Case:
 
     def config(self):
         cfg = frozen_lake.get_config()
-        # The pool of levels is small beside the rest, whatever its size. Each further width takes
-        # memory (four 5.5 GiB, one 4.4 of 0.5B on v5e:2x4), and as long again to compile.
+        # A pool of levels of any size takes little memory. Each width of an update takes memory
+        # (four 5.5 GiB, one 4.4, of 0.5B on v5e:2x4), and as long to compile as the first.
         few = {'env.train_levels': 64, 'batch.widths': 1}
         cfg.update_from_flattened_dict(dict(self.settings) | few)
         return cfg

@@ -43,7 +43,7 @@ from agentrl_jax.sweeps.status import Overrides, under_existing_names
 
 FOLDER = Path(__file__).parent
 TINY, SECONDS = 'tiny', 'seconds'
-# What the scale of seconds sets in all runs of the tiny scale
+# Fields that the scale of seconds sets in all runs of the tiny scale
 SMALL = {
     'model.num_layers': 1,
     'env.eval_levels': 16,
@@ -103,7 +103,7 @@ def _as_json(value: Any) -> Any:
 
 
 def make_plan(scales: Scales, scale: str) -> Plan:
-    """The plan of a scale; that of SECONDS follows from the tiny one."""
+    """The plan of a scale; SECONDS is derived from the tiny scale."""
     return of_seconds(scales[TINY]()) if scale == SECONDS else scales[scale]()
 
 
@@ -126,12 +126,12 @@ def of_seconds(plan: Plan) -> Plan:
     pairs = list(zip(before, map(fields_of, cells), strict=True))
 
     def renamed(*axes):
-        """{what a table calls a row or column now: what it will call it}; axes: their fields."""
+        """Map the labels of rows or columns to the new labels; axes: the fields of each axis."""
         return {_text(old, names): _text(new, names) for names in axes for old, new in pairs}
 
-    made = {}
-    for name, given in plan.tables.items():
-        table = {key: value for key, value in given.items() if key != 'seeds'}
+    new_tables = {}
+    for name, spec in plan.tables.items():
+        table = {key: value for key, value in spec.items() if key != 'seeds'}
         if 'labels' in table:
             axes = [split_names(table[axis]) for axis in ('rows', 'cols') if axis in table]
             new = renamed(*axes)
@@ -142,12 +142,12 @@ def of_seconds(plan: Plan) -> Plan:
                 field: '|'.join(new[field].get(x, x) for x in split_names(values, '|'))
                 for field, values in table['where'].items()
             }
-        made[name] = table
-    return Plan(plan.config, tuple(cells), made)
+        new_tables[name] = table
+    return Plan(plan.config, tuple(cells), new_tables)
 
 
 def _text(fields: Mapping[str, Any], names: Sequence[str]) -> str:
-    """What a table calls a row or column of a run with these fields."""
+    """The label of the row or column of a run with these fields."""
     return ', '.join(show(_as_json(fields[name])) for name in names)
 
 

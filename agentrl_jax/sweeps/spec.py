@@ -216,13 +216,13 @@ def run_names(listed: Sequence[Overrides], digests: Sequence[str]) -> list[str]:
         }
     ranked, names = _rank(columns), []
     for number, digest in enumerate(digests):
-        length, kept = 0, set()
+        length, chosen = 0, set()
         for field in ranked:
             size = len(columns[field][number]) + 1
             if 1 < size <= NAME_LENGTH + 1 - length:
                 length += size
-                kept.add(field)
-        words = [columns[field][number] for field in columns if field in kept]
+                chosen.add(field)
+        words = [columns[field][number] for field in columns if field in chosen]
         names.append(f'{",".join(words) or "base"}-{digest[:HASH_DIGITS]}')
     return names
 
