@@ -6,10 +6,12 @@
 Compiles rollout (collect) and update (learn) of the config for a TPU slice (with libtpu:
 requirements-plan.txt), for GPUs that are not there (requirements-plan-gpu.txt), for CPU devices or
 for the GPUs of this machine, from shapes alone: no weights are made. Without these packages it
-prints the limit on paper alone. --model names a size instead of a checkpoint. --layers compiles
-models of two depths and draws the line through them, where the whole would take long.
+estimates the memory and prints the limit on paper. --model names a size instead of a checkpoint.
+--layers compiles models of two depths and draws the line through them, if all layers would take
+long.
 """
 
+import os
 import sys
 
 from absl import flags, logging
@@ -42,9 +44,13 @@ if __name__ == '__main__':
     except ValueError as error:
         command.refuse(str(error))
 
+import contextlib
 import dataclasses
 import functools
 import json
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from agentrl_jax.machine import sharding
@@ -65,6 +71,10 @@ FACTS = {
     'fused_attention': ('attention as one kernel', 1, '.0f'),
 }
 WORTH_SAYING = GIB // 100  # bytes: a smaller saving would be printed as 0.00 GiB
+HEARTBEAT_S = 60.0  # between lines about a program that is still compiling
+# Compiled programs took up to this many times the estimate of fit.py (benchmarks/plans.md)
+ESTIMATE_ERROR = 1.6
+NOT_MEASURED = 'no device has confirmed these seconds'
 
 
 def plan(
@@ -76,7 +86,8 @@ def plan(
     answer_tokens: int = 0,
 ) -> dict[str, Any]:
     """The plan as a dict that JSON can hold; `text` makes a page of it."""
-    where = hardware.find(topology)
+    with quiet():
+        where = hardware.find(topology)
     whole = plan_programs.shapes(cfg, where.devices, model)
     mesh = whole.mesh
     answer_tokens = answer_tokens or answers_of(cfg)
@@ -84,7 +95,8 @@ def plan(
     parts = [plan_programs.shapes(cfg, where.devices, model, depth) for depth in layers]
     programs = {}
     for name in PROGRAMS:
-        made = [plan_programs.compile_program(name, s, machine) for s in parts or [whole]]
+        with reporting(f'{name} for {topology}'):
+            made = [plan_programs.compile_program(name, s, machine) for s in parts or [whole]]
         one = extrapolate(made, layers, whole.config.num_layers) if layers else made[0]
         programs[name] = program_row(one, where.chip)
     counts = machine.trips
@@ -122,6 +134,43 @@ def plan(
     }
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Discard what libraries write to stderr: libtpu reports that this machine has no TPU."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, 'wb') as discard:
+            os.dup2(discard.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+@contextlib.contextmanager
+def reporting(name: str) -> Iterator[None]:
+    """Print to stderr when a program starts to compile, once a minute, and when it is compiled."""
+    start, done = time.monotonic(), threading.Event()
+
+    def report(words: str) -> None:
+        print(f'{words} {name}: {time.monotonic() - start:.0f} s', file=sys.stderr, flush=True)
+
+    def repeat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            report('still compiling')
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    report('compiling')
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    report('compiled')
+
+
 def of_validation(shapes: Any) -> int:
     """Bytes a device that the cache of validation takes beyond that of training."""
     cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
@@ -132,14 +181,36 @@ def of_validation(shapes: Any) -> int:
     return max(cache(fit.rows(cfg)) - cache(trained), 0)
 
 
-def on_paper(
-    cfg: Any, topology: str, *, model: str = '', answer_tokens: int = 0
-) -> dict[str, float]:
-    """The least seconds of a step on devices that nothing is compiled for (limit.py)."""
+def on_paper(cfg: Any, topology: str, *, model: str = '', answer_tokens: int = 0) -> dict[str, Any]:
+    """A plan without a compiler: the least seconds of a step (limit.py) and the memory (fit.py)."""
     where = hardware.stand_ins(topology)
     whole = plan_programs.shapes(cfg, where.devices, model)
     answer_tokens = answer_tokens or answers_of(cfg)
-    return limits(whole, machine_of(cfg, where, whole.mesh, answer_tokens), answer_tokens)
+    estimate = fit.estimate(whole)
+    return {
+        'topology': topology,
+        'limit': limits(whole, machine_of(cfg, where, whole.mesh, answer_tokens), answer_tokens),
+        'usable_bytes': int(where.chip.usable),
+        'certain_bytes': estimate.certain,
+        'estimated_bytes': estimate.likely - estimate.program,  # the host's, not a device's
+    }
+
+
+def paper_text(made: dict[str, Any]) -> str:
+    """The result of on_paper as two sentences."""
+    usable, estimated = made['usable_bytes'], made['estimated_bytes']
+    verdict = f'may not fit: compiled programs took up to {ESTIMATE_ERROR} times such an estimate'
+    if made['certain_bytes'] > usable:
+        certain = made['certain_bytes'] / GIB
+        verdict = f'DOES NOT FIT: state with caches or gradients alone is {certain:.2f} GiB'
+    elif ESTIMATE_ERROR * estimated <= usable:
+        verdict = 'fits'
+    listed = ', '.join(f'{name} {x:.3g} s' for name, x in made['limit'].items())
+    return (
+        f'Estimated memory: {estimated / GIB:.2f} of {usable / GIB:.2f} GiB a device: {verdict}.\n'
+        f'On paper a step takes at least {sum(made["limit"].values()):.3g} s ({listed}), without '
+        f'padding and with every transfer hidden; {NOT_MEASURED}.'
+    )
 
 
 def limits(
@@ -262,8 +333,10 @@ def notes(plan: dict[str, Any]) -> list[str]:
         out.append('No time is estimated: the peaks of this machine are not known.')
     else:
         out.append(
-            f'A step takes at least {plan["step_seconds"]:.3g} s: each product at the longer of '
-            'peak arithmetic and full bandwidth, transfers between devices hidden.'
+            f'A step of these programs takes at least {plan["step_seconds"]:.3g} s: padding '
+            'included, each product at the longer of peak arithmetic and full bandwidth, transfers '
+            f'between devices hidden. Without padding it is {sum(plan["limit"].values()):.3g} s, '
+            f'as plan prints where it cannot compile; {NOT_MEASURED}.'
         )
     if len(plan['layers_compiled']) == 2:
         a, b = plan['layers_compiled']
@@ -293,27 +366,23 @@ def layer_pair(words: list[str]) -> tuple[int, ...]:
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
+    options = {'model': given.model, 'answer_tokens': given.answer_tokens}
     try:
-        made = plan(
-            given.config,
-            given.topology,
-            model=given.model,
-            layers=layer_pair(given.layers),
-            answer_tokens=given.answer_tokens,
-        )
-    except hardware.NotInstalled as error:
-        least = on_paper(
-            given.config, given.topology, model=given.model, answer_tokens=given.answer_tokens
-        )
-        made = {'topology': given.topology, 'limit': least, 'not_compiled': str(error)}
-        listed = ', '.join(f'{name} {x:.3g} s' for name, x in least.items())
-        paper = f'On paper a step takes at least {sum(least.values()):.3g} s: {listed}.'
-        print(json.dumps(made, indent=2) if given.json else f'{paper}\nNot compiled: {error}')
-        sys.exit(2)
+        try:
+            layers = layer_pair(given.layers)
+            made = plan(given.config, given.topology, layers=layers, **options)
+        except hardware.NotInstalled as error:
+            made = on_paper(given.config, given.topology, **options) | {'not_compiled': str(error)}
     except (ValueError, OSError) as error:
         command.refuse(str(error))
-    print(json.dumps(made, indent=2) if given.json else text(made))
-    sys.exit(0 if made['fits'] else 1)
+    compiled = 'not_compiled' not in made
+    if given.json:
+        print(json.dumps(made, indent=2))
+    elif compiled:
+        print(text(made))
+    else:
+        print(f'{paper_text(made)}\nNot compiled: {made["not_compiled"]}')
+    sys.exit((0 if made['fits'] else 1) if compiled else 2)
 
 
 if __name__ == '__main__':

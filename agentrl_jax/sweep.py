@@ -195,12 +195,16 @@ def run_sweep(args: flags.FlagValues) -> int:
     config_file, common = holder.config_filename, dict(holder.override_values)
     listed = spec.load(args.sweep)
     everything = spec.expand(args.config, listed, source=args.sweep, taken=common)
+    # The commands that are printed may be for other machines, whose buckets are not mounted here
+    printed = args.launcher == 'print'
+    root = Path(args.workdir) if printed else files.local_path(args.workdir)
+    everything = status.under_existing_names(everything, root)
     runs = chosen(everything, args.only)
     if args.launcher != 'slurm' and (args.submit or args.sbatch):
         raise ValueError('--submit and --sbatch are of --launcher=slurm: without it leave them out')
     if args.launcher == 'slurm' and args.gpus:
         raise ValueError('--gpus is of --launcher=local: ask for them as --sbatch=--gpus=1')
-    if args.launcher == 'print':
+    if printed:
         print_commands(runs, config_file, args.workdir, common)
         return 0
     environments = slots(args.jobs, args.gpus)

@@ -3,6 +3,7 @@
   python -m agentrl_jax.tables runs/sweep --rows=method --cols=env.name --out=runs/sweep/table
   python -m agentrl_jax.tables --compact runs/sweep experiments/demo_cloned/metrics
   python -m agentrl_jax.tables --rebuild experiments
+  python -m agentrl_jax.tables --rebuild experiments/demonstrations_tiny
 
 The first prints Markdown and writes table.md, table.tex, table.csv, runs.csv, the curves and, with
 a baseline, a forest plot of the differences. The second keeps what tables need of every run, small
@@ -10,6 +11,7 @@ enough to be committed; tables come out of that folder with the same numbers. Th
 table that an experiment's table.json describes ({"<name>": {"rows": "algorithm", ...}}, keys as the
 fields of results.spec.Spec) from its metrics/, into a folder of that name, and writes it between
 <!-- table <name> --> and <!-- end of table --> wherever the experiment's README.md has these lines.
+The fourth does so for one experiment.
 """
 
 import argparse
@@ -82,14 +84,20 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
     return [*(folder / name for name in texts), *drawn]
 
 
-def rebuild(experiments: Path, name: str = '*') -> list[Path]:
-    """All tables of all experiments from their committed metrics; the files that were written.
+def rebuild(folder: Path) -> list[Path]:
+    """Build the tables of an experiment, or of all experiments in a folder, from their metrics.
 
-    name: folder of the only one, or a pattern.
+    Returns the files that were written.
     """
-    paths, written = sorted(experiments.glob(f'{name}/{SPEC_FILE}')), []
+    if (folder / SPEC_FILE).is_file():
+        experiments, paths = folder.resolve().parent, [folder / SPEC_FILE]
+    else:
+        experiments, paths = folder, sorted(folder.glob(f'*/{SPEC_FILE}'))
     if not paths:
-        raise FileNotFoundError(f'{experiments} holds no experiment: no {name}/{SPEC_FILE}')
+        raise FileNotFoundError(
+            f'{folder} holds no experiment: neither {SPEC_FILE} nor */{SPEC_FILE} is there'
+        )
+    written = []
     for path in paths:
         for name, given in _specs(path).items():
             try:
@@ -166,7 +174,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             add(f'--{name}', default=text, help=words)
     add('--out', default='', help='folder for the files; without it only Markdown is printed')
     add('--compact', action='store_true', help='write the runs compactly to the last folder')
-    add('--rebuild', action='store_true', help='make the tables of all experiments in a folder')
+    add('--rebuild', action='store_true', help='make the tables of one experiment, or of all')
     return parser.parse_args(argv)
 
 

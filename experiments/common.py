@@ -1,12 +1,15 @@
 """What all experiments share: a plan of runs and tables, trained by the sweep, shown by the tables.
 
   python -m experiments.ragen_actions --scale=tiny --seeds=5 --jobs=2
+  python -m experiments.ragen_actions --scale=seconds
 
 An experiment is one file: its question as docstring, a function per scale that returns a Plan, and
 `common.main(__file__, __doc__, SCALES)`. The command writes the runs to <workdir>/sweep.py, hands
 them to agentrl_jax.sweep (the same command resumes) and prints the tables, which are also written
-to <workdir>/tables. Other arguments go to the sweep: --launcher, --gpus, --only, --retries,
-and --config.field=value, which holds for all runs and wins over what the experiment sets.
+to <workdir>/tables. --scale=seconds trains all arms of the tiny scale with one seed for a few small
+steps: it checks that the tables can be made here. Other arguments go to the sweep: --launcher,
+--gpus, --only, --retries, and --config.field=value, which holds for all runs and wins over what the
+experiment sets.
 """
 
 import argparse
@@ -32,13 +35,25 @@ from agentrl_jax.records import run_log
 from agentrl_jax.results import render
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
-from agentrl_jax.results.spec import make_spec, metrics_of, show
+from agentrl_jax.results.spec import make_spec, metrics_of, show, split_names
+from agentrl_jax.run.command import EXIT_USAGE
 from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import spec as sweep_spec
-from agentrl_jax.sweeps.status import Overrides
+from agentrl_jax.sweeps.status import Overrides, under_existing_names
 
 FOLDER = Path(__file__).parent
-TINY = 'tiny'
+TINY, SECONDS = 'tiny', 'seconds'
+# Fields that the scale of seconds sets in all runs of the tiny scale
+SMALL = {
+    'model.num_layers': 1,
+    'env.eval_levels': 16,
+    'eval.every': 1,
+    'log.rollouts_every': 0,
+}
+# ... and of fields in which arms may differ: their values become multiples of these, in order
+LEAST = {'steps': 2, 'clone.steps': 2, 'clone.episodes': 64, 'env.train_levels': 128}
+# XLA compiles in half the time; the figures of such short runs mean nothing anyway
+QUICK_TO_COMPILE = '--xla_backend_optimization_level=0'
 FIELD = '--config.'
 MODEL = 'model.path'  # the one field that has no value of an experiment's own
 
@@ -77,7 +92,7 @@ def labels(config: str, cells: Mapping[str, Overrides], rows: Sequence[str]) -> 
     for name, overrides in cells.items():
         cfg, _ = sweep_spec.resolve(base, overrides, name)
         fields = tables_runs.flatten(effective(cfg).to_dict())
-        found[', '.join(show(_as_json(fields[row])) for row in rows)] = name
+        found[_text(fields, rows)] = name
     if len(found) < len(cells):
         raise ValueError(f'{", ".join(rows)} do not tell {", ".join(cells)} apart')
     return found
@@ -87,12 +102,70 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def make_plan(scales: Scales, scale: str) -> Plan:
+    """The plan of a scale; SECONDS is derived from the tiny scale."""
+    return of_seconds(scales[TINY]()) if scale == SECONDS else scales[scale]()
+
+
+def of_seconds(plan: Plan) -> Plan:
+    """The arms and tables of a plan with a few small steps, to check that a table can be made."""
+    base = load_config(plan.config)
+
+    def fields_of(cell):
+        cfg, _ = sweep_spec.resolve(base, cell, 'the plan')
+        return tables_runs.flatten(effective(cfg).to_dict())
+
+    before = [fields_of(cell) for cell in plan.cells]
+    cells = []
+    for cell, fields in zip(plan.cells, before, strict=True):
+        least = {}
+        for name, value in LEAST.items():
+            values = sorted({0} | {other[name] for other in before})
+            least[name] = value * values.index(fields[name])
+        cells.append({**cell, **SMALL, **least})
+    pairs = list(zip(before, map(fields_of, cells), strict=True))
+
+    def renamed(*axes):
+        """Map the labels of rows or columns to the new labels; axes: the fields of each axis."""
+        return {_text(old, names): _text(new, names) for names in axes for old, new in pairs}
+
+    new_tables = {}
+    for name, spec in plan.tables.items():
+        table = {key: value for key, value in spec.items() if key != 'seeds'}
+        if 'labels' in table:
+            axes = [split_names(table[axis]) for axis in ('rows', 'cols') if axis in table]
+            new = renamed(*axes)
+            table['labels'] = {new.get(key, key): label for key, label in table['labels'].items()}
+        if 'where' in table:
+            new = {field: renamed([field]) for field in table['where']}
+            table['where'] = {
+                field: '|'.join(new[field].get(x, x) for x in split_names(values, '|'))
+                for field, values in table['where'].items()
+            }
+        new_tables[name] = table
+    return Plan(plan.config, tuple(cells), new_tables)
+
+
+def _text(fields: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The label of the row or column of a run with these fields."""
+    return ', '.join(show(_as_json(fields[name])) for name in names)
+
+
 def list_runs(plan: Plan, seeds: Sequence[int], taken: Iterable[str] = ()) -> list[Overrides]:
     """The overrides of all runs, all seeds of the first cell first: they clone for the others.
 
     taken: fields that the command line sets for all runs, and that no run sets for itself.
     """
+    taken = set(taken)
     cells = [{name: x for name, x in cell.items() if name not in taken} for cell in plan.cells]
+    for number, cell in enumerate(cells):
+        if (first := cells.index(cell)) < number:
+            arms = plan.cells[first].items() ^ plan.cells[number].items()
+            names = ', '.join(f'{FIELD}{name}' for name in sorted({name for name, _ in arms}))
+            raise ValueError(
+                f'{names} makes arms {first + 1} and {number + 1} the same run: they differ in '
+                'nothing else; leave it out'
+            )
     return [{'seed': seed} | cell for cell in cells for seed in seeds]
 
 
@@ -119,9 +192,10 @@ def config_of(words: Sequence[str]) -> Any:
     return values.config
 
 
-def run_names(listed: Sequence[Overrides], words: Sequence[str]) -> set[str]:
-    """The folders of the runs that a sweep with these words trains."""
-    return {run.name for run in sweep_spec.expand(config_of(words), listed, source='the plan')}
+def run_names(listed: Sequence[Overrides], words: Sequence[str], workdir: Path) -> set[str]:
+    """The folders in `workdir` of the runs that a sweep with these words trains."""
+    runs = sweep_spec.expand(config_of(words), listed, source='the plan')
+    return {run.name for run in under_existing_names(runs, workdir)}
 
 
 def load_runs(
@@ -188,7 +262,7 @@ def publish(
     files.write_atomic(folder / tables.SPEC_FILE, text)
     if not (folder / 'README.md').exists():
         files.write_atomic(folder / 'README.md', page)
-    tables.rebuild(folder.parent, folder.name)
+    tables.rebuild(folder)
 
 
 def first_page(doc: str, command: str, names: Iterable[str]) -> str:
@@ -221,19 +295,24 @@ def arguments(
         epilog='Other arguments go to agentrl_jax.sweep, --config.field=value among them.',
     )
     add = parser.add_argument
-    add('--scale', required=True, choices=list(scales))
-    add('--seeds', type=int, default=5, help='runs of a cell')
+    add('--scale', required=True, choices=[*scales, *([SECONDS] if TINY in scales else [])])
+    add('--seeds', type=int, help=f'runs of a cell; default: 5, or 1 of {SECONDS}')
     add('--first_seed', type=int, default=0, help='100 for tuning: tables use 0, 1, ...')
     add('--jobs', type=int, default=1, help='runs that train at once')
     add('--workdir', default='', help=f'default: runs/{name}/<scale>')
     add('--launcher', default='local', choices=['local', 'print', 'slurm'])
     add('--publish', action='store_true', help=f'write experiments/{name}_<scale> as well')
     args, rest = parser.parse_known_args(argv)
+    small = args.scale in (TINY, SECONDS)
+    if args.seeds is None:
+        args.seeds = 1 if args.scale == SECONDS else 5
     if args.seeds < 1:
         parser.error(f'--seeds={args.seeds} must be at least 1')
+    if args.publish and args.scale == SECONDS:
+        parser.error(f'--publish is for results: --scale={SECONDS} has none')
     if args.publish and args.first_seed:
         parser.error('--publish is for seeds 0, 1, ...: others are for tuning')
-    if args.scale != TINY and MODEL not in given_fields(rest):
+    if not small and MODEL not in given_fields(rest):
         parser.error(f'--scale={args.scale} needs --config.{MODEL}=<folder or .gguf>')
     folder, others = FOLDER / f'{name}_{args.scale}', sorted(given_fields(rest) - {MODEL})
     if args.publish and others and (folder / tables.METRICS_FOLDER).exists():
@@ -253,11 +332,15 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     """Trains what is not trained yet and shows the tables; the sweep's exit code."""
     name = Path(file).stem
     args, rest = arguments(name, doc, scales, argv)
-    plan = scales[args.scale]()
+    plan = make_plan(scales, args.scale)
     workdir = args.workdir
     command = f'python -m experiments.{name} --scale={args.scale} --seeds={args.seeds}'
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    listed = list_runs(plan, seeds, given_fields(rest))
+    try:
+        listed = list_runs(plan, seeds, given_fields(rest))
+    except ValueError as error:
+        print(f'error: {error}', file=sys.stderr)
+        return EXIT_USAGE
     path = workdir / 'sweep.py'
     files.write_atomic(path, sweep_file(listed, command))
     words = [
@@ -272,13 +355,14 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
         f'{FIELD}clone.keep_in=../clones',  # the arms of a seed start from one clone
         *rest,
     ]
-    # Runs that differ in a number only are one program, compiled once
-    cache = {'JAX_COMPILATION_CACHE_DIR': str((workdir / 'programs').absolute())}
-    code = wait_for(words, cache | os.environ)
+    environment = dict(os.environ)
+    if args.scale == SECONDS:
+        environment['XLA_FLAGS'] = f'{QUICK_TO_COMPILE} {environment.get("XLA_FLAGS", "")}'
+    code = wait_for(words, environment)
     if args.launcher != 'local' or code not in (0, 1) or not any(workdir.glob('*/run.json')):
         return code
     try:
-        names = run_names(listed, words[3:])
+        names = run_names(listed, words[3:], workdir)
         make_tables(plan, seeds, workdir, names)
         if args.publish:
             whole = shlex.join([*command.split(), *run_log.redact_argv(rest)])

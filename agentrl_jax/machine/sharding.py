@@ -100,11 +100,15 @@ def path_name(path: tuple) -> str:
 
 
 def _fit(spec: P, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """The spec without axes that do not divide their dimension."""
+    """The spec without axes that do not divide their dimension, and without axes of one device.
+
+    XLA returns specs without the latter. A resumed run whose first validation takes parameters from
+    an update would otherwise compile another program than a fresh one.
+    """
     if len(spec) > len(shape):
         raise ValueError(f'the partition rule {spec} has more axes than {name} of shape {shape}')
     parts = [
-        axis if axis is not None and size % mesh.shape[axis] == 0 else None
+        axis if axis and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
         for axis, size in zip(spec, shape, strict=False)
     ]
     return P(*parts)

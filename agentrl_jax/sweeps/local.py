@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import processes
-from agentrl_jax.run import interrupts
+from agentrl_jax.run import command, interrupts
 from agentrl_jax.sweeps import status as sweep_status
 from agentrl_jax.sweeps.status import Run, Status
 
 POLL_S = 0.2  # between looks at the children
 REFRESH_S = 2.0  # between looks at all files
+PROGRAMS_FOLDER = 'programs'  # compiled programs of all runs, in the workdir
 LAST_LINES, LAST_BYTES = 8, 4000  # of a failure's output
 ASKED_TO_STOP = (processes.EXIT_PREEMPTED, -signal.SIGTERM)  # SIGTERM before training listens to it
 
@@ -184,12 +185,26 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
             stdout=log,
             stderr=subprocess.STDOUT,
             # Of srun -n8 each process may be a sweep, and each of its runs is one process.
-            env={processes.COUNT: '1', **os.environ, **plan.slots[slot]},
+            env={
+                processes.COUNT: '1',
+                **shared_programs(plan.workdir),
+                **os.environ,
+                **plan.slots[slot],
+            },
             pass_fds=(lock,),
             start_new_session=True,
         )
     sweep_status.sign(lock, **holder, process=process.pid)
     return Child(run, folder, slot, process, lock, attempt, log_start, time.monotonic())
+
+
+def shared_programs(workdir: Path) -> dict[str, str]:
+    """Environment variables with which runs load the programs that another run compiled.
+
+    jax keeps no program that compiles in less than a second, and a run has about 80 of these.
+    """
+    folder = str((workdir / PROGRAMS_FOLDER).absolute())
+    return {command.PROGRAMS: folder, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
 
 
 def finish(child: Child, work: Work) -> str:

@@ -12,6 +12,7 @@ A sweep file defines one of two functions:
 Both give a list of overrides {dotted field: value}; a `config.` in front of a field is dropped.
 """
 
+import collections
 import copy
 import functools
 import importlib.util
@@ -119,7 +120,7 @@ def expand(
 
     taken: fields that the command line sets for all runs, which the sweep must leave alone.
     """
-    taken, runs, numbers = set(taken), [], {}
+    taken, resolved, numbers = set(taken), [], {}
     for number, overrides in enumerate(listed, 1):
         where = f'{source}, run {number}'
         cfg, settings = resolve(base, overrides, where)
@@ -134,13 +135,27 @@ def expand(
         except ValueError as error:
             raise ValueError(f'{where} ({_text_of(settings)}): {error}') from error
         if digest in numbers:
+            first = numbers[digest]
+            why = _why_equal(settings, resolved[first - 1][0], first)
             raise ValueError(
-                f'{where} ({_text_of(settings)}) has the same config as run {numbers[digest]}; '
-                'list it once'
+                f'{where} ({_text_of(settings)}) has the same config as run {first}{why}'
             )
         numbers[digest] = number
-        runs.append(Run(run_name(settings, digest), settings, full, cfg.steps))
-    return runs
+        resolved.append((settings, full, cfg.steps))
+    names = run_names([settings for settings, _, _ in resolved], list(numbers))
+    return [Run(name, *one) for name, one in zip(names, resolved, strict=True)]
+
+
+def _why_equal(settings: Overrides, other: Overrides, number: int) -> str:
+    """The end of a sentence about two overrides, of this run and of `number`, with one config."""
+    fields = [name for name in {**other, **settings} if settings.get(name) != other.get(name)]
+    if not fields:
+        return '; list it once'
+    here, there = ({name: one[name] for name in fields if name in one} for one in (settings, other))
+    return (
+        f' ({_text_of(there)}): they differ only in {", ".join(fields)}, which changes nothing '
+        f'with the other settings; remove run {number} or this one'
+    )
 
 
 def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides]:
@@ -185,12 +200,50 @@ def _can_be_given(value: Any) -> bool:
     return isinstance(value, ON_COMMAND_LINE) and '\0' not in str(value)
 
 
-def run_name(overrides: Overrides, digest: str) -> str:
-    """'clip_high=0.28,seed=1-3f2a9c1b04': last parts of the names where these tell them apart."""
-    short = [name.rsplit('.', 1)[-1] for name in overrides]
-    names = short if len(set(short)) == len(short) else list(overrides)
-    words = [f'{n}={_word(v)}' for n, v in zip(names, overrides.values(), strict=True)]
-    return f'{",".join(words)[:NAME_LENGTH] or "base"}-{digest[:HASH_DIGITS]}'
+def run_names(listed: Sequence[Overrides], digests: Sequence[str]) -> list[str]:
+    """Folder names such as 'clip_high=0.28,seed=1-3f2a9c1b04': the overrides, then the hash.
+
+    Overrides that all runs share are left out, except the seed. If the rest exceeds NAME_LENGTH,
+    the overrides that distinguish the most runs are kept.
+    """
+    fields = list(dict.fromkeys(field for overrides in listed for field in overrides))
+    leaves = collections.Counter(field.rsplit('.', 1)[-1] for field in fields)
+
+    def word(field, overrides):
+        leaf = field.rsplit('.', 1)[-1]
+        label = leaf if leaves[leaf] == 1 else field
+        return f'{label}={_word(overrides[field])}' if field in overrides else ''
+
+    columns = {field: [word(field, overrides) for overrides in listed] for field in fields}
+    if len(listed) > 1:
+        columns = {
+            field: words
+            for field, words in columns.items()
+            if field == 'seed' or len(set(words)) > 1
+        }
+    ranked, names = _rank(columns), []
+    for number, digest in enumerate(digests):
+        length, chosen = 0, set()
+        for field in ranked:
+            size = len(columns[field][number]) + 1
+            if 1 < size <= NAME_LENGTH + 1 - length:
+                length += size
+                chosen.add(field)
+        words = [columns[field][number] for field in columns if field in chosen]
+        names.append(f'{",".join(words) or "base"}-{digest[:HASH_DIGITS]}')
+    return names
+
+
+def _rank(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """The fields, seed first; each next one distinguishes most of what is still equal."""
+    ranked = [field for field in columns if field == 'seed']
+
+    def groups(field: str) -> int:
+        return len(set(zip(*(columns[name] for name in (*ranked, field)), strict=True)))
+
+    while len(ranked) < len(columns):
+        ranked.append(max((field for field in columns if field not in ranked), key=groups))
+    return ranked
 
 
 def _word(value: Any) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,21 @@ class Status:
     steps: int = 0
     success: float | None = None  # held out where measured, else of the last rollout
     left_s: float | None = None
+
+
+def under_existing_names(runs: Sequence[Run], workdir: Path) -> list[Run]:
+    """The runs, each named after the folder in `workdir` that has its hash, if there is one.
+
+    A name depends on what the other runs of the sweep set, and on the version that made the folder.
+    """
+    folders = {path.parent.name for path in workdir.glob(f'*/{RUN_FILE}')}
+    by_hash = {name.rpartition('-')[2]: name for name in sorted(folders)}
+    return [
+        run
+        if run.name in folders
+        else dataclasses.replace(run, name=by_hash.get(run.name.rpartition('-')[2], run.name))
+        for run in runs
+    ]
 
 
 def claim(folder: Path) -> int | None:

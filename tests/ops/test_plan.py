@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import time
 import types
 
 import jax
@@ -315,11 +316,68 @@ NO_CUDA = importlib.util.find_spec(gpus.PACKAGE) is None
 
 
 @pytest.mark.skipif(not NO_CUDA, reason="CUDA's compiler is installed")
-def test_without_cuda_s_compiler_there_is_the_paper(cfg):
+def test_without_cuda_s_compiler_the_error_says_what_to_install():
     with pytest.raises(hardware.NotInstalled, match='--no-deps -r requirements-plan-gpu.txt'):
         hardware.find('h100:8')
-    least = plan.on_paper(cfg, 'h100:8')
-    assert set(least) == {'collect', 'learn'} and min(least.values()) > 0
+
+
+@pytest.fixture
+def main(cfg, monkeypatch):
+    """main(topology, **flags): the command for a topology that no package compiles for."""
+
+    def find(name):
+        raise hardware.NotInstalled('pip install')
+
+    def call(topology, **given):
+        flags = {'model': '', 'layers': [], 'answer_tokens': 0, 'json': False} | given
+        values = types.SimpleNamespace(config=cfg, topology=topology, **flags)
+        monkeypatch.setattr(plan.flags, 'FLAGS', values)
+        with pytest.raises(SystemExit) as error:
+            plan.main()
+        return error.value.code
+
+    monkeypatch.setattr(hardware, 'find', find)
+    return call
+
+
+@pytest.mark.parametrize('topology', ['h100:8', 'v5e:2x4'])
+def test_without_a_compiler_plan_says_whether_the_config_fits(topology, main, cfg, capsys):
+    """It printed the least seconds only."""
+    assert main(topology) == 2
+    said = capsys.readouterr().out
+    assert 'GiB a device: fits.' in said and 'Not compiled: pip install' in said
+    assert 'without padding' in said and plan.NOT_MEASURED in said
+    assert main(topology, json=True) == 2
+    made = json.loads(capsys.readouterr().out)
+    assert set(made['limit']) == {'collect', 'learn'} and min(made['limit'].values()) > 0
+    usable = hardware.chip(topology.partition(':')[0]).usable
+    for estimated, certain, words in (
+        (usable, usable + 1, 'DOES NOT FIT: state'),
+        (0.7 * usable, 0.5 * usable, 'may not fit: compiled programs'),
+    ):
+        sizes = {'estimated_bytes': estimated, 'certain_bytes': certain}
+        assert words in plan.paper_text(made | sizes)
+
+
+def test_a_model_without_a_name_is_one_line_without_a_compiler_too(main, capsys):
+    """It was a traceback of two errors."""
+    assert main('v5e:2x4', model='Qwen2.5-9B') == 1
+    said = capsys.readouterr().err
+    assert said == (
+        "error: model 'Qwen2.5-9B' is not one of Qwen2.5-0.5B, Qwen2.5-1.5B, Qwen2.5-3B, "
+        'Qwen2.5-7B\n'
+    )
+
+
+def test_a_program_that_compiles_for_long_is_reported(monkeypatch, capsys):
+    """Nothing was printed for 20 minutes."""
+    monkeypatch.setattr(plan, 'HEARTBEAT_S', 0.01)
+    with plan.reporting('learn for v5e:2x4'):
+        time.sleep(0.1)
+    first, again, *_, last = capsys.readouterr().err.splitlines()
+    assert first == 'compiling learn for v5e:2x4: 0 s'
+    assert again == 'still compiling learn for v5e:2x4: 0 s'
+    assert last == 'compiled learn for v5e:2x4: 0 s'
 
 
 def test_a_gpu_is_described_with_the_bandwidth_that_plans_count_with(monkeypatch):

@@ -103,6 +103,21 @@ def test_the_first_matching_rule_wins():
     assert (layout['a']['kernel'].spec, layout['b']['kernel'].spec) == (P('fsdp'), P('tensor'))
 
 
+@pytest.mark.parametrize('sizes', [CUBE, (8, 1, 1), (1, 8, 1), (2, 1, 4)])
+def test_parameters_are_laid_out_as_xla_returns_them(sizes):
+    """Specs named axes of one device, so updated parameters were the input of other programs."""
+    layout = sharding.specs(
+        TINY.abstract_params(), sharding.TRAIN_RULES, sharding.make_mesh(*sizes)
+    )
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape), TINY.abstract_params())
+    updated = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree))(
+        jax.device_put(zeros, layout)
+    )
+    for before, after in zip(jax.tree.leaves(layout), jax.tree.leaves(updated), strict=True):
+        named = [axis for axis in before.spec if axis]
+        assert named == [axis for axis in after.sharding.spec if axis]
+
+
 def test_an_axis_that_does_not_divide_is_left_out():
     # 6 rows over fsdp = 4 do not divide; 8 columns over tensor = 2 do.
     rules = ((r'kernel$', P('fsdp', 'tensor')),)

@@ -157,6 +157,23 @@ def test_a_run_is_one_process_whatever_started_the_sweep(tmp_path, monkeypatch):
     assert (tmp_path / 'run-0' / 'output.txt').read_text().splitlines()[-1] == '1'
 
 
+def test_runs_share_compiled_programs_in_the_workdir_or_where_the_user_says(tmp_path, monkeypatch):
+    """Every run compiled all of its programs again."""
+    names = ('JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS')
+    report = f'import os; print(*(os.environ[name] for name in {names}))'
+    words = [sys.executable, '-S', '-E', '-c', report]
+    said = []
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for _ in names:
+        plan = fake_sweep.plan(tmp_path, 1, 1, 0, 1, 0)
+        plan = dataclasses.replace(plan, command=lambda _: words)
+        assert local.train_all(plan, Board(io.StringIO()), poll_s=0.01, refresh_s=0.05) == 1
+        said.append((tmp_path / 'run-0' / 'output.txt').read_text().splitlines()[-1])
+        monkeypatch.setenv(names[0], 'mine')
+    assert said == [f'{tmp_path}/programs 0', 'mine 0']
+
+
 # ---- locks -------------------------------------------------------------------------------------
 
 

@@ -130,7 +130,11 @@ def test_overrides_are_held_as_the_config_holds_them():
         ({'algorithm': 'ppoo'}, r"s.py, run 2 \(algorithm='ppoo'\): .*'ppoo' must be one of ppo"),
         ({'batch.minibatch_rows': 7}, 'no multiple of batch.minibatch_rows=7'),
         ({'model.path': 'm', 'model.num_layers': 2}, 'model.num_layers=2 is a size of a model'),
-        ({'seed': 5, 'loss.kl_coef': 0}, r'run 2 \(.*\) has the same config as run 1'),
+        ({'seed': 5}, r'run 2 \(seed=5\) has the same config as run 1; list it once'),
+        (
+            {'seed': 5, 'loss.kl_coef': 0},
+            r'has the same config as run 1 .*: they differ only in loss.kl_coef, which changes not',
+        ),
         ({'steps': 3, 'seed': 1}, 'sets steps, and so does the command line'),
     ],
 )
@@ -152,28 +156,61 @@ def test_fields_that_follow_others_are_resolved():
 
 def test_a_name_is_the_overrides_and_the_hash_of_the_config():
     """The hash is sha256 over the sorted JSON: it is the same on every machine."""
-    digest, name = '0123456789abcdef', spec.run_name
-    assert name({}, digest) == 'base-0123456789'
-    assert name({'optim.lr': 1e-6, 'clone.lr': 0.1}, digest).startswith('optim.lr=1e-06,clone.lr=')
-    assert name({'model.path': '/data/Qwen2.5-0.5B/'}, digest) == 'path=Qwen2.5-0.5B-0123456789'
-    assert name({'sokoban.symbols': '#_O √'}, digest) == 'symbols=O-0123456789'
+
+    def name(overrides):
+        return spec.run_names([overrides], ['0123456789abcdef'])[0]
+
+    assert name({}) == 'base-0123456789'
+    assert name({'optim.lr': 1e-6, 'clone.lr': 0.1}).startswith('optim.lr=1e-06,clone.lr=')
+    assert name({'model.path': '/data/Qwen2.5-0.5B/'}) == 'path=Qwen2.5-0.5B-0123456789'
+    assert name({'sokoban.symbols': '#_O √'}) == 'symbols=O-0123456789'
     (run,) = expand({'loss.clip_high': 0.28, 'seed': 1})
     text = json.dumps(run.config, sort_keys=True, separators=(',', ':'))
     assert run.name == 'clip_high=0.28,seed=1-' + hashlib.sha256(text.encode()).hexdigest()[:10]
     assert expand({'seed': 1, 'loss.clip_high': 0.28})[0].name[-10:] == run.name[-10:]
 
 
+def test_names_keep_what_differs_between_runs_and_leave_out_what_they_share():
+    """Names were cut at 80 characters, before the fields in which the arms of a seed differ."""
+    shared = {f'group.shared_{number}': 'a' * 20 for number in range(9)}
+    listed = [{'seed': 0, **shared, 'loss.coef': x, 'b.same': 1} for x in (0.1, 0.2)]
+    assert spec.run_names(listed, 'xy') == ['seed=0,coef=0.1-x', 'seed=0,coef=0.2-y']
+    # Of fields that do not fit together the one that distinguishes more runs is kept
+    long = [{f'g.{"n" * 40}': n > 1, f'g.{"m" * 40}': n, 'seed': 0} for n in range(4)]
+    names = spec.run_names(long, 'wxyz')
+    assert [name.split(',')[0] for name in names] == [f'{"m" * 40}={n}' for n in range(4)]
+
+
+@pytest.mark.filterwarnings('ignore:the load_module')
+def test_a_sweep_keeps_the_folders_of_its_runs_when_their_names_change(tmp_path, cli, capsys):
+    """A longer sweep, or a version that names runs otherwise, trained finished runs again."""
+    old = expand({'seed': 1})[0]
+    folder = tmp_path / f'base_and_more-{old.name.rpartition("-")[2]}'
+    folder.mkdir()
+    (folder / 'run.json').write_text('{}')
+    path = write(tmp_path, 'def sweep(add):\n    add({"seed": 1})\n    add({"seed": 2})\n')
+    words = ['--config=configs/base.py', f'--sweep={path}', f'--workdir={tmp_path}']
+    assert cli(*words, '--launcher=print') == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert f'--workdir={folder} ' in first and f'--workdir={tmp_path}/seed=2-' in second
+    assert cli(*words, '--launcher=print', f'--only={folder.name}') == 0
+
+
 @settings(max_examples=40)
 @given(
-    st.dictionaries(
-        st.from_regex(r'[a-z_]+(\.[a-z_]+)?', fullmatch=True),
-        st.text() | st.floats() | st.integers(),
-        max_size=12,
+    st.lists(
+        st.dictionaries(
+            st.from_regex(r'[a-z_]+(\.[a-z_]+)?', fullmatch=True),
+            st.text() | st.floats() | st.integers(),
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=3,
     )
 )
-def test_every_name_is_one_short_folder(overrides):
-    name = spec.run_name(overrides, '0' * 64)
-    assert re.fullmatch(r'[A-Za-z0-9._+=,-]+', name) and len(name) <= 91
+def test_every_name_is_one_short_folder(listed):
+    for name in spec.run_names(listed, ['0' * 64] * len(listed)):
+        assert re.fullmatch(r'[A-Za-z0-9._+=,-]+', name) and len(name) <= 91
 
 
 # ---- commands ----------------------------------------------------------------------------------
@@ -445,7 +482,7 @@ def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(t
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
     assert len(lines) == 15 and not workdir.exists()
     assert lines[4][:4] == [sys.executable, '-m', 'agentrl_jax.train', '--config=configs/demo.py']
-    assert lines[4][4].startswith(f'--workdir={workdir}/algorithm=grpo,seed=1,kl_coef=0.0,')
+    assert lines[4][4].startswith(f'--workdir={workdir}/algorithm=grpo,seed=1,')
     own = ['algorithm=grpo', 'seed=1', 'loss.kl_coef=0.0', 'loss.aggregation=token_mean']
     assert lines[4][5:] == [f'--config.{word}' for word in ['steps=7', *own]]
 

@@ -65,10 +65,11 @@ NAMES = (
 )
 MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
 PLANS = [(name, scale) for name in NAMES for scale in MODULES[name].SCALES]
+PLANS += [(name, common.SECONDS) for name, scale in PLANS if scale == common.TINY]
 
 
 def make_plan(name, scale):
-    return MODULES[name].SCALES[scale]()
+    return common.make_plan(MODULES[name].SCALES, scale)
 
 
 def fields(name, scale):
@@ -107,6 +108,10 @@ def test_every_run_passes_the_config_check_and_has_a_place_in_a_table(name, scal
         if 'env.max_actions_per_turn' not in given['rows']:
             assert labels <= known  # every row has the name of a cell, not a list of values
     assert shown == {run.name for run in runs}
+    if scale == common.SECONDS:
+        assert max(run.steps for run in expanded) <= 8
+    readable = {run.name.rpartition('-')[0] for run in expanded}
+    assert len(readable) == len(expanded)  # names were cut before the fields in which arms differ
 
 
 def test_seeds_are_as_asked_and_the_command_line_wins_over_the_plan():
@@ -119,6 +124,9 @@ def test_seeds_are_as_asked_and_the_command_line_wins_over_the_plan():
     ]
     words = ['--config.optim.lr=3e-4', '--gpus=0', '--config.model.path=/a=b']
     assert common.given_fields(words) == {'optim.lr', 'model.path'}
+    with pytest.raises(ValueError, match='--config.steps makes arms 1 and 3 the same run'):
+        cells = ({'steps': 3}, {'optim.lr': 1.0}, {'steps': 4})
+        common.list_runs(common.Plan('configs/demo.py', cells, {}), range(1), taken={'steps'})
 
 
 @pytest.mark.parametrize(
@@ -309,7 +317,6 @@ def test_a_difference_of_configs_turns_one_into_the_other():
 def fake_sweep(words, environment):
     """Stands in for the sweep's process: writes what the sweep and one trained run write."""
     given = dict(word.removeprefix('--').split('=', 1) for word in words[3:])
-    assert 'JAX_COMPILATION_CACHE_DIR' in environment
     base = common.config_of(words[3:])
     for number, run in enumerate(spec.expand(base, spec.load(given['sweep']), source='')):
         folder = pathlib.Path(given['workdir']) / run.name
@@ -446,8 +453,8 @@ def test_runs_are_named_as_the_sweep_names_them(tmp_path, monkeypatch, capsys):
     assert sweep.run_sweep(values) == 0
     printed = capsys.readouterr().out.split()
     names = {word[len('--workdir=w/') :] for word in printed if word.startswith('--workdir=w/')}
-    assert common.run_names(listed, words) == names and len(names) == 2
-    assert common.run_names(listed, words[:3]).isdisjoint(names)
+    assert common.run_names(listed, words, tmp_path) == names and len(names) == 2
+    assert common.run_names(listed, words[:3], tmp_path).isdisjoint(names)
 
 
 @pytest.mark.filterwarnings('ignore:the load_module')
@@ -489,6 +496,7 @@ def test_a_plan_has_every_table_that_is_committed(folder):
         (['--scale=huge'], 'invalid choice'),
         (['--scale=tiny', '--seeds=0'], 'must be at least 1'),
         (['--scale=tiny', '--publish', '--first_seed=100'], 'others are for tuning'),
+        (['--scale=seconds', '--publish'], '--publish is for results'),
     ],
 )
 def test_wrong_words_are_refused_with_a_reason(words, complaint, capsys, monkeypatch):

@@ -907,6 +907,20 @@ def test_rebuilding_writes_tables_into_the_readme(sweep, tmp_path, monkeypatch):
     assert readme.read_text() == text
 
 
+def test_one_experiment_is_rebuilt_from_its_own_folder(sweep, tmp_path, monkeypatch, capsys):
+    """`--rebuild experiments/demonstrations_tiny` said that it holds no experiment."""
+    for name in ('one', 'two'):
+        compact(load([sweep]), tmp_path / name / 'metrics')
+        spec = {'main': {'rows': 'algorithm', 'cols': 'env.name', 'clones': 'two'}}
+        (tmp_path / name / 'table.json').write_text(json.dumps(spec))
+    for here, given in ((tmp_path, 'one'), (tmp_path / 'one', '.'), (tmp_path, 'one/')):
+        monkeypatch.chdir(here)
+        tables.main(['--rebuild', given])
+        (path,) = (x for x in capsys.readouterr().out.split() if x.endswith('main/table.md'))
+        assert (here / path).samefile(tmp_path / 'one' / 'main' / 'table.md')
+    assert not (tmp_path / 'two' / 'main').exists()
+
+
 assert ROOT / 'experiments' / 'demo_cloned' / 'table.json' in EXPERIMENTS
 SMALL = ('demo_cloned', 'algorithms', 'smollm2')  # the others take longer to draw
 

@@ -6,6 +6,7 @@ A few configs cover the features in pairs; each is trained once, and every test 
 import dataclasses
 import functools
 import json
+import logging
 import math
 import re
 import shutil
@@ -713,12 +714,17 @@ def test_seconds_of_the_update_are_neither_those_of_validation_nor_of_a_probe(
 
 
 def test_validation_that_comes_late_after_a_resume_is_no_recompile(
-    finished, tmp_path, monkeypatch, shared_programs
+    finished, tmp_path, monkeypatch, shared_programs, caplog
 ):
-    """Its program compiles when a resumed run first validates, whatever step that is."""
+    """Its program compiles when a resumed run first validates, whatever step that is.
+
+    It was not the program that a fresh run had compiled: parameters came from an update.
+    """
     shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
     jax.clear_caches()
-    rows = finish(config('iterations', steps=6), tmp_path).rows
+    with caplog.at_level(logging.DEBUG, logger='jax._src.compiler'):
+        rows = finish(config('iterations', steps=6), tmp_path).rows
+    assert not [text for text in caplog.messages if "CACHE MISS for 'jit_collect'" in text]
     assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
     assert [row['perf/recompiles'] for row in rows] == [0] * 7
