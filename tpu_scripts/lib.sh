@@ -201,6 +201,7 @@ back_off() { # back_off WHY [TIMES]: rests twice as long as the last time; ends 
 error_kind() {
   local text kind patterns
   text=$(cat)
+  if [[ $text == *ERROR:* ]]; then text=${text#*ERROR:}; fi # warnings and progress come before
   text=${text//[\/\'\"\[]"$NAME"/} text=${text//\/"${TPU_PROJECT:-$NAME}"/} # names are no symptoms
   while read -r kind patterns; do
     if grep -qiE -- "$patterns" <<< "$text"; then echo "$kind"; return; fi

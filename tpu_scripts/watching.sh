@@ -3,14 +3,7 @@
 
 failures=0 tries=0 odd_since='' well_since='' answered='' ran='' made='' looked=''
 
-finish() { # finish CODE: ends babysit; --delete spares a READY TPU whose hosts do not answer
-  if [ -n "$OPT_delete" ] && { [ -n "$DRY_RUN" ] || [ "$1" -eq 0 ] || reachable; }; then
-    "$HERE/delete" "${words[@]}" --yes
-  else
-    cost
-  fi
-  exit "$1"
-}
+finish() { if [ -n "$OPT_delete" ]; then "$HERE/delete" "${words[@]}" --yes; else cost; fi; exit "$1"; }
 reachable() { ! on_all job_state | grep -q ' unreachable$'; }
 cannot_heal() { # cannot_heal WHAT: ends babysit with gcloud's message
   say "error: $1, and waiting cannot help:"
@@ -32,7 +25,7 @@ make() { # one call of gcloud a try; `look` is not needed again until it succeed
   until provider_create > "$packed/error" 2>&1; do
     kind=$(error_kind < "$packed/error")
     case $kind in
-      exists) return ;;
+      exists) back_off "$NAME exists already"; return ;;
       never) cannot_heal "$NAME cannot be created" ;;
       # The quota of a deleted TPU is freed late; an error of no known kind may pass.
       quota | unknown) tries=$((tries + 1))
@@ -50,7 +43,7 @@ make() { # one call of gcloud a try; `look` is not needed again until it succeed
 }
 
 replace() { # what was preempted before it ran is replaced after a pause
-  provider_reason > "$packed/error" 2>&1 || :
+  provider_reason > "$packed/error" 2> /dev/null || :
   case $(error_kind < "$packed/error") in quota | never) cannot_heal "$NAME failed" ;; esac
   say "$NAME was preempted"
   if ! provider_delete; then back_off "$NAME could not be deleted"
@@ -58,18 +51,22 @@ replace() { # what was preempted before it ran is replaced after a pause
   ran=''
 }
 
-fail() { # fail CODE WHY; what a preemption broke does not count
+fail() { # fail CODE WHY [keep]: a failure more, unless the TPU is gone; keep: --delete is ignored
   case $(provider_state || :) in lost | none) return 0 ;; esac
   failures=$((failures + 1))
   say "failure $failures: $2"
   [ "$failures" -gt "$TPU_FAILURES" ] || return 0
   on_all host_tool job log 20 || :
   say "giving up after $failures failures; the last: $2"
+  [ -z "${3:-}" ] || OPT_delete=''
   finish "$1"
 }
 launch() {
   if ! "$HERE/setup" "${words[@]}" "--archive=$packed/code.tar.gz" ||
-    ! "$HERE/launch" "${words[@]}" -- "${COMMAND[@]}"; then fail 1 'it could not be launched'; fi
+    ! "$HERE/launch" "${words[@]}" -- "${COMMAND[@]}"; then
+    reachable || return 0 # `unreachable` waits, and nothing is counted
+    fail 1 'it could not be launched' keep
+  fi
 }
 
 patient() { # patient SECONDS: whether that has not yet passed since hosts began to disagree
