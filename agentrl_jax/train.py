@@ -41,6 +41,7 @@ if __name__ == '__main__':
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,7 @@ from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.measure import collapse, validation
 from agentrl_jax.planning import fit, work
 from agentrl_jax.records import report, run_log
-from agentrl_jax.rollout import world_calls
-from agentrl_jax.run import collecting, config, hosts, roll_back
+from agentrl_jax.run import collecting, config, hosts, interrupts, roll_back
 from agentrl_jax.run.build import Run, Validation, build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import Config
@@ -63,11 +63,20 @@ from agentrl_jax.run.streams import COLLECT, EVALUATE, LEVELS, OPPONENT, PAIRS, 
 from agentrl_jax.types import Params, TrainState
 
 
-def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: bool) -> tuple:
+def train_step(
+    run: Run,
+    opened: RunState,
+    state: TrainState,
+    step: int,
+    first: bool,
+    check: Callable[[str], None] = processes.go_on,
+) -> tuple:
     """One cycle: (state, metrics, tokens sampled, what a page shows); waits for its end.
 
-    first: the first step of this process, which compiles all that later steps need.
+    first: the first step of this process, which compiles all that later steps need. check: called
+    between programs while `state` is whole, see processes.Preemption.check.
     """
+    check(f'the rollout of step {step}')
     cfg, programs, streams, frozen = run.cfg, run.training, opened.streams, opened.frozen
     policy, every = player_of(state, frozen.model), cfg.alarm.mi_every
     began = time.monotonic()
@@ -83,16 +92,18 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
         other = streams.draw(OPPONENT, step, kept)
     players = players_of(state, frozen.model, other)
     (rollout, episodes), sampled, measured, groups = collecting.collect(
-        run, players, tasks, streams, step
+        run, players, tasks, streams, step, check
     )
     collected = time.monotonic()
     if every and (first or step % every == 0):
+        check(f'the mutual information of step {step}')
         information = jax.device_get(  # waits, so that its seconds are not those of the update
             programs.information(policy, programs.tasks[0], rollout, streams.key(PAIRS, step))
         )
         measured |= {} if step % every else information
     every = cfg.forks.value_every
     if every and (first or step % every == 0):
+        check(f'the critic error of step {step}')
         keys = (streams.key(LEVELS), step, streams.key(COLLECT, step))
         error, counters = programs.critic_error(state, frozen, tasks[0], *keys)
         collecting.check_counters([counters])
@@ -101,6 +112,7 @@ def train_step(run: Run, opened: RunState, state: TrainState, step: int, first: 
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     lr_scale = np.float32(cfg.alarm.roll_back_lr**streams.roll_backs)
     base = draw_base(run, opened.base, step)
+    check(f'the update of step {step}')
     state, learned, rows, advantages = programs.learn(
         state, frozen, rollout, shuffle, lr_scale, base
     )
@@ -128,10 +140,17 @@ def split_of(cfg: Config, pool: Validation) -> str:
     return other.removeprefix('_') or cfg.eval.split
 
 
-def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[str, float]:
-    """Every level of the held-out pools, with a fixed seed."""
+def validate(
+    run: Run,
+    policy: Params,
+    streams: Streams,
+    step: int = 0,
+    check: Callable[[str], None] = processes.go_on,
+) -> dict[str, float]:
+    """Every level of the held-out pools, with a fixed seed; check: as in train_step."""
     found, counts = {}, []
     for programs in run.pools:
+        check(f'the validation before step {step}')
         key = streams.key(EVALUATE)
         split = split_of(run.cfg, programs)
         hosts.label(run, step=step, split=split, number=0)
@@ -142,6 +161,7 @@ def validate(run: Run, policy: Params, streams: Streams, step: int = 0) -> dict[
         counts.append(programs.sums(policy, rollout))
         found |= validation.summarise(counts[-1], programs.prefix)
     if run.training.exploitability is not None:
+        check(f'the exploitability before step {step}')
         found['eval/exploitability'] = run.training.exploitability(policy)
     if run.cfg.env.mix:  # all of its worlds, which have as many episodes
         together = validation.total(counts[: len(run.cfg.env.worlds)])
@@ -172,7 +192,8 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
         report.write_reference(workdir, pools, len(cfg.env.worlds), cfg.env.eval_levels)
     if fallback:
         checkpoint.set_aside_damaged(workdir)  # as far as their files tell
-    code, preemption, curves = None, processes.Preemption(), report.Curves(workdir, run.face)
+    code, curves = None, report.Curves(workdir, run.face)
+    preemption = processes.Preemption(silent=interrupts.listens())
     while code is None:  # after a roll back the run resumes as if it had been killed
         streams = Streams(cfg.seed, roll_back.settle(workdir))
         checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
@@ -192,7 +213,8 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
             if jax.process_index() == 0:
                 print(report.finished(workdir, command.resume_line(sys.argv, 'agentrl_jax.train')))
             return 0
-        with preemption:  # hold until saved: launchers resend signals
+        # Hold until saved: launchers resend signals.
+        with preemption, interrupts.answering(preemption.notice):
             first = int(opened.state.step)
             try:
                 with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
@@ -207,7 +229,8 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
                 raise
             checkpoint.close(checkpoints)
     if jax.process_index() == 0:
-        curves.draw()
+        if code != processes.EXIT_PREEMPTED:
+            curves.draw()
         again = command.resume_line(sys.argv, 'agentrl_jax.train')
         if code == 0:
             print(report.summary(workdir, again))
@@ -227,27 +250,38 @@ def play(
 ) -> tuple[int | None, TrainState | None]:
     """The steps from the state on: (exit code, None after a roll back; state to be saved)."""
     cfg, state, streams = run.cfg, opened.state, opened.streams
-    first, model = int(state.step), opened.frozen.model
+    first, model, begun = int(state.step), opened.frozen.model, False
+
+    def save() -> None:
+        """Save the state; it is saved already if its iteration has begun."""
+        if not begun:
+            checkpoint.save(checkpoints, int(state.step), state, saved_beside(run, streams))
+
     with (
         Recorder(run, workdir, first, streams.roll_backs, work.rates) as record,
-        contextlib.suppress(world_calls.Interrupted),
+        saving(save),  # before records are closed, which may wait for a network
     ):
         for step in range(first, cfg.steps + 1):
             record.begin(step)
-            row, sampled = {}, None
+            row, sampled, begun = {}, None, False
             if validation_due(cfg, step):
                 with record.validating():
-                    row |= validate(run, policy_of(state.params, model), streams, step)
+                    policy = policy_of(state.params, model)
+                    row |= validate(run, policy, streams, step, preemption.check)
                 if cfg.checkpoint.best:
                     success = {'step': step, 'eval/success': row['eval/success']}
                     saved = saved_beside(run, streams) | success
                     keep_best(workdir, state.params, saved)
             if step < cfg.steps:  # the last iteration only evaluates
+                if step > first and cfg.begins_iteration(step):
+                    save()  # an iteration cannot begin twice
+                begun = cfg.begins_iteration(step)
                 state = next_iteration(run, state, step, workdir)
                 with record.training():
                     state, measured, sampled, played = train_step(
-                        run, opened, state, step, step == first
+                        run, opened, state, step, step == first, preemption.check
                     )
+                    begun = False
                     row |= measured
             row, alarms = record.write(row, sampled)
             if sampled is None:
@@ -255,8 +289,10 @@ def play(
             where = f'step {step}, training episodes'
             collecting.check_tokens(row, sampled, where)
             record.advance()
-            curves.draw_if_due()
-            record.page(policy_of(state.params, model), played)
+            preemption.phase = f'the page of step {step}'
+            if not preemption.agreed():
+                curves.draw_if_due()
+                record.page(policy_of(state.params, model), played)
             # Before anything is saved: a run that is killed here and resumed comes here again.
             action = roll_back.react(
                 alarms,
@@ -271,6 +307,7 @@ def play(
                 return (1 if action == 'stop' else None), state
             if preemption.agreed():
                 record.say(f'asked to stop: step {step + 1} is being saved')
+                save()
                 return processes.EXIT_PREEMPTED, state
             if (step + 1) % cfg.checkpoint.every == 0:
                 checkpoint.save(checkpoints, step + 1, state, saved_beside(run, streams))
@@ -283,9 +320,17 @@ def play(
             record.say(problem)
             return 1, state
         return 0, state
-    # Asked to stop while worlds were down. An iteration that has begun cannot be begun once more.
-    begun = cfg.begins_iteration(int(state.step))
+    record.say(f'asked to stop: step {int(state.step)} is computed after the resume')
     return processes.EXIT_PREEMPTED, None if begun else state
+
+
+@contextlib.contextmanager
+def saving(save: Callable[[], None]) -> Iterator[None]:
+    """Save at once where processes.Interrupted ends what is within."""
+    try:
+        yield
+    except processes.Interrupted:
+        save()
 
 
 def validation_due(cfg: Config, step: int) -> bool:

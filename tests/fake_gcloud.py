@@ -4,6 +4,7 @@ It knows the commands and flags of tests/data/gcloud_flags.json and no others. A
 each of its hosts a folder in it; ssh runs its command there. FAKE_GCLOUD names the folder of all
 this; `script.json` in it lists what happens to the TPUs, one after another:
   waits: how many looks find the request in the queue     dies: the look at a job that finds it gone
+  error: what creating it prints instead                  deaf: looks for which ssh fails
 """
 
 import json
@@ -23,6 +24,7 @@ class Refused(Exception):
 
 def parse(words):
     """(command, names, {flag: value}) of a command line; Refused if gcloud would refuse it."""
+    track, words = words[:1] == ['alpha'], words[words[:1] == ['alpha'] :]
     plain = [word for word in words if not word.startswith('--')]
     lengths = [n for n in range(len(plain), 0, -1) if ' '.join(plain[:n]) in FLAGS['commands']]
     if not lengths:
@@ -31,6 +33,8 @@ def parse(words):
     if words[: lengths[0]] != plain[: lengths[0]]:
         raise Refused('a flag stands before the end of the command')
     known = FLAGS['commands'][command] | FLAGS['every command']
+    if track:  # its flag that the other release has not
+        known = known | {'tunnel-through-iap': 'bool'}
     given = {}
     for word in words:
         if not word.startswith('--'):
@@ -67,7 +71,9 @@ class Cloud:
         lives = json.loads((self.folder / 'script.json').read_text())
         count = len(made.read_text()) if made.exists() else 0
         made.write_text('x' * (count + 1))
-        life = {'waits': 0, 'dies': None} | lives[min(count, len(lives) - 1)]
+        life = {'waits': 0, 'dies': None, 'deaf': []} | lives[min(count, len(lives) - 1)]
+        if 'error' in life:
+            sys.exit(life['error'])
         self.tpus[name] = life | {'queued': queued, 'looks': 0, 'gone': False}
         self.save()
 
@@ -87,6 +93,9 @@ class Cloud:
         if name not in self.tpus or self.tpus[name]['gone'] or self.tpus[name]['waits']:
             print('ssh: connect to host port 22: Connection refused', file=sys.stderr)
             sys.exit(255)
+        if self.tpus[name]['deaf'] == 'always':
+            print('ssh: connect to host 10.0.0.2 port 22: Connection timed out', file=sys.stderr)
+            sys.exit(255)
         home = self.folder / name / worker
         home.mkdir(parents=True, exist_ok=True)
         return home
@@ -96,6 +105,9 @@ class Cloud:
         tpu = self.tpus[name]
         if worker == '0' and 'host/job state env' in command:
             tpu['looks'] += 1
+            if tpu['looks'] in tpu['deaf']:
+                self.save()
+                sys.exit(255)
             if tpu['looks'] == tpu['dies']:
                 tpu['gone'] = True
                 self.save()
@@ -137,6 +149,7 @@ def main(words):
         print('ERROR: There was a problem refreshing your current auth tokens', file=sys.stderr)
         return 1
     cloud, queued = Cloud(folder), 'queued-resources' in command
+    names = [name.rpartition('@')[2] for name in names]  # of the hosts' user
     verb = command.split()[-1]
     if verb == 'create':
         cloud.create(names[0], queued)

@@ -50,33 +50,61 @@ option() { # --lines=5 -> OPT_lines=5
 
 # shellcheck disable=SC1090  # both files are chosen when it runs
 settings() {
+  local name
+  [ -z "${TPU_ENV_FILE:-}" ] || [ -r "$TPU_ENV_FILE" ] ||
+    die "TPU_ENV_FILE=$TPU_ENV_FILE: no such file; unset it to use tpu_scripts/env"
   [ ! -f "${TPU_ENV_FILE:=$HERE/env}" ] || . "$TPU_ENV_FILE"
   : "${TPU_PROVIDER:=tpu_vm}" "${TPU_MODE:=spot}" "${TPU_HOSTS:=1}" "${TPU_PROJECT:=}"
-  : "${TPU_ZONE:=}" "${TPU_TYPE:=}" "${TPU_RUNTIME:=}" "${TPU_BUCKET:=}" "${TPU_POLL:=30}"
-  : "${TPU_PACKAGES:=}" "${TPU_FAILURES:=3}" "${TPU_GRACE:=180}" "${TPU_CREATE_FLAGS:=}"
+  : "${TPU_ZONE:=}" "${TPU_TYPE:=}" "${TPU_RUNTIME:=}" "${TPU_TOPOLOGY:=}" "${TPU_BUCKET:=}"
+  : "${TPU_PACKAGES:=}" "${TPU_CREATE_FLAGS:=}" "${TPU_SSH_USER:=}" "${TPU_SSH_FLAGS:=}"
+  : "${TPU_POLL:=30}" "${TPU_FAILURES:=3}" "${TPU_GRACE:=180}" "${TPU_WAIT_HOURS:=336}"
   [[ $TPU_HOSTS =~ ^[1-9][0-9]*$ ]] || die "TPU_HOSTS=$TPU_HOSTS must be a number of hosts"
+  for name in TPU_FAILURES TPU_GRACE TPU_WAIT_HOURS; do
+    [[ ${!name} =~ ^[0-9]+$ ]] || die "$name=${!name} must be a whole number"
+  done
+  [[ $TPU_POLL =~ ^[0-9]*\.?[0-9]+$ && $TPU_POLL =~ [1-9] ]] ||
+    die "TPU_POLL=$TPU_POLL must be a number of seconds"
+  POLL_MS=$(milliseconds "$TPU_POLL")
+  reset_back_off
   TPU_BUCKET=${TPU_BUCKET#gs://}
+  TPU_BUCKET=${TPU_BUCKET%/}
   [[ $TPU_PROVIDER =~ ^[a-z_]+$ && -f $HERE/providers/$TPU_PROVIDER.sh ]] ||
     die "TPU_PROVIDER=$TPU_PROVIDER is none of: $(cd "$HERE/providers" && echo *.sh)"
+  # shellcheck disable=SC2329  # a provider that knows why the TPU failed defines its own
+  provider_reason() { :; }
   . "$HERE/providers/$TPU_PROVIDER.sh"
   provider_check
 }
 
-need_command() { [ ${#COMMAND[@]} -gt 0 ] || refuse 'the command is missing: it goes behind --'; }
+need_command() { # sets PROGRAM to the words of the command after its NAME=value
+  [ ${#COMMAND[@]} -gt 0 ] || refuse 'the command is missing: it goes behind --'
+  local first=0
+  while [[ ${COMMAND[first]:-} =~ ^[A-Za-z_][A-Za-z_0-9]*= ]]; do first=$((first + 1)); done
+  PROGRAM=("${COMMAND[@]:first}")
+  [[ ${PROGRAM[0]:--} != -* ]] ||
+    refuse "the command after -- names no program: write -- python -m agentrl_jax.train --config=..."
+}
 need() { # need TPU_ZONE ...: settings that must not be empty
   local name
-  for name in "$@"; do [ -n "${!name}" ] || die "$name is not set; see tpu_scripts/env.example"; done
+  for name in "$@"; do [ -n "${!name:-}" ] || die "$name is not set; see tpu_scripts/env.example"; done
+}
+need_gcloud() {
+  [ -n "$DRY_RUN" ] || command -v gcloud > /dev/null || die 'gcloud is not installed or not on the PATH'
+}
+need_hosts() { # need_hosts COUNT WHY: TPU_HOSTS must be that of the slice
+  [ "$TPU_HOSTS" -eq "$1" ] || die "TPU_HOSTS=$TPU_HOSTS, but $2 has $1 hosts: set TPU_HOSTS=$1"
 }
 
-find_workdir() { # sets WORKDIR to that of the command, '' without one
-  local word before=''
-  WORKDIR=''
+flag_of_command() { # flag_of_command config: the value of --config in the command, '' without one
+  local word before='' value=''
   for word in "${COMMAND[@]}"; do
-    case $word in --workdir=* | -workdir=*) WORKDIR=${word#*=} ;; esac
-    case $before in --workdir | -workdir) WORKDIR=$word ;; esac
+    case $word in "--$1="* | "-$1="*) value=${word#*=} ;; esac
+    case $before in "--$1" | "-$1") value=$word ;; esac
     before=$word
   done
+  printf '%s' "$value"
 }
+find_workdir() { WORKDIR=$(flag_of_command workdir); }
 # lost_workdir: why the workdir of the command goes with the TPU; nothing where it stays.
 lost_workdir() {
   find_workdir
@@ -89,6 +117,42 @@ lost_workdir() {
 }
 need_workdir_that_stays() { local lost; lost=$(lost_workdir); [ -z "$lost" ] || refuse "$lost"; }
 
+# check_command: rejects a command that cannot succeed, before it costs anything.
+check_command() {
+  local word bucket path before='' config
+  find_workdir
+  need_workdir_that_stays
+  for word in "${PROGRAM[@]}"; do
+    if [[ $word =~ ^--?[^=]+=gs://([^/]*) || ($before == -* && $word =~ ^gs://([^/]*)) ]]; then
+      bucket=${BASH_REMATCH[1]}
+      [ "$bucket" = "$TPU_BUCKET" ] || refuse "$word: the hosts mount only TPU_BUCKET, which is\
+ '$TPU_BUCKET': set TPU_BUCKET=$bucket, or use a path in TPU_BUCKET"
+    fi
+    if [[ $before == -m && $word == agentrl_jax.* ]]; then
+      path=${word//.//}
+      [ -e "$ROOT/$path.py" ] || [ -d "$ROOT/$path" ] || refuse "$word: there is no such module"
+    fi
+    before=$word
+  done
+  [[ " ${PROGRAM[*]} " =~ \ (agentrl_jax\.train|[^\ ]*agentrl_jax/train\.py)\  ]] || return 0
+  [ -n "$WORKDIR" ] || refuse 'the command has no --workdir: take --workdir=gs://BUCKET/...'
+  config=$(flag_of_command config)
+  [ -n "$config" ] || refuse 'the command has no --config'
+  path=${config%%:*}
+  if [[ $path != /* ]]; then
+    [ -f "$ROOT/$path" ] || refuse "--config=$config: $ROOT has no such file"
+    git -C "$ROOT" ls-files --error-unmatch -- "$path" > /dev/null 2>&1 ||
+      refuse "--config=$config: git does not track it, and hosts get tracked files: git add $path"
+  fi
+  [ -n "$DRY_RUN" ] || check_config
+}
+check_config() { # reads the config with this machine's Python, where it has the packages
+  local output code=0
+  output=$(cd "$ROOT" && JAX_PLATFORMS=cpu env "${COMMAND[@]}" --show_config 2>&1 < /dev/null) || code=$?
+  if [ "$code" -eq 2 ]; then refuse "$(tail -n 1 <<< "$output" | sed 's/^error: //')"; fi
+  if [ "$code" -ne 0 ]; then say "the config was not checked: ${PROGRAM[0]} could not read it here"; fi
+}
+
 # quoted WORDS: one line that any POSIX shell reads back as the same words.
 quoted() {
   local word line='' quote="'\\''"
@@ -98,12 +162,62 @@ quoted() {
   done
   printf '%s' "$line"
 }
-# Seconds that no setting of the clock moves, unlike $SECONDS, which is a difference of times of day: a
-# clock set forward would have deleted a TPU that did not answer once.
+# Seconds of a clock that nobody sets, unlike $SECONDS, which follows the time of day.
 now() {
   local up
   if { read -r up _ < /proc/uptime; } 2> /dev/null; then echo "${up%.*}"; else echo "$SECONDS"; fi
 }
+# Waits are measured in what was slept: a clock that is set forward ends none, and a test can fake it.
+SLEPT_MS=0 LONGEST_MS=600000
+milliseconds() { LC_ALL=C printf '%.0f' "${1}e3"; }
+rest() { # rest MILLISECONDS
+  local seconds=$(($1 / 1000))
+  [ $(($1 % 1000)) -eq 0 ] || printf -v seconds '%d.%03d' "$seconds" $(($1 % 1000))
+  sleep "$seconds" > /dev/null 2>&1 & # in the background: a signal ends the wait at once
+  wait "$!"
+  SLEPT_MS=$((SLEPT_MS + $1))
+}
+# Two minutes, four, eight, then ten: at most 10 calls an hour. Polls below a second are for tests.
+reset_back_off() {
+  BACK_OFF_MS=120000 WAIT_FROM=$SLEPT_MS
+  [ "$POLL_MS" -ge 1000 ] || BACK_OFF_MS=$((4 * POLL_MS))
+}
+back_off() { # back_off WHY [TIMES]: rests twice as long as the last time; ends after TPU_WAIT_HOURS
+  local pause=$((BACK_OFF_MS * ${2:-1}))
+  if [ $((SLEPT_MS - WAIT_FROM)) -ge $((TPU_WAIT_HOURS * 3600000)) ]; then
+    say "error: $1; giving up after TPU_WAIT_HOURS=$TPU_WAIT_HOURS"
+    exit 1
+  fi
+  say "$1; next try in $(((pause + 999) / 1000)) s"
+  rest "$pause"
+  BACK_OFF_MS=$((BACK_OFF_MS * 2))
+  [ "$BACK_OFF_MS" -le "$LONGEST_MS" ] || BACK_OFF_MS=$LONGEST_MS
+}
+
+# error_kind: what gcloud's message on stdin calls for. Network before login: a token that cannot be
+# refreshed without a network is no expired login. Capacity and rates before quota: RESOURCE_EXHAUSTED
+# and code 8 are used for all three.
+#   exists: look again   wait: may heal   quota, never: cannot heal by waiting   unknown
+error_kind() {
+  local text kind patterns
+  text=$(cat)
+  if [[ $text == *ERROR:* ]]; then text=${text#*ERROR:}; fi # warnings and progress come before
+  text=${text//[\/\'\"\[]"$NAME"/} text=${text//\/"${TPU_PROJECT:-$NAME}"/} # names are no symptoms
+  while read -r kind patterns; do
+    if grep -qiE -- "$patterns" <<< "$text"; then echo "$kind"; return; fi
+  done <<'KINDS'
+exists already[ _]exists
+wait no more capacity|insufficient [a-z ]*capacity|resource_pool_exhausted|enough resources|stock-?out|state PREEMPTED
+wait rate.?limit|per (minute|second|100 seconds)|too many requests
+wait connection ?(error|reset|refused|aborted|timed|pool)|new connection|name resolution|resolve host|timed? ?out|max retries|network is unreachable|unable to find the server|TransportError
+quota quota
+never permission|denied|forbidden|billing|authenticat|credential|auth (tokens?|login)|active account|invalid|not[ _]found|not exist|could not be found|not been used|disabled|unrecognized|must be specified|policy_violated|constraint|not (supported|allowed)
+wait exhausted|unavailable|internal|deadline|aborted|cancelled|try again|\b(429|50[0-4])\b|"?code"?: "?(8|10|13|14)\b
+unknown .*
+KINDS
+  echo unknown
+}
+
 # did WAS WOULD: what was done; in a dry run, what would have been.
 did() { if [ -n "$DRY_RUN" ]; then say "dry run: this would $2"; else say "$1"; fi; }
 act() { if [ -n "$DRY_RUN" ]; then quoted "$@"; echo; else "$@"; fi; }

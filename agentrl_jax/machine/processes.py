@@ -216,12 +216,17 @@ def check_shared(workdir: pathlib.Path, token: str) -> None:
         )
 
 
+class Interrupted(Exception):
+    """The run was asked to stop: what it was computing is discarded and computed after a resume."""
+
+
 class Preemption:
-    """SIGTERM and Ctrl-C mean: finish the step, save, leave with EXIT_PREEMPTED.
+    """SIGTERM and Ctrl-C mean: let the running program end, save, leave with EXIT_PREEMPTED.
 
     with Preemption() as preemption:
         for step in ...:
-            state, metrics = update(state)
+            preemption.check(f'the rollout of step {step}')  # raises Interrupted
+            ...
             if preemption.agreed():
                 save and return EXIT_PREEMPTED
     """
@@ -230,11 +235,14 @@ class Preemption:
         self,
         signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT),
         last: Callable[[], None] = lambda: None,
+        *,
+        silent: bool = False,
     ):
-        """last: done before a second Ctrl-C ends the process."""
-        self._signals, self._last = signals, last
+        """last: called before a second Ctrl-C ends the process. silent: others report signals."""
+        self._signals, self._last, self._silent = signals, last, silent
         self._previous: dict[int, Any] = {}
         self.requested = False  # of this process; agreed() speaks for all
+        self.phase = 'the start'  # what runs now, and a stop waits for
         self._interrupts = 0
 
     def __enter__(self) -> 'Preemption':
@@ -248,31 +256,49 @@ class Preemption:
 
     def _request(self, number: int, frame: types.FrameType | None) -> None:
         # Launchers repeat SIGTERM; a second one must not interrupt the save.
-        self.requested = True
-        if number != signal.SIGINT:
+        first, self.requested = not self.requested, True
+        self._interrupts += number == signal.SIGINT
+        if self._silent:
             return
-        self._interrupts += 1
         # Not by print: the signal may have come in the middle of one.
         if self._interrupts > 1:
             os.write(2, b'\nstopped at once: what was not saved is lost\n')
             self._last()
             os._exit(128 + number)
-        os.write(2, b'\nstopping after this step is saved; Ctrl-C again stops at once\n')
+        if first:
+            os.write(2, f'\n{self.notice()}\n'.encode())
+
+    def notice(self) -> str:
+        """The answer to the first signal."""
+        return (
+            f'stopping: waiting for {self.phase} to end, then saving; '
+            'a second Ctrl-C quits without saving'
+        )
 
     def agreed(self) -> bool:
-        """Whether any process was asked to stop: the same answer in all, once per step in all.
+        """Whether any process was asked to stop: the same answer in all, if all call it.
 
         One byte per process is gathered, so nobody leaves while another waits in a collective.
         jax's own sync point needs its own SIGTERM handler and stops one step later.
         """
         return bool(np.any(gather(np.array([self.requested]))))
 
+    def check(self, phase: str) -> None:
+        """Raise Interrupted in all processes if any was asked to stop; `phase` is what follows."""
+        self.phase = phase
+        if self.agreed():
+            raise Interrupted
+
     def may_leave(self) -> bool:
-        """Whether this process was asked to stop and may do so in the middle of a step.
+        """Whether this process was asked to stop and may do so in the middle of a rollout.
 
         One of several cannot: the others would wait for it in a collective.
         """
         return self.requested and jax.process_count() == 1
+
+
+def go_on(phase: str) -> None:
+    """Preemption.check for callers that are never stopped."""
 
 
 class CompileCounter:

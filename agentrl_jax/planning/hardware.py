@@ -3,8 +3,8 @@
 TPU topologies come from libtpu (requirements-plan.txt), which compiles for slices it does not see,
 GPUs from CUDA's compiler (requirements-plan-gpu.txt; gpus.py), which needs neither GPU nor driver.
 Peaks are the vendors' published figures a chip: bfloat16 matrix products without sparsity, memory
-bandwidth. Sources: cloud.google.com/tpu/docs pages v5e, v5p, v6e; NVIDIA's A100, H100 and H200
-data sheets (SXM).
+bandwidth. Sources: docs.cloud.google.com/tpu/docs pages v5e, v5p, v6e, tpu7x; NVIDIA's A100, H100
+and H200 data sheets (SXM).
 """
 
 import dataclasses
@@ -24,7 +24,10 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device: memory as published, bytes that a program may use; FLOP/s and bytes/s."""
+    """One device of JAX: memory as published, usable bytes, peak FLOP/s and bytes/s.
+
+    A TPU7x chip is two devices, each with half of the chip's published figures.
+    """
 
     memory: str
     usable: float
@@ -38,6 +41,7 @@ TPU = {
     'v5e': Chip('16 GB', 15.75 * GIB, 197e12, 819e9),
     'v5p': Chip('95 GB', 95.74 * GIB, 459e12, 2765e9),
     'v6e': Chip('32 GB', 31.25 * GIB, 918e12, 1640e9),
+    'tpu7x': Chip('96 GB', 94.75 * GIB, 2307e12 / 2, 7380e9 / 2),
 }
 GPU = {  # by a word of the device's name: peak FLOP/s, bytes/s
     'H200': (989e12, 4.8e12),
@@ -55,6 +59,7 @@ KINDS = {  # of TPUs, as JAX names them
     'TPU v5p': 'v5p',
     'TPU v6 lite': 'v6e',
     'TPU v6e': 'v6e',
+    'TPU7x': 'tpu7x',
 }
 
 
@@ -84,15 +89,15 @@ class Topology:
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
     """('v5e', (2, 4)) of 'v5e:2x4'."""
-    axes = {'v5e': (2,), 'v6e': (2,), 'v5p': (3,), 'cpu': (1,), 'gpu': (1,)}
+    axes = {'v5e': (2,), 'v6e': (2,), 'v5p': (3,), 'tpu7x': (3,), 'cpu': (1,), 'gpu': (1,)}
     axes |= dict.fromkeys(gpus.GPUS, (1, 2))
     match = re.fullmatch(rf'({"|".join(axes)}):(\d+(?:x\d+)*)', name)
     sizes = tuple(int(size) for size in match[2].split('x')) if match else ()
     if not match or len(sizes) not in axes[match[1]] or min(sizes) < 1:
         raise ValueError(
             f'topology {name!r} is not known: say v5e:2x4 or v6e:2x4 (two axes), v5p:2x2x1 '
-            f'(three), {":1, ".join(gpus.GPUS)}:1 (GPUs that need not be there; h100:2x8 are two '
-            'machines of eight), cpu:8 or gpu:1 (a number of devices here)'
+            f'or tpu7x:2x2x1 (three), {":1, ".join(gpus.GPUS)}:1 (GPUs that need not be there; '
+            'h100:2x8 are two machines of eight), cpu:8 or gpu:1 (a number of devices here)'
         )
     return match[1], sizes
 
@@ -106,7 +111,12 @@ def prepare(argv: list[str]) -> None:
     if kind != 'gpu':
         jax.config.update('jax_platforms', 'cpu')
     if kind == 'cpu' or not compiles_for(kind):  # shapes are laid out over CPU devices (stand_ins)
-        jax.config.update('jax_num_cpu_devices', math.prod(sizes))
+        jax.config.update('jax_num_cpu_devices', count_devices(kind, sizes))
+
+
+def count_devices(kind: str, sizes: tuple[int, ...]) -> int:
+    """Devices of JAX in a topology of this many chips along each axis."""
+    return math.prod(sizes) * (2 if kind == 'tpu7x' else 1)
 
 
 def compiles_for(kind: str) -> bool:
@@ -137,7 +147,7 @@ def chip(kind: str) -> Chip:
 def stand_ins(name: str) -> Topology:
     """A topology whose devices are those of the CPU (prepare): for shapes, not for compiling."""
     kind, sizes = parse(name)
-    return Topology(name, jax.devices('cpu')[: math.prod(sizes)], chip(kind))
+    return Topology(name, jax.devices('cpu')[: count_devices(kind, sizes)], chip(kind))
 
 
 def _gpu_devices(name: str, kind: str, sizes: tuple[int, ...]) -> Any:

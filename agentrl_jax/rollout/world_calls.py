@@ -13,16 +13,12 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from agentrl_jax.envs.hosts.world import shown
-from agentrl_jax.machine import files
+from agentrl_jax.machine import files, processes
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 
 RETRY_S, LONGEST_RETRY_S = 0.25, 30.0  # between questions whether a world is there again
-LOOK_S = 0.5  # between looks, in an outage, at whether the run was asked to stop
-
-
-class Interrupted(Exception):
-    """The run was asked to stop while all worlds were down: the rollout is discarded."""
+LOOK_S = 0.5  # between looks at whether the run was asked to stop
 
 
 class WorldsFailed(files.Failure):
@@ -102,7 +98,9 @@ class WorldCalls:
             if response is None and first.deadline <= time.monotonic():
                 response = self._time_out(first)
             if response is None:
-                return None
+                if self.down_since < math.inf or time.monotonic() >= until:
+                    return None
+                continue
             call = self.under_way.get(response.request.slot)
             if call is None or call.request is not response.request:
                 continue  # of a world that was abandoned, or of another rollout
@@ -112,11 +110,11 @@ class WorldCalls:
 
     def _take(self, until: float) -> Response | None:
         wait = until - time.monotonic()
-        if self.down_since < math.inf:
-            wait = min(wait, LOOK_S)
-            if self.asked():
-                self.say('asked to stop while all worlds are down: the step is played later')
-                raise Interrupted
+        if self.asked():
+            down = ' while all worlds are down' if self.down_since < math.inf else ''
+            self.say(f'asked to stop{down}: the step is played later')
+            raise processes.Interrupted
+        wait = min(wait, LOOK_S)
         try:
             return self.pool.done.get(timeout=wait) if wait > 0 else self.pool.done.get_nowait()
         except queue.Empty:

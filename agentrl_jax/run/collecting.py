@@ -6,14 +6,14 @@ played. Everything random is a function of seed, step and number of the rollout.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.machine import files
+from agentrl_jax.machine import files, processes
 from agentrl_jax.rl import filtering, learn
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rollout import rewards
@@ -110,10 +110,12 @@ def collect(
     tasks: tuple[Task, ...],
     streams: Streams,
     step: int,
+    check: Callable[[str], None] = processes.go_on,
 ) -> tuple[Played, int, dict, int | None]:
     """(what the update gets, tokens sampled, metrics, groups held) of a step; see play.
 
-    The groups that dynamic sampling holds are the first ones; None without it.
+    The groups that dynamic sampling holds are the first ones; None without it. check: called
+    before each further rollout, see processes.Preemption.check.
     """
     played, counted = play(run, params, tasks, streams, step)
     measured = run.training.metrics(played[0], run.training.tasks) | {'filter/collects': 1}
@@ -122,6 +124,7 @@ def collect(
     groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
     for number in range(1 + run.cfg.algorithm.filter.refill):
         if number:
+            check(f'rollout {number + 1} of step {step}')
             played, counters = play(run, params, tasks, streams, step, number)
             counted += counters
         # The count goes through the host: on devices it would have two layouts, so two programs.

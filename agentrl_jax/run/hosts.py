@@ -72,9 +72,8 @@ def playing(
 ) -> Iterator[None]:
     """What worlds say is kept in logs of a folder, after that of the steps before `step`.
 
-    In the end the worlds are closed. asked: whether the run should stop; while all worlds are down
-    nothing else would hear of it, and world_calls.Interrupted ends the rollout. replay: the log of
-    a run that answers in their place.
+    In the end the worlds are closed. asked: whether the run should stop, which ends a rollout by
+    processes.Interrupted. replay: the log of a run that answers in their place.
     """
     with contextlib.ExitStack() as stack:
         for name, worlds in run.worlds.items():

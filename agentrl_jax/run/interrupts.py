@@ -3,26 +3,29 @@
 Imported before everything else, so it imports little itself.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 EXIT_STOPPED, EXIT_KILLED = 75, 130  # as processes.EXIT_PREEMPTED; as a shell says of Ctrl-C
 RESUMES = 'the same command resumes'
 BEGINS = 'the same command begins anew'
 LAST: list[Callable[[], None]] = []  # done before a second Ctrl-C ends the process
+NOTICES: list[Callable[[], str]] = []  # the last one answers the first signal of a training
+_listens = threading.Event()
 
 
 def stop_when_asked() -> None:
     """SIGTERM or Ctrl-C outside of training ends the process at once with EXIT_STOPPED.
 
     What was saved is not lost. A thread listens, since Python's own handlers wait while a program
-    compiles. During training, which listens itself (processes.Preemption), only a second Ctrl-C
-    ends the process here.
+    runs or compiles. Training has handlers of its own (processes.Preemption): then the thread
+    answers the first signal, and only a second Ctrl-C ends the process here.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -30,6 +33,22 @@ def stop_when_asked() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ignore)
     threading.Thread(target=_listen, args=(reader,), daemon=True).start()
+    _listens.set()
+
+
+def listens() -> bool:
+    """Whether the thread of stop_when_asked reports signals."""
+    return _listens.is_set()
+
+
+@contextlib.contextmanager
+def answering(notice: Callable[[], str]) -> Iterator[None]:
+    """Within it the first signal prints `notice()` at once."""
+    NOTICES.append(notice)
+    try:
+        yield
+    finally:
+        NOTICES.remove(notice)
 
 
 def _ignore(number: int, frame: types.FrameType | None) -> None:
@@ -37,7 +56,7 @@ def _ignore(number: int, frame: types.FrameType | None) -> None:
 
 
 def _listen(reader: int) -> None:
-    interrupts = 0
+    interrupts, answered = 0, False
     while number := os.read(reader, 1):
         interrupts += number[0] == signal.SIGINT
         if signal.getsignal(number[0]) is _ignore:
@@ -47,6 +66,9 @@ def _listen(reader: int) -> None:
             for do in LAST:
                 do()
             _leave('interrupted twice: what was not saved is lost', EXIT_KILLED)
+        if NOTICES and not answered:
+            answered = True
+            os.write(2, f'\n{NOTICES[-1]()}\n'.encode())
 
 
 def what_is_left(argv: Sequence[str]) -> str:

@@ -77,6 +77,7 @@ def train_all(
     last = functools.partial(ask_to_stop, work.children)  # they have sessions of their own
     interrupts.LAST.append(last)
     with processes.Preemption(stop_signals(), last) as stop:
+        stop.phase = 'the running steps'
         try:
             watch(work, board, stop, poll_s, refresh_s)
         finally:  # a sweep that fails itself leaves no child that nobody asked to stop

@@ -399,6 +399,42 @@ def test_a_signal_while_flags_are_being_imported_ends_a_run_to_be_resumed(progra
     assert code == 75 and err.endswith('goes on from what was saved\n'), err
 
 
+STOPPING = """
+import hashlib, sys
+from agentrl_jax.run import interrupts
+interrupts.stop_when_asked()
+from agentrl_jax.machine import processes
+preemption = processes.Preemption(silent=interrupts.listens())
+with preemption, interrupts.answering(preemption.notice):
+    preemption.phase = 'the rollout of step 12'
+    print('ready', flush=True)
+    hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)  # no Python handler runs
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_is_answered_while_a_program_runs(number):
+    """SIGTERM never was, and Ctrl-C only after the program had ended."""
+    process = subprocess.Popen(
+        [sys.executable, '-c', STOPPING],
+        cwd=micro_runs.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == 'ready\n'
+        process.send_signal(number)
+        assert process.stderr.readline() == '\n'
+        assert process.stderr.readline() == (
+            'stopping: waiting for the rollout of step 12 to end, then saving; '
+            'a second Ctrl-C quits without saving\n'
+        )
+        assert process.poll() is None
+    finally:
+        process.kill()
+
+
 def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
     assert ended('training', signal.SIGTERM)[0] is None
     code, err = ended('training', signal.SIGINT, signal.SIGTERM, signal.SIGINT)
@@ -428,7 +464,7 @@ def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
     code, out, err = ran_python(LISTENING)
     assert (code, out) == (130, 'goes on True\n')
     assert err.split('\n')[1::2] == [
-        'stopping after this step is saved; Ctrl-C again stops at once',
+        'stopping: waiting for the start to end, then saving; a second Ctrl-C quits without saving',
         'stopped at once: what was not saved is lost',
     ]
 

@@ -40,6 +40,7 @@ def cost(function, *shapes, weights=(), machine=MACHINE):
 
 def test_a_topology_is_a_kind_and_its_axes_and_others_are_refused():
     known = {'v5e:2x4': ('v5e', (2, 4)), 'v5p:2x2x1': ('v5p', (2, 2, 1)), 'cpu:8': ('cpu', (8,))}
+    known |= {'tpu7x:2x2x1': ('tpu7x', (2, 2, 1))}
     known |= {'h100:8': ('h100', (8,)), 'a100:2x8': ('a100', (2, 8))}
     assert {name: hardware.parse(name) for name in known} == known
     for name in ('v5e', 'v5e:8', 'v5p:2x4', 'v9:2x2', 'cpu:2x2', 'cpu:0', 'h100:1x2x8', ''):
@@ -49,6 +50,15 @@ def test_a_topology_is_a_kind_and_its_axes_and_others_are_refused():
         hardware.find('gpu:1')
     with pytest.raises(ValueError, match='8 CPU devices; set jax_num_cpu_devices to 16'):
         hardware.find('cpu:16')
+
+
+def test_a_tpu7x_chip_is_two_devices():
+    """2,307 TFLOP/s, 192 GiB and 7,380 GB/s a chip: docs.cloud.google.com/tpu/docs/tpu7x."""
+    assert hardware.count_devices('tpu7x', (2, 2, 1)) == 8
+    assert hardware.count_devices('v5p', (2, 2, 1)) == 4
+    half = hardware.chip('tpu7x')
+    assert (2 * half.flops, 2 * half.bandwidth) == (2307e12, 7380e9) and half.usable < 96 * 2**30
+    assert hardware.peak_flops(types.SimpleNamespace(device_kind='TPU7x')) == half.flops
 
 
 def test_named_sizes_have_the_published_number_of_parameters():

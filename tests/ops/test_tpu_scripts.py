@@ -3,6 +3,7 @@
 `python tests/ops/test_tpu_scripts.py` writes the expected dry runs in tests/data/dry_runs again.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -30,11 +31,14 @@ PROVIDERS = {
     'gce_one': {'TPU_TYPE': 'ct6e-standard-4t', 'TPU_RUNTIME': 'images/tpu', 'TPU_HOSTS': '1'},
     'local': {'TPU_LOCAL_ROOT': '/hosts', 'TPU_LOCAL_PYTHON': '/usr/bin/python3'},
 }
+ONE_HOST = {'TPU_HOSTS': '1', 'TPU_TYPE': 'v5litepod-8'}
 DRY_RUNS = ROOT / 'tests' / 'data' / 'dry_runs'
 NASTY = ['', ' ', "it's", '"', '$HOME `id` $(id)', 'two\nlines\n', *'\\*~!ü-', 'a=b']
-TRAIN = ['python', '-m', 'agentrl_jax.train', '--config=configs/demo.py', '--workdir=gs://b/a run']
+TRAIN = ['python', '-m', 'agentrl_jax.train', '--config=configs/demo.py']
+TRAIN += ['--workdir=gs://my-bucket/a run']
 SWEEP = (
-    "printf '%s\\n' \"/usr/bin/python -m t --workdir='gs://b/a run'\" \"python 'it'\\\"'\\\"'s'\""
+    "printf '%s\\n' \"/usr/bin/python -m t --workdir='gs://my-bucket/a run'\""
+    " \"python 'it'\\\"'\\\"'s'\""
 )
 
 
@@ -214,7 +218,7 @@ def verbs_called(bench, *wanted):
 
 @pytest.mark.soak
 def test_babysit_brings_a_run_through_two_preemptions(tmp_path):
-    bench = Bench(tmp_path / 'x', 'tpu_vm', TPU_MODE='queued', TPU_HOSTS='1')
+    bench = Bench(tmp_path / 'x', 'tpu_vm', TPU_MODE='queued', **ONE_HOST)
     (bench.folder / 'script.json').write_text('[{"waits": 2, "dies": 2}, {"dies": 2}, {}]')
     command = ['JAX_PROCESS_ID=0', 'python', FAKE_TRAINING, 'gs://my-bucket/run', '30']
     said = bench.call('babysit', 'demo', '--delete', '--', *command)
@@ -229,7 +233,7 @@ def test_babysit_brings_a_run_through_two_preemptions(tmp_path):
 
 
 def test_setup_again_installs_nothing_and_new_requirements_do(tmp_path):
-    bench = Bench(tmp_path / 'x', 'tpu_vm', TPU_HOSTS='1')
+    bench = Bench(tmp_path / 'x', 'tpu_vm', **ONE_HOST)
     bench.call('create', 'demo')
     installed = bench.folder / 'installed'
     bench.call('setup', 'demo')
@@ -258,6 +262,268 @@ def test_a_login_that_has_expired_creates_nothing_and_delete_asks_first(tmp_path
     assert verbs_called(bench, 'delete') == []
     bench.call('delete', 'demo', '--yes')
     assert 'demo: none' in bench.call('status', 'demo')
+
+
+# ---- a simulated week --------------------------------------------------------------------------
+
+STOCK_OUT = """ERROR: (gcloud.compute.tpus.tpu-vm.create) {
+  "code": 8,
+  "message": "There is no more capacity in the zone \\"us-west4-a\\"; you can try in another zone"
+}"""
+NO_QUOTA = (
+    "ERROR: (gcloud.compute.tpus.tpu-vm.create) RESOURCE_EXHAUSTED: Quota limit 'TPUV6EPreemptible"
+    "PerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 in region us-east5."
+)
+NO_PERMISSION = (
+    'ERROR: (gcloud.compute.tpus.tpu-vm.create) PERMISSION_DENIED: Permission denied on '
+    "'locations/us-central2-b' (or it may not exist)."
+)
+NO_SUCH_TYPE = (
+    'ERROR: (gcloud.compute.tpus.tpu-vm.create) INVALID_ARGUMENT: Cloud TPU received a bad '
+    'request. The requested accelerator configuration for accelerator type, "v5litepod-8", could '
+    'not be found in the zonal accelerator configurations for "us-central1-b".'
+)
+KINDS = {
+    STOCK_OUT: 'wait',
+    'Insufficient reserved capacity. Contact customer support.': 'wait',
+    "code: ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS\nmessage: The zone 'projects/p/zones/z' does "
+    "not have enough resources available to fulfill the request. '(state:STOCKOUT)": 'wait',
+    'Cloud TPU received a bad request. update is not supported while in state PREEMPTED': 'wait',
+    "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Create requests' and limit 'Create "
+    "requests per minute' of service 'tpu.googleapis.com'": 'wait',
+    '{"code": 13, "message": "an internal error has occurred"}': 'wait',
+    'UNAVAILABLE: The service is currently unavailable.': 'wait',
+    'There was a problem refreshing your current auth tokens: HTTPSConnectionPool(host='
+    "'oauth2.googleapis.com', port=443): Max retries exceeded with url: /token": 'wait',
+    'ALREADY_EXISTS: Resource demo already exists': 'exists',
+    NO_QUOTA: 'quota',
+    "Could not fetch resource:\n - Quota 'TPU_LITE_PODSLICE_V5' exceeded.  Limit: 0.0": 'quota',
+    'Insufficient project quota to satisfy request': 'quota',
+    NO_PERMISSION: 'never',
+    NO_SUCH_TYPE: 'never',
+    "Could not fetch resource:\n - Invalid value for field 'resource.machineType'": 'never',
+    "Required 'compute.instances.create' permission for 'projects/p'": 'never',
+    'Cloud TPU API has not been used in project 1 before or it is disabled.': 'never',
+    'This API method requires billing to be enabled.': 'never',
+    'You do not currently have an active account selected.': 'never',
+    'Reauthentication failed. cannot prompt during non-interactive execution.': 'never',
+    'UNAUTHENTICATED: Request had invalid authentication credentials.': 'never',
+    "'nodes/quota-invalid' is UNAVAILABLE in projects/denied/locations/z": 'wait',  # names
+    'something new': 'unknown',
+}
+
+
+def test_gcloud_errors_are_waited_for_only_where_waiting_can_heal():
+    """All of them were retried at once and for ever. Wordings are of real reports."""
+    program = (
+        LIB + 'NAME=quota-invalid TPU_PROJECT=denied; for text; do error_kind <<< "$text"; done'
+    )
+    process = subprocess.run(
+        ['bash', '-c', program, '_', *KINDS], capture_output=True, text=True, check=True
+    )
+    assert dict(zip(KINDS, process.stdout.split(), strict=True)) == KINDS
+
+
+SIMULATED_SLEEP = """#!/bin/bash
+# sleep: only the simulated clock moves
+read -r clock < "$FAKE_GCLOUD/clock"
+echo $((clock + ${1%.*})) > "$FAKE_GCLOUD/clock"
+"""
+SIMULATED_GCLOUD = """#!/bin/bash
+# gcloud: notes the simulated time of a call; capacity comes at CAPACITY_AT; LIFE are the states of
+# the job, of which the last one stays
+read -r clock < "$FAKE_GCLOUD/clock"
+for verb; do case $verb in create | describe | delete | ssh | scp) break ;; esac; done
+echo "$clock $verb" >> "$FAKE_GCLOUD/times"
+case $verb in
+  create)
+    if [ "$clock" -lt "$CAPACITY_AT" ]; then echo "$STOCK_OUT" >&2; exit 1; fi
+    touch "$FAKE_GCLOUD/there" ;;
+  describe)
+    if [ ! -e "$FAKE_GCLOUD/there" ]; then
+      case " $* " in *' queued-resources '*) ;; *) echo 'NOT_FOUND' >&2; exit 1 ;; esac
+      [ -s "$FAKE_GCLOUD/asked" ] || { echo x > "$FAKE_GCLOUD/asked"; echo NOT_FOUND >&2; exit 1; }
+      echo WAITING_FOR_RESOURCES; exit
+    fi
+    case " $* " in *' queued-resources '*) echo ACTIVE ;; *) echo READY ;; esac ;;
+  delete) rm "$FAKE_GCLOUD/there" ;;
+  ssh)
+    case "$*" in
+      *'host/job state env'*)
+        read -r state rest < "$FAKE_GCLOUD/life"
+        [ -z "$rest" ] || echo "$rest" > "$FAKE_GCLOUD/life"
+        case $state in
+          deaf) exit 255 ;;
+          exited*) echo "exited ${state#exited}" ;;
+          *) echo "$state" ;;
+        esac ;;
+    esac ;;
+esac
+"""
+
+
+def simulated(folder, life, **settings):
+    """A bench whose time is that of `sleep` alone; life: what each look at the job finds."""
+    bench = Bench(folder, 'tpu_vm', **ONE_HOST, TPU_POLL='30', TPU_GRACE='180', **settings)
+    bench.environment |= {'STOCK_OUT': STOCK_OUT} | settings
+    for name, text in {'sleep': SIMULATED_SLEEP, 'gcloud': SIMULATED_GCLOUD}.items():
+        (bench.folder / 'bin' / name).write_text(text)
+        (bench.folder / 'bin' / name).chmod(0o755)
+    (bench.folder / 'clock').write_text('0\n')
+    (bench.folder / 'life').write_text(' '.join(life) + '\n')
+    return bench
+
+
+def calls_of(bench):
+    """[(second, verb)] of the calls of gcloud."""
+    lines = (bench.folder / 'times').read_text().splitlines()
+    return [(int(line.split()[0]), line.split()[1]) for line in lines]
+
+
+def most_in_an_hour(times):
+    return max(sum(begin <= time < begin + 3600 for time in times) for begin in times)
+
+
+@pytest.mark.parametrize('days', [1, pytest.param(7, marks=pytest.mark.soak)])
+def test_without_capacity_babysit_makes_at_most_ten_calls_an_hour(days, tmp_path):
+    """It made 91 calls in 6 seconds."""
+    bench = simulated(tmp_path / 'x', ['none', 'running', 'exited0'], CAPACITY_AT=str(days * 86400))
+    said = bench.call('babysit', 'demo', '--', 'true')
+    times = [time for time, verb in calls_of(bench) if time < days * 86400]
+    assert most_in_an_hour(times) <= 10 and len(times) >= 24 * days * 5  # and it goes on trying
+    assert 'There is no more capacity in the zone' in said and said.endswith('delete demo\n')
+    assert 'delete' not in [verb for _, verb in calls_of(bench)]
+
+
+def test_a_request_in_the_queue_is_looked_at_no_more_than_ten_times_an_hour(tmp_path):
+    """Every 30 seconds."""
+    bench = simulated(tmp_path / 'x', ['exited0'], CAPACITY_AT='0', TPU_MODE='queued')
+    gcloud = bench.folder / 'bin' / 'gcloud'
+    gcloud.write_text(gcloud.read_text().replace('touch "$FAKE_GCLOUD/there"', ':'))
+    bench.environment['TPU_WAIT_HOURS'] = '5'
+    said = bench.call('babysit', 'demo', '--', 'true', code=1)
+    assert most_in_an_hour([time for time, _ in calls_of(bench)]) <= 10
+    assert 'demo is not ready yet; giving up after TPU_WAIT_HOURS=5' in said
+
+
+@pytest.mark.parametrize('text', [NO_QUOTA, NO_PERMISSION, NO_SUCH_TYPE])
+def test_what_waiting_cannot_heal_ends_babysit_with_the_message_of_gcloud(text, tmp_path):
+    bench = simulated(tmp_path / 'x', ['exited0'], CAPACITY_AT='99', STOCK_OUT=text)
+    said = bench.call('babysit', 'demo', '--', 'true', code=1)
+    assert said.endswith(f'demo cannot be created, and waiting cannot help:\n{text}\n')
+    assert [verb for _, verb in calls_of(bench)] == ['describe', 'create']
+
+
+def test_hiccups_of_ssh_over_weeks_neither_end_babysit_nor_delete_a_tpu(tmp_path):
+    """Four of them, however far apart, ended it; with --delete the TPU went too."""
+    day = ['running'] * 62 + ['deaf'] * 3 + ['exited1']  # healthy for half an hour, then a failure
+    bench = simulated(tmp_path / 'x', [*day * 3, 'exited0'], CAPACITY_AT='0')
+    said = bench.call('babysit', 'demo', '--', 'true')
+    assert said.count('failure 1:') == 3 and 'failure 2' not in said
+    assert 'delete' not in [verb for _, verb in calls_of(bench)]
+
+
+@pytest.mark.parametrize('life', [['deaf'], ['running', 'deaf']])
+def test_a_tpu_that_is_ready_behind_a_firewall_is_never_deleted(life, tmp_path):
+    """It was deleted after TPU_GRACE, on-demand ones too."""
+    bench = simulated(tmp_path / 'x', life, CAPACITY_AT='0', TPU_WAIT_HOURS='10')
+    said = bench.call('babysit', 'demo', '--delete', '--', 'true', code=1)
+    assert 'demo is READY, but its hosts do not answer over ssh; it is not deleted' in said
+    assert 'TPU_SSH_FLAGS' in said
+    assert ('error: demo has never answered' in said) == (life == ['deaf'])
+    calls = calls_of(bench)
+    assert 'delete' not in [verb for _, verb in calls]
+    assert calls[-1][0] >= (1800 if life == ['deaf'] else 36000)
+
+
+@pytest.mark.parametrize('code', [2, 127])
+def test_a_wrong_command_is_not_started_again(code, tmp_path):
+    """It was, four times, "from the last checkpoint"."""
+    bench = simulated(tmp_path / 'x', ['none', f'exited{code}'], CAPACITY_AT='0')
+    said = bench.call('babysit', 'demo', '--', 'true', code=code)
+    assert f'error: the command is wrong, exit code {code}' in said and 'again' not in said
+
+
+def test_a_preemption_while_it_compiles_is_followed_by_another_tpu(tmp_path):
+    bench = Bench(tmp_path / 'x', 'tpu_vm', **ONE_HOST)
+    lives = [{'dies': 2}, {'error': STOCK_OUT}, {'error': NO_QUOTA}, {'deaf': [2]}]
+    (bench.folder / 'script.json').write_text(json.dumps(lives))
+    said = bench.call('babysit', 'demo', '--delete', '--', 'bash', '-c', 'sleep 1')
+    assert said.count('demo was preempted') == 1 and said.count('could not be created') == 2
+    assert 'demo: done' in said and 'failure' not in said
+    assert verbs_called(bench, 'create', 'delete') == ['create', 'delete'] + ['create'] * 3 + [
+        'delete'
+    ]
+
+
+@pytest.mark.parametrize(
+    'settings, words, message',
+    [
+        ({}, ['-m', 'agentrl_jax.train', '--config=configs/demo.py'], 'has no --workdir'),
+        ({}, ['-m', 'agentrl_jax.train', '--workdir=runs/x'], 'has no --config'),
+        ({}, [*TRAIN[1:], '--config', 'configs/nope.py'], 'configs/nope.py: '),
+        ({}, [*TRAIN[1:], '--workdir=gs://other/x'], 'set TPU_BUCKET=other'),
+        ({}, [*TRAIN[1:], '--config.model.path', 'gs://other/x'], 'set TPU_BUCKET=other'),
+        ({'TPU_BUCKET': ''}, TRAIN[1:], 'set TPU_BUCKET=my-bucket'),
+        ({}, ['-m', 'agentrl_jax.trian', '--workdir=runs/x'], 'there is no such module'),
+        ({}, [*TRAIN[1:], '--config.nope=3'], 'nope'),
+        ({'TPU_TYPE': 'v5litepod-16', 'TPU_HOSTS': '1'}, TRAIN[1:], 'set TPU_HOSTS=4'),
+        ({'TPU_TYPE': 'v6e-8', 'TPU_HOSTS': '2'}, TRAIN[1:], 'set TPU_HOSTS=1'),
+        ({'TPU_TYPE': 'v5p-32', 'TPU_HOSTS': '1'}, TRAIN[1:], 'set TPU_HOSTS=4'),
+        ({'TPU_TYPE': 'tpu7x-8'}, TRAIN[1:], 'TPU_TYPE=tpu7x-8'),
+        ({'TPU_RUNTIME': ''}, TRAIN[1:], 'TPU_RUNTIME is not set'),
+        ({'TPU_ENV_FILE': '/nope'}, TRAIN[1:], 'TPU_ENV_FILE=/nope: no such file'),
+        ({'TPU_POLL': 'often'}, TRAIN[1:], 'TPU_POLL=often must be'),
+        ({'TPU_FAILURES': 'x'}, TRAIN[1:], 'TPU_FAILURES=x must be'),
+    ],
+)
+def test_babysit_checks_before_it_rents(settings, words, message, tmp_path):
+    bench = Bench(tmp_path / 'x', 'tpu_vm')
+    bench.environment |= settings
+    process = bench.start('babysit', 'demo', '--', 'python', *words)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode in (1, 2) and said.startswith('error: ') and message in said, said
+    assert bench.calls() == []
+
+
+@pytest.mark.parametrize(
+    'settings, message',
+    [
+        ({'TPU_TOPOLOGY': ''}, 'TPU_TOPOLOGY is not set'),  # it was "!name: unbound variable"
+        ({'TPU_TOPOLOGY': '4x4'}, 'set TPU_HOSTS=4'),
+        ({'TPU_TOPOLOGY': 'big'}, 'TPU_TOPOLOGY=big must be'),
+        ({'TPU_RUNTIME': 'tpu-image'}, 'TPU_RUNTIME=tpu-image must be PROJECT/FAMILY'),
+        ({'TPU_TYPE': 'n2-standard-4'}, 'is no machine type with TPUs'),
+        ({'TPU_PROJECT': ''}, 'TPU_PROJECT is not set'),
+    ],
+)
+def test_a_slice_on_compute_engine_is_checked_before_it_is_made(settings, message, tmp_path):
+    bench = Bench(tmp_path / 'x', 'gce', **PROVIDERS['gce'] | settings)
+    if settings.get('TPU_TOPOLOGY') == '':
+        del bench.environment['TPU_TOPOLOGY']
+    assert message in bench.call('create', 'demo', code=1)
+    assert bench.calls() == []
+
+
+@pytest.mark.parametrize('verb', TAKE_A_COMMAND)
+def test_a_command_that_is_only_flags_is_named(verb, tmp_path):
+    """`sweep t -- --config=...` ended with 127."""
+    bench = Bench(tmp_path / 'x', 'local')
+    for words in (['--config=configs/demo.py'], ['A=1']):
+        assert 'names no program' in bench.call(verb, 'demo', '--', *words, code=2)
+
+
+@pytest.mark.parametrize('provider', ['tpu_vm', 'gce_one'])
+def test_ssh_gets_the_flags_and_the_user_that_are_set(provider, tmp_path):
+    flags = {'TPU_SSH_FLAGS': '--tunnel-through-iap --internal-ip', 'TPU_SSH_USER': 'me'}
+    bench = Bench(tmp_path / 'x', re.sub('_one$', '', provider), **PROVIDERS[provider] | flags)
+    said = bench.call('setup', 'demo', '--dry-run')
+    lines = [line for line in said.splitlines() if ' ssh ' in line or ' scp ' in line]
+    for line in lines:
+        assert flags['TPU_SSH_FLAGS'] in line and 'me@demo' in line
+        fake_gcloud.parse(shlex.split(line)[1:])
+        assert line.startswith('gcloud alpha ') == (provider == 'tpu_vm')
+    assert len(lines) >= 3
 
 
 # ---- two hosts on this machine -----------------------------------------------------------------
@@ -346,23 +612,6 @@ def test_a_preemption_while_it_is_set_up_is_no_failure(local):
     tar.chmod(0o755)
     said = local.call('babysit', 'demo', '--', 'true')
     assert 'demo was preempted' in said and 'failure' not in said
-
-
-@pytest.mark.skipif(not os.path.exists('/proc/uptime'), reason='its clock is the time of day')
-def test_a_clock_that_jumps_does_not_use_up_the_patience_with_a_host():
-    """$SECONDS follows the time of day: a single look without an answer could delete the TPU."""
-    patience = re.search(r'^patience\(\).*$', (SCRIPTS / 'babysit').read_text(), re.MULTILINE)[0]
-    program = f"""
-. {shlex.quote(str(SCRIPTS / 'lib.sh'))}
-TPU_GRACE=600 odd_since=''
-{patience}
-patience && echo begins
-SECONDS=$((SECONDS + 86400)); patience && echo 'a day forward'
-TPU_GRACE=0
-SECONDS=$((SECONDS - 200000)); patience || echo over
-"""
-    said = subprocess.run(['bash', '-c', program], capture_output=True, text=True, check=True)
-    assert said.stdout.splitlines() == ['begins', 'a day forward', 'over'], said
 
 
 @pytest.mark.soak

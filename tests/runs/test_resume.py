@@ -1,6 +1,7 @@
 """A run that is killed, stopped and damaged ends with the same bits as one that is left alone."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import micro_runs
 import numpy as np
 import pytest
 
+from agentrl_jax import train
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
+from agentrl_jax.run import recorder
 
 pytestmark = pytest.mark.soak
 
@@ -108,7 +111,7 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     assert 7 < step < 20 and rows[-1]['step'] == step - 1
     assert run.said().count('asked to stop') == 1
     assert f'stopped; step {step} is saved, and the same command resumes: ' in run.said()
-    assert (run.path / 'curves.png').exists() and not (run.path / 'now.json').exists()
+    assert not (run.path / 'now.json').exists()
     assert run_log.finished_step(run.path) is None
     ahead = json.dumps({**rows[-1], 'step': step}) + '\n'
     with (run.path / run_log.METRICS_FILE).open('a') as file:
@@ -129,5 +132,60 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     cfg = micro_runs.get_config()
     one, other = (micro_runs.saved_state(cfg, each.path) for each in (run, undisturbed))
     jax.tree.map(np.testing.assert_array_equal, one, other)
-    for page in (undisturbed.path / 'rollouts').glob('*.json'):
-        assert page.read_bytes() == (run.path / 'rollouts' / page.name).read_bytes()
+    pages = {page.name for page in (undisturbed.path / 'rollouts').glob('*.json')}
+    drawn = {page.name for page in (run.path / 'rollouts').glob('*.json')}
+    assert pages - drawn <= {f'step_{step - 1:06d}.json'}  # a step that is stopped draws none
+    for name in drawn:
+        page = undisturbed.path / 'rollouts' / name
+        assert page.read_bytes() == (run.path / 'rollouts' / name).read_bytes()
+
+
+@pytest.fixture(scope='module')
+def left_alone(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('runs') / 'left_alone'
+    with micro_runs.one_device():
+        assert train.train(short_config(), str(workdir)) == 0
+    return workdir
+
+
+def short_config():
+    """Three steps with a page after each; nothing is saved between the first and the last."""
+    changes = {'checkpoint.every': 9, 'checkpoint.keep': 9, 'log.rollouts_every': 1}
+    return micro_runs.plain('frozen_lake', **changes)
+
+
+@pytest.mark.parametrize(
+    'place, name, step, saved, pages',
+    [
+        (train, 'validate', 2, 2, 2),  # in the validation before step 2
+        (train.collecting, 'collect', 1, 1, 1),  # in the rollout: no update follows
+        (recorder.Recorder, 'page', 1, 2, 2),
+        (recorder.Recorder, 'write', 1, 2, 1),  # after the update: no page follows
+    ],
+)
+def test_a_stop_saves_before_anything_else_is_computed(
+    place, name, step, saved, pages, left_alone, tmp_path, monkeypatch
+):
+    """It finished the step, compiled two programs for a page, and saved after that: 70 s."""
+    now, real = [], getattr(place, name)
+
+    def stopping(*args, **more):
+        if now[-1] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*args, **more)
+
+    def begin(record, step):
+        now.append(step)
+        return begun(record, step)
+
+    begun = recorder.Recorder.begin
+    with micro_runs.one_device():
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder.Recorder, 'begin', begin)
+            patch.setattr(place, name, stopping)
+            assert train.train(short_config(), str(tmp_path)) == processes.EXIT_PREEMPTED
+        assert checkpoint.steps(tmp_path / 'checkpoints') == [0, saved]
+        assert len(list((tmp_path / 'rollouts').glob('*.json'))) == pages
+        assert train.train(short_config(), str(tmp_path)) == 0
+    one, other = (micro_runs.saved_state(short_config(), each) for each in (left_alone, tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, one, other)

@@ -4,10 +4,24 @@
 
 provider_check() {
   need TPU_ZONE
+  need_gcloud
   case $TPU_MODE in
     spot | on-demand) ;;
     *) die "TPU_MODE=$TPU_MODE: Compute Engine takes spot or on-demand" ;;
   esac
+}
+provider_check_request() {
+  need TPU_TYPE TPU_RUNTIME
+  [[ $TPU_RUNTIME == ?*/?* ]] ||
+    die "TPU_RUNTIME=$TPU_RUNTIME must be PROJECT/FAMILY of an image on Compute Engine"
+  [[ $TPU_TYPE =~ -([1-9][0-9]*)t$ ]] ||
+    die "TPU_TYPE=$TPU_TYPE is no machine type with TPUs: take one such as ct6e-standard-4t"
+  local chips=${BASH_REMATCH[1]}
+  if [ "$TPU_HOSTS" -gt 1 ]; then need TPU_TOPOLOGY TPU_PROJECT; fi
+  [ -n "$TPU_TOPOLOGY" ] || return 0
+  [[ $TPU_TOPOLOGY =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] ||
+    die "TPU_TOPOLOGY=$TPU_TOPOLOGY must be chips along each axis, such as 4x4"
+  need_hosts $(((${TPU_TOPOLOGY//x/*} + chips - 1) / chips)) "TPU_TOPOLOGY=$TPU_TOPOLOGY of $TPU_TYPE"
 }
 provider_resource() { echo "$TPU_HOSTS x $TPU_TYPE on Compute Engine, $TPU_MODE, $TPU_ZONE"; }
 
@@ -16,7 +30,6 @@ group() { engine instance-groups managed "$1" "$NAME" "--zone=$TPU_ZONE" "${@:2}
 
 provider_create() {
   local words=() region=${TPU_ZONE%-*}
-  need TPU_TYPE TPU_RUNTIME
   read -ra words <<< "$TPU_CREATE_FLAGS"
   words+=("--machine-type=$TPU_TYPE" "--image-project=${TPU_RUNTIME%%/*}" \
     "--image-family=${TPU_RUNTIME##*/}" --maintenance-policy=TERMINATE)
@@ -27,7 +40,6 @@ provider_create() {
     engine instances create "$NAME" "--zone=$TPU_ZONE" "${words[@]}"
     return
   fi
-  need TPU_TOPOLOGY TPU_PROJECT
   # All or nothing: what is left of a slice that did not come would stand in the way of the next.
   if ! engine resource-policies create workload-policy "$NAME" --type=HIGH_THROUGHPUT \
     "--accelerator-topology=$TPU_TOPOLOGY" "--region=$region" ||
@@ -38,6 +50,9 @@ provider_create() {
     return 1
   fi
 }
+
+# Calls of a creation that fails: a slice has three parts to create and then to delete.
+provider_calls() { if [ "$TPU_HOSTS" -eq 1 ]; then echo 1; else echo 6; fi; }
 
 provider_delete() { # the parts of a slice that was only half made may be missing
   if [ "$TPU_HOSTS" -eq 1 ]; then
@@ -72,7 +87,12 @@ instance() { # name of a host; a group chooses names, and sorts them when asked
   if [ -n "$DRY_RUN" ]; then echo "$NAME-HOST$1"; return; fi
   group list-instances '--format=value(instance.basename())' --sort-by=instance | sed -n "$(($1 + 1))p"
 }
-provider_ssh() { engine ssh "$(instance "$1")" "--zone=$TPU_ZONE" "--command=$2"; }
-provider_copy() { engine scp "$2" "$(instance "$1"):$3" "--zone=$TPU_ZONE"; }
+to_host() { # to_host VERB WORDS: ssh or scp
+  local flags=()
+  read -ra flags <<< "$TPU_SSH_FLAGS"
+  engine "$@" "--zone=$TPU_ZONE" "${flags[@]}"
+}
+provider_ssh() { to_host ssh "${TPU_SSH_USER:+$TPU_SSH_USER@}$(instance "$1")" "--command=$2"; }
+provider_copy() { to_host scp "$2" "${TPU_SSH_USER:+$TPU_SSH_USER@}$(instance "$1"):$3"; }
 provider_setup() { :; }
 provider_env() { [ "$TPU_HOSTS" -eq 1 ] || echo JAX_COORDINATOR_ADDRESS=auto; }

@@ -8,6 +8,7 @@ provider_check() {
   # shellcheck disable=SC2153
   LOCAL=$TPU_LOCAL_ROOT/$NAME
 }
+provider_check_request() { :; }
 provider_resource() { echo "$TPU_HOSTS folders in $LOCAL"; }
 cost() { say "$NAME costs nothing ($(provider_resource)); delete it: tpu_scripts/delete $NAME"; }
 
@@ -15,6 +16,7 @@ provider_create() {
   local host
   for host in $(hosts); do act mkdir -p "$LOCAL/$host"; done
 }
+provider_calls() { echo 1; }
 provider_delete() { # gone at once, like a spot VM
   local host pid
   for host in $(hosts); do

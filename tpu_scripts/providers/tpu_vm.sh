@@ -4,10 +4,24 @@
 
 provider_check() {
   need TPU_ZONE
+  need_gcloud
   case $TPU_MODE in
     spot | on-demand | queued | queued-on-demand) ;;
     *) die "TPU_MODE=$TPU_MODE must be spot, on-demand, queued (spot) or queued-on-demand" ;;
   esac
+}
+provider_check_request() { # what can be checked before anything is created
+  need TPU_TYPE TPU_RUNTIME
+  # v2 to v4 and v5p are named after their cores, 8 a host; v5e and v6e after their chips
+  [[ $TPU_TYPE =~ ^(v[0-9][a-z]*)-([0-9]+)$ ]] ||
+    die "TPU_TYPE=$TPU_TYPE is no type of the Cloud TPU API: take one such as v5litepod-8 or v6e-8"
+  local size=${BASH_REMATCH[2]} per_host=8
+  case ${BASH_REMATCH[1]} in
+    v5litepod | v6e) [ "$size" -le 8 ] || per_host=4 ;;
+    v2 | v3 | v4 | v5p) ;;
+    *) die "TPU_TYPE=$TPU_TYPE: the Cloud TPU API has v2 to v6e; take TPU_PROVIDER=gce" ;;
+  esac
+  need_hosts $(((size + per_host - 1) / per_host)) "$TPU_TYPE"
 }
 provider_resource() { echo "TPU VM, $TPU_TYPE, $TPU_MODE, $TPU_ZONE"; }
 
@@ -20,7 +34,6 @@ tpus() { # tpus GROUP VERB WORDS: the command for this TPU
 
 provider_create() {
   local words=()
-  need TPU_TYPE TPU_RUNTIME
   read -ra words <<< "$TPU_CREATE_FLAGS"
   case $TPU_MODE in spot | queued) words+=(--spot) ;; esac
   case $TPU_MODE in
@@ -30,6 +43,8 @@ provider_create() {
       "${words[@]}" ;;
   esac
 }
+
+provider_calls() { echo 1; } # of a creation that fails
 
 provider_delete() {
   case $TPU_MODE in
@@ -66,10 +81,20 @@ provider_state() { # none, busy (being made or deleted), ready, lost (must be de
   esac
 }
 
-provider_ssh() { tpus tpu-vm ssh "--worker=$1" "--command=$2"; }
+provider_reason() {
+  [[ $TPU_MODE != queued* ]] || describe queued-resources 'value(state.failedData.error.message)'
+}
+
+to_host() { # to_host VERB WORDS: tpu-vm ssh or scp; only alpha has the tunnel
+  local flags=() track=()
+  read -ra flags <<< "$TPU_SSH_FLAGS"
+  [[ " $TPU_SSH_FLAGS " != *' --tunnel-through-iap '* ]] || track=(alpha)
+  act gcloud "${track[@]}" compute tpus tpu-vm "$@" "--zone=$TPU_ZONE" \
+    ${TPU_PROJECT:+"--project=$TPU_PROJECT"} "${flags[@]}"
+}
+provider_ssh() { to_host ssh "${TPU_SSH_USER:+$TPU_SSH_USER@}$NAME" "--worker=$1" "--command=$2"; }
 provider_copy() { # provider_copy HOST FILE NAME: a file into the home folder of a host
-  act gcloud compute tpus tpu-vm scp "$2" "$NAME:$3" "--worker=$1" "--zone=$TPU_ZONE" \
-    ${TPU_PROJECT:+"--project=$TPU_PROJECT"}
+  to_host scp "$2" "${TPU_SSH_USER:+$TPU_SSH_USER@}$NAME:$3" "--worker=$1"
 }
 provider_setup() { :; } # words for host/setup
 provider_env() { [ "$TPU_HOSTS" -eq 1 ] || echo JAX_COORDINATOR_ADDRESS=auto; }
