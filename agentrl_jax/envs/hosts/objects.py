@@ -53,10 +53,22 @@ class ObjectWorld:
 def import_callable(name: str, field: str = 'objects.make_object') -> Callable:
     """What 'package.module:name' stands for; a ValueError of a line names the field of a config."""
     module, _, attribute = name.partition(':')
+    invalid = f'{field}={name!r} is not package.module:callable'
+    if not module or module.startswith('.'):
+        raise ValueError(f'{invalid}: it names no module')
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ValueError(f'{field}={name!r} is not package.module:callable: {error}') from error
+        holder = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or f'{module}.'.startswith(f'{error.name}.'):
+            raise ValueError(f'{invalid}: {error}') from error
+        raise ValueError(f'{field}={name!r}: importing {module} fails: {error}') from error
+    except Exception as error:  # any error of the module's code
+        why = f'{type(error).__name__}: {error}'
+        raise ValueError(f'{field}={name!r}: importing {module} fails: {why}') from error
+    try:
+        found = getattr(holder, attribute)
+    except AttributeError as error:
+        raise ValueError(f'{invalid}: {error}') from error
     if not callable(found):
         raise ValueError(f'{field}={name!r} is {type(found).__name__}, which cannot be called')
     return found
