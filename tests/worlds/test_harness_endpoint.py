@@ -323,6 +323,7 @@ def test_bodies_in_chunks_are_read(policy):
         (b'Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n', 400),
         (b'Transfer-Encoding: chunked\r\n\r\nfffffff\r\n', 413),
         (b'Transfer-Encoding: gzip\r\n\r\n', 501),
+        (b'Content-Encoding: gzip\r\n\r\n', 415),
         (b'Content-Length: many\r\n\r\n', 400),
         (b'Content-Length: 99999999999\r\n\r\n', 413),
         (b'\r\n', 400),

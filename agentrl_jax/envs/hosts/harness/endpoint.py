@@ -99,11 +99,9 @@ class Branch:
 class Caller:
     """Who waits for an answer; here, a caller of this process."""
 
-    delivered = True  # it has its answer, or will
-
-    def lost(self) -> bool:
-        """Whether it never got its answer and never will."""
-        return not self.delivered
+    def left(self) -> bool:
+        """Whether it left before it got its answer."""
+        return False
 
     def wait(self, ready: Callable[[float | None], bool], stream: bool) -> None:
         """Waits until ready(seconds) is true."""
@@ -186,7 +184,7 @@ class Episode:
 
     def _earlier(self, digest: bytes, retried: bool) -> Call | None:
         call = self._calls.get(digest)
-        return call if call is not None and (retried or call.caller.lost()) else None
+        return call if call is not None and (retried or call.caller.left()) else None
 
     def _ask(self, raw: bytes, retried: bool, caller: Caller) -> tuple[Asked, dict]:
         digest, call = _digest(raw), Call(caller)
@@ -318,13 +316,12 @@ class Episode:
 class Connected(Caller):
     """The client of an HTTP request."""
 
-    delivered = False
-
     def __init__(self, handler: 'Handler'):
-        self.handler = handler
+        self.handler: Handler | None = handler  # None: the answer was delivered
 
-    def lost(self) -> bool:
-        return not self.delivered and self.handler.is_closed()
+    def left(self) -> bool:
+        handler = self.handler
+        return handler is not None and handler.is_closed()
 
     def wait(self, ready: Callable[[float | None], bool], stream: bool) -> None:
         if not stream:
@@ -401,6 +398,9 @@ class Handler(BaseHTTPRequestHandler):
             if len(raw) < int(length):
                 raise ConnectionError('the body ended early')
         self.close_connection = keeps
+        if (packed := self.headers.get('Content-Encoding', 'identity')) != 'identity':
+            sentence = f'Content-Encoding={packed!r:.50} is not supported: send plain JSON'
+            raise Refused(415, 'invalid_request', sentence)
         return raw
 
     def read_chunks(self) -> Iterator[bytes]:
@@ -427,14 +427,15 @@ class Handler(BaseHTTPRequestHandler):
             raise OVER
         retried = (self.headers.get('x-stainless-retry-count') or '0') != '0'
         asked, body = episode.ask(raw, retried, caller)
-        listens = not self.is_closed()
+        left = caller.left()
         if self.streaming:
             sent = self.end_stream(wire.streamed(body, asked.usage))
         elif asked.stream:
             sent = self.send(200, wire.streamed(body, asked.usage), 'text/event-stream')
         else:
             sent = self.send(200, body)
-        caller.delivered = listens and sent
+        if sent and not left:
+            caller.handler = None
 
     def is_closed(self) -> bool:
         """Whether the client closed the connection; may be called from another thread."""
