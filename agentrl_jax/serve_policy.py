@@ -7,9 +7,11 @@
 Then base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the device: --slots of them
 are in its caches, a request that goes on with one of these reads what is new alone, and the one
 that has been silent longest makes room. Answers have at most rollout.max_response tokens, a whole
-conversation rollout.max_tokens. Sampling is the config's (eval.temperature, eval.top_k and
-eval.top_p), not the client's, and of a run on hosts under its grammar (rollout.constrain); of a
-harness its stop strings and thoughts hold too. logprobs and return_token_ids give what was sampled.
+conversation rollout.max_tokens. A request sets temperature, top_p and seed; without them
+eval.temperature, eval.top_k and eval.top_p apply. Answers start with the opening that the run
+forces, and follow its grammar (rollout.constrain). Clients may name the stop strings of the run and
+of --stop. A field that would have no effect is an error 400. logprobs and return_token_ids give
+what was sampled.
 """
 
 from absl import flags, logging
@@ -37,6 +39,7 @@ import contextlib
 import dataclasses
 import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -47,10 +50,10 @@ import numpy as np
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.envs.hosts.harness import wire
-from agentrl_jax.envs.hosts.harness.endpoint import OVER, End, Endpoint, Episode, Handler
+from agentrl_jax.envs.hosts.harness.endpoint import OVER, Caller, End, Endpoint, Episode, Handler
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
-from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply
+from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply, shown
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
@@ -59,7 +62,9 @@ from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.params import best_of, saved_policy
-from agentrl_jax.text.conversation import Conversation, build_host_task
+from agentrl_jax.text.answer import END, FORMS
+from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
+from agentrl_jax.text.task import build_answers, limits_actions
 from agentrl_jax.tokens.chat import build_chat
 
 FOREVER = 1e9  # seconds
@@ -80,23 +85,29 @@ class Desk:
         self.asking: set[str] = set()  # secrets of those with a request that is not answered
         self.seated = 0  # conversations that the round has given a slot
         self.lock = threading.Lock()
+        self.reported: set[str] = set()  # keys of messages that nothing reads
 
-    def ask(self, raw: bytes, retried: bool) -> tuple[wire.Asked, dict]:
+    def ask(
+        self, raw: bytes, retried: bool = False, caller: Caller | None = None
+    ) -> tuple[wire.Asked, dict]:
         """The completion that answers a request."""
-        asked = wire.read(raw, self.stops)
-        if retried and (before := self._heard(raw)):
-            return before.ask(raw, retried)  # the same answer
+        asked = wire.read(raw, self.stops, serving=True)
+        for name in set(asked.ignored) - self.reported:
+            self.reported.add(name)
+            print(f'WARNING: {shown(name)} of a request has no effect', file=sys.stderr, flush=True)
+        if before := self._repeated(raw, retried):
+            return before.ask(raw, True, caller)  # the same answer
         with self.lock:
             episode = self._known(asked)
             if episode is None:
-                episode = Episode(self.stops, drops=self.drops)
+                episode = Episode(self.stops, drops=self.drops, serving=True)
                 self.waiting.put(episode)
             self.open.pop(episode.secret, None)
             self.open[episode.secret] = episode
             self.asking.add(episode.secret)
             self._make_room()
         try:
-            return episode.ask(raw, retried)
+            return episode.ask(raw, retried, caller)
         finally:
             with self.lock:
                 self.asking.discard(episode.secret)
@@ -104,10 +115,10 @@ class Desk:
                     self.open.pop(episode.secret, None)
                 self._make_room()
 
-    def _heard(self, raw: bytes) -> Episode | None:
-        """The conversation in which a client that asks again has asked."""
+    def _repeated(self, raw: bytes, retried: bool) -> Episode | None:
+        """The conversation with the request that this one repeats."""
         with self.lock:
-            return next((one for one in self.open.values() if one.heard(raw)), None)
+            return next((one for one in self.open.values() if one.repeats(raw, retried)), None)
 
     def _idle(self) -> list[Episode]:
         """Conversations that nobody waits for, the one that has been silent longest first."""
@@ -197,17 +208,40 @@ class DeskHandler(Handler):
     """A connection of any client: /v1/chat/completions, without an episode."""
 
     def route(self) -> tuple[Any, str]:
-        where = self.path.strip('/')
-        return self.endpoint.desk, where
+        where = self.path.partition('?')[0].strip('/')
+        return self.endpoint.desk, '' if where == 'reward' else where
 
 
-def answer_forms(cfg: Config) -> tuple[str, ...]:
-    """What the run's answers had to look like; () = anything. Those to worlds on the device are
-    opened by the program, which no client does."""
-    if not cfg.on_hosts:
+def build_served_task(cfg: Config, conversation: Conversation) -> HostTask:
+    """Conversations whose answers follow the run's grammar."""
+    params = Clients().make_params(num_levels=1)
+    sizes = dict(max_turns=MOST_TURNS, max_response=cfg.rollout.max_response)
+    forms = cfg.forms_of(cfg.worlds[0]) if cfg.on_hosts else ()
+    task = build_host_task(
+        Clients(), params, conversation, forms=forms, spelling=cfg.rollout.constrain, **sizes
+    )
+    if cfg.on_hosts or not cfg.rollout.constrain:
+        return task
+    table, grammar = build_answers(
+        conversation.chat.tokenizer,
+        tuple(dict.fromkeys(name for world in cfg.worlds for name in world.ACTION_NAMES)),
+        max_actions=cfg.env.max_actions_per_turn,
+        opening=cfg.answer_opening,
+        agent=cfg.agent.build(),
+        constrain=cfg.rollout.constrain,
+        max_response=cfg.rollout.max_response,
+        offers=any(map(limits_actions, cfg.worlds)),
+        writes=True,  # rows of hosts have the logits of all tokens
+    )
+    return jax.tree.map(np.asarray, task.replace(grammar=grammar, answer=table))
+
+
+def closing_of(cfg: Config) -> tuple[str, ...]:
+    """The text that ends answers to worlds on the device, if the run stops there."""
+    if cfg.on_hosts or not cfg.rollout.stop_at_answer:
         return ()
-    (world,) = cfg.worlds
-    return cfg.forms_of(world)
+    closing = FORMS[cfg.answer_opening].closing
+    return () if closing == END else (closing.decode(),)
 
 
 class Served:
@@ -238,17 +272,9 @@ class Served:
         with listening_at(address, port, '--port'):
             self.endpoint = Endpoint(address, port, DeskHandler)
         self.endpoint.desk = self.desk
-        prefix = cfg.hosts.answer_prefix if cfg.on_hosts else ''
-        conversation = Conversation(build_chat(tokenizer), prefix, cfg.hosts.max_observation)
-        self.task = build_host_task(
-            Clients(),
-            Clients().make_params(num_levels=1),
-            conversation,
-            max_turns=MOST_TURNS,
-            forms=answer_forms(cfg),
-            spelling=cfg.rollout.constrain,
-            max_response=cfg.rollout.max_response,
-        )
+        chat = build_chat(tokenizer)
+        conversation = Conversation(chat, cfg.answer_opening, cfg.hosts.max_observation)
+        self.task = build_served_task(cfg, conversation)
         self.key = jax.random.key(cfg.seed)
         pool = Pool(lambda: Client(self.desk, conversation.prompt), conversation.prompt)
         run = dataclasses.replace(
@@ -259,11 +285,14 @@ class Served:
             context=dataclasses.replace(cfg.context, window=0),
             reward=dataclasses.replace(cfg.reward, function=''),
             hosts=dataclasses.replace(
-                cfg.hosts, policy=RetryPolicy(timeout_s=FOREVER, min_healthy=0.0)
+                cfg.hosts,
+                stop=(*cfg.hosts.stop, *closing_of(cfg)),
+                policy=RetryPolicy(timeout_s=FOREVER, min_healthy=0.0),
             ),
         )
         worlds = host.Worlds(pool, conversation)
         self.collect = parts.build_collect(run, config, mesh, training=False, worlds=worlds)
+        self.collect.per_row = True
 
     @property
     def url(self) -> str:
@@ -274,9 +303,10 @@ class Served:
         none = np.zeros(self.round, np.int32)
         for number in itertools.count():
             self.desk.seated = 0
-            streams = np.arange(self.round, dtype=np.int32)
+            first = number * self.round % 2**30  # one key: a seed means the same in all rounds
+            streams = np.arange(first, first + self.round, dtype=np.int32)
             episodes = Episodes(level=none, world_stream=streams, token_stream=streams)
-            self.collect(self.params, self.task, episodes, jax.random.fold_in(self.key, number))
+            self.collect(self.params, self.task, episodes, self.key)
 
 
 def open_policy(args: Any) -> Served:

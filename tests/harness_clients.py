@@ -122,6 +122,12 @@ def mute(messages, tools, item):
     """An expert that knows nothing."""
 
 
+def hot(task):
+    """Asks for a temperature of its own."""
+    Client(task).ask([user('Go.')], temperature=2.0)
+    return 1.0
+
+
 def limited(task):
     """Asks for few tokens, and shows the answer with a text of its own added."""
     client, messages = Client(task), [user('Go.')]

@@ -119,6 +119,7 @@ class HostCollect:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    per_row: bool = False  # each answer has a temperature and a top_p (Prompt.sampling)
 
     def __post_init__(self):
         if self.slots % self.shards:
@@ -144,6 +145,7 @@ class HostCollect:
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
+            per_row=self.per_row,
         )
 
     def __call__(
@@ -227,7 +229,7 @@ class HostCollect:
         """A rollout that is about to be played; level, stream: int32 [E] of its episodes."""
         task = jax.tree.map(lambda x: np.asarray(x), task)
         calls = WorldCalls(pool, self.policy, log=log, say=say, asked=self.worlds.asked)
-        ends = Ends(task.eos_ids, self.strings, task.grammar)
+        ends = Ends(task.eos_ids, self.strings, task.grammar, task.answer)
         return kind(
             self.programs(task),
             self.worlds.conversation,

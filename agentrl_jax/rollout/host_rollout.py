@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from agentrl_jax.envs.hosts.world import Answer, Reply
+from agentrl_jax.envs.hosts.world import Answer, Reply, Sampling
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import READ_HEADER, REPORT_HEADER, Ends, Programs
@@ -485,8 +485,15 @@ class HostRollout:
         whole = at + count == self.opens_at + len(slot.opening)
         numbers = slot.number % self.programs.slots, at, count, *self.draws(slot)
         numbers += last + (last and whole), int(slot.now.part)
-        numbers += (self.most(slot.heard.prompt),)
+        numbers += self.most(slot.heard.prompt), *self.sampling(slot.heard.prompt)
         return (*numbers, *(self.task.offered(slot.heard.offers) if self.offers else ()))
+
+    def sampling(self, prompt: Prompt) -> list[int]:
+        """Bits of the temperature and top_p of an answer."""
+        own = prompt.sampling or Sampling()
+        given = (own.temperature, self.programs.temperature), (own.top_p, self.programs.top_p)
+        values = [default if value is None else value for value, default in given]
+        return np.array(values, np.float32).view(np.int32).tolist()
 
     def draws(self, slot: Slot) -> tuple[int, int]:
         """(position, random stream) of the next draw.
@@ -495,6 +502,9 @@ class HostRollout:
         of an episode may take turns in any order.
         """
         stream, inner = int(self.stream[slot.episode]), slot.heard.prompt.stream
+        own = slot.heard.prompt.sampling
+        if own is not None and own.seed is not None:
+            return slot.context, action_hash(f'seed {own.seed}')
         if not inner:
             return slot.length, stream
         return slot.context, action_hash(f'{stream} {inner}')

@@ -20,11 +20,12 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import sampling
+from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
 from agentrl_jax.types import Params, TurnStop
 
-READ_HEADER = 8  # numbers in front of the tokens of a line that is read, and of what is on offer
+READ_HEADER = 10  # numbers in front of the tokens of a line that is read, and of what is on offer
 REPORT_HEADER = 3  # ... and of a line that is reported
 
 
@@ -38,10 +39,13 @@ class State:
     count: jax.Array  # int32 [S]   tokens of the answer so far
     found: jax.Array  # int32 [S]   state of the stop strings' automaton
     most: jax.Array  # int32 [S]   tokens that the answer may have
+    temperature: jax.Array  # float32 [S]  of the answer, and ...
+    top_p: jax.Array  # float32 [S]  ... its top_p; only programs with `per_row` use them
     tokens: jax.Array  # int32 [S, R]
     logprobs: jax.Array  # float32 [S, R]
     opened: jax.Array  # compute dtype [S, D]  final hidden state after what the cache begins with
     place: grammars.Place | None = None  # in the grammar of answers; None without one
+    parser: answers.AnswerState | None = None  # with Ends.answer
     allowed: jax.Array | None = None  # uint32 [S, R, W]  as Rollout.allowed
 
 
@@ -52,6 +56,8 @@ class Ends:
     eos_ids: jax.Array  # int32 [n]
     strings: stops.StopTable
     grammar: grammars.Grammar | None = None  # what is sampled from; None = the vocabulary
+    answer: answers.AnswerTable | None = None  # parses answers to worlds on the device: their
+    # thoughts end where it finds the end
 
     @property
     def words(self) -> tuple[int, int]:
@@ -81,6 +87,8 @@ def start(
             place=grammars.Place(none, jnp.zeros((slots, offers), jnp.uint32)),
             allowed=jnp.zeros((slots, max_response, words), jnp.uint32),
         )
+        if ends.answer is not None:
+            grammar['parser'] = answers.init_answer(ends.answer, slots)
     rows = token_rows.start(params, config, prefix, slots, cache_tokens)
     return State(
         rows=rows,
@@ -90,6 +98,8 @@ def start(
         count=none,
         found=none,
         most=none,
+        temperature=jnp.ones(slots, jnp.float32),
+        top_p=jnp.ones(slots, jnp.float32),
         tokens=jnp.zeros((slots, max_response), jnp.int32),
         logprobs=jnp.zeros((slots, max_response), jnp.float32),
         **grammar,
@@ -107,13 +117,15 @@ def decode(
     config: Model,
     serve_rows: int,
     draw: Callable,
+    per_row: bool,
 ) -> tuple[State, jax.Array]:
     """Live rows sample until `until` of them have stopped, none is left, or `limit` steps are done.
 
     key: that of the rollout. Returns the state and a report int32 [serve_rows + 1, REPORT_HEADER +
     (2 + W) R]: row (S = none), number of tokens, TurnStop, the tokens, the bits of their log-
     probabilities and of what was allowed, of rows that have stopped; in the last line steps, live
-    rows, and stopped ones that were not reported yet.
+    rows, and stopped ones that were not reported yet. draw: sampling.sample with its settings, or
+    with `per_row` sampling.sample_rows.
     """
     k_tokens = jax.random.split(key)[0]
     slots, longest = state.tokens.shape
@@ -127,10 +139,13 @@ def decode(
     def step(carry):
         state, steps = carry
         live, drawn = state.live, draw
+        if per_row:
+            own = dict(temperature=state.temperature, top_p=state.top_p)
+            drawn = functools.partial(draw, **own)
         at = jnp.where(live, state.count, longest)
         if ends.grammar is not None:
             legal = grammars.allowed(ends.grammar, state.place)
-            drawn = grammars.constrain(draw, ends.grammar, legal)
+            drawn = grammars.constrain(drawn, ends.grammar, legal)
             bits = grammars.pack(legal)
             state = state.replace(allowed=state.allowed.at[each, at].set(bits, mode='drop'))
         token, logprob = token_rows.sample(state.rows, params, k_tokens, config=config, draw=drawn)
@@ -146,6 +161,10 @@ def decode(
         )
         if ends.grammar is not None:
             place = grammars.advance(ends.grammar, state.place, token, live, state.most - count)
+            if ends.answer is not None:
+                parser = answers.advance(ends.answer, state.parser, token, live)
+                before, state = state.place, state.replace(parser=parser)
+                place = grammars.open_actions(ends.grammar, before, place, ends.answer, parser)
             state = state.replace(place=place)
         state = state.replace(
             rows=token_rows.push(state.rows, params, token, live, config=config),
@@ -183,7 +202,8 @@ def read(state: State, params: Params, ends: Ends, block: jax.Array, *, config: 
     Head of a line: row (S = none), position in the cache, tokens of the chunk, length of the
     episode with the prompt, random stream, whether this is the last chunk (the row then samples;
     2: the last of what its cache begins with, which others may copy), the kind of the turn (0, it
-    acts), and the most tokens of its answer; then the words of the forms on offer.
+    acts), the most tokens of its answer, and the bits of its temperature and top_p; then the words
+    of the forms on offer.
     """
     which, begin, count, _, _, last, *_ = block.T
     text = READ_HEADER + ends.words[1]
@@ -198,7 +218,8 @@ def read(state: State, params: Params, ends: Ends, block: jax.Array, *, config: 
 
 def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
     """Rows that go on to sample where the heads int32 [w, READ_HEADER + offers] say so."""
-    which, _, _, length, stream, last, part, most = heads[:, :READ_HEADER].T
+    which, _, _, length, stream, last, part, most, *own = heads[:, :READ_HEADER].T
+    temperature, top_p = jax.lax.bitcast_convert_type(jnp.stack(own), jnp.float32)
 
     def put(into, value):
         return into.at[which].set(value, mode='drop')
@@ -207,6 +228,9 @@ def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
         offered = jax.lax.bitcast_convert_type(heads[:, READ_HEADER:], jnp.uint32)
         place = grammars.begin(ends.grammar, part, offered)
         state = state.replace(place=state.place.put(which, place))
+        if ends.answer is not None:
+            parser = answers.init_answer(ends.answer, len(which))
+            state = state.replace(parser=jax.tree.map(put, state.parser, parser))
     rows = state.rows
     return state.replace(
         rows=rows.replace(length=put(rows.length, length), stream=put(rows.stream, stream)),
@@ -214,6 +238,8 @@ def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
         count=put(state.count, 0),
         found=put(state.found, 0),
         most=put(state.most, most),
+        temperature=put(state.temperature, temperature),
+        top_p=put(state.top_p, top_p),
     )
 
 
@@ -250,6 +276,8 @@ class Programs:
     serve_rows: int  # lines of a report, and of a block, of a shard
     width: int  # tokens of a chunk
     max_response: int
+    temperature: float  # of answers that name none
+    top_p: float
 
 
 @functools.cache
@@ -265,21 +293,23 @@ def build_programs(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    per_row: bool = False,
 ) -> Programs:
     """The programs for `slots` rows of each ('data', 'fsdp') shard of a mesh of local devices.
 
     Equal settings share programs. slots, serve_rows and width are part of what a rollout is: other
-    shapes may round differently in the last bits.
+    shapes may round differently in the last bits. per_row: each answer has a temperature and a
+    top_p.
     """
     rows = P(('data', 'fsdp'))
     serve_rows = min(serve_rows, slots)
     draw = functools.partial(
-        sampling.sample,
-        temperature=temperature,
+        sampling.sample_rows if per_row else sampling.sample,
         top_k=top_k,
-        top_p=top_p,
         vocab_shards=mesh.shape['tensor'],
     )
+    if not per_row:
+        draw = functools.partial(draw, temperature=temperature, top_p=top_p)
 
     def program(function, *, takes, gives, donate=(), **static):
         local = jax.shard_map(
@@ -302,6 +332,7 @@ def build_programs(
             donate=0,
             serve_rows=serve_rows,
             draw=draw,
+            per_row=per_row,
         ),
         read=program(read, takes=(rows, P(), P(), rows), gives=rows, donate=0),
         copy=program(copy, takes=(rows, P(), rows), gives=rows, donate=0),
@@ -310,4 +341,6 @@ def build_programs(
         serve_rows=serve_rows,
         width=width,
         max_response=max_response,
+        temperature=temperature,
+        top_p=top_p,
     )

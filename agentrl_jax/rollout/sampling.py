@@ -37,17 +37,19 @@ def threshold(weights: jax.Array, amount: jax.Array, target: jax.Array) -> jax.A
     return jax.lax.bitcast_convert_type(low, jnp.float32)
 
 
-def truncate(weights: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
+def truncate(weights: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:
     """Keeps the top_k largest weights (0 = all) and of these the smallest set of mass top_p.
 
-    weights float32 [S, V], not normalised. Ties at the cut are kept, so both sets may be larger.
+    weights float32 [S, V], not normalised; top_p: of all rows, or float32 [S] of each. Ties at the
+    cut are kept, so both sets may be larger.
     """
     if 0 < top_k < weights.shape[1]:
         target = jnp.full(weights.shape[0], top_k, jnp.float32)
         cut = threshold(weights, jnp.ones_like(weights), target)
         weights = jnp.where(weights >= cut[:, None], weights, 0.0)
-    if top_p < 1.0:
+    if isinstance(top_p, jax.Array) or top_p < 1.0:
         cut = threshold(weights, weights, top_p * weights.sum(1))
+        cut = jnp.where(top_p < 1.0, cut, 0.0)
         weights = jnp.where(weights >= cut[:, None], weights, 0.0)
     return weights
 
@@ -76,7 +78,7 @@ def sample(
     *,
     temperature: float = 1.0,
     top_k: int = 0,
-    top_p: float = 1.0,
+    top_p: float | jax.Array = 1.0,
     vocab_shards: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Next token of each row and its log-probability under the distribution it was drawn from.
@@ -94,7 +96,7 @@ def sample(
     """
     scores = logits / temperature if temperature > 0 else logits
     rows, vocab = scores.shape
-    if temperature > 0 and (top_k or top_p < 1.0):
+    if temperature > 0 and (top_k or isinstance(top_p, jax.Array) or top_p < 1.0):
         weights = jnp.exp(scores - scores.max(1, keepdims=True))
         kept = truncate(weights, top_k=top_k, top_p=top_p) > 0
         scores = jnp.where(kept, scores, -jnp.inf)
@@ -121,3 +123,24 @@ def sample(
     if shards > 1:  # without the rests of the shards before its own
         token -= block // (scores.shape[1] // shards) * rest
     return token, chosen - top - jnp.log(total)
+
+
+def sample_rows(
+    logits: jax.Array,
+    uniform: jax.Array,
+    temperature: jax.Array,
+    top_p: jax.Array,
+    *,
+    top_k: int = 0,
+    vocab_shards: int = 1,
+) -> tuple[jax.Array, jax.Array]:
+    """`sample` with a temperature and a top_p for each row, float32 [S].
+
+    Temperatures below 1e-3 are greedy: the quotients might overflow.
+    """
+    greedy, top_p = temperature < 1e-3, jnp.maximum(top_p, 1e-6)
+    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
+    drawn = sample(scaled, uniform, top_k=top_k, top_p=top_p, vocab_shards=vocab_shards)
+    best = sample(logits, uniform, temperature=0.0, vocab_shards=vocab_shards)
+    token, logprob = (jnp.where(greedy, x, y) for x, y in zip(best, drawn, strict=True))
+    return token, logprob

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.hosts.world import Messages
+from agentrl_jax.envs.hosts.world import Messages, Sampling
 from agentrl_jax.text import agents
 from agentrl_jax.text import grammar as grammars
+from agentrl_jax.text.answer import AnswerTable
 from agentrl_jax.text.forms import build_forms
 from agentrl_jax.text.prompts import RAGEN
 from agentrl_jax.text.task import TextTask
@@ -45,6 +46,7 @@ class HostTask:
     max_turns: int = struct.field(pytree_node=False)
     agent: agents.Agent = struct.field(pytree_node=False)
     forms: tuple[str, ...] = struct.field(pytree_node=False)  # of the grammar
+    answer: AnswerTable | None = None  # parses answers to worlds on the device, which are served
 
     def offered(self, forms: tuple[str, ...]) -> np.ndarray:
         """int32 [words]: bits of forms, as a line that is read has them; ValueError for others."""
@@ -53,7 +55,9 @@ class HostTask:
             raise ValueError(
                 f'{self.env.name} offers {sorted(strangers)[0]!r}, which is none of its forms'
             )
-        bits = np.zeros(grammars.words(len(self.forms)) * grammars.WORD, bool)
+        through = self.grammar.through
+        count = 1 if through is None else through.shape[2]
+        bits = np.zeros(count * grammars.WORD, bool)
         bits[[self.forms.index(form) for form in forms]] = True
         return np.packbits(bits, bitorder='little').view(np.int32)
 
@@ -73,6 +77,7 @@ class Prompt:
     stream: int = 0  # random stream of that conversation; 0 = the episode's own
     ends: bool = False  # it ends the answer before by itself
     most: int = 0  # tokens of the answer; 0 = as many as any
+    sampling: Sampling | None = None  # of the answer; None = the run's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +175,7 @@ class Conversation:
             stream=said.stream,
             ends=bool(said.appended),
             most=said.most,
+            sampling=said.sampling,
         )
 
     def answer(self, text: str) -> list[int]:

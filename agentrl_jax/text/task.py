@@ -5,6 +5,7 @@ for each possible reward, turn number and number of actions left, and the chat m
 messages. They are tokenised once into one LineTable; a prompt is then a list of row numbers.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -479,12 +480,16 @@ def build_task(
     prefix = _prefix(tokenizer, chat, env, words, first, max_actions_per_episode, generation_prefix)
     if plans is not None:
         _check_hints(tokenizer, families)
-    answer = answers.build_answer_table(
-        answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids),
+    answer, grammar = build_answers(
+        tokenizer,
         env.ACTION_NAMES,
         max_actions=max_actions_per_turn,
         opening=generation_prefix,
-        closings=agents.closings(agent),
+        agent=agent,
+        constrain=constrain,
+        max_response=max_response,
+        offers=limits_actions(env),
+        writes=agent.writes,
     )
     return TextTask(
         env_params=env_params,
@@ -514,21 +519,53 @@ def build_task(
         max_actions_per_episode=max_actions_per_episode,
         format_penalty=format_penalty,
         opening=generation_prefix,
-        grammar=grammars.build_grammar(
-            tokenizer,
-            env.ACTION_NAMES,
-            max_actions=max_actions_per_turn,
-            opening=generation_prefix,
-            longest=max_response,
-            spelling=constrain,
-            offers=type(env).env_action is not TextEnvironment.env_action,
-            writes=agent.writes,
-            spilling=np.flatnonzero(answers.spilling(answer)),
-        )
-        if constrain
-        else None,
+        grammar=grammar,
         plans=None if plans is None else jnp.asarray(plans, jnp.int32),
         shows_hint=plans is not None and shows_hint,
+    )
+
+
+def limits_actions(env: Any) -> bool:
+    """Whether the actions on offer depend on the state."""
+    return type(env).env_action is not TextEnvironment.env_action
+
+
+def build_answers(
+    tokenizer: Any,
+    names: Sequence[str],
+    *,
+    max_actions: int,
+    opening: str,
+    agent: agents.Agent,
+    constrain: str,
+    max_response: int,
+    offers: bool,
+    writes: bool,
+) -> tuple[answers.AnswerTable, grammars.Grammar | None]:
+    """The parser of answers, and the grammar that they are sampled from, if there is one.
+
+    names: of actions; offers: a state may offer only some of them; writes: some turns are written,
+    and every token has a logit; the rest as in build_task.
+    """
+    table = answers.build_answer_table(
+        answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids),
+        names,
+        max_actions=max_actions,
+        opening=opening,
+        closings=agents.closings(agent),
+    )
+    if not constrain:
+        return table, None
+    return table, grammars.build_grammar(
+        tokenizer,
+        names,
+        max_actions=max_actions,
+        opening=opening,
+        longest=max_response,
+        spelling=constrain,
+        offers=offers,
+        writes=writes,
+        spilling=np.flatnonzero(answers.spilling(table)),
     )
 
 

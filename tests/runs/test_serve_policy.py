@@ -1,6 +1,7 @@
 """A served policy answers as in its run, and answers everybody who asks."""
 
 import json
+import re
 import threading
 import time
 import types
@@ -20,13 +21,17 @@ from agentrl_jax.tokens.chat import LONGEST_TEXT
 
 
 def answered(served, **body):
+    return posted(served, **body)['choices'][0]['message']['content']
+
+
+def posted(served, **body):
     request = urllib.request.Request(
         f'{served.url}/chat/completions',
         json.dumps({'messages': [{'role': 'user', 'content': 'Where?'}]} | body).encode(),
         {'Content-Type': 'application/json'},
     )
-    with urllib.request.urlopen(request, timeout=300) as response:
-        return json.loads(response.read())['choices'][0]['message']['content']
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.loads(response.read())
 
 
 @pytest.mark.parametrize('constrain', ['', 'any'])
@@ -44,6 +49,40 @@ def test_answers_begin_with_the_prefix_that_was_forced_in_the_run(constrain):
     threading.Thread(target=served.run, daemon=True).start()
     said = answered(served)
     assert said.startswith('Go: ') and (not constrain or said in ('Go: Up', 'Go: Down'))
+
+
+@pytest.mark.parametrize(('constrain', 'think'), [('own', False), ('any', True), ('', False)])
+def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, think):
+    """Its opening and grammar were left out, and it answered with noise. A request's temperature,
+    top_p and seed were left out, too."""
+    changes = {'env.think': think, 'rollout.constrain': constrain, 'rollout.max_response': 24}
+    changes['rollout.stop_at_answer'] = not constrain
+    with micro_runs.one_device():
+        cfg = read_config(micro_runs.plain('frozen_lake', **changes), None)
+        served = serve_policy.Served(cfg, slots=4)
+    threading.Thread(target=served.run, daemon=True).start()
+    names = '(Up|Down|Left|Right)'
+    action = rf'<answer>{names}( \|\| {names})?</answer>'
+    found = [answered(served) for _ in range(4)]
+    for said in found:
+        if constrain:
+            assert re.fullmatch(f'<think>[\\s\\S]*</think>{action}' if think else action, said), (
+                said
+            )
+        assert said.startswith('<think>' if think else '<answer>')
+    greedy = {answered(served, temperature=0, seed=seed) for seed in range(3)}
+    narrow = {answered(served, top_p=0, seed=seed) for seed in range(3)}
+    assert greedy == narrow and len(greedy) == 1
+    drawn = [answered(served, temperature=2, seed=seed) for seed in (5, 6, 7, 5, 6, 7)]
+    assert drawn[:3] == drawn[3:] and len(set(drawn)) > 1
+    for field, value in (('top_k', 5), ('tool_choice', 'required'), ('top_logprobs', 3)):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            answered(served, **{field: value})
+        assert refused.value.code == 400
+        assert json.loads(refused.value.read())['error']['param'] == field
+    url = served.url.removesuffix('/v1')
+    with urllib.request.urlopen(f'{url}/health', timeout=30) as response:
+        assert json.loads(response.read()) == {'status': 'ok'}
 
 
 def test_a_round_is_divided_among_all_devices(monkeypatch):

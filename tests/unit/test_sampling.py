@@ -75,6 +75,27 @@ def test_greedy_takes_the_first_of_equals_in_any_block():
     np.testing.assert_allclose(logprob, jax.nn.log_softmax(logits)[jnp.arange(2), token], atol=1e-6)
 
 
+def test_rows_with_settings_of_their_own_draw_as_alone():
+    """temperature and top_p of each row; greedy at temperature 0 or top_p 0."""
+    rng = np.random.default_rng(4)
+    logits = jnp.asarray(rng.normal(size=(6, 300)) * 2, jnp.float32)
+    uniform = jnp.asarray(rng.uniform(size=6), jnp.float32)
+    settings = [(1.0, 1.0), (0.5, 1.0), (0.7, 0.9), (0.0, 1.0), (0.0, 0.5), (2.0, 0.1)]
+    temperature, top_p = jnp.asarray(settings, jnp.float32).T
+    token, logprob = jax.jit(sampling.sample_rows)(logits, uniform, temperature, top_p)
+    for row, (t, p) in enumerate(settings):
+        one = slice(row, row + 1)
+        own = sampling.sample(logits[one], uniform[one], temperature=t, top_p=p)
+        assert token[row] == own[0][0]
+        np.testing.assert_allclose(logprob[row], own[1][0], atol=1e-6)
+    zero = jnp.zeros(6)
+    token, logprob = sampling.sample_rows(logits, uniform, zero + 1, zero)
+    assert (token == logits.argmax(1)).all()
+    np.testing.assert_allclose(logprob, 0.0, atol=1e-6)
+    token, _ = sampling.sample_rows(logits, uniform, zero + 1e-38, zero + 1)
+    assert (token == logits.argmax(1)).all()
+
+
 def test_draws_among_the_largest_reach_all_of_them_and_no_other():
     logits = jnp.asarray(np.random.default_rng(3).permutation(300), jnp.float32) / 100
     uniform = (jnp.arange(64) + 0.5) / 64

@@ -134,7 +134,7 @@ def test_a_request_is_read():
     )
     assert asked.messages == (Said('system', 'S'), Said('user', 'U'))
     assert (asked.stop, asked.most, asked.stream, asked.usage) == (('\n',), 7, True, True)
-    assert asked.ignored == ('temperature', 'tool_choice', 'response_format')
+    assert set(asked.ignored) == {'temperature', 'tool_choice', 'response_format'}
     assert wire.read(body(U, tools=[clients.TOOL], tool_choice='none'), ()).tools == ()
 
 
@@ -630,6 +630,18 @@ def test_the_first_tool_call_that_cannot_be_parsed_is_printed(capsys):
     assert r'<tool_call>\none\n</tool_call>' in printed
 
 
+def test_a_field_that_training_ignores_is_reported_once_by_name(capsys):
+    """temperature of a request vanished without a word."""
+    endpoint('127.0.0.1', 0).warned.clear()
+    world = HarnessEnvironment(run='harness_clients:hot').make()
+    for item in range(2):
+        world.reset(item)
+        assert world.step(answer('A')).done
+    said = capsys.readouterr().err
+    assert said.count('WARNING') == said.count('the harness set temperature, which training') == 1
+    world.close()
+
+
 def test_a_reward_function_sees_what_a_cut_episode_earned():
     def replied(text, reward=0.0, done=False, **of):
         request = Request(slot=0, stream=0, item=1, **of)
@@ -839,8 +851,27 @@ def test_settings_that_name_no_harness_or_two_are_refused():
     assert 'set rollout.max_tokens instead' in problem
     (problem,) = HarnessEnvironment(command=('x',), workers=2).problems()
     assert 'harness.workers=2 call harness.run' in problem
+    (problem,) = HarnessEnvironment(command=('x',), public_url='http://me').problems()
+    assert 'set harness.port' in problem
+    (problem,) = HarnessEnvironment(command=('x',), public_url='me', port=80).problems()
+    assert "harness.public_url='me' is not an address" in problem
     (problem,) = HarnessEnvironment(run='harness_clients:nobody').problems()
     assert "harness.run='harness_clients:nobody'" in problem
+
+
+@pytest.mark.parametrize(
+    ('code', 'why'),
+    [
+        ('import no_such_client', "No module named 'no_such_client'"),
+        ('raise RuntimeError("no key")', 'RuntimeError: no key'),
+    ],
+)
+def test_a_module_of_a_harness_that_cannot_be_imported_is_named(code, why, tmp_path, monkeypatch):
+    """'my_agent:play' was said to be no module and callable, though its import of openai failed."""
+    (tmp_path / 'broken_agent.py').write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = HarnessEnvironment(run='broken_agent:play').problems()
+    assert problem == f"harness.run='broken_agent:play': importing broken_agent fails: {why}"
 
 
 def test_dataclasses_of_the_wire_are_frozen():

@@ -90,6 +90,15 @@ ANY = -1  # in the place of an item: whichever the world draws, where a caller n
 
 
 @dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How one answer is sampled; None = the run's setting."""
+
+    temperature: float | None = None  # 0 = greedy
+    top_p: float | None = None
+    seed: int | None = None  # the same request with the same seed has the same answer
+
+
+@dataclasses.dataclass(frozen=True)
 class Messages:
     """An observation that is messages of a chat, and how they may be answered."""
 
@@ -100,6 +109,7 @@ class Messages:
     stream: int = 0  # random stream of its answers within the episode's; 0 = the episode's own
     appended: str = ''  # to the answer before, which the policy had not ended itself
     most: int = 0  # tokens of the answer; 0 = as many as any
+    sampling: Sampling | None = None  # of the answer; None = the run's
 
     def __str__(self) -> str:
         return '\n'.join(f'{one["role"]}: {one["content"]}' for one in self.messages)

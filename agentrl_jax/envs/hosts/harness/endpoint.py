@@ -4,6 +4,8 @@
   POST /episodes/<secret>/reward                 {"reward": 1.0, "success": true}, the last counts
   GET  /episodes/<secret>/v1/models
 
+  GET  /health
+
 A request waits in the thread of its connection until its answer is there. One that extends an
 earlier conversation of its episode goes on with it; any other opens a branch (`Episode.place`).
 """
@@ -13,20 +15,26 @@ import dataclasses
 import hashlib
 import json
 import queue
+import re
 import secrets
+import select
 import socket
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from agentrl_jax.envs.hosts.harness import wire
+from agentrl_jax.envs.hosts.harness.calls import END_OF_THOUGHT
 from agentrl_jax.envs.hosts.harness.wire import Asked, Completion, Refused, Said
 from agentrl_jax.envs.hosts.world import Answer, Messages, fits, is_truth
 
 MOST_BYTES = 2**26  # of a request
-THOUGHT = '</think>'
+STREAM_AFTER_S = 0.5  # a stream starts then; an error before keeps its HTTP status
+COMMENT_EVERY_S = 15.0  # comments of a stream until the answer: clients give up silent servers
+CHUNK = re.compile(rb'([0-9a-fA-F]{1,16})[ \t]*(?:;[^\r\n]*)?\r?\n')
+METHODS = {'v1/chat/completions': 'POST', 'reward': 'POST', 'v1/models': 'GET', 'health': 'GET'}
 OVER = Refused(410, 'episode_over', 'this episode is over, or never was')  # not 409: SDKs try
 # that again
 
@@ -75,7 +83,7 @@ class Branch:
         if asked.tools != self.tools or len(asked.messages) <= count:
             return None
         answers = (form.content for at in self.sampled for form in self.known[at])
-        if self.drops and any(THOUGHT in content for content in answers):
+        if self.drops and any(END_OF_THOUGHT in content for content in answers):
             return None
         for at, (one, forms) in enumerate(zip(asked.messages, self.known, strict=False)):
             # The same is quickly seen
@@ -88,6 +96,41 @@ class Branch:
         return ''
 
 
+class Caller:
+    """Who waits for an answer; here, a caller of this process."""
+
+    def left(self) -> bool:
+        """Whether it left before it got its answer."""
+        return False
+
+    def wait(self, ready: Callable[[float | None], bool], stream: bool) -> None:
+        """Waits until ready(seconds) is true."""
+        ready(None)
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A request that is being answered, or was."""
+
+    caller: Caller
+    answer: Future = dataclasses.field(default_factory=Future)
+
+
+def _is_done(future: Future) -> Callable[[float | None], bool]:
+    """ready() of Caller.wait for a future."""
+
+    def ready(seconds: float | None) -> bool:
+        try:
+            future.exception(seconds)
+        except TimeoutError:
+            return False
+        except CancelledError:
+            pass
+        return True
+
+    return ready
+
+
 def _digest(raw: bytes) -> bytes:
     return hashlib.blake2b(raw, digest_size=16).digest()
 
@@ -95,10 +138,17 @@ def _digest(raw: bytes) -> bytes:
 class Episode:
     """What the endpoint knows of an episode."""
 
-    def __init__(self, stops: Sequence[str] = (), branches: int = 1, drops: bool = False):
+    def __init__(
+        self,
+        stops: Sequence[str] = (),
+        branches: int = 1,
+        drops: bool = False,
+        serving: bool = False,
+    ):
         """stops: strings that may end answers; branches: conversations that it may hold; drops: a
-        request that follows a thought opens one, for the template leaves the thought out."""
-        self.drops = drops
+        request that follows a thought opens one, for the template leaves the thought out; serving:
+        requests set their sampling (wire.read)."""
+        self.drops, self.serving = drops, serving
         self.secret = secrets.token_urlsafe(18)
         self.stops, self.most_branches = tuple(stops), branches
         self.events: queue.SimpleQueue = queue.SimpleQueue()  # Requests, and one End
@@ -108,56 +158,74 @@ class Episode:
         self.counted: collections.Counter = collections.Counter()
         self.refused: list[Refused] = []  # what requests got instead of an answer
         self.pending: Request | None = None
-        self._calls: dict[bytes, Future] = {}  # what comes, or came, of a request, by its digest
+        self._calls: dict[bytes, Call] = {}  # by digests of requests
         self._turns = 0
         self._state = threading.Lock()
         self._one = threading.Lock()  # parallel requests are answered one after another
 
-    def ask(self, raw: bytes, retried: bool) -> tuple[Asked, dict]:
+    def ask(
+        self, raw: bytes, retried: bool = False, caller: Caller | None = None
+    ) -> tuple[Asked, dict]:
         """The completion that answers a request; waits for it.
 
-        What a client sends again, because it did not get the answer, is answered by the same one.
+        A request that a client repeats, because it did not get the answer, has the same answer:
+        retried, or the connection of the earlier one was closed before its answer.
         """
         try:
-            return self._ask(raw, retried)
+            return self._ask(raw, retried, caller or Caller())
         except Refused as refused:
             self.refused.append(refused)
             raise
 
-    def heard(self, raw: bytes) -> bool:
-        """Whether a request is being answered, or was."""
+    def repeats(self, raw: bytes, retried: bool) -> bool:
+        """Whether a request repeats one that is being answered, or was."""
         with self._state:
-            return _digest(raw) in self._calls
+            return self._earlier(_digest(raw), retried) is not None
 
-    def _ask(self, raw: bytes, retried: bool) -> tuple[Asked, dict]:
-        digest, call = _digest(raw), Future()
+    def _earlier(self, digest: bytes, retried: bool) -> Call | None:
+        call = self._calls.get(digest)
+        return call if call is not None and (retried or call.caller.left()) else None
+
+    def _ask(self, raw: bytes, retried: bool, caller: Caller) -> tuple[Asked, dict]:
+        digest, call = _digest(raw), Call(caller)
         with self._state:  # from here on, for it may wait long before it is placed
-            before = self._calls.get(digest) if retried else None
+            before = self._earlier(digest, retried)
             if before is None:
                 self._calls[digest] = call
+            else:
+                before.caller = caller
         if before is not None:
-            return before.result()
+            asked = wire.read(raw, self.stops, serving=self.serving)
+            caller.wait(_is_done(before.answer), asked.stream)
+            return before.answer.result()
         try:
-            call.set_result(self._answered(wire.read(raw, self.stops)))
+            asked = wire.read(raw, self.stops, serving=self.serving)
+            call.answer.set_result(self._answered(asked, caller))
         except Refused as refused:
             with self._state:  # asked again it may get an answer
                 if self._calls[digest] is call:
                     del self._calls[digest]
-            call.set_exception(refused)
+            call.answer.set_exception(refused)
         finally:
-            call.cancel()  # nobody waits for a thread that is gone
-        return call.result()
+            call.answer.cancel()  # if this thread ends early, its waiters must not hang
+        return call.answer.result()
 
-    def _answered(self, asked: Asked) -> tuple[Asked, dict]:
-        with self._one:
+    def _answered(self, asked: Asked, caller: Caller) -> tuple[Asked, dict]:
+        caller.wait(self._enter, asked.stream)
+        try:
             with self._state:
                 if self.refusal is not None:
                     raise self.refusal
                 request = self.place(asked)
-                self.counted.update(f'ignored {name}' for name in asked.ignored)
                 self.pending = request
                 self.events.put(request)
+            caller.wait(_is_done(request.answer), asked.stream)
             return asked, request.answer.result()
+        finally:
+            self._one.release()
+
+    def _enter(self, seconds: float | None) -> bool:
+        return self._one.acquire(timeout=-1 if seconds is None else seconds)
 
     def place(self, asked: Asked) -> Request:
         """The request in the longest branch that it extends, or in a new one."""
@@ -190,6 +258,7 @@ class Episode:
             stream=branch.stream,
             appended=appended,
             most=asked.most,
+            sampling=asked.sampling,
         )
         return Request(asked, branch, messages)
 
@@ -244,6 +313,26 @@ class Episode:
         self.reward = body
 
 
+class Connected(Caller):
+    """The client of an HTTP request."""
+
+    def __init__(self, handler: 'Handler'):
+        self.handler: Handler | None = handler  # None: the answer was delivered
+
+    def left(self) -> bool:
+        handler = self.handler
+        return handler is not None and handler.is_closed()
+
+    def wait(self, ready: Callable[[float | None], bool], stream: bool) -> None:
+        if not stream:
+            ready(None)
+            return
+        seconds = COMMENT_EVERY_S if self.handler.streaming else STREAM_AFTER_S
+        while not ready(seconds):
+            self.handler.keep_streaming()
+            seconds = COMMENT_EVERY_S
+
+
 class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
@@ -252,67 +341,184 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = 2**16
     timeout = 600
     endpoint: 'Endpoint'
+    streaming = False  # the headers of a stream were sent
 
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_POST(self) -> None:
+    def handle_expect_100(self) -> bool:
+        super().handle_expect_100()
+        self.wfile.flush()  # curl waits for it before it sends a large body
+        return True
+
+    def respond(self) -> None:
+        self.streaming, caller = False, Connected(self)
         try:
-            length = int(self.headers.get('Content-Length') or -1)
-        except ValueError:
-            length = -1
-        if not 0 <= length <= MOST_BYTES:
-            self.close_connection = True
-            self.send(413, Refused(413, 'too_large', f'more than {MOST_BYTES} bytes').body)
-            return
-        raw = self.rfile.read(length)
-        try:
+            raw = self.read_body()
             episode, where = self.route()
-            if where == 'reward' and episode is not None:
+            method = METHODS.get(where)
+            if method is None:
+                raise Refused(404, 'not_found', f'no such path; there are {", ".join(METHODS)}')
+            if method != self.command:
+                self.send(405, method_error(self.command, method).body, Allow=method)
+            elif where == 'v1/chat/completions':
+                self.complete(episode, raw, caller)
+            elif where == 'reward':
+                if episode is None:
+                    raise OVER
                 episode.post(raw)
                 self.send(200, {})
-            elif where == 'v1/chat/completions':
-                self.complete(episode, raw)
+            elif where == 'health':
+                self.send(200, {'status': 'ok'})
             else:
-                raise Refused(404, 'not_found', 'only v1/chat/completions are answered')
+                model = {'id': 'policy', 'object': 'model', 'created': 0, 'owned_by': 'agentrl_jax'}
+                self.send(200, {'object': 'list', 'data': [model]})
         except Refused as refused:
-            self.send(refused.status, refused.body)
+            if self.streaming:
+                self.end_stream(wire.stream_error(refused))
+            else:
+                self.send(refused.status, refused.body)
             refused.__traceback__ = None  # some live as long as the module, and would keep episodes
 
-    def complete(self, episode: Episode | None, raw: bytes) -> None:
+    do_GET = do_POST = do_HEAD = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = respond
+
+    def read_body(self) -> bytes:
+        """The body of a request, with a length or in chunks."""
+        coding = self.headers.get('Transfer-Encoding', '').strip().lower()
+        length = self.headers.get('Content-Length', '0').strip()
+        keeps, self.close_connection = self.close_connection, True  # unless all of it was read
+        if coding == 'chunked':
+            raw = b''.join(self.read_chunks())
+        elif coding:
+            raise Refused(501, 'invalid_request', f'Transfer-Encoding={coding!r:.50} is unknown')
+        elif not re.fullmatch('[0-9]{1,18}', length):
+            raise Refused(400, 'invalid_request', f'Content-Length={length!r:.50} is not a length')
+        else:
+            raw = self.rfile.read(bounded(int(length)))
+            if len(raw) < int(length):
+                raise ConnectionError('the body ended early')
+        self.close_connection = keeps
+        if (packed := self.headers.get('Content-Encoding', 'identity')) != 'identity':
+            sentence = f'Content-Encoding={packed!r:.50} is not supported: send plain JSON'
+            raise Refused(415, 'invalid_request', sentence)
+        return raw
+
+    def read_chunks(self) -> Iterator[bytes]:
+        """The parts of a body in Transfer-Encoding: chunked (RFC 9112, section 7.1)."""
+        total = 0
+        while True:
+            head = CHUNK.fullmatch(self.rfile.readline(4096))
+            if head is None:
+                raise Refused(400, 'invalid_request', 'a chunk of the body has no size')
+            size = int(head[1], 16)
+            total = bounded(total + size)
+            if not size:
+                break
+            yield self.rfile.read(size)
+            if self.rfile.readline(3) not in (b'\r\n', b'\n'):
+                raise Refused(400, 'invalid_request', 'a chunk of the body has another size')
+        for _ in range(100):  # trailers
+            if not self.rfile.readline(4096).strip():
+                return
+        raise Refused(400, 'invalid_request', 'too many trailers')
+
+    def complete(self, episode: Episode | None, raw: bytes, caller: Connected) -> None:
         if episode is None:
             raise OVER
         retried = (self.headers.get('x-stainless-retry-count') or '0') != '0'
-        asked, body = episode.ask(raw, retried)
-        if asked.stream:
-            self.send(200, wire.streamed(body, asked.usage), 'text/event-stream')
+        asked, body = episode.ask(raw, retried, caller)
+        left = caller.left()
+        if self.streaming:
+            sent = self.end_stream(wire.streamed(body, asked.usage))
+        elif asked.stream:
+            sent = self.send(200, wire.streamed(body, asked.usage), 'text/event-stream')
         else:
-            self.send(200, body)
+            sent = self.send(200, body)
+        if sent and not left:
+            caller.handler = None
 
-    def do_GET(self) -> None:
-        if self.path.endswith('/models'):
-            self.send(200, {'object': 'list', 'data': [{'id': 'policy', 'object': 'model'}]})
-        else:
-            self.send(404, Refused(404, 'not_found', 'only v1/models can be got').body)
+    def is_closed(self) -> bool:
+        """Whether the client closed the connection; may be called from another thread."""
+        try:
+            waiting = select.poll()
+            waiting.register(self.connection, select.POLLIN)
+            return bool(waiting.poll(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            return True
 
     def route(self) -> tuple[Episode | None, str]:
         """(episode, the path within it)."""
-        first, _, rest = self.path.strip('/').partition('/')
+        path = self.path.partition('?')[0].strip('/')
+        first, _, rest = path.partition('/')
+        if first != 'episodes':
+            return None, path if METHODS.get(path) == 'GET' else ''
         secret, _, where = rest.partition('/')
-        episode = self.endpoint.episodes.get(secret) if first == 'episodes' else None
-        return episode, where
+        return self.endpoint.episodes.get(secret), where
 
-    def send(self, status: int, body: Any, kind: str = 'application/json') -> None:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        try:
-            self.send_response(status)
-            self.send_header('Content-Type', kind)
-            self.send_header('Content-Length', str(len(data)))
+    def keep_streaming(self) -> None:
+        """Starts a stream, or adds a comment to it, while the answer is not there."""
+        if not self.streaming:
+            self.streaming = True
+            self.send_response(200)
+            self.send_header('Content-Type', 'text/event-stream')
+            self.send_header('Cache-Control', 'no-cache')
+            if self.request_version == 'HTTP/1.0':
+                self.close_connection = True
+            else:
+                self.send_header('Transfer-Encoding', 'chunked')
             self.end_headers()
+        self.write_chunk(b': waiting for the policy\n\n')
+
+    def end_stream(self, data: bytes) -> bool:
+        return self.write_chunk(data, last=True)
+
+    def write_chunk(self, data: bytes, last: bool = False) -> bool:
+        if self.request_version != 'HTTP/1.0':
+            data = b'%x\r\n%s\r\n' % (len(data), data) + (b'0\r\n\r\n' if last else b'')
+        return self.write(data)
+
+    def write(self, data: bytes) -> bool:
+        """Whether the data was written: the client may be gone."""
+        try:
             self.wfile.write(data)
             self.wfile.flush()
-        except OSError:  # the client is gone
+        except OSError:
             self.close_connection = True
+            return False
+        return True
+
+    def send(self, status: int, body: Any, kind: str = 'application/json', **headers: str) -> bool:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in (
+            {'Content-Type': kind, 'Content-Length': str(len(data))} | headers
+        ).items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header('Connection', 'close')
+        self.end_headers()
+        return self.write(b'' if self.command == 'HEAD' else data)
+
+
+def bounded(size: int) -> int:
+    """The size of a body; an error 413 if it is too large."""
+    if size > MOST_BYTES:
+        raise Refused(413, 'too_large', f'the body has more than {MOST_BYTES} bytes')
+    return size
+
+
+def method_error(method: str, allowed: str) -> Refused:
+    return Refused(405, 'method_not_allowed', f'{method} is not allowed here: use {allowed}')
+
+
+def local_address() -> str:
+    """The address of this machine in its network; the loopback address without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(('192.0.2.1', 9))  # sends nothing
+            return probe.getsockname()[0]
+        except OSError:
+            return '127.0.0.1'
 
 
 class Endpoint:
@@ -320,7 +526,7 @@ class Endpoint:
 
     def __init__(self, host: str = '127.0.0.1', port: int = 0, handler: type = Handler):
         self.episodes: dict[str, Episode] = {}  # by their secrets
-        self.warned: set[str] = set()  # codes of refusals that were reported
+        self.warned: set[str] = set()  # error codes and fields that were reported
 
         class Listening(ThreadingHTTPServer):
             daemon_threads = True
@@ -331,13 +537,14 @@ class Endpoint:
 
         self.http = Listening((host, port), type('Bound', (handler,), {'endpoint': self}))
         self.http.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.url = 'http://{}:{}'.format(*self.http.server_address[:2])
+        address, port = self.http.server_address[:2]
+        self.url = f'http://{local_address() if address == "0.0.0.0" else address}:{port}'
         threading.Thread(target=self.http.serve_forever, daemon=True, name='endpoint').start()
 
-    def open(self, episode: Episode) -> str:
-        """The address of an episode, to which /v1 is added."""
+    def open(self, episode: Episode, url: str = '') -> str:
+        """The address of an episode, to which /v1 is added; url: of the server, if not its own."""
         self.episodes[episode.secret] = episode
-        return f'{self.url}/episodes/{episode.secret}'
+        return f'{url.rstrip("/") or self.url}/episodes/{episode.secret}'
 
     def close(self, episode: Episode) -> None:
         """Nobody reaches the episode any more."""

@@ -68,7 +68,8 @@ class Harness:
         self.leave()
         player, drops = self._player(), self.settings.thoughts == 'drop'
         episode = self.episode = Episode(self.stops, self.settings.branches, drops)
-        address, self.player = self.endpoint.open(episode), player
+        address = self.endpoint.open(episode, self.settings.public_url)
+        self.player = player
         self.turns, self.cut = 0, False
         task = Task(int(item), f'{address}/v1', episode.secret)
 
@@ -79,6 +80,7 @@ class Harness:
         event = self._next(self.settings.start_s)
         if isinstance(event, End):
             raise WorldError(f'the harness ended before its first request: {event.error or "-"}')
+        self._warn_of_ignored(event.asked.ignored)
         return event.new
 
     def step(self, action: Answer) -> Reply:
@@ -96,6 +98,7 @@ class Harness:
             )
         if isinstance(event, End):
             return dataclasses.replace(self._over(event), valid=valid)
+        self._warn_of_ignored(event.asked.ignored)
         return Reply(event.new, figures=self._figures(), valid=valid)
 
     def finish(self, reason: str) -> Reply:
@@ -142,6 +145,18 @@ class Harness:
                 print(
                     f'WARNING: a harness earned a reward although a request was refused '
                     f'({one.code}: {shown(str(one))}); harness/refused counts such requests',
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def _warn_of_ignored(self, fields: tuple[str, ...]) -> None:
+        """Reports each field of requests that training ignores, once."""
+        for name in fields:
+            if name not in self.endpoint.warned:
+                self.endpoint.warned.add(name)
+                print(
+                    f'WARNING: requests of the harness set {shown(name)}, which training ignores: '
+                    'the sampling of the run applies',
                     file=sys.stderr,
                     flush=True,
                 )
@@ -225,6 +240,8 @@ class HarnessEnvironment(HostEnvironment):
     stop: tuple[str, ...] = ()  # stop strings that its requests may name; they end every answer
     host: Literal['127.0.0.1', '0.0.0.0'] = '127.0.0.1'  # that the endpoint listens on
     port: Annotated[int, In(low=0, high=65535)] = 0  # 0 = any
+    public_url: str = ''  # where harnesses reach the endpoint, such as https://proxy:8443; '' =
+    # http://<host>:<port>, with the address of this machine for 0.0.0.0
 
     name = 'harness'
     FIGURES = FIGURES
@@ -251,6 +268,16 @@ class HarnessEnvironment(HostEnvironment):
             yield (
                 f'harness.context={self.context} is the length of one of several conversations, '
                 'and harness.branches=1 allows one: set rollout.max_tokens instead, or allow more'
+            )
+        if self.public_url and not self.public_url.startswith(('http://', 'https://')):
+            yield (
+                f'harness.public_url={self.public_url!r} is not an address: it must start with '
+                'http:// or https://'
+            )
+        if self.public_url and not self.port:
+            yield (
+                f'harness.public_url={self.public_url!r} needs a fixed port, and harness.port=0 '
+                'takes any: set harness.port to the port behind this address'
             )
         for field in ('run', 'expert'):
             try:

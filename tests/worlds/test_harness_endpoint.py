@@ -1,0 +1,551 @@
+"""The endpoint and its clients: calls, fields, bodies, streams and retries."""
+
+import functools
+import http.client
+import json
+import pathlib
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+
+import harness_clients as clients
+import pytest
+
+from agentrl_jax.envs.hosts.harness import calls, wire
+from agentrl_jax.envs.hosts.harness import endpoint as endpoints
+from agentrl_jax.envs.hosts.harness.endpoint import End, Endpoint, Episode
+from agentrl_jax.envs.hosts.harness.wire import Refused
+from agentrl_jax.envs.hosts.world import Answer, Sampling
+
+LOOK = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
+U = clients.user('U')
+
+
+def called(**arguments):
+    return {'name': 'look', 'arguments': arguments}
+
+
+HERE = called(place='here')
+
+
+def body(*messages, **more):
+    return json.dumps({'model': 'm', 'messages': list(messages)} | more).encode()
+
+
+# ---- calls in answers ----------------------------------------------------------------------------
+
+
+def tagged(written):
+    return f'<tool_call>{written}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ('text', 'found', 'bad'),
+    [
+        (LOOK, [HERE], 0),
+        (f'Let me see. {LOOK}\n{LOOK}', [HERE, HERE], 0),
+        (f'<think>maybe {LOOK}</think>No.', [], 0),
+        (f'<think>maybe {tagged("{")}</think>{LOOK}', [HERE], 0),
+        (f'maybe {LOOK}</think>{LOOK}', [HERE], 0),  # the prompt opened the thought
+        (f'maybe {tagged("{")}</think>No.', [], 0),
+        (f'<think>one</think><think>{LOOK}</think>No.', [], 0),
+        (f'<think>maybe {LOOK}', [], 0),  # it never ended
+        (LOOK.replace('here', '</tool_call>'), [called(place='</tool_call>')], 0),
+        (LOOK.replace('here', '</think>'), [called(place='</think>')], 0),
+        (LOOK.replace('here', '<think>'), [called(place='<think>')], 0),
+        (LOOK.replace('here', '<tool_call>'), [called(place='<tool_call>')], 0),
+        (LOOK.replace('here', r'\u003c/tool_call\u003e é'), [
+            called(place='</tool_call> é')
+        ], 0),
+        (LOOK.removesuffix('</tool_call>'), [HERE], 0),
+        (LOOK.replace('{"place": "here"}', '""'), [called()], 0),
+        (LOOK.replace('{"place": "here"}', 'null'), [called()], 0),
+        (LOOK.replace('{"place": "here"}', r'"{\"place\": \"here\"}"'), [HERE], 0),
+        (LOOK.replace('"arguments"', '"parameters"'), [HERE], 0),
+        (tagged('{"name": "look"}'), [called()], 0),
+        (LOOK.replace('"here"', 'NaN'), [], 1),
+        (LOOK.replace('"here"', '-Infinity'), [], 1),
+        (LOOK.replace('"here"', '1e999'), [], 1),
+        (LOOK.replace('here', r'\ud800'), [], 1),
+        (LOOK.replace('{"place": "here"}', '"Oslo"'), [], 1),
+        (LOOK.replace('{"place": "here"}', '[1]'), [], 1),
+        (LOOK.replace('{"place": "here"}', '{"a":' * 5000), [], 1),
+        (LOOK.replace('"here"', '[' * 200 + ']' * 200), [], 1),
+        (LOOK.replace('"look"', '5'), [], 1),
+        (LOOK.replace('"look"', '""'), [], 1),
+        (tagged('[]') + LOOK, [HERE], 1),
+        (tagged('{"name": "look", "arguments": {}}}'), [], 1),
+        (tagged("{'name': 'look'}"), [], 1),
+    ],
+)  # fmt: skip
+def test_calls_are_the_objects_in_tags_after_the_last_thought(text, found, bad):
+    """Drafts in thoughts were called, and a tag inside a string cut its call."""
+    assert calls.find_calls(text, 'tags', {'look'})[1:] == (found, bad)
+
+
+@pytest.mark.parametrize(
+    ('text', 'found', 'bad'),
+    [
+        ('{"name": "look", "parameters": {"place": "here"}}', [HERE], 0),
+        ('See: {"type": "function", "name": "look", "arguments": {"place": "here"}}\n', [HERE], 0),
+        ('<think>{"name": "look", "parameters": {}}</think>No.', [], 0),
+        ('<think>so</think>{"name": "look", "parameters": {"place": "here"}}', [HERE], 0),
+        ('{"name": "Bob", "age": 3}', [], 0),
+        ('{"name": "look", "age": 3}', [], 0),
+        ('{"name": "Bob", "parameters": {}}', [], 0),
+        ('{"a": 1} is a dict', [], 0),
+        ('{"a": {"name": "look", "parameters": {}}}', [], 0),
+        ('{"name": ["look"], "parameters": {}}', [], 0),
+        ('{"a": ', [], 0),
+        ('{"name": "look", "parameters": {} ', [], 1),
+        ('{"name": "look", "parameters": {"place": NaN}}', [], 1),
+        ('{"name": "look", "parameters": {}} or not', [], 1),
+        ('<|python_tag|>{"name": "Bob", "parameters": {}}', [], 1),
+        ('<|python_tag|>{"name": "look", "param', [], 1),
+    ],
+)
+def test_an_object_is_a_call_if_it_names_a_known_tool_and_has_parameters(text, found, bad):
+    """A JSON answer with a name was a call of that name."""
+    assert calls.find_calls(text, 'object', {'look'})[1:] == (found, bad)
+
+
+def test_a_call_of_an_answer_is_the_same_call_in_a_history():
+    asked = wire.read(body(U, tools=[clients.TOOL]), ())
+    for arguments in ('""', 'null', r'"{\"place\": \"here\"}"', '{"place": "</tool_call>"}'):
+        said = Answer(LOOK.replace('{"place": "here"}', arguments))
+        made = wire.complete(said, asked, 'x')
+        message = made.body['choices'][0]['message']
+        assert isinstance(json.loads(message['tool_calls'][0]['function']['arguments']), dict)
+        assert wire.said_by(json.loads(json.dumps(message))) == made.forms[0]
+
+
+# ---- fields of requests --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ('more', 'ignored'),
+    [
+        ({'temperature': 0}, ['temperature']),
+        ({'top_p': 0.9, 'seed': 3, 'top_k': 5}, ['top_p', 'seed', 'top_k']),
+        ({'top_k': -1, 'min_p': 0.0, 'presence_penalty': 0, 'logit_bias': {}}, []),
+        ({'repetition_penalty': 1.0, 'n': 1, 'user': 'me', 'metadata': {'a': 'b'}}, []),
+        ({'parallel_tool_calls': True, 'tool_choice': 'auto', 'store': False}, []),
+        ({'parallel_tool_calls': False}, ['parallel_tool_calls']),
+        ({'tool_choice': 'required'}, ['tool_choice']),
+        ({'tool_choice': {'type': 'function', 'function': {'name': 'look'}}}, ['tool_choice']),
+        ({'response_format': {'type': 'json_object'}}, ['response_format']),
+        ({'response_format': {'type': 'text'}}, []),
+        ({'reasoning_effort': 'low'}, ['reasoning_effort']),
+        ({'chat_template_kwargs': {'enable_thinking': False}}, ['chat_template_kwargs']),
+        ({'min_tokens': 4, 'repetition_penalty': 1.1}, ['min_tokens', 'repetition_penalty']),
+        ({'logprobs': True, 'top_logprobs': 5}, ['top_logprobs']),
+        ({'structured_outputs': {'regex': 'a'}}, ['structured_outputs']),
+        ({'a_new_field': 0}, ['a_new_field']),
+    ],
+    ids=str,
+)
+def test_each_field_is_used_reported_or_rejected_by_name(more, ignored):
+    """Unknown fields vanished, and a served policy ignored temperature and top_p."""
+    assert list(wire.read(body(U, **more), ()).ignored) == ignored
+    left = [name for name in ignored if name not in wire.SAMPLING]
+    if left:
+        with pytest.raises(Refused) as refused:
+            wire.read(body(U, **more), (), serving=True)
+        assert refused.value.status == 400 and refused.value.param == left[0]
+        assert left[0] in str(refused.value)
+    else:
+        assert not wire.read(body(U, **more), (), serving=True).ignored
+
+
+def test_a_served_request_says_how_it_is_sampled():
+    raw = body(U, temperature=0.0, top_p=0.5, seed=7)
+    assert wire.read(raw, (), serving=True).sampling == Sampling(0.0, 0.5, 7)
+    assert wire.read(raw, ()).sampling is None
+    assert wire.read(body(U), (), serving=True).sampling is None
+
+
+@pytest.mark.parametrize(
+    ('more', 'param'),
+    [
+        ({'temperature': 'hot'}, 'temperature'),
+        ({'temperature': -1}, 'temperature'),
+        ({'top_p': 2}, 'top_p'),
+        ({'seed': 0.5}, 'seed'),
+        ({'max_tokens': 0}, 'max_tokens'),
+        ({'max_completion_tokens': True}, 'max_completion_tokens'),
+        ({'n': 2}, 'n'),
+        ({'functions': [{'name': 'look'}]}, 'functions'),
+        ({'function_call': 'auto'}, 'function_call'),
+        ({'continue_final_message': True}, 'continue_final_message'),
+        ({'tool_choice': 'sometimes'}, 'tool_choice'),
+        ({'tools': [{'type': 'custom', 'custom': {'name': 'x'}}]}, 'tools'),
+        ({'tools': [{'type': 'function'}]}, 'tools'),
+        ({'stream': 'yes'}, 'stream'),
+        ({'stream_options': True}, 'stream_options'),
+        ({'stop': '###'}, 'stop'),
+        ({'messages': [{'role': 'assistant', 'tool_calls': ['look']}, U]}, 'messages'),
+        ({'messages': [{'role': 'user', 'content': [{'type': 'text', 'text': None}]}]}, 'messages'),
+        ({'messages': [{'role': 'assistant', 'function_call': {'name': 5}}, U]}, 'messages'),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize('serving', [False, True])
+def test_an_invalid_field_is_an_error_with_its_name(more, param, serving):
+    with pytest.raises(Refused) as refused:
+        wire.read(body(U, **more), (), serving=serving)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert refused.value.body['error']['param'] == param
+
+
+def test_an_unknown_stop_string_names_the_setting_of_its_program():
+    for serving, setting in ((True, '--stop'), (False, 'harness.stop')):
+        with pytest.raises(Refused, match=f'^{setting} lacks'):
+            wire.read(body(U, stop=['x']), (), serving=serving)
+
+
+@pytest.mark.parametrize('raw', [b'{"messages": [], "x": NaN}', b'[' * 5000, b'\xff', b''])
+def test_a_body_that_is_not_json_is_an_error(raw):
+    with pytest.raises(Refused) as refused:
+        wire.read(raw, ())
+    assert refused.value.code == 'invalid_json'
+
+
+def test_a_call_before_there_were_tools_stays_a_call():
+    """It vanished, and its result stayed."""
+    history = [
+        U,
+        {'role': 'assistant', 'content': None, 'function_call': {'name': 'look', 'arguments': ''}},
+        {'role': 'function', 'name': 'look', 'content': 'a wall'},
+    ]
+    asked = wire.read(body(*history), ())
+    assert json.loads(asked.messages[1].calls) == [{'name': 'look', 'arguments': {}}]
+    assert asked.messages[2].role == 'tool' and not asked.ignored
+
+
+def test_keys_of_messages_that_nothing_reads_are_reported():
+    said = {'role': 'assistant', 'content': 'A', 'refusal': None, 'annotations': [], 'audio': None}
+    assert not wire.read(body(U, said, U), ()).ignored
+    named = [{**U, 'name': 'Ann'}, {**said, 'reasoning_content': 'so'}, U]
+    asked = wire.read(body(*named), ())
+    assert asked.ignored == ('messages.name', 'messages.reasoning_content')
+
+
+# ---- bodies and methods --------------------------------------------------------------------------
+
+
+@functools.cache
+def server():
+    return Endpoint()
+
+
+class Policy:
+    """An episode that is answered by a thread once `go` is set."""
+
+    def __init__(self, branches=1, texts='ABCDEFGH'):
+        self.server, self.episode = server(), Episode(branches=branches)
+        self.base = self.server.open(self.episode)
+        self.parts = urllib.parse.urlsplit(self.base)
+        self.path = f'{self.parts.path}/v1/chat/completions'
+        self.go, self.requests = threading.Event(), queue.SimpleQueue()
+        self.go.set()
+        threading.Thread(target=self.answer, args=(texts,), daemon=True).start()
+
+    def answer(self, texts):
+        for text in texts:
+            event = self.episode.events.get()
+            if isinstance(event, End):
+                return
+            self.requests.put(event)
+            self.go.wait()
+            if self.episode.pending is not None:
+                self.episode.answer(Answer(text))
+
+    def connect(self):
+        return http.client.HTTPConnection(self.parts.hostname, self.parts.port, timeout=30)
+
+    def send(self, raw):
+        """A connection of bytes."""
+        connection = socket.create_connection((self.parts.hostname, self.parts.port), 30)
+        connection.sendall(raw)
+        return connection
+
+    def post(self, raw, headers=None, **more):
+        connection = self.connect()
+        connection.request('POST', self.path, raw, headers or {}, **more)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+    def close(self):
+        self.episode.events.put(End())
+        self.go.set()
+        self.server.close(self.episode)
+
+
+@pytest.fixture
+def policy():
+    made = Policy()
+    yield made
+    made.close()
+
+
+def said(answered):
+    status, made = answered
+    assert status == 200, made
+    return made['choices'][0]['message']['content']
+
+
+def test_bodies_in_chunks_are_read(policy):
+    """They got 413 at any size: httpx with a generator, node's fetch."""
+    raw, headers = body(U), {'Transfer-Encoding': 'chunked'}
+    parts = [raw[i : i + 7] for i in range(0, len(raw), 7)]
+    assert said(policy.post(iter(parts), headers, encode_chunked=True)) == 'A'
+    written = b'%x ;x="y"\r\n%s\r\n0\r\nTrailer: 1\r\n\r\n' % (len(raw), raw)
+    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n'
+    later = body(U, {'role': 'assistant', 'content': 'A'}, U)
+    get = b'GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n'
+    with policy.send(head.encode() + written.replace(raw, later).replace(
+        b'%x ' % len(raw), b'%x ' % len(later)
+    ) + get) as connection, connection.makefile('rb') as answers:  # fmt: skip
+        found = answers.read()
+    assert found.count(b'HTTP/1.1 200') == 2 and b'"content": "B"' in found and b'"ok"' in found
+
+
+@pytest.mark.parametrize(
+    ('head', 'status'),
+    [
+        (b'Transfer-Encoding: chunked\r\n\r\nzz\r\n', 400),
+        (b'Transfer-Encoding: chunked\r\n\r\n-5\r\n', 400),
+        (b'Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n', 400),
+        (b'Transfer-Encoding: chunked\r\n\r\nfffffff\r\n', 413),
+        (b'Transfer-Encoding: gzip\r\n\r\n', 501),
+        (b'Content-Encoding: gzip\r\n\r\n', 415),
+        (b'Content-Length: many\r\n\r\n', 400),
+        (b'Content-Length: 99999999999\r\n\r\n', 413),
+        (b'\r\n', 400),
+    ],
+    ids=str,
+)
+def test_a_body_that_cannot_be_read_is_an_error(policy, head, status):
+    start = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n'.encode()
+    with policy.send(start + head) as connection, connection.makefile('rb') as answer:
+        assert answer.readline().split()[1] == b'%d' % status
+
+
+def test_100_continue_is_sent_at_once(policy):
+    """curl waits a second for 100 Continue, which stayed in a buffer."""
+    raw = body(U)
+    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n'
+    with policy.send(f'{head}Content-Length: {len(raw)}\r\n\r\n'.encode()) as connection:
+        assert connection.recv(25).startswith(b'HTTP/1.1 100')
+        connection.sendall(raw)
+        assert b'200 OK' in connection.recv(4096)
+
+
+@pytest.mark.parametrize(
+    ('method', 'path', 'status', 'allowed'),
+    [
+        ('GET', '/health', 200, None),
+        ('POST', '/health', 405, 'GET'),
+        ('GET', '{base}/v1/chat/completions', 405, 'POST'),
+        ('OPTIONS', '{base}/v1/chat/completions', 405, 'POST'),
+        ('DELETE', '{base}/v1/models', 405, 'GET'),
+        ('GET', '{base}/v1/models?limit=1', 200, None),
+        ('GET', '{base}/v1/nothing', 404, None),
+        ('POST', '/episodes/guess/v1/chat/completions', 410, None),
+        ('POST', '/episodes/guess/reward', 410, None),
+    ],
+)
+def test_a_wrong_method_is_405_with_the_right_one(policy, method, path, status, allowed):
+    connection = policy.connect()
+    connection.request(method, path.format(base=policy.parts.path), b'{}')
+    response = connection.getresponse()
+    assert (response.status, response.headers['Allow']) == (status, allowed)
+    assert response.read() and not response.will_close
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def test_a_stream_has_headers_and_comments_before_its_first_token(policy, monkeypatch):
+    """No byte was sent before the answer, and node's fetch gives up after 300 s."""
+    monkeypatch.setattr(endpoints, 'STREAM_AFTER_S', 0.05)
+    monkeypatch.setattr(endpoints, 'COMMENT_EVERY_S', 0.05)
+    policy.go.clear()
+    connection = policy.connect()
+    connection.request('POST', policy.path, body(U, stream=True))
+    response = connection.getresponse()
+    assert response.headers['Content-Type'] == 'text/event-stream'
+    comments = [response.readline() for _ in range(4)]
+    assert comments == [b': waiting for the policy\n', b'\n'] * 2
+    policy.go.set()
+    *_, content, _, end = (line for line in response.read().split(b'\n\n') if line[:5] == b'data:')
+    assert b'"content": "A"' in content and end == b'data: [DONE]'
+    connection.request('GET', '/health')  # the connection stays
+    assert connection.getresponse().status == 200
+
+
+def test_an_error_after_the_headers_of_a_stream_is_an_event(policy, monkeypatch):
+    monkeypatch.setattr(endpoints, 'STREAM_AFTER_S', 0.05)
+    policy.go.clear()
+    connection = policy.connect()
+    connection.request('POST', policy.path, body(U, stream=True))
+    response = connection.getresponse()
+    policy.episode.refuse(Refused(400, 'context_length_exceeded', 'too long'))
+    events = [line for line in response.read().split(b'\n\n') if line[:5] == b'data:']
+    assert json.loads(events[0][5:])['error']['code'] == 'context_length_exceeded'
+    assert events[-1] == b'data: [DONE]'
+    status, error = policy.post(body(U, clients.user('V'), stream=True))
+    assert (status, error['error']['code']) == (400, 'context_length_exceeded')
+
+
+# ---- retries -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('stream', [False, True])
+def test_a_client_that_left_and_sends_its_request_again_has_its_answer(policy, stream):
+    """Without OpenAI's header it was a rewritten history."""
+    raw = body(U, stream=stream)
+    policy.go.clear()
+    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n'
+    with policy.send(head.encode() + raw):
+        policy.requests.get(timeout=10)
+    found = []
+    again = threading.Thread(target=lambda: found.append(raw_post(policy, raw)))
+    again.start()
+    time.sleep(0.1)
+    policy.go.set()
+    again.join(10)
+    assert b'200 OK' in found[0] and b'"content": "A"' in found[0]
+    assert policy.requests.empty() and len(policy.episode.branches) == 1
+
+
+def raw_post(policy, raw):
+    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n'
+    with policy.send(f'{head}Content-Length: {len(raw)}\r\n\r\n'.encode() + raw) as connection:
+        with connection.makefile('rb') as answer:
+            return answer.read()
+
+
+def test_an_answer_is_kept_until_it_is_delivered(policy):
+    raw = body(U)
+    policy.go.clear()
+    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n'
+    with policy.send(head.encode() + raw):
+        policy.requests.get(timeout=10)
+    policy.go.set()
+    time.sleep(0.2)
+    assert said(policy.post(raw)) == 'A'
+    status, error = policy.post(raw)  # the second one was delivered
+    assert (status, error['error']['code']) == (400, 'history_rewritten')
+
+
+def test_equal_requests_of_two_waiting_clients_have_two_answers():
+    policy = Policy(branches=2)
+    policy.go.clear()
+    found = [[], []]
+    threads = [
+        threading.Thread(target=lambda into=into: into.append(said(policy.post(body(U)))))
+        for into in found
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    policy.go.set()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(found) == [['A'], ['B']]
+    policy.close()
+
+
+def test_an_address_of_all_interfaces_is_not_handed_out():
+    everywhere = Endpoint('0.0.0.0')
+    assert '0.0.0.0' not in everywhere.url
+    host = urllib.parse.urlsplit(everywhere.url).hostname
+    with socket.create_connection((host, everywhere.http.server_port), 10):
+        episode = Episode()
+    address = everywhere.open(episode, 'https://proxy:8443/')
+    assert address.startswith('https://proxy:8443/episodes/')
+    everywhere.http.shutdown()
+    everywhere.http.server_close()
+
+
+# ---- node ----------------------------------------------------------------------------------------
+
+NODE = """
+const http = require('node:http');
+const url = process.argv[1], raw = process.argv[2];
+const parts = () => new ReadableStream({
+  start(to) { to.enqueue(new TextEncoder().encode(raw)); to.close(); }
+});
+async function byFetch(body) {
+  const made = await fetch(url, {method: 'POST', body, duplex: 'half'});
+  return (await made.json()).choices[0].message.content;
+}
+const byRequest = () => new Promise((done, failed) => {
+  const sent = http.request(url, {method: 'POST'}, (made) => {
+    let text = '';
+    made.on('data', (some) => text += some);
+    made.on('end', () => done(JSON.parse(text).choices[0].message.content));
+  });
+  sent.on('error', failed);
+  sent.write(raw.slice(0, 9));
+  sent.end(raw.slice(9));
+});
+(async () => console.log(await byFetch(raw), await byFetch(parts()), await byRequest()))();
+"""
+
+
+@pytest.mark.skipif(not shutil.which('node'), reason='node is not installed')
+def test_node_s_fetch_and_request_are_answered():
+    policy = Policy(branches=3)
+    command = ['node', '-e', NODE]
+    command += [f'{policy.base}/v1/chat/completions', body(U).decode()]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert made.stdout.split() == ['A', 'B', 'C'], made.stderr
+    policy.close()
+
+
+# make harness-clients installs it
+AI_SDK = """
+import {generateText, streamText, tool, stepCountIs, jsonSchema} from 'ai';
+import {createOpenAICompatible} from '@ai-sdk/openai-compatible';
+import {createOpenAI} from '@ai-sdk/openai';
+const baseURL = process.argv[1], apiKey = 'k';
+const model = createOpenAICompatible({name: 'own', baseURL, apiKey})('policy');
+const look = tool({
+  description: 'Looks.',
+  inputSchema: jsonSchema({type: 'object', properties: {place: {type: 'string'}}}),
+  execute: async ({place}) => `A wall is ${place}.`,
+});
+const found = [];
+const used = await generateText({
+  model, prompt: 'U', tools: {look}, stopWhen: stepCountIs(3), maxOutputTokens: 20
+});
+found.push(used.steps[0].toolResults[0].output, used.text);
+const streamed = streamText({model, prompt: 'V', tools: {look}, stopWhen: stepCountIs(3)});
+for await (const part of streamed.textStream) found.push(part);
+const other = createOpenAI({baseURL, apiKey}).chat('policy');
+found.push((await generateText({model: other, prompt: 'W'})).text);
+console.log(JSON.stringify(found));
+"""
+
+
+@pytest.mark.skipif(
+    not (pathlib.Path(sys.prefix) / 'node_modules' / 'ai').exists(),
+    reason='the AI SDK is not installed (make harness-clients)',
+)
+def test_the_ai_sdk_calls_tools_and_streams(monkeypatch):
+    monkeypatch.setattr(endpoints, 'STREAM_AFTER_S', 0.01)
+    policy = Policy(branches=3, texts=[LOOK, 'A', f'<think>{LOOK}</think>{LOOK}', 'B', 'C'])
+    command = ['node', '--input-type=module', '-e', AI_SDK, f'{policy.base}/v1']
+    made = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=sys.prefix, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout) == ['A wall is here.', 'A', f'<think>{LOOK}</think>', 'B', 'C']
+    policy.close()
