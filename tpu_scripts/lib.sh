@@ -60,7 +60,7 @@ settings() {
   : "${TPU_POLL:=30}" "${TPU_FAILURES:=3}" "${TPU_GRACE:=180}" "${TPU_WAIT_HOURS:=336}"
   [[ $TPU_HOSTS =~ ^[1-9][0-9]*$ ]] || die "TPU_HOSTS=$TPU_HOSTS must be a number of hosts"
   for name in TPU_FAILURES TPU_GRACE TPU_WAIT_HOURS; do
-    [[ ${!name} =~ ^[0-9]+$ ]] || die "$name=${!name} must be a whole number"
+    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "$name=${!name} must be a whole number"
   done
   [[ $TPU_POLL =~ ^[0-9]*\.?[0-9]+$ && $TPU_POLL =~ [1-9] ]] ||
     die "TPU_POLL=$TPU_POLL must be a number of seconds"
