@@ -543,7 +543,7 @@ class Endpoint:
         threading.Thread(target=self.http.serve_forever, daemon=True, name='endpoint').start()
 
     def warn_once(self, key: str, sentence: str) -> None:
-        """Prints a warning, if none of this key was printed before."""
+        """Prints the first warning with a key."""
         with self._warning:
             if key in self.warned:
                 return
