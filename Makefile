@@ -102,12 +102,19 @@ test-openenv: | python-version
 	.venv-openenv/bin/python -c "import openenv.core.env_server.http_server"
 	.venv-openenv/bin/python -m pytest tests/worlds/test_hosts_openenv.py
 
-# In an environment of its own too: real clients as harnesses. Without them their tests skip.
+# In environments of their own too: real clients as harnesses. Without them their tests skip.
 harness-clients: | python-version
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
 	  -r requirements-harness.txt
-	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py
+	! command -v npm || npm install --no-save --prefix .venv-clients ai@6.0.326 \
+	  @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92
+	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py \
+	  tests/worlds/test_harness_endpoint.py
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
+	  -r requirements-verifiers.txt
+	.venv-verifiers/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py -k verifiers
 
 # In an environment of its own too: Tunix wants an older safetensors than ours.
 bench-tunix: | python-version
@@ -120,7 +127,8 @@ bench-tunix: | python-version
 	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-next .venv-reference .venv-openenv .venv-tunix .venv-clients build *.egg-info
+	rm -rf $(VENV) .venv-next .venv-reference .venv-openenv .venv-tunix .venv-clients
+	rm -rf .venv-verifiers build *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 
 # The stamps are newer than the files they were made from once an installation has finished.

@@ -50,7 +50,15 @@ import numpy as np
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.envs.hosts.harness import wire
-from agentrl_jax.envs.hosts.harness.endpoint import OVER, Caller, End, Endpoint, Episode, Handler
+from agentrl_jax.envs.hosts.harness.endpoint import (
+    OVER,
+    Caller,
+    End,
+    Endpoint,
+    Episode,
+    Handler,
+    digest_of,
+)
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply, shown
@@ -92,8 +100,10 @@ class Desk:
     ) -> tuple[wire.Asked, dict]:
         """The completion that answers a request."""
         asked = wire.read(raw, self.stops, serving=True)
-        for name in set(asked.ignored) - self.reported:
-            self.reported.add(name)
+        with self.lock:
+            fresh = set(asked.ignored) - self.reported
+            self.reported |= fresh
+        for name in sorted(fresh):
             print(f'WARNING: {shown(name)} of a request has no effect', file=sys.stderr, flush=True)
         if before := self._repeated(raw, retried):
             return before.ask(raw, True, caller)  # the same answer
@@ -117,8 +127,9 @@ class Desk:
 
     def _repeated(self, raw: bytes, retried: bool) -> Episode | None:
         """The conversation with the request that this one repeats."""
+        digest = digest_of(raw)
         with self.lock:
-            return next((one for one in self.open.values() if one.repeats(raw, retried)), None)
+            return next((one for one in self.open.values() if one.repeats(digest, retried)), None)
 
     def _idle(self) -> list[Episode]:
         """Conversations that nobody waits for, the one that has been silent longest first."""

@@ -259,29 +259,21 @@ def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
     assert said == 42 and len(shown) == 2
 
 
-def test_verifiers_plays_an_environment_of_its_own_and_its_rubric_pays():
-    vf = pytest.importorskip('verifiers.legacy')
-    openai = pytest.importorskip('openai')
-    import datasets
-
-    async def weather(city: str) -> str:
-        """Says the weather of a city."""
-        return f'It rains in {city}.'
-
-    async def right(completion, answer) -> float:
-        return float(completion[-1].content == answer)
-
-    # Not in the thread of an episode, for it listens to signals: where a harness's module is read
-    asked = datasets.Dataset.from_list([{'question': 'The weather in Oslo?', 'answer': 'Rain.'}])
-    rubric = vf.Rubric(funcs=[right])
-    env = vf.ToolEnv([weather], dataset=asked, system_prompt='Be brief.', rubric=rubric)
+def test_verifiers_plays_a_taskset_and_its_reward_pays():
+    """verifiers 0.4, in an environment of its own: it needs an older openai."""
+    vf = pytest.importorskip('verifiers.v1')
+    loaders = pytest.importorskip('verifiers.v1.utils.loaders')
+    agent = {'runtime': {'type': 'subprocess'}}  # of programs; this harness starts none
+    config = vf.SingleAgentEnvConfig(taskset={'id': 'verifiers_weather'}, agent=agent)
 
     async def run(task):
-        client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
-        made = await env.run_rollout(
-            env.get_dataset()[0], vf.OpenAIChatCompletionsClient(client), task.model, {}
-        )
-        return made['reward']
+        env = loaders.load_environment(config)
+        client = vf.EvalClientConfig(base_url=task.base_url, api_key_var='OPENAI_API_KEY')
+        async with env.serving():
+            (slot,) = env.slots(next(iter(env.taskset)))
+            episode = await env.run_slot(slot, vf.ModelContext(task.model, client))
+        assert episode.ok, episode
+        return episode.traces[0].reward
 
     for said, reward in (('Rain.', 1.0), ('Snow.', 0.0)):
         shown, earned = play(run, [WEATHER, said])

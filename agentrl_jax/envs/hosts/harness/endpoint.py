@@ -19,6 +19,7 @@ import re
 import secrets
 import select
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -131,7 +132,7 @@ def _is_done(future: Future) -> Callable[[float | None], bool]:
     return ready
 
 
-def _digest(raw: bytes) -> bytes:
+def digest_of(raw: bytes) -> bytes:
     return hashlib.blake2b(raw, digest_size=16).digest()
 
 
@@ -177,17 +178,17 @@ class Episode:
             self.refused.append(refused)
             raise
 
-    def repeats(self, raw: bytes, retried: bool) -> bool:
+    def repeats(self, digest: bytes, retried: bool) -> bool:
         """Whether a request repeats one that is being answered, or was."""
         with self._state:
-            return self._earlier(_digest(raw), retried) is not None
+            return self._earlier(digest, retried) is not None
 
     def _earlier(self, digest: bytes, retried: bool) -> Call | None:
         call = self._calls.get(digest)
         return call if call is not None and (retried or call.caller.left()) else None
 
     def _ask(self, raw: bytes, retried: bool, caller: Caller) -> tuple[Asked, dict]:
-        digest, call = _digest(raw), Call(caller)
+        digest, call = digest_of(raw), Call(caller)
         with self._state:  # from here on, for it may wait long before it is placed
             before = self._earlier(digest, retried)
             if before is None:
@@ -489,10 +490,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, status: int, body: Any, kind: str = 'application/json', **headers: str) -> bool:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers |= {'Content-Type': kind, 'Content-Length': str(len(data))}
         self.send_response(status)
-        for name, value in (
-            {'Content-Type': kind, 'Content-Length': str(len(data))} | headers
-        ).items():
+        for name, value in headers.items():
             self.send_header(name, value)
         if self.close_connection:
             self.send_header('Connection', 'close')
@@ -527,6 +527,7 @@ class Endpoint:
     def __init__(self, host: str = '127.0.0.1', port: int = 0, handler: type = Handler):
         self.episodes: dict[str, Episode] = {}  # by their secrets
         self.warned: set[str] = set()  # error codes and fields that were reported
+        self._warning = threading.Lock()
 
         class Listening(ThreadingHTTPServer):
             daemon_threads = True
@@ -540,6 +541,14 @@ class Endpoint:
         address, port = self.http.server_address[:2]
         self.url = f'http://{local_address() if address == "0.0.0.0" else address}:{port}'
         threading.Thread(target=self.http.serve_forever, daemon=True, name='endpoint').start()
+
+    def warn_once(self, key: str, sentence: str) -> None:
+        """Prints the first warning with a key."""
+        with self._warning:
+            if key in self.warned:
+                return
+            self.warned.add(key)
+        print(f'WARNING: {sentence}', file=sys.stderr, flush=True)
 
     def open(self, episode: Episode, url: str = '') -> str:
         """The address of an episode, to which /v1 is added; url: of the server, if not its own."""

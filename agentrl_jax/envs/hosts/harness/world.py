@@ -7,7 +7,6 @@ episode, and what it returns or posts is the reward. It knows no more of trainin
 import dataclasses
 import functools
 import queue
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -140,26 +139,20 @@ class Harness:
     def _warn(self) -> None:
         """Says once of each kind of refusal that a harness went on as if nothing had happened."""
         for one in self.refused:
-            if one.code not in self.endpoint.warned:
-                self.endpoint.warned.add(one.code)
-                print(
-                    f'WARNING: a harness earned a reward although a request was refused '
-                    f'({one.code}: {shown(str(one))}); harness/refused counts such requests',
-                    file=sys.stderr,
-                    flush=True,
-                )
+            self.endpoint.warn_once(
+                one.code,
+                'a harness earned a reward although a request was refused '
+                f'({one.code}: {shown(str(one))}); harness/refused counts such requests',
+            )
 
     def _warn_of_ignored(self, fields: tuple[str, ...]) -> None:
         """Reports each field of requests that training ignores, once."""
         for name in fields:
-            if name not in self.endpoint.warned:
-                self.endpoint.warned.add(name)
-                print(
-                    f'WARNING: requests of the harness set {shown(name)}, which training ignores: '
-                    'the sampling of the run applies',
-                    file=sys.stderr,
-                    flush=True,
-                )
+            self.endpoint.warn_once(
+                name,
+                f'requests of the harness set {shown(name)}, which training ignores: the '
+                'sampling of the run applies',
+            )
 
     def _next(self, patience_s: float) -> Any:
         try:

@@ -1,0 +1,50 @@
+"""A taskset of verifiers 0.4 with a reward, and a harness that plays it in this process."""
+
+import openai
+import verifiers.v1 as vf
+
+__all__ = ['Chat', 'Weather']
+TOOL = {
+    'type': 'function',
+    'function': {
+        'name': 'weather',
+        'description': 'Returns the weather of a city.',
+        'parameters': {'type': 'object', 'properties': {'city': {'type': 'string'}}},
+    },
+}
+
+
+class WeatherData(vf.TaskData):
+    answer: str
+
+
+class WeatherTask(vf.Task[WeatherData]):
+    @vf.reward
+    async def right(self, trace) -> float:
+        return float(trace.last_reply == self.data.answer)
+
+
+class Weather(vf.Taskset[WeatherTask]):
+    def load(self):
+        question = dict(prompt='The weather in Oslo?', system_prompt='Be brief.')
+        yield WeatherTask(WeatherData(**question, answer='Rain.'))
+
+
+class Chat(vf.Harness[vf.HarnessConfig]):
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = NEEDS_CONTAINER = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
+        client = openai.AsyncOpenAI(base_url=endpoint, api_key=secret)
+        system, prompt = self.resolve_prompt(data)
+        messages = [{'role': 'system', 'content': system}, {'role': 'user', 'content': prompt}]
+        while True:
+            made = await client.chat.completions.create(
+                model=ctx.model, messages=messages, tools=[TOOL]
+            )
+            said = made.choices[0].message
+            if not said.tool_calls:
+                return vf.ProgramResult(exit_code=0, stdout=said.content, stderr='')
+            messages.append(said.model_dump(exclude_none=True))
+            result = {'tool_call_id': said.tool_calls[0].id, 'content': 'It rains in Oslo.'}
+            messages.append({'role': 'tool', **result})
