@@ -153,7 +153,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
+    def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         words, known = [], set(self._option_string_actions)
         for word in sys.argv[1:] if argv is None else argv:
             name, equals, value = word.partition('=')
