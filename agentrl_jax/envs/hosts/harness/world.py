@@ -87,13 +87,11 @@ class Harness:
         made = self.episode.answer(action)
         event = self._next(self.settings.silent_s)
         valid = not made.bad_calls
-        if not valid and 'bad_calls' not in self.endpoint.warned:
-            self.endpoint.warned.add('bad_calls')
-            print(
-                'WARNING: the first tool call that cannot be parsed (harness/bad_calls counts '
-                f'them): {shown(str(action)):.300}',
-                file=sys.stderr,
-                flush=True,
+        if not valid:
+            self.endpoint.warn_once(
+                'bad_calls',
+                'the first tool call that cannot be parsed (harness/bad_calls counts them): '
+                f'{shown(str(action)):.300}',
             )
         if isinstance(event, End):
             return dataclasses.replace(self._over(event), valid=valid)
