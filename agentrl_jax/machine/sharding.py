@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import jax
+import jaxlib
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -179,3 +180,16 @@ class MeshSizes:
     data: Annotated[int, In(low=1, also=(-1,))] = -1  # rows; -1 = all devices that remain
     fsdp: Annotated[int, ONE] = 1  # rows and parameters
     tensor: Annotated[int, ONE] = 1  # heads and hidden units
+
+
+def check_no_empty_array(tree: Any, mesh: Mesh) -> None:
+    """Raise ValueError for an empty input of a shard_map: jaxlib 0.11.2 would crash on it."""
+    if mesh.size == 1 or jaxlib.__version__ != '0.11.2':
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not np.size(leaf):
+            raise ValueError(
+                'jaxlib 0.11.2 crashes on empty arrays with several devices, and '
+                f'{jax.tree_util.keystr(path)} has shape {np.shape(leaf)}: give it one element, or '
+                'install jax 0.11.1'
+            )

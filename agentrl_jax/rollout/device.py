@@ -28,6 +28,7 @@ from flax import struct
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from agentrl_jax.machine import sharding
 from agentrl_jax.models.base import Model, transpose_kernels
 from agentrl_jax.rollout import forks, openings, sampling, windows
 from agentrl_jax.rollout import rows as token_rows
@@ -709,6 +710,7 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, **static: Any) -> Callable:
         return out, jax.tree.map(lambda x: x[None], counters)
 
     def replicated(params, task, episodes, key):
+        sharding.check_no_empty_array(task, mesh)
         head = answer_head(params, task, static['config'])
         if head is not None:  # else shards of few columns would be padded within loops
             head = jax.lax.with_sharding_constraint(head, NamedSharding(mesh, P()))

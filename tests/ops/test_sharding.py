@@ -195,3 +195,13 @@ def test_rollouts_keep_every_axis_of_a_parameter_but_fsdp():
     ):
         assert name == other
         assert tuple(played) == tuple(None if axis == 'fsdp' else axis for axis in train)
+
+
+def test_an_empty_array_is_named_where_jaxlib_would_crash(monkeypatch):
+    mesh, pool = sharding.make_mesh(*CUBE), {'maps': np.zeros((0, 4))}
+    monkeypatch.setattr(sharding.jaxlib, '__version__', '0.11.2')
+    with pytest.raises(ValueError, match=r"\['maps'\] has shape \(0, 4\).* install jax 0.11.1"):
+        sharding.check_no_empty_array(pool, mesh)
+    sharding.check_no_empty_array({'maps': np.zeros((1, 4))}, mesh)
+    monkeypatch.setattr(sharding.jaxlib, '__version__', '0.10.2')
+    sharding.check_no_empty_array(pool, mesh)
