@@ -18,14 +18,11 @@ replies.jsonl of a run, again bit for bit, without any world.
 import sys
 
 from absl import flags, logging
-from ml_collections import config_flags
 
 from agentrl_jax.run import command
 
 if __name__ == '__main__':
-    config_flags.DEFINE_config_file(
-        'config', command.config_of_run(), "Config file; default: that of the workdir's run."
-    )
+    command.define_config_of_run()
     flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
     flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
     flags.DEFINE_string('trajectories', '', "File for the episodes played; '' = none.")

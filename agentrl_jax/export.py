@@ -15,14 +15,11 @@ dtype gives the same bytes in every tensor.
 """
 
 from absl import flags, logging
-from ml_collections import config_flags
 
 from agentrl_jax.run import command
 
 if __name__ == '__main__':
-    config_flags.DEFINE_config_file(
-        'config', command.config_of_run(), "Config file; default: the run's own config."
-    )
+    command.define_config_of_run()
     flags.DEFINE_string('workdir', None, 'Folder of the run.')
     flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')

@@ -15,14 +15,11 @@ what was sampled.
 """
 
 from absl import flags, logging
-from ml_collections import config_flags
 
 from agentrl_jax.run import command
 
 if __name__ == '__main__':
-    config_flags.DEFINE_config_file(
-        'config', command.config_of_run(), "Config file; default: that of the workdir's run."
-    )
+    command.define_config_of_run()
     flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
     flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
     flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')

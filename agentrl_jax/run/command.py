@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags
+from ml_collections import config_flags
 
 from agentrl_jax.machine import files
 from agentrl_jax.settings.callables import USERS
@@ -205,6 +206,15 @@ def config_of_run() -> str | None:
     from agentrl_jax.run import saved_config
 
     return saved_config.default(sys.argv)
+
+
+def define_config_of_run() -> None:
+    """--config, by default the config of the run in --workdir."""
+    help_ = "Config file; default: that of the workdir's run."
+    try:
+        config_flags.DEFINE_config_file('config', config_of_run(), help_)
+    except (flags.Error, *USERS) as error:  # a default reads --config.field=value at once
+        refuse(one_line(error, sys.argv))
 
 
 def define_best() -> None:

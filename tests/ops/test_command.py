@@ -1,6 +1,7 @@
 """What a command line cannot mean is said in one line, before anything heavy is imported."""
 
 import contextlib
+import functools
 import importlib
 import os
 import shlex
@@ -145,6 +146,20 @@ MISTAKES = {
     ('--config=configs/demo',): 'did you mean configs/demo.py?',
     ('--config=configs',): '--config=configs is a folder; name a file in it',
 }
+
+
+def test_a_wrong_override_of_the_config_of_a_workdir_is_one_line(monkeypatch, capsys):
+    """evaluate, export and serve_policy ended with a traceback of ml_collections."""
+    define = config_flags.DEFINE_config_file
+    define = functools.partial(define, flag_values=flags.FlagValues())
+    monkeypatch.setattr(command.config_flags, 'DEFINE_config_file', define)
+    monkeypatch.setattr(command, 'config_of_run', lambda: str(micro_runs.ROOT / 'configs/demo.py'))
+    monkeypatch.setattr(sys, 'argv', ['evaluate', '--config.eval.sampls=3'])
+    with pytest.raises(SystemExit) as ended:
+        command.define_config_of_run()
+    assert ended.value.code == command.EXIT_USAGE
+    expected = 'error: the config has no field eval.sampls; did you mean eval.samples?\n'
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize('words', MISTAKES)
