@@ -9,6 +9,7 @@ import json
 import re
 import reprlib
 import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -274,10 +275,24 @@ def _load_folder(folder: Path) -> Tokenizer:
         return unigram.from_spec(spec, str(folder), **declared)
     if 'ByteLevel' not in json.dumps([spec['decoder'], spec.get('pre_tokenizer')]):
         raise ValueError(f'{folder}: only tokenizers with byte-level BPE are supported')
+    _warn_of_gpt2(spec, folder)
     spec['added_tokens'] = mark_specials(spec['added_tokens'])
     with library_errors(str(file)):
         backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     return BytePairTokenizer(backend, source=str(folder), **declared)
+
+
+def _warn_of_gpt2(spec: dict, folder: Path) -> None:
+    """Print a line if transformers 5 replaces the rules that split texts by those of GPT-2."""
+    settings = _read_json(folder / 'tokenizer_config.json')
+    splits = spec.get('pre_tokenizer') or {}
+    if settings.get('tokenizer_class') == 'GPT2Tokenizer' and splits.get('type') != 'ByteLevel':
+        print(
+            f'WARNING: {folder}: texts are split by the rules of tokenizer.json; transformers 5 '
+            'splits them as GPT-2 does, because tokenizer_class is GPT2Tokenizer',
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _check_spec(spec: dict, file: Path) -> None:

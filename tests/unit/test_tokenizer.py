@@ -10,7 +10,7 @@ from tokenizers import decoders, pre_tokenizers, trainers
 from agentrl_jax.envs import FrozenLake, Sokoban
 from agentrl_jax.envs.hosts.search import drawn
 from agentrl_jax.text import agents
-from agentrl_jax.tokens import gguf_tokenizer, unigram
+from agentrl_jax.tokens import gguf_tokenizer, tokenizer, unigram
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
@@ -173,6 +173,23 @@ def test_the_bos_token_of_templates_comes_from_the_settings_or_the_gguf(tmp_path
     write_gguf(tmp_path / 'x.gguf', toy_backend(), bos=305)
     with pytest.raises(ValueError, match='x.gguf: tokenizer.ggml.bos_token_id 305 is none of its'):
         load_tokenizer(tmp_path / 'x.gguf')
+
+
+@pytest.mark.parametrize(
+    ('kind', 'splits', 'warns'),
+    [
+        ('GPT2Tokenizer', {'type': 'Sequence'}, True),
+        ('GPT2Tokenizer', {'type': 'ByteLevel'}, False),
+        ('Qwen2Tokenizer', {'type': 'Sequence'}, False),
+    ],
+)
+def test_splitting_rules_that_transformers_replaces_are_reported(
+    kind, splits, warns, tmp_path, capsys
+):
+    """A folder of GPT-4o's tokenizer gave other ids than transformers without a word."""
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'tokenizer_class': kind}))
+    tokenizer._warn_of_gpt2({'pre_tokenizer': splits}, tmp_path)
+    assert ('transformers 5 splits them as GPT-2' in capsys.readouterr().err) == warns
 
 
 def test_templates_get_the_special_tokens_that_a_folder_names(tmp_path):
