@@ -211,7 +211,8 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
         if done is not None and done == cfg.steps == int(opened.state.step):
             checkpoint.close(checkpoints)
             if jax.process_index() == 0:
-                print(report.finished(workdir, command.resume_line(sys.argv, 'agentrl_jax.train')))
+                words = [word for word in sys.argv if not word.startswith('--config.steps=')]
+                print(report.finished(workdir, command.resume_line(words, 'agentrl_jax.train')))
             return 0
         # Hold until saved: launchers resend signals.
         with preemption, interrupts.answering(preemption.notice):

@@ -6,8 +6,8 @@ from typing import Any
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS, TextEnvironment
 from agentrl_jax.envs.hosts import HostEnvironment
-from agentrl_jax.envs.hosts.objects import import_callable
 from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.settings.callables import import_callable
 
 
 def register(fields: Mapping[str, Any]) -> None:
@@ -46,10 +46,7 @@ def world_name(name: str) -> str:
 
 
 def _import(name: str, field: str, *bases: type) -> type:
-    try:
-        cls = import_callable(name, field)
-    except ValueError as error:
-        raise ValueError(f'{error}; put the folder of the module on PYTHONPATH') from error
+    cls = import_callable(name, field)
     if not (isinstance(cls, type) and issubclass(cls, bases)):
         kinds = ' or '.join(base.__name__ for base in bases)
         raise ValueError(f'{field}={name!r} must be a subclass of {kinds}')
