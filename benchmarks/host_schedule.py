@@ -106,6 +106,7 @@ class Device:
     """rollout/programs.Programs without tokens: its state is in here."""
 
     shards, serve_rows, width, max_response = 1, LINES, CHUNK, LONGEST_ANSWER
+    temperature = top_p = 1.0
 
     def __init__(self, clock: Clock, slots: int, costs: Costs, said: float = MEAN_ANSWER):
         """said: tokens of an answer in the mean."""

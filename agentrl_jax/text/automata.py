@@ -5,7 +5,7 @@ of tokens that are left. Rows with the same edges are merged.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,7 +164,9 @@ def as_words(bits: int, names: int) -> np.ndarray:
     return np.frombuffer(text, np.uint32)
 
 
-def automaton_of_spellings(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
+def automaton_of_spellings(
+    tokenizer: Any, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
+) -> Automaton:
     """The tree of all answers as the tokenizer spells them."""
     count = sum(len(names) ** k for k in range(1, max_actions + 1))
     if count > MOST_ANSWERS:
@@ -204,7 +206,9 @@ def automaton_of_spellings(tokenizer, names, max_actions, head, tail, offers) ->
     return step, 0
 
 
-def automaton_of_bytes(tokenizer, names, max_actions, head, tail, offers) -> Automaton:
+def automaton_of_bytes(
+    tokenizer: Any, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
+) -> Automaton:
     """The automaton over bytes, lifted to tokens.
 
     A state is a set of (text of which a part was read, bytes read, actions so far, the first one):

@@ -371,11 +371,11 @@ def test_without_a_compiler_plan_says_whether_the_config_fits(topology, main, cf
 
 def test_a_model_without_a_name_is_one_line_without_a_compiler_too(main, capsys):
     """It was a traceback of two errors."""
-    assert main('v5e:2x4', model='Qwen2.5-9B') == 1
+    assert main('v5e:2x4', model='Qwen2.5-9B') == 2
     said = capsys.readouterr().err
     assert said == (
         "error: model 'Qwen2.5-9B' is not one of Qwen2.5-0.5B, Qwen2.5-1.5B, Qwen2.5-3B, "
-        'Qwen2.5-7B\n'
+        'Qwen2.5-7B; did you mean Qwen2.5-7B?\n'
     )
 
 
