@@ -1,4 +1,4 @@
-"""XLA flags that compile quickly instead of well; `python tests/quick_xla.py` prints them."""
+"""XLA flags that compile quickly instead of well."""
 
 import importlib.metadata
 
@@ -15,6 +15,3 @@ def flags(jaxlib: str) -> str:
 
 
 FLAGS = flags(importlib.metadata.version('jaxlib'))
-
-if __name__ == '__main__':
-    print(FLAGS)

@@ -219,7 +219,8 @@ def test_a_folder_s_readme_names_its_modules(document):
     named = re.findall(r'`([\w/]+\.py)`', DOCUMENTS[document].split('\n## ')[0])
     named = [name for name in named if not name.startswith(('agentrl_jax/', 'configs/'))]
     missing = [name for name in named if not (folder_of(document) / name).is_file()]
-    assert not missing and len(named) >= 2, missing
+    modules = {path.name for path in folder_of(document).glob('*.py')} - {'__init__.py'}
+    assert not missing and len(named) >= min(2, len(modules)), missing
     assert DOCUMENTS[document].startswith(f'# {document}/\n\n')
 
 
@@ -268,7 +269,7 @@ def test_options_of_single_algorithms_are_those_they_take():
         section('algorithms', 'Options of single algorithms'),
         re.MULTILINE,
     )
-    assert len(rows) == 22
+    assert len(rows) == 21
     for names, users in rows:
         option = re.search(r'`(\w+\.\w+)`', names)[1]
         takers = {name for name, cls in ALGORITHMS.items() if option in tree.leaves(cls)}
