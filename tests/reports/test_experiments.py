@@ -415,7 +415,9 @@ def test_tables_do_without_signals_that_no_run_measured_and_say_what_else_is_wro
     assert '(1/1)' in capsys.readouterr().out
     assert start(small(metric='eval/answers')) == 1
     said = capsys.readouterr().err
-    assert said.startswith('error: no run has the metric eval/answers; there are ')
+    assert said.startswith(
+        'error: no run has the metric eval/answers; did you mean eval/success?; '
+    )
 
 
 @pytest.mark.filterwarnings('ignore:the load_module')

@@ -55,6 +55,7 @@ def run():
         tokenizer=tokenizer,
         training=types.SimpleNamespace(tasks=(trained,)),
         validation=types.SimpleNamespace(task=held_out),
+        config=types.SimpleNamespace(vocab_size=tokenizer.vocab_size),
         worlds={cfg.env.name: parts.build_worlds(cfg, tokenizer)},
     )
 
