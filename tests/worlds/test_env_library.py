@@ -266,7 +266,7 @@ def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
         used=used,
         reward=np.float32(0.05 * quanta),
         warn=warn,
-        past=np.zeros((rows, 0, 0), np.int32),
+        past=None,
         level=none,
         agent=Progress(part=none, trial=none, turns=turn, stepped=turn > 0),
     )
