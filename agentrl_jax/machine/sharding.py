@@ -5,13 +5,13 @@ Rows of a batch are split over ('data', 'fsdp'). For training parameters are spl
 """
 
 import dataclasses
+import importlib.metadata
 import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import jax
-import jaxlib
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -184,7 +184,7 @@ class MeshSizes:
 
 def check_no_empty_array(tree: Any, mesh: Mesh) -> None:
     """Raise ValueError for an empty input of a shard_map: jaxlib 0.11.2 would crash on it."""
-    if mesh.size == 1 or jaxlib.__version__ != '0.11.2':
+    if mesh.size == 1 or importlib.metadata.version('jaxlib') != '0.11.2':
         return
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not np.size(leaf):
