@@ -1,7 +1,8 @@
 # make demo    trains the default agent from nothing; the same command resumes it
 # make check   ruff and the quick tests, in two minutes: those that train nothing, play no rollout and
 #              start no process, as tests/reaching.py reads off their code, and are not marked slow
-# make check-next  the quick tests and those of meshes under Python 3.12 or 3.13, where jax is newer
+# make check-next  quick tests of tests/ops and tests/unit, and all tests of meshes, under Python 3.12
+#              or 3.13, where jax is newer
 # make test    every test but the long ones that rarely fail; what it compiles is kept in
 #              .pytest_cache, and the next time is shorter
 # make soak    those: killed processes, full disks, hostile files, a fake gcloud, whole benchmarks
@@ -58,7 +59,8 @@ else
 	$(PYTHON_NEXT) -m venv .venv-next
 	$(RUN) -m pip install --disable-pip-version-check -c requirements-test.txt \
 	  -e '.[babyai,games,hosts,web]' hypothesis pytest pytest-xdist
-	$(PYTEST) -m '($(QUICK)) or mesh' $(ARGS)
+	$(PYTEST) -m mesh $(ARGS)
+	$(PYTEST) -m '$(QUICK)' tests/ops tests/unit $(ARGS)
 endif
 
 test: $(VENV)/test.stamp
