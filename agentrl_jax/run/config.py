@@ -30,8 +30,9 @@ from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
 from agentrl_jax.rl.observations import Observing
 from agentrl_jax.run import outside, sections
 from agentrl_jax.run.command import WrongUsage, no_field
+from agentrl_jax.run.extensions import Extras
 from agentrl_jax.settings import pages, tree
-from agentrl_jax.settings.marks import Chosen, In
+from agentrl_jax.settings.marks import Chosen, In, Inline
 
 VERSION = 2  # of the configs in checkpoints; see migrate
 # Fields that version 1 had and this one has not, with the value that had no effect.
@@ -98,6 +99,7 @@ class Config:
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     alarm: Alarms = Alarms()
     log: sections.Log = sections.Log()
+    extras: Annotated[Extras, Inline()] = Extras()  # sections of extensions
     # Sections of worlds, by their names in env: those that train, and those of eval.worlds
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
     others: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
@@ -230,7 +232,11 @@ class Config:
 
     def problems(self, shards: int = 1) -> list[str]:
         """A sentence for each rule between fields that is broken; shards: of rows over the mesh."""
-        parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        parts = [
+            getattr(owner, field.name)
+            for owner in (self, self.extras)
+            for field in dataclasses.fields(owner)
+        ]
         rules = [part for part in parts if hasattr(part, 'problems')]
         found = [line for part in rules for line in part.problems()]
         if not found:  # what follows divides by numbers that are right
