@@ -4,7 +4,7 @@
       --model=Qwen2.5-0.5B [--config.mesh.fsdp=8] [--layers=2,4] [--json]
 
 Compiles rollout (collect) and update (learn) of the config for a TPU slice (with libtpu:
-requirements-plan.txt), for GPUs that are not there (requirements-plan-gpu.txt), for CPU devices or
+requirements/plan.txt), for GPUs that are not there (requirements/plan-gpu.txt), for CPU devices or
 for the GPUs of this machine, from shapes alone: no weights are made. Without these packages it
 estimates the memory and prints the limit on paper. --model names a size instead of a checkpoint.
 --layers compiles models of two depths and draws the line through them, if all layers would take

@@ -4,8 +4,8 @@
   python -m benchmarks.plans --render        the tables of what is there: benchmarks/plans.md
 
 A case takes 4 to 10 CPU-minutes; what was compiled is kept, so it can be interrupted. --depth=2
-compiles models of two layers instead. Needs requirements-plan.txt and, without dependencies,
-requirements-plan-gpu.txt.
+compiles models of two layers instead. Needs requirements/plan.txt and, without dependencies,
+requirements/plan-gpu.txt.
 """
 
 import argparse

@@ -48,7 +48,7 @@ def machine(*, accelerator: bool) -> str:
     if accelerator and devices[0].platform == 'cpu':
         raise ValueError(
             f'jax sees no accelerator here: install jax[cuda13]=={jax.__version__} or '
-            'requirements-tpu.txt; JAX_PLATFORMS=cuda (or tpu) tells what fails'
+            'requirements/tpu.txt; JAX_PLATFORMS=cuda (or tpu) tells what fails'
         )
     versions = {name: _version(name) for name in PACKAGES}
     memory = devices[0].memory_stats()

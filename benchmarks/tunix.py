@@ -1,6 +1,6 @@
 """Beside Tunix 0.1.7: decoding, updates, turns, slow worlds, with the same weights and tokens.
 
-  make bench-tunix                  in an environment of its own (requirements-tunix.txt)
+  make bench-tunix                  in an environment of its own (requirements/tunix.txt)
   python -m benchmarks.tunix [--parts=decode,update,turns,worlds] [--json=PATH]
 
 Both sides live in one process on one core and take turns; what compiles has done so before. A ratio
@@ -47,7 +47,7 @@ from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Rollout, Scores
 from benchmarks import common, decode, host_schedule, hosts, rollout, update
 
-INSTALL = 'it by `make bench-tunix`, or requirements-tunix.txt beside requirements.txt (--no-deps)'
+INSTALL = 'it by `make bench-tunix`, or requirements/tunix.txt beside requirements.txt (--no-deps)'
 GROUP = 4  # episodes of a group
 MICROBATCHES, CHUNK = 4, 1024
 WORDS = ('up', 'down', 'left', 'right', 'a wall', 'the box', 'a target', 'you')

@@ -308,7 +308,7 @@ def test_the_programs_compile_for_cpu_devices(cfg):
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(NO_LIBTPU, reason='libtpu is not installed (requirements-plan.txt)')
+@pytest.mark.skipif(NO_LIBTPU, reason='libtpu is not installed (requirements/plan.txt)')
 def test_rollout_and_update_compile_for_a_tpu_slice_that_is_not_there(cfg):
     made = plan.plan(cfg, 'v5e:2x4')
     check(made)
@@ -318,7 +318,7 @@ def test_rollout_and_update_compile_for_a_tpu_slice_that_is_not_there(cfg):
 
 @pytest.mark.skipif(not NO_LIBTPU, reason='libtpu is installed')
 def test_without_libtpu_the_error_says_what_to_install(cfg):
-    with pytest.raises(ValueError, match='requirements-plan.txt'):
+    with pytest.raises(ValueError, match='requirements/plan.txt'):
         hardware.find('v5e:2x4')
 
 
@@ -327,7 +327,7 @@ NO_CUDA = importlib.util.find_spec(gpus.PACKAGE) is None
 
 @pytest.mark.skipif(not NO_CUDA, reason="CUDA's compiler is installed")
 def test_without_cuda_s_compiler_the_error_says_what_to_install():
-    with pytest.raises(hardware.NotInstalled, match='--no-deps -r requirements-plan-gpu.txt'):
+    with pytest.raises(hardware.NotInstalled, match='--no-deps -r requirements/plan-gpu.txt'):
         hardware.find('h100:8')
 
 

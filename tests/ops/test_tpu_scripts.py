@@ -238,7 +238,7 @@ def test_setup_again_installs_nothing_and_new_requirements_do(tmp_path):
     installed = bench.folder / 'installed'
     bench.call('setup', 'demo')
     once = installed.read_text()
-    assert '--managed-python --python 3.11' in once and '-r requirements-tpu.txt' in once
+    assert '--managed-python --python 3.11' in once and '-r requirements/tpu.txt' in once
     said = bench.call('setup', 'demo')
     assert 'Python: as it should be' in said and 'gcs/my-bucket is there' in said
     assert installed.read_text() == once
@@ -248,7 +248,7 @@ def test_setup_again_installs_nothing_and_new_requirements_do(tmp_path):
     installed.unlink()
     bench.environment['TPU_PACKAGES'] = 'wandb bm25s==0.3.16'
     bench.call('setup', 'demo')  # what is there lacks them
-    assert '-r requirements-tpu.txt wandb bm25s==0.3.16\n' in installed.read_text()
+    assert '-r requirements/tpu.txt wandb bm25s==0.3.16\n' in installed.read_text()
 
 
 def test_a_login_that_has_expired_creates_nothing_and_delete_asks_first(tmp_path):

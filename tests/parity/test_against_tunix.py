@@ -1,6 +1,6 @@
 """benchmarks.tunix with both sides: the same weights, tokens and turns. No time is asserted.
 
-`make bench-tunix` installs Tunix (requirements-tunix.txt) and runs this file; without it it skips.
+`make bench-tunix` installs Tunix (requirements/tunix.txt) and runs this file; without it it skips.
 """
 
 import jax
