@@ -1,6 +1,5 @@
 """The benchmarks measure what they say: both sides do the same work. No time is asserted."""
 
-import itertools
 import subprocess
 import sys
 import types
@@ -18,7 +17,6 @@ from benchmarks import (
     hosts,
     limits,
     rollout,
-    staleness,
     step,
     tunix,
     update,
@@ -46,24 +44,6 @@ def test_decoding_and_transformers_generate_the_same_greedy_tokens():
     assert result['modes']['greedy']['same_tokens'] == 1.0
     assert all(mode['ours_s'] > 0 and mode['hf_s'] > 0 for mode in result['modes'].values())
     assert 'nucleus' in decode.show(result)
-
-
-def test_stale_rollouts_are_played_by_the_scheduler_that_trains(monkeypatch):
-    """Episodes of 1 and of 3 turns, a second a reply: a step alone takes 4 s, for the longest."""
-    monkeypatch.setattr(staleness, 'STEPS', 8)
-    costs = host_schedule.Costs(step_s=0.0, read_s=0.0, call_s=1e-6)
-
-    def episodes():
-        for number in itertools.count():
-            yield [staleness.Turn(1.0, 32)] * (4 if number % 2 else 2)
-
-    setting = dict(said=1.0, rows=8, costs=costs)
-    alone = staleness.schedule(episodes(), staleness=0, **setting)
-    np.testing.assert_allclose(alone, [4.0, 1.0, 0.0], rtol=1e-4)
-    # Rows of short episodes begin others two seconds earlier: 3 s a step, as rows have on average
-    took, idle, stale = staleness.schedule(episodes(), staleness=2, **setting)
-    np.testing.assert_allclose([took, idle], [3.0, 1.0], rtol=0.1)
-    assert 0 < stale <= 2
 
 
 def test_the_update_and_torch_have_the_same_gradient():
