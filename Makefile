@@ -124,9 +124,9 @@ bench-tunix: | python-version
 	.venv-tunix/bin/python -m pip install --disable-pip-version-check -r requirements.txt
 	.venv-tunix/bin/python -m pip install --disable-pip-version-check --no-deps \
 	  -r requirements/tunix.txt
-	.venv-tunix/bin/python -c "import benchmarks.tunix_peer"  # the tests skip without it
+	.venv-tunix/bin/python -c "import benchmarks.peers.tunix_peer"  # the tests skip without it
 	.venv-tunix/bin/python -m pytest -W ignore tests/parity/test_against_tunix.py
-	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
+	.venv-tunix/bin/python -m benchmarks.peers.tunix $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-next .venv-reference .venv-openenv .venv-tunix .venv-clients

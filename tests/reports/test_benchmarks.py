@@ -18,9 +18,9 @@ from benchmarks import (
     limits,
     rollout,
     step,
-    tunix,
     update,
 )
+from benchmarks.peers import tunix
 
 SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
 

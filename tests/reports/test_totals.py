@@ -4,7 +4,7 @@ import math
 import types
 
 import jax
-import jax.extend
+import jax.extend.core
 import jax.numpy as jnp
 import micro_runs
 import pytest
