@@ -191,20 +191,13 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
         pools = {pool.prefix: pool.task for pool in run.pools}
         report.write_reference(workdir, pools, len(cfg.env.worlds), cfg.env.eval_levels)
     if fallback:
-        checkpoint.set_aside_damaged(workdir)  # as far as their files tell
+        checkpoint.set_aside_damaged(workdir)
     code, curves = None, report.Curves(workdir, run.face)
     preemption = processes.Preemption(silent=interrupts.listens())
     while code is None:  # after a roll back the run resumes as if it had been killed
         streams = Streams(cfg.seed, roll_back.settle(workdir))
         checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
-        try:
-            opened = open_state(run, checkpoints, streams)
-        except checkpoint.Damaged as damage:
-            checkpoint.close(checkpoints)
-            own = damage.path.parent == checkpoints.directory  # and not a teacher's, or a base
-            if not (fallback and own and checkpoint.set_aside(damage)):
-                raise
-            continue
+        opened = open_state(run, checkpoints, streams)
         if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
             run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
         done = run_log.finished_step(workdir)

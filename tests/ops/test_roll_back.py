@@ -67,27 +67,6 @@ def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(
     assert waited == [(folder / 'fails' / 'checkpoints').resolve()]
 
 
-def test_arrays_that_changed_are_set_aside_for_fallback_if_they_are_the_run_s_own(
-    folder, monkeypatch
-):
-    aside, damaged = [], []
-
-    def opened(run, checkpoints, streams):
-        if not damaged:
-            raise ValueError('opened again')
-        raise checkpoint.Damaged(damaged.pop(), 'its arrays are others')
-
-    monkeypatch.setattr(train, 'open_state', opened)
-    monkeypatch.setattr(train.checkpoint, 'set_aside', lambda damage: aside.append(damage) or True)
-    cfg, workdir = micro_runs.config('frozen_lake', **SETTINGS), folder / 'changed'
-    own = (workdir / 'checkpoints' / '4').resolve()
-    for path, error in ((own, 'opened again'), (folder / 'teacher' / '7', 'arrays are others')):
-        damaged.append(path)
-        with pytest.raises(ValueError, match=error):
-            train.train(cfg, workdir, fallback=True)
-    assert [damage.path for damage in aside] == [own]
-
-
 @pytest.mark.parametrize('text', ['', '5', '[1]', '[{"at_step": 3}]', '[{"to_step": null}]'])
 def test_a_list_of_roll_backs_that_was_changed_is_named(tmp_path, text):
     (tmp_path / run_log.ROLL_BACKS_FILE).write_text(text)
