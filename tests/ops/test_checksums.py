@@ -1,4 +1,4 @@
-"""Digests: no mesh changes those of arrays, every flipped bit does; those of files name the file."""
+"""Digests of arrays, which depend on every bit and on no mesh, and of files."""
 
 import jax
 import jax.numpy as jnp
