@@ -102,18 +102,6 @@ def test_the_planned_schedule_samples_as_many_tokens_as_planned():
     assert 0 < result['serve_rows']['1']['occupancy'] <= 1
 
 
-def test_the_limit_of_reading_by_hand():
-    config = common.model_config(128, **SHAPE)
-    # A layer has 32 x (32 + 2 x 16) weights and 32 + 2 x 16 biases of q, k, v, 32 x 32 of o, 3 x 32
-    # x 64 of the MLP and 2 x 32 of norms: 9344. Two layers and the last norm: 18,720. The head has
-    # 128 x 32 = 4096. Pairs of 2 rows of 3 tokens behind 5: 2 x (3 x 5 + 6) = 42, each 4 x 2 x 2 x
-    # 16 = 256.
-    least = limits.prefill(config, 2, 3, 5)
-    assert least['flops'] == 2 * 2 * (18_720 * 3 + 4096) + 256 * 42
-    # Keys and values of a token: 2 layers x 2 x 16 numbers.
-    assert least['moved'] == 4 * (18_720 + 4096) + 4 * 2 * 8 * 64
-
-
 @pytest.mark.soak
 def test_the_parts_of_a_step_add_up_to_it():
     cfg = micro_runs.plain('frozen_lake', algorithm='grpo')  # as a file of configs/ gives it
