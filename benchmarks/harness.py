@@ -16,7 +16,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from agentrl_jax.envs.hosts.harness.endpoint import Endpoint, Episode
+from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
+from agentrl_jax.envs.hosts.harness.episode import Episode
 from agentrl_jax.envs.hosts.world import Answer
 
 MOST_MS = 1.0  # of a turn at 64 episodes at once
@@ -80,7 +81,7 @@ def measure(episodes: int, turns: int) -> dict[str, float]:
         episode = Episode()
         path = f'{server.open(episode)}/v1/chat/completions'.removeprefix(server.url)
         work += [
-            (talk, server.http.server_port, path, turns),
+            (talk, server.port, path, turns),
             (answers, episode, turns),
         ]
     ours = seconds(work)

@@ -26,7 +26,7 @@ from llama_vocabulary import llama_tokenizer
 from agentrl_jax import evaluate
 from agentrl_jax.envs.hosts.harness import boxes, wire, workers
 from agentrl_jax.envs.hosts.harness import task as task_of_harness
-from agentrl_jax.envs.hosts.harness.endpoint import Episode
+from agentrl_jax.envs.hosts.harness.episode import Episode
 from agentrl_jax.envs.hosts.harness.task import Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused, Said
 from agentrl_jax.envs.hosts.harness.world import CUT, HarnessEnvironment, endpoint

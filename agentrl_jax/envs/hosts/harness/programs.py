@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl_jax.envs.hosts.harness.endpoint import End
+from agentrl_jax.envs.hosts.harness.episode import End
 from agentrl_jax.envs.hosts.harness.task import Task
 
 

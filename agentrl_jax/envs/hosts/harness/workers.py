@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any, BinaryIO
 
-from agentrl_jax.envs.hosts.harness.endpoint import End
+from agentrl_jax.envs.hosts.harness.episode import End
 from agentrl_jax.envs.hosts.harness.programs import kill
 from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.workers import end_group, own_pipes, stay_awake

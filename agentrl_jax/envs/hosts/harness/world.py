@@ -6,16 +6,16 @@ episode, and what it returns or posts is the reward. It knows no more of trainin
 
 import dataclasses
 import functools
+import importlib
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
-from agentrl_jax.envs.hosts.connection import listening_at
-from agentrl_jax.envs.hosts.harness.endpoint import End, Endpoint, Episode
+from agentrl_jax.envs.hosts.harness.episode import End, Episode
 from agentrl_jax.envs.hosts.harness.programs import Program
 from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
@@ -23,6 +23,9 @@ from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
 from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
+
+if TYPE_CHECKING:
+    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint  # it needs FastAPI
 
 CUT = {  # why an episode is cut -> what its next request is answered
     'TOKEN_BUDGET': Refused(
@@ -34,10 +37,11 @@ FIGURES = ('requests', 'branches', 'refused', 'bad_calls')
 
 
 @functools.cache
-def endpoint(host: str, port: int) -> Endpoint:
+def endpoint(host: str, port: int) -> 'Endpoint':
     """The server of this process."""
-    with listening_at(host, port, 'harness.port'):
-        return Endpoint(host, port)
+    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
+
+    return Endpoint(host, port)
 
 
 @functools.cache
@@ -276,6 +280,9 @@ class HarnessEnvironment(HostEnvironment):
                     import_callable(name, f'harness.{field}')
             except ValueError as error:
                 yield str(error)
+
+    def check(self) -> None:
+        importlib.import_module('agentrl_jax.envs.hosts.harness.endpoint')  # FastAPI, uvicorn
 
     def make(self) -> Harness:
         return Harness(self, self.stop)
