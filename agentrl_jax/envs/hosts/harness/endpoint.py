@@ -98,12 +98,12 @@ async def complete(answering: Answering, request: fastapi.Request) -> Response:
     if not answer.done():
         return StreamingResponse(stream(answer, watching), headers=EVENTS)
     try:
-        asked, body = await answer
+        fields, body = await answer
     finally:
         await delivered(watching)
-    if not asked.stream:
+    if not fields.stream:
         return JSONResponse(body)
-    return Response(wire.streamed(body, asked.usage), headers=EVENTS)
+    return Response(wire.streamed(body, fields.usage), headers=EVENTS)
 
 
 async def stream(answer: asyncio.Future, watching: asyncio.Task) -> AsyncIterator[bytes]:
@@ -112,8 +112,8 @@ async def stream(answer: asyncio.Future, watching: asyncio.Task) -> AsyncIterato
         yield b': waiting for the policy\n\n'
         await asyncio.wait([answer], timeout=COMMENT_EVERY_S)
     try:
-        asked, body = await answer
-        events = wire.streamed(body, asked.usage)
+        fields, body = await answer
+        events = wire.streamed(body, fields.usage)
     except Refused as refused:
         events = wire.stream_error(refused)
         refused.__traceback__ = None  # see on_refusal
@@ -188,7 +188,7 @@ class Endpoint:
 
         @app.exception_handler(ClientDisconnect)
         async def on_disconnect(request: fastapi.Request, error: ClientDisconnect) -> Response:
-            return Response()  # nobody reads it
+            return Response()
 
         def episode(secret: str) -> Episode:
             if secret not in self.episodes:

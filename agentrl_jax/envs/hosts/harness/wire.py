@@ -161,8 +161,8 @@ class Fields(pydantic.BaseModel):
     @property
     def sampling(self) -> Sampling | None:
         """The sampling settings of a request; None if it has none."""
-        found = Sampling(self.temperature, self.top_p, self.seed)
-        return None if found == Sampling() else found
+        sampling = Sampling(self.temperature, self.top_p, self.seed)
+        return None if sampling == Sampling() else sampling
 
     @property
     def token_limit(self) -> int:
@@ -246,11 +246,11 @@ def _unread_keys(messages: Sequence[Mapping]) -> Iterator[str]:
 
 def _fields(body: Any) -> Fields:
     """Read the fields with a type; reject the first that has another type or is out of bounds."""
-    given = body
+    values = body
     if isinstance(body, dict):
-        given = {name: value for name, value in body.items() if value not in EMPTY}
+        values = {name: value for name, value in body.items() if value not in EMPTY}
     try:
-        return Fields.model_validate(given)
+        return Fields.model_validate(values)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         name = str(first['loc'][0]) if first['loc'] else 'messages'

@@ -6,17 +6,14 @@ when the next episode wants it. It ends by itself when its input does, however t
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import threading
 from typing import Any, BinaryIO
 
 from agentrl_jax.envs.hosts.harness.episode import End
-from agentrl_jax.envs.hosts.harness.programs import kill
 from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
-from agentrl_jax.envs.hosts.workers import end_group, own_pipes, stay_awake
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+from agentrl_jax.machine import children
 
 WAIT_S = 30.0  # for a worker that is free, before the world counts as down and is asked again
 
@@ -26,12 +23,11 @@ WAIT_S = 30.0  # for a worker that is free, before the world counts as down and 
 
 def serve(run: str) -> None:
     """Plays the tasks that come, until the input ends."""
-    threading.Thread(target=stay_awake, daemon=True).start()
-    tasks, ends = own_pipes()
+    tasks, ends = children.take_pipes()
     for line in tasks:
         given = Task(**json.loads(line)), ends
         threading.Thread(target=play, args=(run, *given), daemon=True, name='harness').start()
-    end_group()
+    children.end_group()
 
 
 def play(run: str, task: Task, ends: BinaryIO) -> None:
@@ -51,39 +47,20 @@ def plain(returned: Any) -> Any:
 # ---- in the run --------------------------------------------------------------------------------
 
 
-class Worker:
+class Worker(children.Child):
     """A process, as the run sees it."""
 
     def __init__(self, run: str):
-        paths = os.pathsep.join(filter(None, sys.path))
-        self.process = subprocess.Popen(
-            [sys.executable, '-m', 'agentrl_jax.envs.hosts.harness.workers', run],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths},  # accelerators are
-            # the run's
-            start_new_session=True,
-        )
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
+        env = {'JAX_PLATFORMS': 'cpu'}  # accelerators are the run's
+        super().__init__('agentrl_jax.envs.hosts.harness.workers', run, env=env)
 
     def play(self, task: Task) -> End:
         """The end of an episode, which is also that of the process where it is killed or dies."""
         try:
-            self.process.stdin.write(json.dumps(dataclasses.asdict(task)).encode() + b'\n')
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = b''
-        if not line.endswith(b'\n'):
+            returned, error = self.ask(dataclasses.asdict(task))
+        except EOFError:
             return End(error=f'its process ended with exit code {self.kill()}')
-        returned, error = json.loads(line)
         return End(returned, error)
-
-    def kill(self) -> int:
-        return kill(self.process)
 
 
 class Workers:

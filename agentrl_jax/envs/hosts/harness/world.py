@@ -244,36 +244,36 @@ class HarnessEnvironment(HostEnvironment):
     plays_at_random = False
 
     def problems(self) -> Iterator[str]:
-        if bool(self.run) == bool(self.command):
-            yield (
-                'harness.run=package.module:function or harness.command=(program, ...) says what '
-                f'is run: name one of them, not {"both" if self.run else "none"}'
-            )
-        if self.workers and not self.run:
-            yield (
-                f'harness.workers={self.workers} call harness.run, and a program has a process of '
-                'its own anyway: set it to 0'
-            )
-        if self.thoughts == 'drop' and self.branches == 1:
-            yield (
-                'harness.thoughts=drop opens a conversation after each thought, and '
-                'harness.branches=1 allows one: set it to the turns of an episode'
-            )
-        if self.context and self.branches == 1:
-            yield (
-                f'harness.context={self.context} is the length of one of several conversations, '
-                'and harness.branches=1 allows one: set rollout.max_tokens instead, or allow more'
-            )
-        if self.public_url and not self.public_url.startswith(('http://', 'https://')):
-            yield (
-                f'harness.public_url={self.public_url!r} is not an address: it must start with '
-                'http:// or https://'
-            )
-        if self.public_url and not self.port:
-            yield (
-                f'harness.public_url={self.public_url!r} needs a fixed port, and harness.port=0 '
-                'takes any: set harness.port to the port behind this address'
-            )
+        url, single = self.public_url, self.branches == 1
+        rules = (
+            (
+                bool(self.run) == bool(self.command),
+                'harness.run and harness.command: set one of them, and only one',
+            ),
+            (
+                self.workers and not self.run,
+                f'harness.workers={self.workers} call harness.run: set it to 0 for a program',
+            ),
+            (
+                self.thoughts == 'drop' and single,
+                'harness.thoughts=drop opens a conversation after each thought: set '
+                'harness.branches to the turns of an episode',
+            ),
+            (
+                self.context and single,
+                f'harness.context={self.context} needs several conversations: raise '
+                'harness.branches, or set rollout.max_tokens instead',
+            ),
+            (
+                url and not url.startswith(('http://', 'https://')),
+                f'harness.public_url={url!r} must start with http:// or https://',
+            ),
+            (
+                url and not self.port,
+                f'harness.public_url={url!r} needs a fixed port: set harness.port',
+            ),
+        )
+        yield from (sentence for is_broken, sentence in rules if is_broken)
         for field in ('run', 'expert'):
             try:
                 if name := getattr(self, field):
