@@ -41,16 +41,6 @@ def test_items_are_agentgyms_games():
     assert shifted[1096:] == games[1396:]
 
 
-def test_what_is_missing_is_named(monkeypatch):
-    monkeypatch.setenv('PATH', '/nowhere')
-    monkeypatch.delenv('JAVA_HOME', raising=False)
-    with pytest.raises(FileNotFoundError, match='openjdk-17-jre-headless'):
-        SciWorld.check()
-    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match='pip install scienceworld'):
-        SciWorld.check()
-
-
 @WITH_JAVA
 def test_every_task_has_as_many_variations_as_the_table_says():
     with made() as world:

@@ -13,7 +13,6 @@ import time
 
 import fastapi
 import host_worlds as hosts
-import numpy as np
 import pytest
 import uvicorn
 
@@ -238,16 +237,6 @@ def test_items_count_through_the_files_of_the_splits(tmp_path):
     assert sorted(sum(single, [])) == [0, 1, 2, 3]
 
 
-def test_more_files_than_splits_need_a_list_of_items():
-    """A fourth file shifted the splits without a word."""
-    files = ('a.jsonl', 'b.jsonl', 'c.jsonl', 'd.jsonl')
-    (problem,) = world.SearchEnvironment(questions=files).problems()
-    assert 'search.item_files' in problem
-    listed = ('train.json', 'test.json', 'test.json')
-    for settings in (dict(questions=files, item_files=listed), dict(questions=files[:3])):
-        assert not list(world.SearchEnvironment(**settings).problems())
-
-
 def test_questions_about_countries_are_many_and_splits_share_no_subject():
     known = world.bank()
     assert len(known) > 9000 and len({question.text for question in known}) == len(known)
@@ -307,13 +296,6 @@ def test_agentgym_s_episode_goes_on_until_the_answer_is_right(corpus, asked):
     assert replies[2].observation.startswith('Your previous action is invalid.')
     assert told(replies[3]) == Reply(dialects.AGENTGYM.wrong, success=False)
     assert told(replies[4]) == Reply(dialects.AGENTGYM.right, 1.0, done=True, success=True)
-
-
-def test_what_neither_searches_nor_answers_is_invalid(corpus, asked):
-    """Every turn was valid."""
-    said = 'Paris', '<search>Oslo</search>', '<answer>Lyon</answer>'
-    _, replies = played(corpus, asked, *said)
-    assert [reply.valid for reply in replies[1:]] == [False, True, True]
 
 
 def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, asked):
@@ -389,31 +371,6 @@ def test_some_drawn_facts_can_be_known_by_heart(known):
     assert all(len(said[region]) > 2 for region in drawn.REGIONS[known:])
 
 
-def test_random_play_sometimes_knows_what_can_be_known():
-    files, generator = (drawn.NAME,), np.random.default_rng(0)
-    play = Search(questions=files, known=len(drawn.REGIONS))
-    play.reset(0)
-    (answer,) = play.question.answers
-    said = [play.random(generator) for _ in range(200)]
-    right = sum(turn == f'<answer>{answer}</answer>' for turn in said)
-    assert 15 < right < 60  # half are answers, of three names
-    assert not any(answer in turn for turn in said if 'search' in turn)
-    play = Search(questions=files)
-    play.reset(0)
-    assert not any(play.question.answers[0] in play.random(generator) for _ in range(200))
-
-
-def test_questions_can_be_about_regions_of_short_names_alone():
-    known = world.bank()
-    found = {split: items(split, hops=(1,), about=('region',), longest_name=8) for split in SPLITS}
-    assert min(map(len, found.values())) > 150
-    for item in sum(found.values(), []):
-        name = known[item].subject
-        assert name.isascii() and name.isalpha() and len(name) <= 8
-        assert known[item].text == f'Which country does the region {name} belong to?'
-    assert {known[item].kind for item in items('test', about=('country',))} == {'country'}
-
-
 def test_search_r1_reads_up_to_the_end_of_a_search(corpus, asked):
     _, replies = played(
         corpus,
@@ -442,6 +399,7 @@ def test_mt_grpo_calls_a_tool_in_json_and_its_second_call_ends_the_episode(corpu
     settings = dict(dialect='mt_grpo', rewards='mt_grpo', retries=False, calls=2)
     answer = '<reasoning>\n!\n</reasoning>\n<answer>\nParis\n</answer>'
     _, replies = played(corpus, asked, call, answer, **settings)
+    assert replies[1].valid and replies[2].valid
     assert replies[1].observation == '<result>\nSeine\nThe Seine flows through Paris.\n</result>'
     assert [reply.reward for reply in replies] == pytest.approx([0, 0.7, 1.9])
     assert replies[2].done and replies[2].success

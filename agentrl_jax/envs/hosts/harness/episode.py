@@ -43,26 +43,26 @@ class End:
 
 @dataclasses.dataclass(eq=False)
 class Branch:
-    """A conversation of an episode, as the row of its tokens holds it."""
+    """A conversation of an episode, as its row of tokens holds it."""
 
     number: int
     tools: tuple[dict, ...]
-    drops: bool = False  # the template leaves thoughts out of all answers but the last
+    drops: bool = False  # the template keeps the thoughts of the last answer alone
     opening: bytes = b''  # digest of its first request
     stream: int = 0  # of its answers' draws, see Messages
     refusal: Refused | None = None  # of all further requests
     known: list[list[Said]] = dataclasses.field(default_factory=list)  # forms of each message
-    sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # messages that are answers
-    # -> whether the policy ended them itself
+    sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # index of each answer ->
+    # whether the policy ended it
 
     def refuse(self, refusal: Refused, new: Messages) -> None:
-        """Refuses all that extends the conversation as it was before these messages."""
+        """Reject every extension of the conversation before these messages."""
         self.refusal = refusal
         if not new.opens:
             del self.known[len(self.known) - len(new.messages) :]
 
     def extended_by(self, asked: Asked) -> str | None:
-        """What a request appends to the newest answer, mostly ''; None: it says something else."""
+        """Text that a request appends to the newest answer; None if the request differs."""
         count = len(self.known)
         if asked.tools != self.tools or len(asked.messages) <= count:
             return None
@@ -70,8 +70,7 @@ class Branch:
         if self.drops and any(END_OF_THOUGHT in content for content in answers):
             return None
         for at, (one, forms) in enumerate(zip(asked.messages, self.known, strict=False)):
-            # The same is quickly seen
-            if one in forms or one.bare in [form.bare for form in forms]:
+            if one in forms or one.bare in [form.bare for form in forms]:  # the cheap test first
                 continue
             if at != count - 1 or self.sampled.get(at, True) or one.calls:
                 return None
@@ -90,7 +89,7 @@ class Caller:
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A request that is being answered, or was."""
+    """A request that has an answer or waits for one."""
 
     caller: Caller
     answer: Future = dataclasses.field(default_factory=Future)
@@ -101,7 +100,7 @@ def digest_of(raw: bytes) -> bytes:
 
 
 class Episode:
-    """What the endpoint knows of an episode."""
+    """Conversations and requests of one episode."""
 
     def __init__(
         self,
@@ -110,9 +109,8 @@ class Episode:
         drops: bool = False,
         serving: bool = False,
     ):
-        """stops: strings that may end answers; branches: conversations that it may hold; drops: a
-        request that follows a thought opens one, for the template leaves the thought out; serving:
-        requests set their sampling (wire.read)."""
+        """stops: strings that may end answers; branches: the most conversations; drops: a request
+        after a thought opens one; serving: requests set their sampling (wire.read)."""
         self.drops, self.serving = drops, serving
         self.secret = secrets.token_urlsafe(18)
         self.stops, self.most_branches = tuple(stops), branches
@@ -131,10 +129,10 @@ class Episode:
     def ask(
         self, raw: bytes, retried: bool = False, caller: Caller | None = None
     ) -> tuple[Asked, dict]:
-        """The completion that answers a request; waits for it.
+        """Wait for the completion that answers a request.
 
-        A request that a client repeats, because it did not get the answer, has the same answer:
-        retried, or the connection of the earlier one was closed before its answer.
+        A repeated request gets the same answer: either it is marked as retried, or the client left
+        before the first answer was delivered.
         """
         try:
             return self._ask(raw, retried, caller or Caller())
@@ -143,7 +141,7 @@ class Episode:
             raise
 
     def repeats(self, digest: bytes, retried: bool) -> bool:
-        """Whether a request repeats one that is being answered, or was."""
+        """Whether a request repeats an earlier one."""
         with self._state:
             return self._earlier(digest, retried) is not None
 
@@ -153,7 +151,7 @@ class Episode:
 
     def _ask(self, raw: bytes, retried: bool, caller: Caller) -> tuple[Asked, dict]:
         digest, call = digest_of(raw), Call(caller)
-        with self._state:  # from here on, for it may wait long before it is placed
+        with self._state:  # now: it may wait long before it is placed
             before = self._earlier(digest, retried)
             if before is None:
                 self._calls[digest] = call
@@ -167,12 +165,12 @@ class Episode:
             caller.streams = asked.stream
             call.answer.set_result((asked, self._answered(asked)))
         except Refused as refused:
-            with self._state:  # asked again it may get an answer
+            with self._state:  # a later try may get an answer
                 if self._calls[digest] is call:
                     del self._calls[digest]
             call.answer.set_exception(refused)
         finally:
-            call.answer.cancel()  # if this thread ends early, its waiters must not hang
+            call.answer.cancel()  # waiters must not hang if this thread ends early
         return call.answer.result()
 
     def _answered(self, asked: Asked) -> dict:
@@ -186,7 +184,7 @@ class Episode:
             return request.answer.result()
 
     def place(self, asked: Asked) -> Request:
-        """The request in the longest branch that it extends, or in a new one."""
+        """Place a request in the longest branch that it extends, or in a new one."""
         found = [(branch, branch.extended_by(asked)) for branch in self.branches]
         found = [one for one in found if one[1] is not None]
         if found:
@@ -221,9 +219,9 @@ class Episode:
         return Request(asked, branch, messages)
 
     def _opened(self, asked: Asked) -> Branch:
-        """A new branch; what is drawn in it depends on what it begins with, not on when.
+        """Open a branch whose random stream depends on its first messages, not on time.
 
-        Of those that begin in the same way it depends on their order.
+        Branches with the same first messages are numbered in their order.
         """
         opening = hashlib.blake2b(repr((asked.messages, asked.tools)).encode(), digest_size=16)
         opening, stream = opening.digest(), 0
@@ -233,7 +231,7 @@ class Episode:
         return Branch(len(self.branches), asked.tools, self.drops, opening, stream)
 
     def answer(self, answer: Answer) -> Completion:
-        """Answers the request that waits."""
+        """Answer the pending request."""
         with self._state:
             request, self.pending = self.pending, None
             self._turns += 1
@@ -246,9 +244,9 @@ class Episode:
         return made
 
     def refuse(self, refusal: Refused, *, branch: bool = False) -> None:
-        """Refuses the request that waits and all further ones; the first reason stays.
+        """Reject the pending request and all later ones; the first reason stays.
 
-        branch: those of its conversation alone.
+        branch: only those of its conversation.
         """
         with self._state:
             request, self.pending = self.pending, None
@@ -260,7 +258,7 @@ class Episode:
             request.answer.set_exception(refusal)
 
     def post(self, raw: bytes) -> None:
-        """Takes a posted reward."""
+        """Store a posted reward."""
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Processes that play harnesses which are callables: each imports it once, an episode at a time.
+"""Processes that play harnesses which are callables, one episode at a time.
 
-A thread that hangs cannot be ended; a worker is killed with all that it has started, and replaced
-when the next episode wants it. It ends by itself when its input does, however the run ended.
+A thread that hangs cannot be ended, but a worker can be killed with all that it has started. The
+next episode starts another one.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def play(run: str, task: Task, ends: BinaryIO) -> None:
 
 
 def plain(returned: Any) -> Any:
-    """What a harness returned, as JSON has it: its reward and success, or what is no reward."""
+    """The reward and success that a harness returned, or a text if they are invalid."""
     try:
         return None if returned is None else reward_of(returned, '')
     except WorldError:
@@ -55,7 +55,7 @@ class Worker(children.Child):
         super().__init__('agentrl_jax.envs.hosts.harness.workers', run, env=env)
 
     def play(self, task: Task) -> End:
-        """The end of an episode, which is also that of the process where it is killed or dies."""
+        """Play an episode; it also ends if the process dies or is killed."""
         try:
             returned, error = self.ask(dataclasses.asdict(task))
         except EOFError:
@@ -64,9 +64,9 @@ class Worker(children.Child):
 
 
 class Workers:
-    """Up to `most` workers of a callable, which the worlds of a process share.
+    """Up to `most` workers of a callable for the worlds of a process.
 
-    When the last of these worlds is closed, the workers that wait for a task are ended.
+    Idle workers end when the last of these worlds is closed.
     """
 
     def __init__(self, run: str, most: int):
@@ -77,7 +77,7 @@ class Workers:
         self._state = threading.Lock()
 
     def enter(self) -> None:
-        """A world that will play with them."""
+        """Register a world."""
         with self._state:
             self.worlds += 1
 
@@ -90,7 +90,7 @@ class Workers:
             worker.kill()
 
     def take(self) -> 'Lease':
-        """A worker for one episode; WorldDown where all of them are at work for long."""
+        """Lease a worker for one episode; WorldDown if all are busy for long."""
         if not self._free.acquire(timeout=WAIT_S):
             raise WorldDown(f'all harness.workers={self.most} are at work')
         try:
@@ -100,7 +100,7 @@ class Workers:
             raise WorldDown(f'no worker can be started: {error}') from error
 
     def _waiting(self) -> Worker | None:
-        """One that waits; those that died since their last episode are left."""
+        """An idle worker that is still alive."""
         with self._state:
             while self.idle:
                 worker = self.idle.pop()
@@ -109,7 +109,7 @@ class Workers:
         return None
 
     def give(self, worker: Worker) -> None:
-        """Back, after an episode, whatever became of it."""
+        """Take a worker back after an episode, dead or alive."""
         with self._state:
             kept = worker.alive and self.worlds > 0
             if kept:
