@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from agentrl_jax import evaluate, play, train
-from agentrl_jax.envs.borrowed import base as borrowed_base
 from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.search import world as search_world
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+from agentrl_jax.extras.games import base as borrowed_base
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
