@@ -164,7 +164,7 @@ class Chromium:
         return self.run(made)
 
     def pages(self, context: str) -> int:
-        """Return how many pages of a context exist, also those that Playwright still prepares."""
+        """Return the number of pages of a context, with pages that Playwright still prepares."""
         found = self.run(self._session.send('Target.getTargets'))['targetInfos']
         return sum(x['type'] == 'page' and x.get('browserContextId') == context for x in found)
 
@@ -201,7 +201,7 @@ class Shared:
         self._running: dict[tuple[str, ...], Chromium] = {}
 
     def take(self, origins: tuple[str, ...]) -> Chromium:
-        """Return the browser for these addresses; start one if there is none or it has died."""
+        """Return the browser for these addresses; start one if needed."""
         with self._lock:
             browser = self._running.get(origins)
             if browser is None or browser.dead:

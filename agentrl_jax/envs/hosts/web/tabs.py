@@ -1,7 +1,7 @@
-"""A visitor of pages: a profile of its own in a browser, its tabs, and what can be done in them.
+"""A visitor of pages: a browser profile, its tabs and the actions in them.
 
-Nothing here waits for a fixed time. After an action a page is asked until it has nothing left to
-load and has drawn twice, at most settle_s seconds.
+Nothing here waits for a fixed time. After an action a page is polled until nothing is loading and
+it has been drawn twice, at most settle_s seconds.
 """
 
 import contextlib
@@ -48,10 +48,7 @@ CHOOSE = """function() {
 
 
 def ends(request: dict) -> bool:
-    """Whether a page will hear the end of a request that it has made.
-
-    It does not of a worker's script, which is known by a number like those of documents.
-    """
+    """Return whether Chromium reports the end of a request; not for the script of a worker."""
     if request['type'] in ('EventSource', 'Ping'):
         return False
     return request['type'] == 'Document' or '.' in request['requestId']
@@ -96,7 +93,7 @@ class Tab:
         return reply['result'].get('value')
 
     def settle(self, most_s: float) -> None:
-        """Until nothing is loading and the page has been drawn, at most most_s seconds."""
+        """Wait until nothing is loading and the page has been drawn, at most most_s seconds."""
         deadline, busy = time.monotonic() + most_s, True
         while busy and time.monotonic() < deadline and not self.gone:
             left_s = max(deadline - time.monotonic(), 0.001)
@@ -112,13 +109,13 @@ class Tab:
             self.loading.clear()  # what did not end by now is not waited for again
 
     def go(self, url: str, settle_s: float) -> None:
-        """To an address; one that cannot be reached is a page that says so."""
+        """Go to an address; if it cannot be reached, the page is an error page."""
         # Answered when the site has: a slow one is waited for as for any call
         self.call('Page.navigate', url=url, timeout_s=max(settle_s, 30.0))
         self.settle(settle_s)
 
     def turn(self, way: int, settle_s: float) -> None:
-        """Back (-1) or forward (1), where there is a page."""
+        """Go back (-1) or forward (1) if there is a page."""
         reply = self.call('Page.getNavigationHistory')
         place = reply['currentIndex'] + way
         if 0 <= place < len(reply['entries']):
@@ -126,7 +123,7 @@ class Tab:
             self.settle(settle_s)
 
     def lines(self) -> list[tree.Line]:
-        """What is seen of the page."""
+        """Return the visible lines of the page."""
         view = json.loads(self.evaluate(PLACES))
         reply = self.call('DOMSnapshot.captureSnapshot', computedStyles=[])
         document = reply['documents'][0]
@@ -140,7 +137,7 @@ class Tab:
     # -- input
 
     def point(self, node: int) -> tuple[float, float]:
-        """Of an element, scrolled into view: its middle, or a place where nothing covers it."""
+        """Scroll an element into view; return its middle, or a point that nothing covers."""
         try:
             self.call('DOM.scrollIntoViewIfNeeded', backendNodeId=node)
             quads = self.call('DOM.getContentQuads', backendNodeId=node)['quads']
@@ -278,7 +275,7 @@ class Visitor:
             return False
 
     def go(self, url: str) -> None:
-        """To an address that the config lists."""
+        """Go to an address on the sites of the config."""
         if '://' not in url and url != 'about:blank':
             url = f'http://{url}'
         if not self.allows(url):
@@ -286,7 +283,7 @@ class Visitor:
         self.tab.go(url, self.settle_s)
 
     def do(self, action: Action) -> None:
-        """Unreadable for what cannot be done here."""
+        """Carry out an action; Unreadable if it is impossible here."""
         verb, tab = action.verb, self.tab
         if verb in ('click', 'hover', 'type'):
             try:
@@ -364,13 +361,13 @@ class Visitor:
             raise WorldError('the page has crashed')
 
     def _to_front(self) -> None:
-        """A page behind another one is not drawn."""
+        """Bring the tab to the front; Chromium draws no other page."""
         if self.tab is not self.front:
             self.front = self.tab
             self.browser.run(self.front.page.bring_to_front())
 
     def look(self) -> list[tree.Line]:
-        """Lines of the page at the front; actions name them from now on."""
+        """Return the lines of the page in front; later actions refer to them."""
         self.seen = [] if self.url().startswith(NOT_LOADED) else self.tab.lines()
         return self.seen
 
