@@ -166,7 +166,7 @@ class Parity:
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
-        weighted = run.algorithm.trained_continuations(run.env.max_turns)
+        weighted = run.algorithm.rows_per_episode(run.env.max_turns) > 1
         if self.microbatch_means and weighted:
             yield (
                 'parity.microbatch_means would undo the weights of fork.train=weighted: leave it '
@@ -177,10 +177,6 @@ class Parity:
         if self.loss_on == 'sampled':
             return
         beyond = f'parity.loss_on={self.loss_on!r} trains tokens that nobody sampled: it needs '
-        if run.continuations:
-            yield (
-                f'parity.loss_on={self.loss_on!r} does not go with fork.turns: set it to sampled'
-            )
         if run.sampler.corrects:
             yield f'{beyond}loss.sampler_correction=off'
         if run.context.window:
@@ -296,15 +292,10 @@ class Learning:
         )
 
     @property
-    def with_continuations(self) -> bool:
-        """Whether the continuations of a rollout have rows in the batch."""
-        return self.algorithm.trained_continuations(self.max_turns) > 0
-
-    @property
     def rows_per_episode(self) -> int:
-        """Rows of the batch for an episode: its windows, or it and its continuations."""
-        forked = 1 + self.algorithm.trained_continuations(self.max_turns)
-        return forked * (self.context.rows(self.max_turns) if self.context else 1)
+        """Rows of the batch for an episode, windows included."""
+        rows = self.algorithm.rows_per_episode(self.max_turns)
+        return rows * (self.context.rows(self.max_turns) if self.context else 1)
 
     @property
     def unit(self) -> int:
@@ -326,4 +317,5 @@ class Learning:
         if self.parity.microbatch_means or self.algorithm.ROWS_PER_PAIR > 1:
             return False
         order = self.algorithm.filter.order(self.num_groups)
-        return self.with_continuations or order == 'kept_first' or self.context is not None
+        several = self.algorithm.rows_per_episode(self.max_turns) > 1
+        return several or order == 'kept_first' or self.context is not None

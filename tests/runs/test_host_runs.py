@@ -19,7 +19,7 @@ from agentrl_jax import evaluate, play, train
 from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.search import world as search_world
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
-from agentrl_jax.extras.games import base as borrowed_base
+from agentrl_jax.extras.games import base as games
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
@@ -361,7 +361,7 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
     for name in [n for n in sys.modules if n.partition('.')[0] == missing]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    for cached in (textcraft.load, search_world.bank, borrowed_base._pgx_game):
+    for cached in (textcraft.load, search_world.bank, games._pgx_game):
         cached.cache_clear()
     cfg = config(**{'rollout.max_tokens': 4096, 'hosts.max_observation': 64} | changes)
     with cfg.unlocked():
@@ -428,7 +428,6 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
         ({'alarm.mi_every': 1}, 'alarm.mi_every=1 needs answers of a known form'),
         ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 needs lines'),
         ({'rollout.stop_at_answer': True}, 'rollout.stop_at_answer has no effect'),
-        ({'rollout.read_tokens': 8}, 'set hosts.read_tokens'),
         ({'algorithm': 'vine'}, 'fork.continuations=.* rewinds worlds'),
         ({'eval.worlds': ('bandit',)}, 'eval.worlds=.* are on the device'),
         ({'hosts.min_healthy': 1.5}, 'hosts.min_healthy=1.5 must be in'),
