@@ -40,10 +40,12 @@ UNCOVERED = """function(places) {
   }));
 }"""
 CHOOSE = """function() {
-  const list = this.closest('select'), multiple = list.multiple;
-  this.selected = multiple ? !this.selected : true;
+  const list = this.closest('select');
+  if (!list) return false;
+  this.selected = list.multiple ? !this.selected : true;
   list.dispatchEvent(new Event('input', {bubbles: true}));
   list.dispatchEvent(new Event('change', {bubbles: true}));
+  return true;
 }"""
 
 
@@ -150,15 +152,7 @@ class Tab:
             [min(x) + across * (max(x) - min(x)), min(y) + down * (max(y) - min(y))]
             for across, down in WITHIN
         ]
-        known = self.call('DOM.resolveNode', backendNodeId=node)['object']['objectId']
-        reply = self.call(
-            'Runtime.callFunctionOn',
-            objectId=known,
-            functionDeclaration=UNCOVERED,
-            arguments=[{'value': places}],
-            returnByValue=True,
-        )
-        return tuple(places[reply['result'].get('value', 0)])
+        return tuple(places[self._apply(node, UNCOVERED, places) or 0])
 
     def hover(self, node: int) -> tuple[float, float]:
         x, y = self.point(node)
@@ -168,10 +162,21 @@ class Tab:
     def click(self, node: int) -> None:
         self.browser.run(self.page.mouse.click(*self.hover(node)))
 
-    def choose(self, node: int) -> None:
-        """Choose an option of a list; no headless browser draws the list's own window."""
+    def choose(self, node: int) -> bool:
+        """Choose an option of a select list, which no headless browser draws; False elsewhere."""
+        return self._apply(node, CHOOSE)
+
+    def _apply(self, node: int, function: str, *arguments: Any) -> Any:
+        """Return the value of a function of JavaScript whose `this` is an element."""
         element = self.call('DOM.resolveNode', backendNodeId=node)['object']['objectId']
-        self.call('Runtime.callFunctionOn', objectId=element, functionDeclaration=CHOOSE)
+        reply = self.call(
+            'Runtime.callFunctionOn',
+            objectId=element,
+            functionDeclaration=function,
+            arguments=[{'value': value} for value in arguments],
+            returnByValue=True,
+        )
+        return reply['result'].get('value')
 
     def write(self, text: str) -> None:
         """Type a text; the keyboard has no key for an end of line that would not be Enter."""
@@ -315,18 +320,14 @@ class Visitor:
         line, tab = self.seen[action.element - 1], self.tab
         if action.verb == 'hover':
             tab.hover(line.node)
-        elif action.verb == 'click' and line.role in ('option', 'MenuListOption'):
-            tab.choose(line.node) if 'select' in self._tag(line.node) else tab.click(line.node)
         else:
-            tab.click(line.node)
+            option = action.verb == 'click' and line.role in ('option', 'MenuListOption')
+            if not (option and tab.choose(line.node)):
+                tab.click(line.node)
         if action.verb == 'type':
             tab.write(action.text)
             if action.enter:
                 tab.press('Enter')
-
-    def _tag(self, node: int) -> str:
-        reply = self.tab.call('DOM.describeNode', backendNodeId=node)['node']
-        return 'select' if reply['nodeName'] == 'OPTION' else ''
 
     def _close_tab(self) -> None:
         self.browser.run(self.tabs.pop(self.at).page.close())
