@@ -1,4 +1,4 @@
-"""Catch of gymnax (bsuite): be below the ball when it comes down."""
+"""Catch of gymnax (bsuite): move the paddle below the falling ball."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""2048 of pgx: slide tiles until one of them shows the number that is asked for."""
+"""2048 of pgx: slide tiles until one of them has the goal number."""
 
 import dataclasses
 from collections.abc import Iterator

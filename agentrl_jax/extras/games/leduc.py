@@ -15,7 +15,7 @@ CARDS = ('J', 'Q', 'K')
 
 @dataclasses.dataclass(frozen=True)
 class Leduc(TwoPlayers):
-    """Reward: chips won or lost. What the other player holds is never shown."""
+    """Reward: chips won or lost. Observations hide the other player's card."""
 
     position: bool = False  # observations say whether one bets first or second: with both players'
     # chips that tells the bets of a round

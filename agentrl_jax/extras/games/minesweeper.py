@@ -1,4 +1,4 @@
-"""Minesweeper, with rules of our own: open every cell without a mine.
+"""Minesweeper, without a library: open every cell that has no mine.
 
 A game is where its mines are: one of 120 boards with two, of 560 with three. Splits share no seed,
 but all of them hold these same boards.
