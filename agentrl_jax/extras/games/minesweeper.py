@@ -1,4 +1,4 @@
-"""Minesweeper, with rules of our own: open every cell without a mine.
+"""Minesweeper, without a library: open every cell that has no mine.
 
 A game is where its mines are: one of 120 boards with two, of 560 with three. Splits share no seed,
 but all of them hold these same boards.
@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs.borrowed import experts
-from agentrl_jax.envs.borrowed.base import BorrowedWorld, EnvState
 from agentrl_jax.envs.pieces import Grid, Layout
+from agentrl_jax.extras.games import experts
+from agentrl_jax.extras.games.base import BorrowedWorld, EnvState
 from agentrl_jax.settings.marks import In
 
 SIDE, CELLS, AROUND = 4, 16, experts.around(4)

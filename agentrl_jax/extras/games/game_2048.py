@@ -1,4 +1,4 @@
-"""2048 of pgx: slide tiles until one of them shows the number that is asked for."""
+"""2048 of pgx: slide tiles until one of them has the goal number."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs.borrowed import experts
-from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
 from agentrl_jax.envs.pieces import Grid, Layout, Offers
+from agentrl_jax.extras.games import experts
+from agentrl_jax.extras.games.base import EnvState, PgxWorld
 from agentrl_jax.settings.marks import ONE
 
 TILES = ('.', *(str(2**n) for n in range(1, 18)))
