@@ -43,7 +43,7 @@ from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text.conversation import build_host_task
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.types import Rollout, Scores
 from benchmarks import common, decode, host_schedule, hosts, rollout, update
 

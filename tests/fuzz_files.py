@@ -38,7 +38,7 @@ from agentrl_jax.machine import files, gguf_file
 from agentrl_jax.models import weights
 from agentrl_jax.rollout import replies, versions
 from agentrl_jax.tokens.chat import CHATML, build_chat
-from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
+from agentrl_jax.tokens.load import check_fits, load_tokenizer
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 TESTS = pathlib.Path(__file__).resolve().parent

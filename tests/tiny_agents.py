@@ -21,7 +21,7 @@ from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text.answer import END, parse_answer
 from agentrl_jax.text.task import build_task
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.types import EpisodeStop, TurnStop
 

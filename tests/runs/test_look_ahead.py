@@ -19,7 +19,7 @@ from agentrl_jax.text import agents, lines
 from agentrl_jax.text import task as text
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.tokens import chat
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
 WORLDS = {name: world() for name, world in ENVIRONMENTS.items()} | {
