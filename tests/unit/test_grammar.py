@@ -498,9 +498,9 @@ def test_runs_train_what_they_sampled(option, tmp_path):
 
 def test_what_has_no_grammar_is_refused():
     for changes, message in (
-        ({'env.name': 'textcraft'}, 'textcraft have free text: set it to any'),
-        ({'env.name': 'sciworld'}, 'sciworld does not say: set hosts.forms'),
-        ({'parity.loss_on': 'all'}, "needs parity.loss_on='sampled'"),
+        ({'env.name': 'textcraft'}, "rollout.constrain='own'"),
+        ({'env.name': 'sciworld'}, 'hosts.forms'),
+        ({'parity.loss_on': 'all'}, 'parity.loss_on'),
     ):
         cfg = micro_runs.plain('frozen_lake', **{'rollout.constrain': 'own', **changes})
         with pytest.raises(WrongUsage, match=re.escape(message)):

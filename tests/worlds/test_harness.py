@@ -42,6 +42,7 @@ from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
 from agentrl_jax.rollout.world_calls import WorldsFailed
 from agentrl_jax.run import cloning
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.settings.rules import broken_by
 from agentrl_jax.text import agents, conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -290,8 +291,6 @@ def test_a_turn_after_a_thought_opens_a_branch_where_thoughts_are_dropped():
         assert shown.opens == drops and shown.branch == drops
         shown, _ = ask(episode, body(U, said, V, said_of('B'), U), answer('C'))
         assert not shown.opens  # B had no thought
-    (problem,) = HarnessEnvironment(run='harness_clients:two_turns', thoughts='drop').problems()
-    assert 'set it to the turns of an episode' in problem
 
 
 def test_text_added_to_an_answer_that_was_cut_is_part_of_its_message():
@@ -843,20 +842,22 @@ def test_what_a_worker_sends_of_what_was_returned(returned, sent):
     assert workers.plain(returned) == sent
 
 
-def test_settings_that_name_no_harness_or_two_are_refused():
-    for settings in ({}, {'run': 'harness_clients:two_turns', 'command': ('x',)}):
-        problems = list(HarnessEnvironment(**settings).problems())
-        assert 'name one of them' in problems[0]
-    (problem,) = HarnessEnvironment(command=('x',), context=9).problems()
-    assert 'set rollout.max_tokens instead' in problem
-    (problem,) = HarnessEnvironment(command=('x',), workers=2).problems()
-    assert 'harness.workers=2 call harness.run' in problem
-    (problem,) = HarnessEnvironment(command=('x',), public_url='http://me').problems()
-    assert 'set harness.port' in problem
-    (problem,) = HarnessEnvironment(command=('x',), public_url='me', port=80).problems()
-    assert "harness.public_url='me' is not an address" in problem
-    (problem,) = HarnessEnvironment(run='harness_clients:nobody').problems()
-    assert "harness.run='harness_clients:nobody'" in problem
+@pytest.mark.parametrize(
+    'settings, field',
+    [
+        (dict(command=()), 'run'),
+        (dict(run='harness_clients:two_turns'), 'run'),
+        (dict(command=(), run='harness_clients:nobody'), 'run'),
+        (dict(command=(), run='harness_clients:two_turns', thoughts='drop'), 'thoughts'),
+        (dict(context=9), 'context'),
+        (dict(workers=2), 'workers'),
+        (dict(public_url='http://me'), 'port'),
+        (dict(public_url='me', port=80), 'public_url'),
+    ],
+)
+def test_settings_of_a_harness_that_do_not_go_together_are_rejected(settings, field):
+    (broken,) = broken_by(HarnessEnvironment(**dict(command=('x',)) | settings))
+    assert f'harness.{field}' in broken.fields
 
 
 @pytest.mark.parametrize(
@@ -870,9 +871,8 @@ def test_a_module_of_a_harness_that_cannot_be_imported_is_named(code, why, tmp_p
     """'my_agent:play' was said to be no module and callable, though its import of openai failed."""
     (tmp_path / 'broken_agent.py').write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    (problem,) = HarnessEnvironment(run='broken_agent:play').problems()
-    assert problem.startswith("harness.run='broken_agent:play': the import of broken_agent failed")
-    assert problem.endswith(why)
+    (broken,) = broken_by(HarnessEnvironment(run='broken_agent:play'))
+    assert 'the import of broken_agent failed' in broken.sentence and why in broken.sentence
 
 
 def test_dataclasses_of_the_wire_are_frozen():
@@ -999,11 +999,11 @@ def test_what_cloning_from_a_harness_needs_is_said():
             read_config(config)
         return str(error.value)
 
-    assert 'clone.episodes=4 needs an expert' in refused(**{'clone.episodes': 4})
+    assert 'clone.episodes=4' in refused(**{'clone.episodes': 4})
     known = {'clone.episodes': 4, 'harness.expert': BOXES['expert'], 'clone.oracle': 0.5}
     assert 'clone.oracle=0.5' in refused(**known)
     longer = {'harness.branches': 2, 'harness.context': 10**6}
-    assert 'harness.context=1000000 is more than' in refused(**longer)
+    assert 'harness.context=1000000' in refused(**longer)
 
 
 def test_patience_that_a_run_does_not_have_is_refused():
@@ -1013,7 +1013,7 @@ def test_patience_that_a_run_does_not_have_is_refused():
         return micro_runs.plain('harness', **{'harness.run': BOXES['run']} | changes)
 
     for field in ('start_s', 'silent_s'):
-        with pytest.raises(ValueError, match=f'harness.{field}=600 has no effect beyond'):
+        with pytest.raises(ValueError, match=f'hosts.timeout_s=.*harness.{field}=600'):
             read_config(config(**{f'harness.{field}': 600.0}))
         read_config(config(**{f'harness.{field}': 600.0, 'hosts.timeout_s': 600.0}))
 

@@ -220,7 +220,7 @@ def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):
     env, params = built('textcraft', item_files=tuple(paths))
     np.testing.assert_array_equal(np.sort(params.items), [0, 1])
     np.testing.assert_array_equal(env.item_range('test'), [6, 7])
-    with pytest.raises(ValueError, match='one file for each'):
+    with pytest.raises(ValueError, match='textcraft.item_files'):
         built('textcraft', item_files=('one',))
 
 
@@ -254,10 +254,10 @@ def test_agentgym_and_openenv_are_built_from_addresses():
     env, params = built('agentgym', env='searchqa', urls=('http://a:1',), num_items=50)
     assert env.accepted == 'Ok.' and '<search>' in env.instruction and len(params.items) > 20
     assert env.make().quirks.item == 'id' and env.solved(1.0) and not env.solved(0.9)
-    with pytest.raises(ValueError, match='must be one of textcraft'):
+    with pytest.raises(ValueError, match='agentgym.env'):
         built('agentgym', env='chess')
     for env in ('alfworld', 'babyai', 'wordle'):
-        with pytest.raises(ValueError, match=f"agentgym.instruction='' .*env='{env}' are not"):
+        with pytest.raises(ValueError, match='agentgym.instruction'):
             built('agentgym', env=env, urls=('http://a:1',), num_items=50)
     spoken = dict(env='maze', instruction='Leave the maze.', urls=('http://a:1',), num_items=50)
     assert built('agentgym', **spoken)[0].instruction == 'Leave the maze.'

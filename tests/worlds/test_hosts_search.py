@@ -26,6 +26,7 @@ from agentrl_jax.envs.hosts.search import countries, dialects, drawn, questions,
 from agentrl_jax.envs.hosts.search.world import Search, SearchQA
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 from agentrl_jax.envs.splits import SPLITS
+from agentrl_jax.settings.rules import broken_by
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = (
@@ -302,11 +303,11 @@ def test_a_line_of_a_file_ends_at_its_line_break_alone(tmp_path):
 def test_more_files_than_splits_need_a_list_of_items():
     """A fourth file shifted the splits without a word."""
     files = ('a.jsonl', 'b.jsonl', 'c.jsonl', 'd.jsonl')
-    (said,) = world.SearchEnvironment(questions=files).problems()
-    assert said.startswith('search.questions names 4 files') and 'search.item_files' in said
+    (broken,) = broken_by(world.SearchEnvironment(questions=files))
+    assert broken.fields[0] == 'search.questions'
     listed = ('train.json', 'test.json', 'test.json')
     for settings in (dict(questions=files, item_files=listed), dict(questions=files[:3])):
-        assert not list(world.SearchEnvironment(**settings).problems())
+        assert not broken_by(world.SearchEnvironment(**settings))
 
 
 def test_questions_about_countries_are_many_and_splits_share_no_subject():

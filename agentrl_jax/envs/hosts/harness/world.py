@@ -7,8 +7,8 @@ episode, and what it returns or posts is the reward. It knows no more of trainin
 import dataclasses
 import functools
 import queue
+import re
 import threading
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
 from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
+from agentrl_jax.settings.rules import Rule, exclude, importable, must
 
 CUT = {  # why an episode is cut -> what its next request is answered
     'TOKEN_BUDGET': Refused(
@@ -238,44 +239,30 @@ class HarnessEnvironment(HostEnvironment):
     FIGURES = FIGURES
     chats = finishes = True
     plays_at_random = False
-
-    def problems(self) -> Iterator[str]:
-        if bool(self.run) == bool(self.command):
-            yield (
-                'harness.run=package.module:function or harness.command=(program, ...) says what '
-                f'is run: name one of them, not {"both" if self.run else "none"}'
-            )
-        if self.workers and not self.run:
-            yield (
-                f'harness.workers={self.workers} call harness.run, and a program has a process of '
-                'its own anyway: set it to 0'
-            )
-        if self.thoughts == 'drop' and self.branches == 1:
-            yield (
-                'harness.thoughts=drop opens a conversation after each thought, and '
-                'harness.branches=1 allows one: set it to the turns of an episode'
-            )
-        if self.context and self.branches == 1:
-            yield (
-                f'harness.context={self.context} is the length of one of several conversations, '
-                'and harness.branches=1 allows one: set rollout.max_tokens instead, or allow more'
-            )
-        if self.public_url and not self.public_url.startswith(('http://', 'https://')):
-            yield (
-                f'harness.public_url={self.public_url!r} is not an address: it must start with '
-                'http:// or https://'
-            )
-        if self.public_url and not self.port:
-            yield (
-                f'harness.public_url={self.public_url!r} needs a fixed port, and harness.port=0 '
-                'takes any: set harness.port to the port behind this address'
-            )
-        for field in ('run', 'expert'):
-            try:
-                if name := getattr(self, field):
-                    import_callable(name, f'harness.{field}')
-            except ValueError as error:
-                yield str(error)
+    RULES = (
+        must(
+            'run',
+            'a function, or command to a program',
+            lambda world: bool(world.run) != bool(world.command),
+        ),
+        must('workers', '0 without harness.run', lambda world: not world.workers or world.run),
+        *exclude({'branches': In(low=2)}, {'thoughts': 'keep', 'context': 0}),
+        must(
+            'public_url',
+            'an http:// or https:// address',
+            lambda world: re.match('$|https?://', world.public_url),
+        ),
+        Rule({'public_url': '', 'port': In(low=1)}, 'the address is of a fixed port'),
+        importable('run', optional=True),
+        importable('expert', optional=True),
+    )
+    RUN_RULES = (
+        must(
+            'harness.context',
+            'at most rollout.max_tokens',
+            lambda run: run.worlds[0].context <= run.rollout.max_tokens,
+        ),
+    )
 
     def make(self) -> Harness:
         return Harness(self, self.stop)
