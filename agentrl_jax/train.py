@@ -56,10 +56,11 @@ from agentrl_jax.run import collecting, config, hosts, interrupts, roll_back
 from agentrl_jax.run.build import Run, Validation, build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.params import keep_best, player_of, players_of, policy_of
+from agentrl_jax.run.hooks import Moment
+from agentrl_jax.run.params import keep_best, player_of, policy_of
 from agentrl_jax.run.recorder import Played, Recorder
 from agentrl_jax.run.state import RunState, next_iteration, open_state, saved_beside, space_needed
-from agentrl_jax.run.streams import COLLECT, EVALUATE, LEVELS, OPPONENT, PAIRS, SHUFFLE, Streams
+from agentrl_jax.run.streams import COLLECT, EVALUATE, SHUFFLE, Streams
 from agentrl_jax.types import Params, TrainState
 
 
@@ -78,36 +79,26 @@ def train_step(
     """
     check(f'the rollout of step {step}')
     cfg, programs, streams, frozen = run.cfg, run.training, opened.streams, opened.frozen
-    policy, every = player_of(state, frozen.model), cfg.alarm.mi_every
+    policy = player_of(state, frozen.model)
     began = time.monotonic()
     horizon = cfg.turn_limit(step)
     limit = np.int32(horizon)  # an argument: no new program
     tasks = tuple(task.replace(turn_limit=limit) for task in programs.tasks)
-    other, kept = None, cfg.self_play.snapshots
-    if kept:
-        due = step > 0 and step % cfg.self_play.every == 0
-        if first or due:  # the first step compiles it
-            snapshots = programs.keep(state.params, state.snapshots)
-            state = state.replace(snapshots=snapshots) if due else state
-        other = streams.draw(OPPONENT, step, kept)
-    players = players_of(state, frozen.model, other)
+    players = policy
+    for extension in cfg.extensions:
+        state = extension.begin_step(state, step, first=first)
+        players = extension.actor(players, state, frozen.model, streams, step)
     (rollout, episodes), sampled, measured, groups = collecting.collect(
         run, players, tasks, streams, step, check
     )
     collected = time.monotonic()
-    if every and (first or step % every == 0):
-        check(f'the mutual information of step {step}')
-        information = jax.device_get(  # waits, so that its seconds are not those of the update
-            programs.information(policy, programs.tasks[0], rollout, streams.key(PAIRS, step))
-        )
-        measured |= {} if step % every else information
-    every = cfg.forks.value_every
-    if every and (first or step % every == 0):
-        check(f'the critic error of step {step}')
-        keys = (streams.key(LEVELS), step, streams.key(COLLECT, step))
-        error, counters = programs.critic_error(state, frozen, tasks[0], *keys)
-        collecting.check_counters([counters])
-        measured |= {} if step % every else error
+    moment = Moment(state, frozen, policy, tasks, rollout, streams, step)
+    for probe in programs.probes:
+        if first or step % probe.every == 0:
+            check(f'{probe.name} of step {step}')
+            found, counters = jax.device_get(probe.measure(moment))  # waits: see time/update_s
+            collecting.check_counters(counters)
+            measured |= {} if step % probe.every else found
     probed = time.monotonic()
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     lr_scale = np.float32(cfg.alarm.roll_back_lr**streams.roll_backs)
@@ -119,7 +110,6 @@ def train_step(
     measured = jax.device_get(learned | measured | {'rollout/horizon': horizon})
     measured['time/collect_s'] = collected - began
     measured['time/update_s'] = time.monotonic() - probed
-    rollout = rollout.replace(continuations=None)  # a page shows episodes
     played = Played(
         rollout,
         episodes,
@@ -160,9 +150,9 @@ def validate(
         collecting.check_tokens(*counted, f'step {step}, {split} episodes')
         counts.append(programs.sums(policy, rollout))
         found |= validation.summarise(counts[-1], programs.prefix)
-    if run.training.exploitability is not None:
-        check(f'the exploitability before step {step}')
-        found['eval/exploitability'] = run.training.exploitability(policy)
+    for name, measure in run.training.eval_probes.items():
+        check(f'{name} before step {step}')
+        found[name] = measure(policy)
     if run.cfg.env.mix:  # all of its worlds, which have as many episodes
         together = validation.total(counts[: len(run.cfg.env.worlds)])
         found |= validation.summarise(together)

@@ -210,8 +210,6 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:
     Groups count with their healthy members: in-group spread needs two of them, the rest one.
     """
     metrics = _episode_metrics(rollout) | _group_metrics(rollout, group_size)
-    if rollout.continuations is not None:
-        metrics |= _fork_metrics(rollout)
     if rollout.staleness is not None:
         metrics |= _staleness(rollout)
     return _measured(metrics, rollout.healthy) | {
@@ -350,15 +348,6 @@ def unjudged(rollout: Rollout, played: jax.Array) -> jax.Array:
     known are no fair sample.
     """
     return jnp.sum(played & ~rollout.judged) if rollout.judged is not None else jnp.int32(0)
-
-
-def _fork_metrics(rollout: Rollout) -> dict[str, jax.Array]:
-    played = rollout.continuations.turn > 0
-    sampled = rollout.continuations.rollout.action_mask
-    return {
-        'fork/played': masked_mean(played.sum(1), rollout.healthy),
-        'fork/tokens': masked_mean(sampled.sum((1, 2)), rollout.healthy),
-    }
 
 
 def _group_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:

@@ -119,8 +119,9 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = jax.tree.map(np.asarray, every_level(episodes, 1, 1))
-    if forks := parts.build_forks(cfg):
-        drawn = drawn.replace(forks=jax.eval_shape(forks, jax.random.key(0), drawn))
+    for extension in cfg.extensions:
+        draw = functools.partial(extension.draw, cfg=cfg)
+        drawn = jax.eval_shape(draw, jax.random.key(0), 0, drawn)
     collect = parts.build_collect(cfg, config, mesh, training=True)
     played = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *played)

@@ -172,15 +172,10 @@ class Learning:
         )
 
     @property
-    def with_continuations(self) -> bool:
-        """Whether the continuations of a rollout have rows in the batch."""
-        return self.algorithm.trained_continuations(self.max_turns) > 0
-
-    @property
     def rows_per_episode(self) -> int:
-        """Rows of the batch for an episode: its windows, or it and its continuations."""
-        forked = 1 + self.algorithm.trained_continuations(self.max_turns)
-        return forked * (self.context.rows(self.max_turns) if self.context else 1)
+        """Rows of the batch for an episode, windows included."""
+        rows = self.algorithm.rows_per_episode(self.max_turns)
+        return rows * (self.context.rows(self.max_turns) if self.context else 1)
 
     @property
     def unit(self) -> int:
@@ -202,4 +197,5 @@ class Learning:
         if self.parity.microbatch_means or self.algorithm.ROWS_PER_PAIR > 1:
             return False
         order = self.algorithm.filter.order(self.num_groups)
-        return self.with_continuations or order == 'kept_first' or self.context is not None
+        several = self.algorithm.rows_per_episode(self.max_turns) > 1
+        return several or order == 'kept_first' or self.context is not None

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 
-from agentrl_jax.envs import ENVIRONMENTS, GAMES, HOSTS, WORLDS
+from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
 from agentrl_jax.measure.collapse import SIGNALS
 from agentrl_jax.models.lora import target_names
-from agentrl_jax.rl.algorithm import KL_IN_LOSS, ZERO_RULES
+from agentrl_jax.rl.algorithm import ZERO_RULES
 from agentrl_jax.settings import rules
 from agentrl_jax.settings.marks import POSITIVE, In, suggestion
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
@@ -28,9 +28,7 @@ SEES_ANSWERS = {'env.max_turns': TWO, 'context.window': In(low=2, also=(0,))}
 NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
 ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
 ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
-HAS_CRITIC = {'algorithm': Must('one with a critic', lambda run: run.algorithm.USES_CRITIC)}
 HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
-NO_FORKS = {'algorithm': Must('one without continuations', lambda run: not run.continuations)}
 NO_PAIRS = {'algorithm': Must('one without pairs', lambda run: run.algorithm.ROWS_PER_PAIR == 1)}
 SHOWN = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
@@ -152,76 +150,6 @@ FIRST = (  # others divide by what these check
     must('env.mix', 'shares above 0 that sum to 1', _shares_sum_to_one),
 )
 
-IN_SELF_PLAY = {
-    'opponent': Must(
-        f"'self' of {' or '.join(name for name in GAMES if hasattr(GAMES[name], 'seat'))}",
-        lambda run: run.in_self_play,
-    )
-}
-SELF_PLAY = (
-    Rule(IN_SELF_PLAY | {'self_play.snapshots': 0}),
-    must(
-        'algorithm',
-        'one that credits one player',
-        lambda run: not run.algorithm.CREDITS_SEATS,
-        unless=IN_SELF_PLAY,
-    ),
-    *exclude(
-        {'opponent': Must("'random'", lambda run: not run.in_self_play)},
-        {
-            'algorithm': Must("'rae', which credits both", lambda run: run.algorithm.CREDITS_SEATS),
-            'env.mix': (),
-            'context.window': 1,
-            'context.summary': 0,
-            'env.max_actions_per_turn': 1,
-            'agent.name': AGENTS - {'plan'},
-            'agent.trials': 1,
-            'reward.function': '',
-            'clone.episodes': 0,
-            'clone.file': '',
-        },
-        'both seats of a game are the policy',
-    ),
-    Rule({'self_play.snapshots': 0, 'alarm.mi_every': 0}),
-    must(
-        'rollout.group_size',
-        'an even number from 4 on',
-        lambda run: run.rollout.group_size >= 4 and run.rollout.group_size % 2 == 0,
-        unless={'self_play.snapshots': 0},
-    ),
-)
-FORKS = (
-    *exclude(
-        {'fork.value_every': 0},
-        {
-            **HAS_CRITIC,
-            **ON_DEVICE,
-            'env.max_turns': TWO,
-            'env.mix': (),
-            'reward.function': '',
-            'agent.reward': 'whole',
-            'loss.estimator': {'token', 'bi_level'},
-            'loss.gamma': 1,
-            'turn_credit.turn_gamma': 1,
-            'loss.reward_normalization': 'identity',
-            'loss.bootstrap_truncated': False,
-        },
-        'the critic is compared with returns of later turns that are played again',
-    ),
-    Rule({'fork.value_every': 0} | KL_IN_LOSS, 'the critic is compared with returns'),
-    *exclude(
-        NO_FORKS,
-        SAMPLED
-        | ON_DEVICE
-        | {'reward.function': '', 'rollout.read_tokens': 0, 'agent.reward': 'whole'},
-    ),
-    must(
-        'fork.train',
-        "'trunks'",
-        lambda run: not run.algorithm.trained_continuations(run.env.max_turns),
-        unless={'parity.microbatch_means': False},
-    ),
-)
 HINTS = exclude({'env.hint': 'none'}, ON_DEVICE | {'context.window': 0})
 OBSERVING = (
     *exclude({'loss.observation_coef': 0}, SAMPLED | SEES_ANSWERS),
@@ -229,8 +157,6 @@ OBSERVING = (
 )
 
 RULES = (
-    *SELF_PLAY,
-    *FORKS,
     *HINTS,
     *OBSERVING,
     # Worlds
@@ -275,14 +201,11 @@ RULES = (
     Rule({'alarm.mi_every': 0, 'agent.name': ACTS}),
     # Worlds on hosts
     *exclude(ON_DEVICE, {'alarm.mi_every': 0, 'context.summary': 0, 'eval.worlds': ()}),
-    *exclude(
-        {
-            'env.name': Must(
-                'a world on the device, or use hosts.stop and hosts.read_tokens',
-                lambda run: len(_hosts(run)) < len(run.worlds),
-            )
-        },
-        {'rollout.stop_at_answer': False, 'rollout.read_tokens': 0},
+    must(
+        'env.name',
+        'a world on the device, or use hosts.stop',
+        lambda run: len(_hosts(run)) < len(run.worlds),
+        unless={'rollout.stop_at_answer': False},
     ),
     must(
         'clone.episodes',
@@ -374,7 +297,6 @@ RULES = (
         },
         'episodes go on while the policy is updated',
     ),
-    Rule({'rollout.read_tokens': 0, 'context.window': 0}),
     # Validation and logs
     must(
         'eval.also',

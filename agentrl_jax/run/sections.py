@@ -16,7 +16,6 @@ from agentrl_jax.settings.marks import (
     PART,
     WORD,
     ZERO,
-    At,
     In,
     Inline,
     OneOf,
@@ -95,15 +94,6 @@ class Reward:
 
 
 @dataclasses.dataclass(frozen=True)
-class SelfPlay:
-    """Games whose both seats are the policy (connect_four.opponent, leduc.opponent)."""
-
-    snapshots: Annotated[int, ZERO] = 0  # earlier policies that are kept; each step one of them has
-    # the other seat, which costs a second model while playing; 0: the policy plays both seats
-    every: Annotated[int, ONE] = 25  # steps from one snapshot to the next
-
-
-@dataclasses.dataclass(frozen=True)
 class Hosts:
     """Rollouts against worlds on hosts (agentrl_jax.envs.hosts.HOSTS)."""
 
@@ -161,8 +151,6 @@ class Sampling:
     # model.dtype
     slots: Annotated[int, ZERO] = 0  # episodes played at once; 0 = all
     serve_rows: Annotated[int, ONE] = 8  # waiting slots that are served together
-    read_tokens: Annotated[int, ZERO] = 0  # tokens of a waiting slot that are read at a time, where
-    # prompts differ much in length; 0 = all of a prompt, in a block as wide as the longest can be
     stop_at_answer: bool = False  # end a turn at </answer>; else at the end-of-turn token
     constrain: Literal['', 'own', 'any'] = ''  # only tokens that can still become a legal answer
     # are sampled, and the trainer's probabilities are among them: own, answers as the tokenizer
@@ -184,14 +172,6 @@ class Context:
     window: Annotated[int, ZERO] = 0  # turns that it sees, this one included; 0 = all of them
     summary: Annotated[int, ZERO] = 0  # with window=1: earlier turns that each prompt lists in
     # words
-
-
-@dataclasses.dataclass(frozen=True)
-class Forks:
-    """How the critic is measured: a step's episodes are played again, with continuations."""
-
-    value_every: Annotated[int, At('fork.value_every'), ZERO] = 0  # ppo: steps between measurements
-    # (value/vine_error): two continuations of each later turn are played; 0 = off
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,8 +98,16 @@ def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
         kl_coef=jnp.float32(cfg.algorithm.kl.coef),
         skipped=jnp.int32(0),
         explorer=jax.tree.map(jnp.copy, policy) if cfg.explores else None,
-        snapshots=tuple(jax.tree.map(jnp.copy, policy) for _ in range(cfg.self_play.snapshots)),
+        extra=_state_extra(policy, cfg),
     )
+
+
+def _state_extra(policy: Params, cfg: Config) -> dict[str, Any]:
+    """What extensions keep in the state."""
+    extra: dict[str, Any] = {}
+    for extension in cfg.extensions:
+        extra |= extension.start_state(policy)
+    return extra
 
 
 def start_state(run: Run, params: Any) -> TrainState:

@@ -207,14 +207,6 @@ def told(task, states, turns, k, m):
             {'context.window': 1, 'clone.file': 'shown.json', 'clone.episodes': 0},
             'clone.file',
         ),
-        (
-            {'context.window': 1, 'rollout.read_tokens': 8},
-            'rollout.read_tokens',
-        ),
-        (
-            {'algorithm': 'vine', 'fork.turns': 'every', 'rollout.read_tokens': 8},
-            'rollout.read_tokens',
-        ),
     ],
 )
 def test_what_windows_do_not_go_with_is_refused(changes, message):

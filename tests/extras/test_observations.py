@@ -17,6 +17,7 @@ import toy_rollouts as toy
 import updates
 
 from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.extras.vine.forks import with_continuations
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import evol, learn, losses, objective, observations
 from agentrl_jax.rl.learning import Learning
@@ -103,11 +104,13 @@ def test_each_token_of_a_world_is_learnt_once_among_continuations():
     """A continuation repeats what its trunk has seen; new is what its own turns are shown."""
     out = forked_runs.played('frozen_lake')[0]
     markers = markers_of(tiny.tokenizer())
-    played = out.with_continuations
-    mask = observations.of_batch(out, played.action_mask, markers, forked=True)
+    played = with_continuations(out)
+    mask = observations.of_batch(played, played.action_mask, markers)
     own = np.asarray(observations.written(played, markers))
-    count, size = out.continuations.turn.shape
-    after = np.concatenate([np.zeros((count, 1), int), out.continuations.turn], axis=1).ravel()
+    count, size = out.extra['continuations'].turn.shape
+    after = np.concatenate(
+        [np.zeros((count, 1), int), out.extra['continuations'].turn], axis=1
+    ).ravel()
     for b in range(count * (1 + size)):
         want = own[b] & (np.asarray(played.turn)[b] > after[b])
         np.testing.assert_array_equal(mask[b], want & np.asarray(played.action_mask)[b].any())
@@ -128,7 +131,7 @@ def test_each_token_of_a_world_is_learnt_once_among_windows():
 def test_rows_that_do_not_train_teach_nothing():
     rollout = conversation()
     idle = jnp.zeros_like(rollout.action_mask)
-    assert not observations.of_batch(rollout, idle, PLAIN, forked=False).any()
+    assert not observations.of_batch(rollout, idle, PLAIN).any()
     assert observations.of_batch(rollout, rollout.action_mask, PLAIN, forked=False).sum() == 3
 
 
@@ -281,7 +284,7 @@ def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
 
 
 def test_faulty_episodes_say_nothing_of_the_world():
-    out = forked_runs.played('frozen_lake')[0].replace(continuations=None)
+    out = forked_runs.played('frozen_lake')[0].replace(extra={})
     params, fns = tiny.cloned('frozen_lake')[0], ModelFns(tiny.hidden, tiny.head)
     lost = out.replace(episode_stop=np.full_like(out.episode_stop, 5))  # ENV_ERROR
     sums = observations.measure(
