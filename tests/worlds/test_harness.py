@@ -392,8 +392,8 @@ TWO_TURNS = 'harness_clients:two_turns'
     ids=str,
 )
 def test_settings_that_exclude_each_other_are_named(settings, field):
-    (problem,) = HarnessEnvironment(**settings).problems()
-    assert field in problem
+    (broken,) = broken_by(HarnessEnvironment(**settings))
+    assert f'harness.{field}' in broken.fields
 
 
 @pytest.mark.parametrize(
