@@ -6,7 +6,6 @@ its end is the end of the episode. It returns or posts the reward.
 
 import dataclasses
 import functools
-import importlib
 import queue
 import threading
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
 
 if TYPE_CHECKING:
-    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint  # it needs FastAPI
+    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
 
 CUT = {  # why an episode is cut -> what its next request is answered
     'TOKEN_BUDGET': Refused(
@@ -279,9 +278,6 @@ class HarnessEnvironment(HostEnvironment):
                     import_callable(name, f'harness.{field}')
             except ValueError as error:
                 yield str(error)
-
-    def check(self) -> None:
-        importlib.import_module('agentrl_jax.envs.hosts.harness.endpoint')  # FastAPI, uvicorn
 
     def make(self) -> Harness:
         return Harness(self, self.stop)
