@@ -339,11 +339,13 @@ PAGES = {
         new WebSocket('ws://127.0.0.1:OTHER/socket');
         new Worker(URL.createObjectURL(new Blob(
             ["fetch('http://127.0.0.1:OTHER/worker', {mode: 'no-cors'})"])));
+        navigator.serviceWorker.register('/service.js');
         const peer = new RTCPeerConnection({iceServers: [{urls: 'stun:127.0.0.1:UDP'}]});
         peer.createDataChannel('x');
         peer.createOffer().then(offer => peer.setLocalDescription(offer));
         alert('stop');
         </script>""",
+    '/service.js': "fetch('http://127.0.0.1:OTHER/service', {mode: 'no-cors'})",
 }
 JSONS = {
     '/rest/V1/orders': {'items': [{'increment_id': '0017'}]},
@@ -377,10 +379,11 @@ class Site(http.server.BaseHTTPRequestHandler):
             self.answer('', status=302, Location='/login')
         elif url.path in PAGES:
             page = PAGES[url.path].replace('QUERY', url.query)
-            page = page.replace('OTHER', str(self.server.other)).replace(
-                'UDP', str(self.server.udp)
+            page = page.replace('OTHER', f'{self.server.other}').replace(
+                'UDP', f'{self.server.udp}'
             )
-            self.answer(page.replace('NOTES', '<br>'.join(self.server.notes)))
+            kind = 'text/javascript' if url.path.endswith('.js') else 'text/html'
+            self.answer(page.replace('NOTES', '<br>'.join(self.server.notes)), kind)
         else:
             self.answer('', status=404)
 
