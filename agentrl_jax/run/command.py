@@ -63,6 +63,7 @@ EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.t
     'countryinfo': 'search',
     'fastapi': 'hosts',
     'pydantic': 'hosts',
+    'rapidfuzz': 'search',
     'starlette': 'hosts',
     'uvicorn': 'hosts',
     'websockets': 'hosts',

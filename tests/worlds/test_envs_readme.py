@@ -6,22 +6,15 @@ import json
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import every_world
 import jax
-import jax.numpy as jnp
 import micro_runs
-import numpy as np
 import pytest
-import tiny_agents as tiny
 
 from agentrl_jax import envs, train
-from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.records import page_episode, run_log
-from agentrl_jax.text import task as text
-from agentrl_jax.types import EpisodeStop
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'agentrl_jax' / 'envs'
@@ -115,24 +108,6 @@ def test_it_passes_what_every_world_passes(world, check):
 def test_pages_know_its_cells(world):
     state = jax.tree.map(lambda x: x[0], world.states)
     assert set(world.env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(page_episode.CELLS)
-
-
-def test_it_is_walked_to_its_door_as_text(world):
-    env, params = world.env, world.params
-    level = int(np.flatnonzero(np.asarray(params.starts[:, 1] - params.starts[:, 0]) == 4)[0])
-    task = text.build_task(env, params, tiny.tokenizer(), style='ragen', **tiny.BUDGETS)
-    episode = text.begin(task, jnp.int32(level))
-    tokens, count = text.turn_tokens(task, episode, jnp.bool_(True))
-    shown = tiny.tokenizer().decode([*task.prefix.tolist(), *tokens[:count].tolist()])
-    assert env.instruction in shown and env.observation_text(episode.state) in shown
-    right = jnp.array([1, 1, 1], jnp.int32)
-    play = jax.jit(text.play_turn)
-    episode, first = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
-    assert int(first.stop) == EpisodeStop.NONE and not first.success
-    episode, second = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
-    # Four steps to the door: the second turn executes one of its three actions.
-    assert int(second.stop) == EpisodeStop.TERMINATED and second.success
-    assert (int(second.num_actions), float(second.reward)) == (1, 1.0)
 
 
 @pytest.mark.soak

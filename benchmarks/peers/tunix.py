@@ -1,29 +1,21 @@
-"""Beside Tunix 0.1.7: decoding, updates, turns, slow worlds, with the same weights and tokens.
+"""Compares decoding, updates and turns with Tunix 0.1.7, with the same weights and tokens.
 
-  make bench-tunix                  in an environment of its own (requirements-tunix.txt)
-  python -m benchmarks.tunix [--parts=decode,update,turns,worlds] [--json=PATH]
+  make bench-tunix                  in a separate environment (requirements/tunix.txt)
+  python -m benchmarks.peers.tunix [--parts=decode,update,turns] [--json=PATH]
 
-Both sides live in one process on one core and take turns; what compiles has done so before. A ratio
-is the median over the pairs, beside their range.
-1. decode, update: the shapes of benchmarks.decode and benchmarks.update, at both vocabularies:
-   Tunix's Sampler beside ours, its GRPO loss in one jitted step with our optimiser beside our
-   update. Neither packs nor shards. same_tokens: share of greedy tokens on which both agree.
+Both sides live in one process on one core and take turns; everything is compiled beforehand. A
+ratio is the median over the pairs, shown with their range.
+1. decode, update: the shapes of benchmarks.decode and benchmarks.update, at both vocabularies.
+   Tunix's Sampler against ours; its GRPO loss in one jitted step with our optimiser against our
+   update. same_tokens: share of greedy tokens on which both agree.
 2. turns: 16 episodes in groups of 4, 4 turns of 16 sampled tokens. Ours plays FrozenLake on the
-   device. Tunix gets the same observations from a script, so that its worlds cost nothing, and the
-   length of an answer, for which its agentic learner has no setting. Beside ours are: the rollout
-   of that learner, one episode at a time and all at once; its Sampler with all episodes in one call
-   and the cheapest loop around it, which none of its agentic learners does; and a whole step of
-   the learner, its own training loop, beside rollout and update of ours. (It computes the
-   trainer's log-probabilities once more for its metrics; ours come with the update.)
-3. worlds: 64 episodes of 4 turns of 16 tokens, 16 at once, whose worlds answer late: both sides
-   wait before each reply of each episode for the same time, drawn as in benchmarks.host_schedule.
-   Ours plays them on hosts (agentrl_jax/rollout/host.py), Tunix by its agentic learner's rollout.
-   Seconds of the wall clock, CPU-seconds beside them; once without delays.
+   device. Tunix replays the same observations, so its worlds cost nothing. Compared are its agentic
+   learner's rollout (one episode at a time and all at once), its Sampler with all episodes in one
+   call, and a full step of the learner against our rollout and update.
 """
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,30 +25,21 @@ import numpy as np
 from absl import logging
 
 from agentrl_jax.algorithms.grpo import GRPO
-from agentrl_jax.envs.hosts.base import Items
-from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.models import Model
 from agentrl_jax.rollout import device as rollouts
-from agentrl_jax.rollout import host
-from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.rollout.keepers import Pool
-from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text import answer as answers
-from agentrl_jax.text.conversation import build_host_task
-from agentrl_jax.tokens.tokenizer import load_tokenizer
 from agentrl_jax.types import Rollout, Scores
-from benchmarks import common, decode, host_schedule, hosts, rollout, update
+from benchmarks import common, decode, rollout, update
 
-INSTALL = 'it by `make bench-tunix`, or requirements-tunix.txt beside requirements.txt (--no-deps)'
+INSTALL = 'it by `make bench-tunix`, or requirements/tunix.txt beside requirements.txt (--no-deps)'
 GROUP = 4  # episodes of a group
 MICROBATCHES, CHUNK = 4, 1024
-WORDS = ('up', 'down', 'left', 'right', 'a wall', 'the box', 'a target', 'you')
 WARM = 2  # rounds before those that count; Tunix's sampler compiles in the second call too
 
 
 def load_peer() -> Any:
     common.import_optional('tunix', INSTALL)
-    return common.import_optional('benchmarks.tunix_peer', INSTALL)
+    return common.import_optional('benchmarks.peers.tunix_peer', INSTALL)
 
 
 def compare_decode(
@@ -163,7 +146,7 @@ def observations(played: Rollout) -> list[list[list[int]]]:
     ]
 
 
-def build_script(peer: Any, played: Rollout, new: int, delays: np.ndarray | None = None) -> Any:
+def build_script(peer: Any, played: Rollout, new: int) -> Any:
     """tunix_peer.Script of a rollout."""
     shown, length = observations(played), played.attention_mask.sum(1)
     texts = [[' '.join(map(str, turn)) for turn in episode] for episode in shown]
@@ -176,7 +159,6 @@ def build_script(peer: Any, played: Rollout, new: int, delays: np.ndarray | None
         new=new,
         longest=int(length.max() - new),
         response=int((length - first).max()) + 1,  # an episode that reaches it loses its last turn
-        delays=delays,
     )
 
 
@@ -252,110 +234,6 @@ def compare_steps(peer: Any, ours: Ours, learner: Any, script: Any, repeats: int
     return common.compare(times, 'ours', 'tunix')
 
 
-class Late:
-    """A world of twenty words a turn, each reply as late as `delays` [E, K + 1] says."""
-
-    deterministic, instruction = True, ''
-
-    def __init__(self, delays: np.ndarray):
-        self.delays = delays
-
-    def reset(self, item: int) -> str:
-        self.item, self.turn = item, 0
-        return self.words()
-
-    def words(self) -> str:
-        time.sleep(self.delays[self.item, self.turn])
-        luck = np.random.default_rng([self.item, self.turn])
-        return ' '.join(luck.choice(WORDS, 20))
-
-    def step(self, action: str) -> Reply:
-        self.turn += 1
-        return Reply(self.words(), done=self.turn + 1 == self.delays.shape[1])
-
-    def close(self) -> None:
-        pass
-
-
-def draw_delays(shape: tuple[int, int]) -> np.ndarray:
-    """Seconds [E, K + 1], as slow worlds of benchmarks.host_schedule take."""
-    return np.vectorize(host_schedule.latency_of)(*np.indices(shape))
-
-
-def compare_worlds(
-    *, episodes: int, at_once: int, turns: int, new: int, repeats: int, **shape: int
-) -> dict[str, Any]:
-    """Part 3."""
-    peer, tokenizer = load_peer(), load_tokenizer(BUNDLED_TOKENIZER)
-    config = common.model_config(-(-tokenizer.vocab_size // 64) * 64, **shape)
-    params, delays = common.init_params(config), np.zeros((episodes, turns + 1))
-    spoken = hosts.conversation(tokenizer, '', 128)
-    stream = np.arange(episodes, dtype=np.int32)
-    task = build_host_task(hosts.Environment(), Items(stream), spoken, max_turns=turns)
-    task = task.replace(eos_ids=np.array([config.vocab_size], np.int32))  # no token ends a turn
-    pool = Pool(lambda: Late(delays), spoken.prompt)
-    collect = hosts.collector(
-        host.Worlds(pool, spoken),
-        tokenizer,
-        config=config,
-        slots=at_once,
-        serve_rows=8,
-        read_tokens=32,
-        max_tokens=task.prefix.shape[0] + turns * (task.width + new),
-        max_response=new,
-    )
-    listed = Episodes(level=stream, token_stream=stream, world_stream=stream)
-    ours = functools.partial(collect, params, task, listed, jax.random.key(0))
-    played, _ = jax.device_get(ours())
-    if not (played.num_turns == turns).all():
-        raise RuntimeError('an episode ended early; the other side could not play the same')
-    script = build_script(peer, played, new, delays)
-    learner = peer.build_learner(
-        peer.build_model(params, config),
-        script,
-        update.optimiser(),
-        clip=update.CLIP,
-        concurrency=at_once,
-    )
-    calls = {'ours': ours, 'tunix': functools.partial(peer.collect, learner, script)}
-    for call in [*calls.values()] * WARM:
-        jax.block_until_ready(call())
-    found = {'no delays': wall_and_cpu(calls, repeats)}
-    delays[:] = draw_delays(delays.shape)
-    found['delays'] = wall_and_cpu(calls, repeats)
-    again, _ = jax.device_get(ours())
-    pool.close()
-    tokens = [len(x['conversation_tokens']) for x in calls['tunix']()]
-    first = sum(len(episode[0]) for episode in observations(played))
-    return {
-        'turns': episodes * turns,
-        'at_once': at_once,
-        'tokens': int(played.attention_mask.sum()) - first,
-        'tunix_tokens': sum(tokens),
-        'same': bool((again.tokens == played.tokens).all()),  # late or not
-        'delays_s': float(delays.sum()),
-        'longest_s': float(delays.sum(1).max()),  # of an episode
-        'rows': found,
-    }
-
-
-def wall_and_cpu(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
-    """common.compare of the wall clock, and CPU-seconds, of calls that take turns."""
-    wall, cpu = {name: [] for name in calls}, {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start, spent = time.perf_counter(), time.process_time()
-            jax.block_until_ready(call())
-            wall[name].append(time.perf_counter() - start)
-            cpu[name].append(time.process_time() - spent)
-    spent = common.compare(cpu, 'ours', 'tunix')
-    return common.compare(wall, 'ours', 'tunix') | {
-        'cpu_s': spent['ours_s'],
-        'other_cpu_s': spent['other_s'],
-        'cpu_times': spent['times_as_fast'],
-    }
-
-
 def show(result: dict[str, Any]) -> str:
     """Tables of all parts."""
     names = ['ours_s', 'other_s', 'times_as_fast', 'times_low', 'times_high']
@@ -373,17 +251,6 @@ def show(result: dict[str, Any]) -> str:
         rows = [[way, *(x[name] for name in names)] for way, x in found['rows'].items()]
         title = f'turns/s, {found["turns"]} turns, {found["tokens"]:,} tokens behind first prompts'
         tables.append(common.table(title, ['Tunix by', *columns], rows))
-    if 'worlds' in result:
-        found = result['worlds']
-        names = ['ours_s', 'other_s', 'times_as_fast', 'times_low', 'times_high']
-        names += ['cpu_s', 'other_cpu_s', 'cpu_times']
-        rows = [[way, *(x[name] for name in names)] for way, x in found['rows'].items()]
-        title = (
-            f'seconds of {found["turns"]} turns, {found["at_once"]} episodes at once; delays of '
-            f'{found["delays_s"]:.0f} s in all, {found["longest_s"]:.1f} s in the longest episode'
-        )
-        columns = ['ours', 'Tunix', 'x as fast', 'at least', 'at most', 'CPU', 'Tunix', 'x']
-        tables.append(common.table(title, ['worlds', *columns], rows))
     return '\n\n'.join(tables)
 
 
@@ -398,8 +265,6 @@ def run(
     turns: int,
     turn_tokens: int,
     modes: str,
-    late_episodes: int,
-    at_once: int,
     repeats: int,
     **shape: int,
 ) -> dict[str, Any]:
@@ -425,22 +290,13 @@ def run(
             new=turn_tokens,
             repeats=repeats,
         )
-    if 'worlds' in wanted:
-        result['worlds'] = compare_worlds(
-            episodes=late_episodes,
-            at_once=at_once,
-            turns=turns,
-            new=turn_tokens,
-            repeats=repeats,
-            **shape,
-        )
     return result
 
 
 def main() -> None:
     args = common.parse_arguments(
         __doc__.splitlines()[0],
-        parts='decode,update,turns,worlds',
+        parts='decode,update,turns',
         vocabs=f'{common.SMALL_VOCAB},{common.QWEN_VOCAB}',
         batches='16,8',
         prompt=64,
@@ -449,8 +305,6 @@ def main() -> None:
         turns=4,
         turn_tokens=16,
         modes='greedy,plain,nucleus',
-        late_episodes=64,
-        at_once=16,
         repeats=3,
     )
     common.pin(args.core)

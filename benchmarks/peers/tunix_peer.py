@@ -1,4 +1,4 @@
-"""Tunix's side of benchmarks.tunix: its model, sampler, loss and agentic learner (0.1.7).
+"""Tunix's side of benchmarks.peers.tunix: its model, sampler, loss and agentic learner (0.1.7).
 
 The policy gets our weights. Text is a list of numbers, one a token, so that both sides read the
 same tokens and tokenising costs Tunix next to nothing. No token ends an answer.
@@ -7,7 +7,6 @@ same tokens and tokenising costs Tunix next to nothing. No token ends an answer.
 import asyncio
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -180,32 +179,24 @@ class Script:
     new: int  # tokens of an answer
     longest: int  # tokens of the longest conversation in front of its last answer
     response: int  # ... and of the longest one behind the first prompt
-    delays: np.ndarray | None = None  # float64 [E, K + 1]  seconds before each reply
 
 
 class Replay(base_environment.BaseTaskEnv):
-    """Says its lines of the script, late; pays 1 for an answer that begins with an odd token."""
+    """Replays its lines of the script; pays 1 for an answer that begins with an odd token."""
 
     def __init__(self, task: Any, script: Script, group_id: int, pair_index: int):
         groups = len(script.turns) // script.group_size
         row = group_id % groups * script.group_size + pair_index
         self.lines, self.turn = script.turns[row], 0
-        self.delays = None if script.delays is None else script.delays[row]
         super().__init__(
             task=task, max_steps=len(self.lines), group_id=group_id, pair_index=pair_index
         )
 
     def _initial_observation(self) -> dict[str, str]:
-        self.wait()
         return {'prompts': self.lines[0]}
-
-    def wait(self) -> None:
-        if self.delays is not None:
-            time.sleep(self.delays[self.turn])
 
     def _step_impl(self, action: Any) -> Any:
         self.turn += 1
-        self.wait()
         done = self.turn == len(self.lines)
         answer = action if isinstance(action, str) else action.action
         return base_environment.EnvStepResult(

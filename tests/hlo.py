@@ -1,10 +1,8 @@
-"""What the text of a compiled program says: kernels of a decode step, copies, collectives, arrays.
+"""Reads the text of a compiled program: copies and transfers in loops, arrays in memory.
 
-The text is XLA's HLO after all its passes, one line an instruction. A loop is a `while`; what is in
-it counts once, however often it runs.
+The text is XLA's HLO after all its passes, one line an instruction. A loop is a `while`.
 """
 
-import collections
 import dataclasses
 import functools
 import math
@@ -18,7 +16,6 @@ HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$')
 LINE = re.compile(r'^(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(')
 CALLED = re.compile(r'(?:body|condition|to_apply|calls)=%?([\w.\-]+)')
 BRANCHES = re.compile(r'(?:branch_computations|true_computation|false_computation)=\{?([^}=]*)')
-FREE = {'parameter', 'get-tuple-element', 'tuple', 'bitcast', 'constant', 'after-all', 'while'}
 COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all', 'collective-permute')
 FUSED_ATTENTION = ('fmha', 'tpu_custom_call')  # in the target of a custom call
 
@@ -143,33 +140,7 @@ def square_arrays(program: Program, side: int) -> set[str]:
     return found
 
 
-def decode_step(program: Program) -> tuple[Instruction, ...]:
-    """What the innermost loop with most kernels launches: the sampling of one token of each row."""
-    inner = [name for name in program.bodies if not program.bodies & set(program.called(name))]
-    found = [launches(program, name) for name in inner]
-    return max(found, key=len, default=())
-
-
-def launches(program: Program, name: str) -> tuple[Instruction, ...]:
-    """Instructions of a computation that are kernels or copies."""
-    return tuple(one for one in program.steps(name) if one.kind not in FREE)
-
-
-def facts(text: str) -> dict:
-    """What plan shows of a program."""
-    program = read(text)
-    targets = collections.Counter(re.findall(r'custom_call_target="([^"]+)"', text))
-    step = decode_step(program)
-    # A tuple is no result: it holds others
-    results = [one.bytes for one in program.in_loops if one.kind not in FREE]
-    return {
-        'kernels_of_a_step': len(step),
-        'largest_copy_in_a_loop': max((one.bytes for one in copies(program)), default=0),
-        'collectives_in_loops': len(collectives_in_loops(program)),
-        'largest_in_a_loop': max(results, default=0),
-        'fused_attention': sum(
-            count
-            for target, count in targets.items()
-            if any(part in target for part in FUSED_ATTENTION)
-        ),
-    }
+def fused_attention(text: str) -> int:
+    """Number of custom calls that compute attention in one kernel."""
+    targets = re.findall(r'custom_call_target="([^"]+)"', text)
+    return sum(any(part in target for part in FUSED_ATTENTION) for target in targets)
