@@ -58,48 +58,6 @@ def world(corridor):
     return every_world.World(corridor())
 
 
-def test_the_table_lists_the_worlds_there_are():
-    every, known = README.split('## Environments')
-    known = known.split('## Add an environment')[0]
-    device = [*envs.ENVIRONMENTS, *envs.GAMES]
-    assert re.findall(r'^\| `(\w+)` \|', known, flags=re.MULTILINE) == [*envs.ENVIRONMENTS]
-    rows = [re.split(r' *\| *', line)[1:-1] for line in re.findall(r'^\| `.*', every, re.MULTILINE)]
-    assert [row[0].strip('`') for row in rows] == [*device, *HOSTS]
-    pinned = (ROOT / 'pyproject.toml').read_text(encoding='utf-8')
-    for name, plays, needs, _, rate, _, expert, config in rows:
-        name = name.strip('`')
-        assert (plays == 'on the device') == (name in device)
-        assert all(f'"{package}' in pinned for package in re.findall('`(.*?)`', needs))
-        if name in HOSTS:
-            assert (expert != 'none') == HOSTS[name]().has_player() == bool(rate)
-        if config:
-            path = pathlib.Path(config.strip('`'))
-            world = importlib.import_module('.'.join(path.with_suffix('').parts)).get_config()
-            assert world.env.name == name or path.stem == 'games' and name in envs.GAMES
-    smallest = {path.stem for path in (ROOT / 'configs').glob('demo*.py')}
-    assert len({row[-1] for row in rows} & {f'`configs/{name}.py`' for name in smallest}) > 7
-
-
-def test_files_and_methods_that_are_named_exist():
-    named = set(re.findall(r'`([a-z_/]+\.py)`', README)) - {'corridor.py', 'my_worlds.py'}
-    assert len(named) > 5
-    places = [(FOLDER / path, FOLDER.parent / path, ROOT / path) for path in named]
-    assert all(any(path.is_file() for path in place) for place in places), named
-    offers = README.split('| method | for |')[1]
-    rows = re.findall(r'^\| (.*?) \|', offers, flags=re.MULTILINE)
-    methods = [name for row in rows for name in re.findall(r'`(\w+)`', row)]
-    assert len(methods) > 5
-    assert all(hasattr(envs.TextEnvironment, name) for name in methods), methods
-
-
-@pytest.mark.parametrize('arguments', [['check'], ['format', '--check']])
-@pytest.mark.parametrize('source', [WORLD, NAME], ids=['world', 'name'])
-def test_the_formatter_has_nothing_to_say(source, arguments):
-    ruff = [sys.executable, '-m', 'ruff', *arguments]
-    file = ['--stdin-filename', 'agentrl_jax/envs/corridor.py', '-']
-    subprocess.run([*ruff, *file], input=source, text=True, check=True, cwd=ROOT)
-
-
 @pytest.mark.parametrize('check', every_world.CHECKS, ids=lambda check: check.__name__)
 def test_it_passes_what_every_world_passes(world, check):
     check(world)
