@@ -21,7 +21,7 @@ from agentrl_jax.extras.games.worlds import WORLDS
 from agentrl_jax.text import lines
 from agentrl_jax.text import task as text
 from agentrl_jax.tokens import chat
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
 needs_pgx = pytest.mark.skipif(
