@@ -14,7 +14,6 @@ from benchmarks import (
     common,
     decode,
     host_schedule,
-    hosts,
     limits,
     rollout,
     step,
@@ -64,12 +63,6 @@ def test_both_loops_play_the_same_turns_with_the_same_number_of_tokens():
     # Observations depend on what was answered only through the warning after an invalid answer,
     # and three tokens are never a valid one.
     assert result['tokens'] == result['hf_tokens']
-
-
-@pytest.mark.soak
-def test_a_lake_on_hosts_is_played_token_for_token_as_on_the_device():
-    lake = hosts.zero_latency(episodes=4, slots=4, turns=2, new=4, repeats=1, **SHAPE)
-    assert lake['same_tokens'] == 1.0 and lake['turns'] == 4 * 2 and lake['world_ms_a_turn'] > 0
 
 
 @pytest.mark.soak
