@@ -131,12 +131,6 @@ def test_the_script_for_another_library_says_what_the_policy_was_shown():
         assert played.tokens[row, : length - 3].tolist() == first + answer + second
 
 
-def test_a_benchmark_without_the_other_library_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'tunix', None)  # importing it fails
-    with pytest.raises(SystemExit, match='make bench-tunix'):
-        tunix.load_peer()
-
-
 def test_ratios_are_of_pairs():
     # 2 / 1, 6 / 2 and 4 / 4
     found = common.compare({'a': [1.0, 2.0, 4.0], 'b': [2.0, 6.0, 4.0]}, 'a', 'b')
