@@ -49,7 +49,7 @@ def test_splits_share_no_level_and_settings_are_those_of_a_config():
 def test_what_is_not_there_is_said():
     with pytest.raises(ValueError, match="name='chess' is not one of frozen_lake, "):
         device.Device('chess')
-    with pytest.raises(ValueError, match='frozen_lake.sides is no field'):
+    with pytest.raises(ValueError, match='frozen_lake.sides'):
         device.Device('frozen_lake', {'sides': 4})
     world = device.Device('sokoban', levels=2)
     with pytest.raises(ValueError, match=r'item 2 is not in 0\.\.1'):
