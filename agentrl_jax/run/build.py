@@ -20,7 +20,7 @@ from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import collecting, command, hosts, mixture, parts, teachers
+from agentrl_jax.run import collecting, hosts, mixture, parts, teachers, usage
 from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.hooks import Moment, Parts, Probe
 from agentrl_jax.run.streams import PAIRS
@@ -208,9 +208,9 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
 
     probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
     ends the command now. learns: whether it may be trained, for which teachers are loaded. A
-    command.WrongUsage is about the config.
+    usage.WrongUsage is about the config.
     """
-    with command.usage():
+    with usage.checked():
         face = effective(given)
         mesh = parts.build_mesh(read(face, None))
         cfg = read(face, sharding.row_shards(mesh))
