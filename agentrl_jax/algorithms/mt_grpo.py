@@ -20,7 +20,7 @@ That turn k >= 1 of independent episodes starts from different states costs vari
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,10 +50,6 @@ class MTGRPO(Clipped):
     # per turn
     comparison: Comparison = Comparison(eps=1e-4)
 
-    @property
-    def credits_locally(self) -> bool:
-        return self.mode == 'mt_local'
-
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.kl.in_reward and (self.mode in ('or', 'mt_v1') or not self.turn_coef):
@@ -61,16 +57,6 @@ class MTGRPO(Clipped):
                 "loss.kl_in='reward' takes the KL off the rewards of turns, which turn_credit.mode="
                 f'{self.mode!r} with turn_credit.turn_coef={self.turn_coef} leaves out, all or '
                 'those after the first: set loss.kl_in=loss'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        ahead = self.mode in ('or', 'mt_v1') and self.outcome != 'return'
-        if run.agent.reward == 'gain' and ahead:
-            yield (
-                f'turn_credit.mode={self.mode!r} credits later turns with the outcome, and '
-                f'agent.reward=gain changes no turn_credit.outcome={self.outcome!r}: set that to '
-                'return (what the last trial earned), or agent.reward to whole'
             )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):

@@ -254,6 +254,7 @@ class Algorithm:
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
     CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game (RAE), and nothing else
+    COMPARES_REFERENCE: ClassVar[bool] = True  # with the policy of step 0, where that is used
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
     def make_batch(
@@ -286,33 +287,13 @@ class Algorithm:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether the start policy is needed: compared with, or as a teacher."""
-        return self.kl.coef > 0 or self.teaches_itself
+        """Whether the policy of step 0 is needed."""
+        return self.kl.coef > 0
 
     @property
-    def teachers(self) -> tuple[str, ...]:
-        """Checkpoints whose probabilities it learns."""
-        return ()
-
-    @property
-    def privileged(self) -> str:
-        """What its teachers read that the policy does not; none: nothing."""
-        return 'none'
-
-    @property
-    def teaches_itself(self) -> bool:
-        """Whether the policy of step 0 is its teacher."""
-        return self.privileged != 'none' and not self.teachers
-
-    @property
-    def has_teachers(self) -> bool:
-        """Whether it learns from what other models, or other prompts, would have said."""
-        return bool(self.teachers) or self.teaches_itself
-
-    @property
-    def scores_teachers(self) -> bool:
-        """Whether their log-probabilities of sampled tokens are all it needs of its teachers."""
-        return False
+    def other_models(self) -> int:
+        """Models whose probabilities it learns, instead of rewards."""
+        return 0
 
     @property
     def bootstraps(self) -> bool:
@@ -326,11 +307,6 @@ class Algorithm:
     def trained_continuations(self, max_turns: int) -> int:
         """Those of them that have rows in an update."""
         return 0
-
-    @property
-    def credits_locally(self) -> bool:
-        """Whether a turn is credited with its own reward alone."""
-        return False
 
     def problems(self) -> Iterator[str]:
         """A sentence for each combination of its fields that cannot be."""

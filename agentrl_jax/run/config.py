@@ -27,7 +27,6 @@ from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
-from agentrl_jax.rl.observations import Observing
 from agentrl_jax.run import outside, sections
 from agentrl_jax.run.command import WrongUsage, no_field
 from agentrl_jax.run.extensions import Extras
@@ -37,6 +36,7 @@ from agentrl_jax.settings.marks import Chosen, In, Inline
 VERSION = 2  # of the configs in checkpoints; see migrate
 # Fields that version 1 had and this one has not, with the value that had no effect.
 REMOVED = {
+    'agent.reward': 'whole',
     'curriculum.memory': 0.5,
     'curriculum.uncertain': 0.0,
     'filter.high': 1.0,
@@ -87,7 +87,6 @@ class Config:
     algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # or module:Class
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
-    observing: Observing = Observing()
     critic: Critic = Critic()
     forks: sections.Forks = sections.Forks()
     optim: Optim = Optim()

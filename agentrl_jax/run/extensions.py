@@ -10,10 +10,6 @@ from agentrl_jax import extras
 from agentrl_jax.algorithms import ALGORITHMS
 
 
-class Extension:
-    """Hooks of a section of the config that an extension adds; the defaults change nothing."""
-
-
 def _modules() -> Iterator[ModuleType]:
     for found in pkgutil.iter_modules(extras.__path__, f'{extras.__name__}.'):
         yield importlib.import_module(found.name)

@@ -21,6 +21,7 @@ from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rollout import device, host, rewards
 from agentrl_jax.rollout.episodes import draw_forks
 from agentrl_jax.rollout.keepers import Pool
+from agentrl_jax.run import hooks
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.settings.callables import import_callable
@@ -88,9 +89,9 @@ def warn_of_lost_answers(task: Task) -> None:
 def device_task(cfg: Config, tokenizer: Any, split: str) -> TextTask:
     """An environment on the device as text."""
     env, env_params = build_environment(cfg, split)
-    taught = split == 'train' and cfg.algorithm.privileged == 'plan'
+    needed = split == 'train' and any(part.needs_plans(cfg) for part in hooks.sections(cfg))
     plans = None
-    if taught or cfg.env.hint == 'plan':
+    if needed or cfg.env.hint == 'plan':
         plans = solutions(env, env_params, cfg.env.max_actions_per_episode)
     return build_task(
         env,
@@ -118,7 +119,7 @@ def solutions(env: Any, env_params: Any, budget: int) -> np.ndarray:
         return simulation.solutions(env, env_params, budget)
     except simulation.NoExpert as error:
         raise ValueError(
-            f'env.hint and opd.privileged tell what the best player does, and {env.name} has no '
+            f'env.hint and opd.privileged need the plans of the best player, and {env.name} has no '
             'plans: set them to none'
         ) from error
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import jax
 
 from agentrl_jax.envs import ENVIRONMENTS, GAMES, HOSTS, WORLDS
-from agentrl_jax.rl.trials import REWARDS
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.settings.marks import (
     MANY,
@@ -142,8 +141,6 @@ class Agent:
     # first action), reflect (after a failed trial what went wrong is written); act and react: none
     trials: Annotated[int, ONE] = 1  # times that a level is tried, which share env.max_turns evenly
     plan_every: Annotated[int, ZERO] = 0  # a plan is written anew after n turns that act; 0 = never
-    reward: Annotated[str, OneOf(REWARDS)] = 'whole'  # of an episode: the sum of its trials;
-    # gain: that of the last one, for each trial takes back what the one before earned
 
     def build(self) -> agents.Agent:
         return agents.build_agent(self.name, trials=self.trials, plan_every=self.plan_every)
@@ -156,8 +153,6 @@ class Agent:
                 f'agent.plan_every={self.plan_every} has no effect on agent.name={self.name!r}: '
                 'set it to 0'
             )
-        if self.reward == 'gain' and self.trials == 1:
-            yield 'agent.reward=gain has no effect on agent.trials=1: set it to whole'
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
@@ -172,11 +167,6 @@ class Agent:
             yield (
                 'rollout.stop_at_answer has no effect on agent.name=react, whose answers end with '
                 'the turn: set it to False'
-            )
-        if self.reward == 'gain' and (run.continuations or run.forks.value_every):
-            yield (
-                'agent.reward=gain does not go with continuations (algorithm=vine, '
-                'fork.value_every), which begin within a trial: set it to whole'
             )
         if turns < needed:
             yield (
@@ -612,7 +602,6 @@ class Eval:
     # eval/pass_at_k the share of levels that one of them solves
     also: tuple[str, ...] = ()  # further splits to play at every validation, such as ('test',)
     worlds: tuple[str, ...] = ()  # and other worlds, such as ('sokoban',), with their sections
-    observations: bool = False  # measure how likely what the world said was (eval/observation_nll)
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
