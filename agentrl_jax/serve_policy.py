@@ -63,6 +63,8 @@ from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool, in_characters
+from agentrl_jax.rollout.sampling import RowSampler
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import Config, read
@@ -252,6 +254,12 @@ def closing_of(cfg: Config) -> tuple[str, ...]:
     return () if closing == END else (closing.decode(),)
 
 
+def with_own_sampling(settings: RolloutSettings) -> RolloutSettings:
+    """Rollouts in which each answer has the temperature and top_p of its request."""
+    sampler = RowSampler(**dataclasses.asdict(settings.sampler))
+    return dataclasses.replace(settings, sampler=sampler)
+
+
 class Served:
     """A policy, and those who ask it."""
 
@@ -299,8 +307,9 @@ class Served:
             ),
         )
         worlds = host.Worlds(pool, conversation)
-        self.collect = parts.build_collect(run, config, mesh, training=False, worlds=worlds)
-        self.collect.per_row = True
+        self.collect = parts.build_collect(
+            run, config, mesh, training=False, worlds=worlds, change=with_own_sampling
+        )
 
     @property
     def url(self) -> str:

@@ -26,6 +26,8 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device, host
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool, PoolKeeper
+from agentrl_jax.rollout.rows import Player
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.text.conversation import Conversation, build_host_task
@@ -114,16 +116,19 @@ def conversation(tokenizer: Any, prefix: str, longest: int) -> Conversation:
     return Conversation(build_chat(tokenizer), prefix, longest)
 
 
-def collector(worlds: host.Worlds, tokenizer: Any, **settings: Any) -> host.HostCollect:
+def collector(
+    worlds: host.Worlds, tokenizer: Any, *, config: Any, read_tokens: int, **sizes: int
+) -> host.HostCollect:
     strings = build_stop_table(tokenizer.token_bytes(), ())
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     return host.HostCollect(
         mesh,
         sharding.local_mesh(mesh),
         worlds,
+        settings=RolloutSettings(Player(config), **sizes),
         strings=strings,
+        read_tokens=read_tokens,
         policy=host.RetryPolicy(),
-        **settings,
     )
 
 
@@ -156,7 +161,9 @@ def zero_latency(
 
     worlds = host.Worlds(times.pool(make, spoken.prompt), spoken)
     collect = collector(worlds, tokenizer, read_tokens=task.width, **shared)
-    program = jax.jit(functools.partial(device.collect, **shared))
+    sizes = {name: size for name, size in shared.items() if name != 'config'}
+    settings = RolloutSettings(Player(config), **sizes)
+    program = jax.jit(functools.partial(device.collect, settings=settings))
     key, episodes_ = jax.random.key(0), listed(episodes)
     on_device = jax.tree.map(jnp.asarray, episodes_)
     calls = {

@@ -280,7 +280,7 @@ def wanted_shares(
     decoded = counters['decodes'].mean() * slots
     shares = {'decoded': float(counters['generated'].sum() / decoded)}
     if 'read' in counters and not cfg.context.window:
-        width = cfg.rollout.read_tokens or session.run.training.tasks[0].width
+        width = session.run.training.tasks[0].width
         block = min(cfg.rollout.serve_rows, slots // shards) * width
         shares['read'] = float(counters['read'].sum() / (counters['reads'].sum() * block))
     return shares | {'trained': trained_share(columns, batch, cfg.batch.prefix_rows)}

@@ -154,6 +154,10 @@ class TextEnvironment(environment.Environment[Any, Any]):
         """What is where, row by row, in words (host; for pages that draw the world)."""
         raise NotImplementedError
 
+    def for_validation(self) -> 'TextEnvironment':
+        """The same world as validation plays it."""
+        return self
+
     def plans(
         self, states: Any, used: np.ndarray, max_actions: int, params: Any
     ) -> list[list[int]]:

@@ -3,6 +3,6 @@
 An extension is a package. Its `__init__.py` may define
   ALGORITHMS  {name: class}, which joins algorithm=...
   SECTIONS    {name: class}, settings that join the config; a class derives from
-              agentrl_jax.run.extensions.Extension where it changes how a run is built
+              agentrl_jax.run.hooks.Extension where it changes how a run is built
 An extension imports the core. Deleting its folder removes it, and breaks only its own tests.
 """

@@ -28,9 +28,14 @@ READERS = 8  # threads that digest files
 
 
 def leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by dotted path; dict, dataclass and tuple entries look alike, as Orbax names them."""
+    """Leaves by dotted path; dict, dataclass and tuple entries look alike, as Orbax names them.
+
+    What a state keeps in `extra` has the name that it has there, as in older checkpoints.
+    """
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf for path, leaf in flat}
+    keys = (jax.tree_util.keystr(path, simple=True, separator='.') for path, _ in flat)
+    leaves = (leaf for _, leaf in flat)
+    return {key.removeprefix('extra.'): leaf for key, leaf in zip(keys, leaves, strict=True)}
 
 
 def arrays(tree: Any) -> dict[str, str]:

@@ -19,7 +19,7 @@ from agentrl_jax.planning import hlo
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
 from agentrl_jax.run import hooks, parts
-from agentrl_jax.run.build import build_hook_parts, build_learn, build_learning
+from agentrl_jax.run.build import build_learn, build_learning, build_setup
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import holds_run, player_of, policy_of
 from agentrl_jax.run.state import make_state
@@ -108,9 +108,9 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # a grammar is part of programs
     task = sharding.with_layout(on_host, whole)
     txs = parts.build_optimisers(cfg)
-    shaped = build_hook_parts(cfg, config, tokenizer, mesh)
+    shaped = build_setup(cfg, config, tokenizer, mesh)
     shaped = dataclasses.replace(shaped, load_policy=functools.partial(shapes_at, cfg, mesh))
-    additions = tuple(part.build(shaped, learns=True) for part in hooks.sections(cfg))
+    additions = tuple(extension.load(shaped, learns=True) for extension in cfg.extensions)
     state, frozen = state_of(cfg, config, mesh, txs)
     place = functools.partial(sharding.with_layout, layout=whole)
     frozen = frozen.replace(extra=hooks.frozen_of(additions, on_host, place))
@@ -118,8 +118,9 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = jax.tree.map(np.asarray, every_level(episodes, 1, 1))
-    if forks := parts.build_forks(cfg):
-        drawn = drawn.replace(forks=jax.eval_shape(forks, jax.random.key(0), drawn))
+    for extension in cfg.extensions:
+        draw = functools.partial(extension.draw, cfg=cfg)
+        drawn = jax.eval_shape(draw, jax.random.key(0), 0, drawn)
     collect = parts.build_collect(cfg, config, mesh, training=True)
     played = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *played)

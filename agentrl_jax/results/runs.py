@@ -41,12 +41,15 @@ KEPT = (  # metrics that are always kept, where a run has them
 WHOLE = {'algorithm', 'env.name', 'seed', 'steps'}  # what a run's config has in any version
 
 
+Row = dict[str, float]  # step, tokens, seconds and the metrics that were measured
+
+
 class Run(NamedTuple):
     """One run; no rows when it was planned and has not begun."""
 
     name: str
     fields: dict[str, Any]  # the resolved config by dotted names
-    rows: list[dict[str, float]]  # step, tokens, seconds and the metrics that were measured
+    rows: list[Row]
     reference: dict[str, float]  # success of 'random' play and the 'oracle'; may be empty
     fault: str = ''  # why its figures are in no table; '' = they may be
     machine: str = ''  # hardware it was trained on, 'a; b' if on several; '' = not noted

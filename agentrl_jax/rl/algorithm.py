@@ -253,7 +253,7 @@ class Algorithm:
     COMPARES_GROUPS: ClassVar[bool] = True  # an episode counts by the others of its group
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
-    CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game (RAE), and nothing else
+    CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game, and nothing else
     COMPARES_REFERENCE: ClassVar[bool] = True  # with the policy of step 0, where that is used
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
@@ -304,9 +304,19 @@ class Algorithm:
         """Continuations that an episode of a rollout can have; 0 = it is never forked."""
         return 0
 
-    def trained_continuations(self, max_turns: int) -> int:
-        """Those of them that have rows in an update."""
-        return 0
+    def rows(self, rollout: Rollout) -> Rollout:
+        """The rows of an update, episode by episode: [B n, ...], see rows_per_episode."""
+        return rollout
+
+    def rows_per_episode(self, max_turns: int) -> int:
+        """How many rows of an update each episode has."""
+        del max_turns
+        return 1
+
+    def batch_metrics(self, batch: Batch, rows_per_episode: int) -> dict[str, jax.Array]:
+        """Metrics of a batch of all rows."""
+        del batch, rows_per_episode
+        return {}
 
     def problems(self) -> Iterator[str]:
         """A sentence for each combination of its fields that cannot be."""

@@ -93,8 +93,8 @@ def reference_of(frozen: Frozen, how: Learning) -> Params | None:
 def score_rollout(
     state: TrainState, models: Models, rollout: Rollout, how: Learning
 ) -> tuple[Scores, Rollout, Windows | None]:
-    """(scores, the rollout with the continuations that train, windows of what the policy saw)."""
-    played = rollout.with_continuations if how.with_continuations else rollout
+    """(scores, the rows of the rollout that train, windows of what the policy saw)."""
+    played = how.algorithm.rows(rollout)
     windows = None if how.context is None else how.context.windows(played)
     scores = score(
         state.params,
@@ -126,14 +126,11 @@ def make_batch(
     )
     each, metrics = played.tokens.shape[0] // rollout.tokens.shape[0], {}
     for extra in how.extras:
-        batch = batch.replace(extra=batch.extra | extra.arrays(rollout, batch.mask, models, how))
+        batch = batch.replace(extra=batch.extra | extra.arrays(played, batch.mask, models, how))
     if how.sampler.corrects:
         batch, metrics = correct(batch, played.logprobs, how)
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
-    if how.with_continuations:
-        continued = batch.mask.any(1).reshape(-1, each)[:, 1:]
-        metrics['fork/trained_rows'] = continued.sum().astype(jnp.float32)
-    return batch, advantages, metrics
+    return batch, advantages, metrics | how.algorithm.batch_metrics(batch, each)
 
 
 def correct(

@@ -167,7 +167,7 @@ class Parity:
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
-        weighted = run.algorithm.trained_continuations(run.env.max_turns)
+        weighted = run.algorithm.rows_per_episode(run.env.max_turns) > 1
         if self.microbatch_means and weighted:
             yield (
                 'parity.microbatch_means would undo the weights of fork.train=weighted: leave it '
@@ -178,10 +178,6 @@ class Parity:
         if self.loss_on == 'sampled':
             return
         beyond = f'parity.loss_on={self.loss_on!r} trains tokens that nobody sampled: it needs '
-        if run.continuations:
-            yield (
-                f'parity.loss_on={self.loss_on!r} does not go with fork.turns: set it to sampled'
-            )
         if run.sampler.corrects:
             yield f'{beyond}loss.sampler_correction=off'
         if run.context.window:
@@ -291,7 +287,7 @@ class Extra:
     def arrays(
         self, rollout: Rollout, mask: jax.Array, models: Models, how: 'Learning'
     ) -> dict[str, jax.Array]:
-        """Arrays for Batch.extra; mask bool [B (1 + F), T]: the trained tokens."""
+        """Arrays for Batch.extra; mask bool [B, T]: the trained tokens."""
         return {}
 
     def reads(self, batch: Batch) -> jax.Array:
@@ -352,15 +348,10 @@ class Learning:
         )
 
     @property
-    def with_continuations(self) -> bool:
-        """Whether the continuations of a rollout have rows in the batch."""
-        return self.algorithm.trained_continuations(self.max_turns) > 0
-
-    @property
     def rows_per_episode(self) -> int:
-        """Rows of the batch for an episode: its windows, or it and its continuations."""
-        forked = 1 + self.algorithm.trained_continuations(self.max_turns)
-        return forked * (self.context.rows(self.max_turns) if self.context else 1)
+        """Rows of the batch for an episode, windows included."""
+        rows = self.algorithm.rows_per_episode(self.max_turns)
+        return rows * (self.context.rows(self.max_turns) if self.context else 1)
 
     @property
     def unit(self) -> int:
@@ -382,4 +373,5 @@ class Learning:
         if self.parity.microbatch_means or self.algorithm.ROWS_PER_PAIR > 1:
             return False
         order = self.algorithm.filter.order(self.num_groups)
-        return self.with_continuations or order == 'kept_first' or self.context is not None
+        several = self.algorithm.rows_per_episode(self.max_turns) > 1
+        return several or order == 'kept_first' or self.context is not None

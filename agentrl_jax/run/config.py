@@ -30,13 +30,17 @@ from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
 from agentrl_jax.run import outside, sections
 from agentrl_jax.run.command import WrongUsage, no_field
 from agentrl_jax.run.extensions import Extras
+from agentrl_jax.run.hooks import Extension
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import Chosen, In, Inline
 
 VERSION = 2  # of the configs in checkpoints; see migrate
+ANY = object()  # whatever the value, it changed no result
 # Fields that version 1 had and this one has not, with the value that had no effect.
 REMOVED = {
     'agent.reward': 'whole',
+    'alarm.max_roll_backs': ANY,
+    'alarm.roll_back_lr': ANY,
     'curriculum.memory': 0.5,
     'curriculum.uncertain': 0.0,
     'filter.high': 1.0,
@@ -47,6 +51,7 @@ REMOVED = {
     'loss.sampler_reject': 'off',
     'loss.sampler_reject_high': None,
     'loss.sampler_reject_low': None,
+    'rollout.read_tokens': ANY,
 }
 
 
@@ -55,14 +60,15 @@ def _without_removed(saved: dict[str, Any]) -> dict[str, Any]:
     active = [
         f'{name}={saved[name]!r}'
         for name, off in REMOVED.items()
-        if saved.get(name) not in (None, off)
+        if off is not ANY and saved.get(name) not in (None, off)
     ]
     if active:
         raise ValueError(
             f'its config sets {", ".join(active)}, which this version no longer has; use commit '
             '55cb303, the last one that does'
         )
-    return {name: value for name, value in saved.items() if name not in REMOVED}
+    kept = {name: value for name, value in saved.items() if name not in REMOVED}
+    return {name: 'stop' if value == 'roll_back' else value for name, value in kept.items()}
 
 
 STEPS = (lambda saved: saved, _without_removed)  # from each version to the next
@@ -77,7 +83,6 @@ class Config:
     env: sections.Env = sections.Env()
     agent: sections.Agent = sections.Agent()
     reward: sections.Reward = sections.Reward()
-    self_play: sections.SelfPlay = sections.SelfPlay()
     hosts: sections.Hosts = sections.Hosts()
     model: sections.Model = sections.Model()
     lora: Lora = Lora()
@@ -88,7 +93,6 @@ class Config:
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
     critic: Critic = Critic()
-    forks: sections.Forks = sections.Forks()
     optim: Optim = Optim()
     batch: Batching = Batching()
     mesh: MeshSizes = MeshSizes()
@@ -102,6 +106,12 @@ class Config:
     # Sections of worlds, by their names in env: those that train, and those of eval.worlds
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
     others: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
+
+    @property
+    def extensions(self) -> tuple[Extension, ...]:
+        """The sections of extensions that change how a run is built."""
+        sections = vars(self.extras).values()
+        return tuple(section for section in sections if isinstance(section, Extension))
 
     @property
     def algorithm_name(self) -> str:
@@ -144,18 +154,9 @@ class Config:
 
     @property
     def held_out(self) -> 'Config':
-        """The same run with the worlds of validation: there opponents move at random."""
-
-        def against_random(world):
-            plays = getattr(world, 'opponent', 'random') == 'self'
-            return dataclasses.replace(world, opponent='random') if plays else world
-
-        return dataclasses.replace(self, worlds=tuple(map(against_random, self.worlds)))
-
-    @property
-    def in_self_play(self) -> bool:
-        """Whether the policy plays both seats of a game."""
-        return any(getattr(world, 'opponent', 'random') == 'self' for world in self.worlds)
+        """The same run with the worlds of validation."""
+        worlds = tuple(world.for_validation() for world in self.worlds)
+        return dataclasses.replace(self, worlds=worlds)
 
     @property
     def with_clone_limits(self) -> 'Config':

@@ -19,7 +19,6 @@ from agentrl_jax.settings.marks import (
     PART,
     WORD,
     ZERO,
-    At,
     In,
     Inline,
     OneOf,
@@ -126,11 +125,6 @@ class Env:
                 f'alarm.mi_every={run.alarm.mi_every} {several}: it compares answers to the '
                 'prompts of one; set it to 0'
             )
-        if run.forks.value_every:
-            yield (
-                f'fork.value_every={run.forks.value_every} {several}: it plays the episodes of one '
-                'again; set it to 0'
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,85 +196,10 @@ class Reward:
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         del shards
         asked = f'reward.function={self.function!r}'
-        if self.function and (run.continuations or run.forks.value_every):
-            yield (
-                f'{asked} is a function of whole episodes, and continuations (algorithm=vine, '
-                'fork.value_every) hold the turns from a later one on'
-            )
         if self.function and len({name in HOSTS for name in run.env.worlds}) > 1:
             yield (
                 f'{asked} is a function of rollouts on the device and of texts on hosts, and '
                 f'env.mix={run.env.mix!r} has both kinds of worlds'
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class SelfPlay:
-    """Games whose both seats are the policy (connect_four.opponent, leduc.opponent)."""
-
-    snapshots: Annotated[int, ZERO] = 0  # earlier policies that are kept; each step one of them has
-    # the other seat, which costs a second model while playing; 0: the policy plays both seats
-    every: Annotated[int, ONE] = 25  # steps from one snapshot to the next
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        """What would show a seat the other one's cards, or count both seats as one player."""
-        del shards
-        given = f'algorithm={run.algorithm_name!r}'
-        if not run.in_self_play:
-            if run.algorithm.CREDITS_SEATS:
-                yield (
-                    f'{given} credits both seats of a game: set opponent=self of one of '
-                    f'{", ".join(TWO_PLAYERS)}, or take another algorithm'
-                )
-            if self.snapshots:
-                yield (
-                    f'self_play.snapshots={self.snapshots} has no effect without a game in '
-                    'self-play: set it to 0'
-                )
-            return
-        asked = 'opponent=self'
-        if not run.algorithm.CREDITS_SEATS:
-            yield (
-                f'{asked} pays one seat what the other one loses, and {given} credits one player: '
-                'take rae'
-            )
-        if run.env.mix:
-            yield f'{asked} does not go with several worlds (env.mix={run.env.mix!r}): set it to ()'
-        if run.context.window != 1 or run.context.summary:
-            yield (
-                f'{asked} needs context.window=1 and context.summary=0, by which a seat does not '
-                'see what the other one saw and answered'
-            )
-        if run.env.max_actions_per_turn != 1:
-            yield (
-                f'{asked} plays one action of a seat a turn: set env.max_actions_per_turn='
-                f'{run.env.max_actions_per_turn} to 1'
-            )
-        if run.agent.name == 'plan' or run.agent.trials > 1:
-            yield (
-                f'{asked} plays one game of turns that act: set agent.name to act or react and '
-                'agent.trials to 1'
-            )
-        if run.reward.function:
-            yield (
-                f'{asked} needs what a game pays, to give the other seat minus that: '
-                f'reward.function={run.reward.function!r} must be left empty'
-            )
-        if run.clone.demonstrates:
-            yield (
-                f'{asked} has no demonstrations, which are of whole episodes: set clone.episodes '
-                "to 0 and clone.file to '', and name a run cloned before in model.path"
-            )
-        if self.snapshots and run.alarm.mi_every:
-            yield (
-                f'alarm.mi_every={run.alarm.mi_every} measures answers of the policy, and '
-                f'self_play.snapshots={self.snapshots} has others play too: set it to 0'
-            )
-        if self.snapshots and (run.rollout.group_size < 4 or run.rollout.group_size % 2):
-            yield (
-                f'self_play.snapshots={self.snapshots} gives the policy either seat in half of the '
-                f'episodes of a group: set rollout.group_size={run.rollout.group_size} to an even '
-                'number from 4 on'
             )
 
 
@@ -353,16 +272,6 @@ class Hosts:
                 f'context.summary={run.context.summary} needs lines of a world on the device, and '
                 f'{name} is on hosts: set it to 0'
             )
-        if run.continuations:
-            yield (
-                f'fork.continuations={run.algorithm.forks} rewinds worlds on the device, '
-                f'and {name} is on hosts: set it to 0'
-            )
-        if run.forks.value_every:
-            yield (
-                f'fork.value_every={run.forks.value_every} rewinds worlds on the device, and '
-                f'{name} is on hosts: set it to 0'
-            )
         if run.eval.worlds:
             yield (
                 f'eval.worlds={run.eval.worlds} are on the device, and {name} is on hosts: '
@@ -370,11 +279,6 @@ class Hosts:
             )
         if run.rollout.stop_at_answer and alone:
             yield (f"rollout.stop_at_answer has no effect on {name}: set hosts.stop=('</answer>',)")
-        if run.rollout.read_tokens and alone:
-            yield (
-                f'rollout.read_tokens={run.rollout.read_tokens} has no effect on {name}: set '
-                'hosts.read_tokens'
-            )
         for field in ('start_s', 'silent_s', *(() if world.here else ('timeout_s',))):
             if getattr(world, field, 0.0) > self.policy.timeout_s:
                 yield (
@@ -438,8 +342,6 @@ class Sampling:
     # model.dtype
     slots: Annotated[int, ZERO] = 0  # episodes played at once; 0 = all
     serve_rows: Annotated[int, ONE] = 8  # waiting slots that are served together
-    read_tokens: Annotated[int, ZERO] = 0  # tokens of a waiting slot that are read at a time, where
-    # prompts differ much in length; 0 = all of a prompt, in a block as wide as the longest can be
     stop_at_answer: bool = False  # end a turn at </answer>; else at the end-of-turn token
     constrain: Literal['', 'own', 'any'] = ''  # only tokens that can still become a legal answer
     # are sampled, and the trainer's probabilities are among them: own, answers as the tokenizer
@@ -479,15 +381,6 @@ class Sampling:
             yield from self._unconstrained(run)
         if self.staleness:
             yield from self._cannot_be_stale(run)
-        if self.read_tokens and run.context.window:
-            yield (
-                f'rollout.read_tokens={self.read_tokens} needs the whole conversation in the '
-                'cache: set it or context.window to 0'
-            )
-        if self.read_tokens and run.continuations:
-            yield (
-                f'rollout.read_tokens={self.read_tokens} does not go with fork.turns: set it to 0'
-            )
 
     def _cannot_be_stale(self, run: Any) -> Iterator[str]:
         """What a step must know before the ones before it are over, or would train wrongly."""
@@ -560,33 +453,6 @@ class Context:
                 f'context.summary={self.summary} lists turns that the policy does not see: set '
                 'context.window=1'
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class Forks:
-    """How the critic is measured: a step's episodes are played again, with continuations."""
-
-    value_every: Annotated[int, At('fork.value_every'), ZERO] = 0  # ppo: steps between measurements
-    # (value/vine_error): two continuations of each later turn are played; 0 = off
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        """What a critic estimates must be the return that continuations earn."""
-        del shards
-        if not self.value_every:
-            return
-        asked = f'fork.value_every={self.value_every}'
-        if not run.algorithm.USES_CRITIC:
-            yield (
-                f'{asked} measures a critic, and algorithm={run.algorithm_name!r} has none: set it '
-                'to 0'
-            )
-            return
-        if run.env.max_turns < 2:
-            yield (
-                f'{asked} plays on from later turns than the first, and env.max_turns='
-                f'{run.env.max_turns} has none: set it to 0'
-            )
-        yield from (f'{asked} {why}' for why in run.algorithm.unlike_returns())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,10 +74,9 @@ def free_of_worlds(cfg: Config) -> set[str]:
     return free
 
 
-def saved_beside(run: Run, streams: Streams) -> dict[str, Any]:
+def saved_beside(run: Run) -> dict[str, Any]:
     """What a checkpoint holds beside the state."""
-    saved = saved_with(run.face) | {'roll_backs': streams.roll_backs}
-    saved |= start_of(run.cfg, run.config, run.params)
+    saved = saved_with(run.face) | start_of(run.cfg, run.config, run.params)
     for addition in run.additions:
         saved |= addition.saved()
     return saved
@@ -99,8 +98,16 @@ def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
         kl_coef=jnp.float32(cfg.algorithm.kl.coef),
         skipped=jnp.int32(0),
         explorer=jax.tree.map(jnp.copy, policy) if cfg.explores else None,
-        snapshots=tuple(jax.tree.map(jnp.copy, policy) for _ in range(cfg.self_play.snapshots)),
+        extra=_state_extra(policy, cfg),
     )
+
+
+def _state_extra(policy: Params, cfg: Config) -> dict[str, Any]:
+    """What extensions keep in the state."""
+    extra: dict[str, Any] = {}
+    for extension in cfg.extensions:
+        extra |= extension.start_state(policy)
+    return extra
 
 
 def start_state(run: Run, params: Any) -> TrainState:
@@ -119,6 +126,26 @@ def abstract_state(run: Run) -> TrainState:
     return sharding.with_layout(state, layout)
 
 
+def open_run(
+    run: Run, workdir: Path, *, fallback: bool = False
+) -> tuple[checkpoint.Checkpoints, RunState]:
+    """The checkpoints of a workdir and what to continue from.
+
+    fallback: an older checkpoint where newer ones are damaged; else checkpoint.Damaged.
+    """
+    if fallback:
+        checkpoint.set_aside_damaged(workdir)  # as far as their files tell
+    while True:
+        checkpoints = checkpoint.open_checkpoints(workdir, keep=run.cfg.checkpoint.keep)
+        try:
+            return checkpoints, open_state(run, checkpoints, Streams(run.cfg.seed))
+        except checkpoint.Damaged as damage:
+            checkpoint.close(checkpoints)
+            own = damage.path.parent == checkpoints.directory  # and not a teacher's, or a base
+            if not (fallback and own and checkpoint.set_aside(damage)):
+                raise
+
+
 def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
     """What to continue from: the newest checkpoint, or a fresh step 0."""
     workdir = checkpoints.directory.parent
@@ -128,7 +155,7 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         params = first_params(run, workdir, examples)
         state = start_state(run, params)
         keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it
-        checkpoint.save(checkpoints, 0, state, saved_beside(run, streams))
+        checkpoint.save(checkpoints, 0, state, saved_beside(run))
         if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
             checkpoint.wait(checkpoints)
         model = params if run.cfg.lora.rank else {}
@@ -139,9 +166,14 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
                 f'{step} or more, or choose another workdir'
             )
         saved = checkpoint.read_extra(checkpoints.directory)
+        if saved.get('roll_backs'):
+            raise WrongUsage(
+                f'{workdir} went back to an earlier checkpoint after an alarm, which this version '
+                'does not do; commit 55cb303 is the last one that resumes it'
+            )
         before, now = comparable(saved), comparable(saved_with(run.face))
         free = [*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg)]
-        free += [name for part in hooks.sections(run.cfg) for name in part.FREE_ON_RESUME]
+        free += [name for part in run.cfg.extensions for name in part.FREE_ON_RESUME]
         with usage():
             follow = following(before, now)
             checkpoint.check_config(before, now, may_differ=free, follow=follow)

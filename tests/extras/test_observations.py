@@ -18,6 +18,7 @@ from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.extras.echo import observations
 from agentrl_jax.extras.echo.observations import Markers, ObservationLoss
 from agentrl_jax.extras.echo.section import markers_of
+from agentrl_jax.extras.vine.forks import with_continuations
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import evol
 from agentrl_jax.rl.learning import Batching, Forward, Learning, Models
@@ -104,11 +105,13 @@ def test_each_token_of_a_world_is_learnt_once_among_continuations():
     """A continuation repeats what its trunk has seen; new is what its own turns are shown."""
     out = forked_runs.played('frozen_lake')[0]
     markers = markers_of(tiny.tokenizer())
-    played = out.with_continuations
-    mask = observations.of_batch(out, played.action_mask, markers, forked=True)
+    played = with_continuations(out)
+    mask = observations.of_batch(played, played.action_mask, markers)
     own = np.asarray(observations.written(played, markers))
-    count, size = out.continuations.turn.shape
-    after = np.concatenate([np.zeros((count, 1), int), out.continuations.turn], axis=1).ravel()
+    count, size = out.extra['continuations'].turn.shape
+    after = np.concatenate(
+        [np.zeros((count, 1), int), out.extra['continuations'].turn], axis=1
+    ).ravel()
     for b in range(count * (1 + size)):
         want = own[b] & (np.asarray(played.turn)[b] > after[b])
         np.testing.assert_array_equal(mask[b], want & np.asarray(played.action_mask)[b].any())
@@ -129,8 +132,8 @@ def test_each_token_of_a_world_is_learnt_once_among_windows():
 def test_rows_that_do_not_train_teach_nothing():
     rollout = conversation()
     idle = jnp.zeros_like(rollout.action_mask)
-    assert not observations.of_batch(rollout, idle, PLAIN, forked=False).any()
-    assert observations.of_batch(rollout, rollout.action_mask, PLAIN, forked=False).sum() == 3
+    assert not observations.of_batch(rollout, idle, PLAIN).any()
+    assert observations.of_batch(rollout, rollout.action_mask, PLAIN).sum() == 3
 
 
 # ---- the loss ------------------------------------------------------------------------------------

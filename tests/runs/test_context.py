@@ -207,14 +207,6 @@ def told(task, states, turns, k, m):
             {'context.window': 1, 'clone.file': 'shown.json', 'clone.episodes': 0},
             'clone.file=shown.json are whole conversations, and with context.window=1 the policy',
         ),
-        (
-            {'context.window': 1, 'rollout.read_tokens': 8},
-            'rollout.read_tokens=8 needs the whole conversation',
-        ),
-        (
-            {'algorithm': 'vine', 'fork.turns': 'every', 'rollout.read_tokens': 8},
-            'rollout.read_tokens=8 does not go with fork.turns',
-        ),
     ],
 )
 def test_what_windows_do_not_go_with_is_refused(changes, message):

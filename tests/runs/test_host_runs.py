@@ -428,7 +428,6 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
         ({'alarm.mi_every': 1}, 'alarm.mi_every=1 needs answers of a known form'),
         ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 needs lines'),
         ({'rollout.stop_at_answer': True}, 'rollout.stop_at_answer has no effect'),
-        ({'rollout.read_tokens': 8}, 'set hosts.read_tokens'),
         ({'algorithm': 'vine'}, 'fork.continuations=.* rewinds worlds'),
         ({'eval.worlds': ('bandit',)}, 'eval.worlds=.* are on the device'),
         ({'hosts.min_healthy': 1.5}, 'hosts.min_healthy=1.5 must be in'),

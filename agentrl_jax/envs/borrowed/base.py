@@ -215,6 +215,10 @@ class TwoPlayers(PgxWorld):
     opponent: Literal['random', 'self'] = 'random'  # who plays the other seat; self: the policy,
     # and validation still plays against one who moves at random
 
+    def for_validation(self) -> 'TwoPlayers':
+        """The other player moves at random."""
+        return dataclasses.replace(self, opponent='random')
+
     def first(self, game: Any) -> jax.Array:
         """int32 []: pgx's number of the player who moved first."""
         raise NotImplementedError

@@ -57,6 +57,10 @@ class HostEnvironment:
         """Worlds in the servers that each process of a run starts; 0 = it starts none."""
         return 0
 
+    def for_validation(self) -> 'HostEnvironment':
+        """The same worlds as validation plays them."""
+        return self
+
     def check(self) -> None:
         """Raises what a world needs and is not installed, by name."""
 

@@ -11,7 +11,7 @@ from agentrl_jax.extras.distillation.distilling import Distilling
 from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.machine import checksums, files
 from agentrl_jax.models import Model
-from agentrl_jax.run.hooks import Addition, Extension, Parts
+from agentrl_jax.run.hooks import Addition, Extension, Setup
 from agentrl_jax.text.task import hint_tokens
 from agentrl_jax.types import Params
 
@@ -25,24 +25,25 @@ class Distillation(Extension):
     def needs_plans(self, cfg: Any) -> bool:
         return isinstance(cfg.algorithm, OPD) and cfg.algorithm.privileged == 'plan'
 
-    def build(self, parts: Parts, *, learns: bool) -> Addition:
-        if not learns or not isinstance(parts.cfg.algorithm, OPD):
+    def load(self, setup: Setup, *, learns: bool) -> Addition:
+        if not learns or not isinstance(setup.cfg.algorithm, OPD):
             return Addition()
-        return Teachers(parts, tuple(load(name, parts) for name in parts.cfg.algorithm.teachers))
+        names = setup.cfg.algorithm.teachers
+        return Teachers(setup, tuple(load_teacher(name, setup) for name in names))
 
 
 @dataclasses.dataclass(frozen=True)
 class Teachers(Addition):
     """Models that are never trained here."""
 
-    parts: Parts
+    setup: Setup
     models: tuple[tuple[Model, Params], ...]
 
     def extra(self, task):
-        how, width = self.parts.cfg.algorithm, self.parts.model.vocab_size
+        how, width = self.setup.cfg.algorithm, self.setup.model.vocab_size
 
         def functions(model):  # without the padding of the head that the student's lacks
-            fns = self.parts.functions(model)
+            fns = self.setup.functions(model)
             return fns.replace(head=lambda params: model.head_kernel(params)[:, :width])
 
         return Distilling(
@@ -53,7 +54,7 @@ class Teachers(Addition):
 
     def frozen(self, task):
         arrays = {'teachers': tuple(params for _, params in self.models)}
-        if self.parts.cfg.algorithm.privileged == 'none':
+        if self.setup.cfg.algorithm.privileged == 'none':
             return arrays
         return arrays | {'hints': np.asarray(hint_tokens(task))}
 
@@ -69,26 +70,26 @@ class Teachers(Addition):
         before = saved['teachers'] if 'teachers' in saved else []
         if before != self.digests:
             raise ValueError(
-                f'opd.teachers={self.parts.cfg.algorithm.teachers} have other parameters than the '
+                f'opd.teachers={self.setup.cfg.algorithm.teachers} have other parameters than the '
                 'teachers that this run started with (a run that continued has a newer policy): '
                 'name the same ones in the same order, or start in another workdir'
             )
 
 
-def load(name: str, parts: Parts) -> tuple[Model, Params]:
+def load_teacher(name: str, setup: Setup) -> tuple[Model, Params]:
     """A teacher; ValueError if its tokens are not those of the student."""
-    path, tokenizer = files.local_path(name), parts.tokenizer
-    other = parts.load_tokenizer(path)
+    path, tokenizer = files.local_path(name), setup.tokenizer
+    other = setup.load_tokenizer(path)
     if vocabulary(other) != vocabulary(tokenizer):
         raise ValueError(
             f'opd.teachers: {name} has the tokens of {other.source}, and the policy those of '
             f'{tokenizer.source}: the same ids must stand for the same texts'
         )
-    model, params = parts.load_policy(path)
-    if model.vocab_size < parts.model.vocab_size:
+    model, params = setup.load_policy(path)
+    if model.vocab_size < setup.model.vocab_size:
         raise ValueError(
             f'opd.teachers: {name} has probabilities of {model.vocab_size} tokens and the policy '
-            f'of {parts.model.vocab_size}: use a teacher with at least as many'
+            f'of {setup.model.vocab_size}: use a teacher with at least as many'
         )
     return model, params
 

@@ -64,18 +64,15 @@ def answered(rollout: Rollout) -> jax.Array:
     return (same & (index[None, None, :] < index[None, :, None])).any(-1)
 
 
-def of_batch(rollout: Rollout, mask: jax.Array, markers: Markers, *, forked: bool) -> jax.Array:
-    """Tokens of observations of rows that train, each token of a world once; bool [B (1 + F), T].
+def of_batch(rollout: Rollout, mask: jax.Array, markers: Markers) -> jax.Array:
+    """Tokens of observations of rows that train, each token of a world once; bool [B, T].
 
-    mask bool [B (1 + F), T]: tokens that train; forked: of episodes and their continuations, whose
-    own observations are those after the turn that they play again.
+    mask bool [B, T]: tokens that train. Of a row that repeats the beginning of another one, only
+    what follows its first sampled turn counts.
     """
-    played, after = rollout, 0
-    if forked:
-        turn = rollout.continuations.turn
-        after = jnp.pad(turn, ((0, 0), (1, 0))).reshape(-1)
-        played = rollout.with_continuations
-    return written(played, markers, after) & mask.any(1, keepdims=True)
+    turns = rollout.rewards.shape[1]
+    first = jnp.where(rollout.action_mask, rollout.turn, turns).min(1)
+    return written(rollout, markers, first) & mask.any(1, keepdims=True)
 
 
 def log_likelihood(
@@ -99,8 +96,7 @@ class ObservationLoss(Extra):
     METRICS = ('policy/observation_nll',)
 
     def arrays(self, rollout, mask, models, how):
-        forked = how.with_continuations
-        return {'observed': of_batch(rollout, mask, self.markers, forked=forked)}
+        return {'observed': of_batch(rollout, mask, self.markers)}
 
     def reads(self, batch):
         return batch.extra['observed']

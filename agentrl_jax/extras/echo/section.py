@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from agentrl_jax.extras.echo import observations
-from agentrl_jax.run.hooks import Addition, Extension, Parts
+from agentrl_jax.run.hooks import Addition, Extension, Setup
 from agentrl_jax.settings.marks import ZERO, At
 from agentrl_jax.tokens.wording import wording_of
 
@@ -43,34 +43,34 @@ class Echo(Extension):
                 'set it to 0, or to 2 or more'
             )
 
-    def build(self, parts: Parts, *, learns: bool) -> Addition:
+    def load(self, setup: Setup, *, learns: bool) -> Addition:
         del learns
-        return EchoAddition(self, parts)
+        return EchoAddition(self, setup)
 
 
 @dataclasses.dataclass(frozen=True)
 class EchoAddition(Addition):
     echo: Echo
-    parts: Parts
+    setup: Setup
 
     def extra(self, task):
         if not self.echo.coef:
             return None
-        return observations.ObservationLoss(self.echo.coef, markers_of(self.parts.tokenizer))
+        return observations.ObservationLoss(self.echo.coef, markers_of(self.setup.tokenizer))
 
     def measure(self, task, context):
         if not self.echo.validates:
             return None
-        parts, cfg = self.parts, self.parts.cfg
+        setup, cfg = self.setup, self.setup.cfg
         program = functools.partial(
             observations.measure,
-            fns=parts.functions(parts.model),
-            markers=markers_of(parts.tokenizer),
+            fns=setup.functions(setup.model),
+            markers=markers_of(setup.tokenizer),
             context=context,
             rows=cfg.env.eval_levels * cfg.eval.samples,
             batch=cfg.batch,
         )
-        return jax.jit(program, out_shardings=NamedSharding(parts.mesh, PartitionSpec()))
+        return jax.jit(program, out_shardings=NamedSharding(setup.mesh, PartitionSpec()))
 
 
 def markers_of(tokenizer: Any) -> observations.Markers:

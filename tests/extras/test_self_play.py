@@ -11,12 +11,12 @@ import tiny_agents as tiny
 
 from agentrl_jax.envs.borrowed.connect_four import ConnectFour
 from agentrl_jax.envs.borrowed.leduc import Leduc
-from agentrl_jax.measure import choices
+from agentrl_jax.extras.self_play import choices
+from agentrl_jax.extras.self_play.player import Pair, Seated, WithOpponent
 from agentrl_jax.records import pages
 from agentrl_jax.rollout import device, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Pair
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
@@ -117,18 +117,20 @@ def played():
 
 
 def run(params):
+    player = (WithOpponent if isinstance(params, Pair) else Seated)(tiny.config())
     game, rows = task('leduc'), jnp.arange(2 * GAMES, dtype=jnp.int32)
     episodes = Episodes(level=rows // 2, token_stream=rows, world_stream=rows)
     collect = jax.jit(
         functools.partial(
             device.collect,
-            config=tiny.config(),
-            slots=2 * GAMES,
-            serve_rows=8,
-            max_tokens=game.prefix.shape[0] + PLIES['leduc'] * (game.width + TOKENS),
-            max_response=TOKENS,
-            window=1,
-            seated=True,
+            settings=tiny.settings(
+                player=player,
+                slots=2 * GAMES,
+                serve_rows=8,
+                max_tokens=game.prefix.shape[0] + PLIES['leduc'] * (game.width + TOKENS),
+                max_response=TOKENS,
+                window=1,
+            ),
         )
     )
     rollout, _ = collect(params, game, episodes, KEY)
@@ -150,7 +152,7 @@ def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
     """Each turn is answered after a prompt that is the same whatever card the other seat holds."""
     rollout, samples = played()
     show = jax.jit(choices.prompts)
-    samples = samples.reshape(*rollout.seats.shape, -1)
+    samples = samples.reshape(*rollout.extra['seats'].shape, -1)
     seats = set()
     for k, world in enumerate(replayed(rollout)):
         live = np.flatnonzero(k < rollout.num_turns)
@@ -167,7 +169,7 @@ def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
         for b in live:
             np.testing.assert_array_equal(samples[b, k, : count[b]], tokens[b, : count[b]])
             first = int(mover[b] != world.state.game._first_player[b])
-            assert rollout.seats[b, k] == first
+            assert rollout.extra['seats'][b, k] == first
             seats.add(first)
     assert seats == {0, 1}
 
@@ -211,9 +213,9 @@ def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones()
     other = jax.tree.map(lambda x: x + 0.5 * jax.random.normal(KEY, x.shape), params)
     mixed, _ = run(Pair(params, other))
     for found in (same, mixed):
-        np.testing.assert_array_equal(found.learner, np.arange(2 * GAMES) % 2)
+        np.testing.assert_array_equal(found.extra['learner'], np.arange(2 * GAMES) % 2)
         turn = np.maximum(found.turn, 0)
-        own = np.take_along_axis(found.seats, turn, 1) == found.learner[:, None]
+        own = np.take_along_axis(found.extra['seats'], turn, 1) == found.extra['learner'][:, None]
         assert not (found.action_mask & ~own).any() and not found.logprobs[~found.action_mask].any()
     np.testing.assert_array_equal(same.tokens, alone.tokens)
     own = same.action_mask
@@ -231,7 +233,7 @@ def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones()
     for k, world in enumerate(replayed(found)):
         best = np.asarray(ask()(sure, task('leduc'), world)).argmax(1)
         for b in np.flatnonzero(k < found.num_turns):
-            theirs = bool(found.seats[b, k] != found.learner[b])
+            theirs = bool(found.extra['seats'][b, k] != found.extra['learner'][b])
             likeliest[theirs].append(found.actions[b, k, 0] == best[b])
     assert all(likeliest[True]) and not all(likeliest[False])
 
@@ -240,7 +242,7 @@ def test_the_page_of_a_game_against_a_snapshot_shows_what_its_prompts_say():
     """Its answers are no sampled ones: boards stayed as they were before it moved."""
     params, game = tiny.untrained(), task('leduc')
     found, samples = run(Pair(params, params))
-    samples = samples.reshape(*found.seats.shape, -1)
+    samples = samples.reshape(*found.extra['seats'].shape, -1)
     grids = pages.replay(found, np.arange(2 * GAMES), game, tiny.tokenizer(), KEY)
     for b in range(2 * GAMES):
         assert len(grids[b]) == found.num_turns[b] + 1

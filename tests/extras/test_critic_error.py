@@ -8,7 +8,8 @@ import pytest
 import toy_rollouts as toy
 
 from agentrl_jax import train
-from agentrl_jax.measure import critic_error, metrics
+from agentrl_jax.extras.vine import critic_error
+from agentrl_jax.measure import metrics
 from agentrl_jax.records import run_log
 from agentrl_jax.run.config import read as read_config
 from benchmarks import turn_credit as bench
@@ -83,7 +84,7 @@ def test_values_are_read_where_answers_begin(whole):
     plain = toy.random_rollout(2, rows=12, turns=3, faulty=(3,))
     rollout = jax.device_get(toy.forked(plain, (2, 2, 1, 1), faulty=[(0, 2)]))
     values = np.random.default_rng(1).normal(size=plain.tokens.shape).astype(np.float32)
-    forks, turn = rollout.continuations.rollout, rollout.continuations.turn
+    forks, turn = rollout.extra['continuations'].rollout, rollout.extra['continuations'].turn
     earned = rollout.rewards + rollout.penalties
     labels, read, noise = [], [], []
     for b in range(12):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import types
 
 import jax
 import micro_runs
@@ -9,10 +10,10 @@ import ml_collections
 import numpy as np
 import pytest
 
-from agentrl_jax import elo, train
+from agentrl_jax import train
+from agentrl_jax.extras.self_play import elo, section
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
-from agentrl_jax.run import build
 from agentrl_jax.run.config import read as read_config
 
 needs_pgx = pytest.mark.skipif(
@@ -81,11 +82,11 @@ def test_snapshots_are_the_policies_of_their_steps_the_oldest_first(trained):
     with micro_runs.one_device():
         first, second, last = (micro_runs.saved_state(cfg, workdir, step) for step in (0, 2, 4))
     start = (first.params, first.params)
-    jax.tree.map(np.testing.assert_array_equal, first.snapshots, start)
+    jax.tree.map(np.testing.assert_array_equal, first.extra['snapshots'], start)
     # The snapshot of step 2 is taken when that step begins, after the checkpoint of it
-    jax.tree.map(np.testing.assert_array_equal, second.snapshots, first.snapshots)
+    jax.tree.map(np.testing.assert_array_equal, second.extra['snapshots'], first.extra['snapshots'])
     taken = (first.params, second.params)
-    jax.tree.map(np.testing.assert_array_equal, last.snapshots, taken)
+    jax.tree.map(np.testing.assert_array_equal, last.extra['snapshots'], taken)
 
 
 @needs_pgx
@@ -139,7 +140,7 @@ def test_the_folder_of_the_ratings_is_made_before_the_games(tmp_path, monkeypatc
 @needs_pgx
 def test_validation_plays_against_who_moves_at_random():
     cfg = read_config(plain(), None)
-    assert cfg.in_self_play and not cfg.held_out.in_self_play
+    assert cfg.worlds[0].opponent == 'self' and cfg.held_out.worlds[0].opponent == 'random'
     assert cfg.held_out.worlds[0].opponent == 'random' and cfg.held_out.worlds[0].position
 
 
@@ -193,7 +194,8 @@ def test_budgets_of_one_player_are_too_small_for_the_plies_of_both(world, plies,
         read_config(plain(world, 'random', algorithm='rloo', **budgets | changes))
         for changes in ({}, {f'env.{budget}': plies - 1})
     )
-    assert elo.in_self_play(enough).in_self_play
+    assert elo.in_self_play(enough).worlds[0].opponent == 'self'
     with pytest.raises(ValueError, match=f'of {plies} or more, the plies of both players'):
         elo.in_self_play(short)
-    assert build.build_exploitability(short, None, None, None) is None
+    parts = types.SimpleNamespace(cfg=short)
+    assert section.SelfPlay().eval_probes(parts) == {}

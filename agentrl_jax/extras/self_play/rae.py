@@ -22,10 +22,11 @@ RLOO without the KL.
 import dataclasses
 from collections.abc import Iterator
 
+import jax
 import jax.numpy as jnp
 
+from agentrl_jax.extras.self_play.player import LEARNER, SEATS
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import Clipped, Weights, build_batch, trained
 
 
@@ -48,13 +49,27 @@ class RAE(Clipped):
         rows, mask = trained(rollout, keep)
         own = rollout.penalties - self.turn_kl(rollout, scores, mask, kl_coef)[0]
         _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
-        seats = jnp.zeros_like(rollout.num_actions) if rollout.seats is None else rollout.seats
-        returns = turn_credit.seat_returns(rollout.rewards, own, seats, rollout.num_turns)
+        seats = rollout.extra.get(SEATS, jnp.zeros_like(rollout.num_actions))
+        returns = seat_returns(rollout.rewards, own, seats, rollout.num_turns)
         per_seat = []
         for seat in range(2):
-            plays = rows if rollout.learner is None else rows & (rollout.learner == seat)
+            plays = rows & (rollout.extra[LEARNER] == seat) if LEARNER in rollout.extra else rows
             per_seat.append(
                 adv.leave_one_out(returns[:, seat], plays, group_size=group_size, scale=scale)
             )
         per_turn = jnp.take_along_axis(jnp.stack(per_seat, 1), seats, axis=1)
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
+
+
+def seat_returns(
+    rewards: jax.Array, own: jax.Array, seats: jax.Array, num_turns: jax.Array
+) -> jax.Array:
+    """Returns [B, 2] of both seats of a zero-sum game.
+
+    rewards [B, K]: those of seat 0, seat 1 earns minus them; own [B, K]: what counts for the seat
+    of a turn alone, such as penalties; seats int32 [B, K].
+    """
+    played = jnp.arange(rewards.shape[1])[None] < num_turns[:, None]
+    paid = jnp.where(played, rewards, 0.0).sum(1)
+    mine = [jnp.where(played & (seats == seat), own, 0.0).sum(1) for seat in range(2)]
+    return jnp.stack([paid + mine[0], mine[1] - paid], axis=1)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import toy_rollouts as toy
 
-from agentrl_jax.algorithms.rae import RAE
-from agentrl_jax.rl import turn_credit
+from agentrl_jax.extras.self_play.rae import RAE, seat_returns
 
 
 def seated(seed, learner=None, faulty=()):
@@ -16,7 +15,8 @@ def seated(seed, learner=None, faulty=()):
     rollout = toy.random_rollout(seed, length=32, turns=5, faulty=faulty)
     seats = jnp.asarray(rng.integers(0, 2, rollout.rewards.shape), jnp.int32)
     penalties = jnp.asarray(-rng.random(rollout.rewards.shape), jnp.float32)
-    return rollout.replace(seats=seats, penalties=penalties, learner=learner)
+    extra = {'seats': seats} | ({} if learner is None else {'learner': learner})
+    return rollout.replace(extra=extra, penalties=penalties)
 
 
 def test_returns_of_both_seats_by_hand():
@@ -24,7 +24,7 @@ def test_returns_of_both_seats_by_hand():
     rewards = jnp.array([[0.0, 0.0, 3.0, 9.0]])
     own = jnp.array([[-0.1, 0.0, -0.5, -9.0]])
     seats = jnp.array([[0, 1, 1, 0]])
-    got = turn_credit.seat_returns(rewards, own, seats, jnp.array([3]))
+    got = seat_returns(rewards, own, seats, jnp.array([3]))
     np.testing.assert_allclose(got, [[2.9, -3.5]], atol=1e-6)
 
 
@@ -32,7 +32,7 @@ def expected_advantages(rollout, group_size, learner=None):
     """Loops over episodes, turns and the other members."""
     rewards, penalties, seats, turns = (
         np.asarray(x)
-        for x in (rollout.rewards, rollout.penalties, rollout.seats, rollout.num_turns)
+        for x in (rollout.rewards, rollout.penalties, rollout.extra['seats'], rollout.num_turns)
     )
     healthy = np.asarray(rollout.healthy)
     total = np.zeros((len(turns), 2))
@@ -62,7 +62,10 @@ def test_a_seat_is_compared_with_the_same_seat_of_the_others(faulty):
 def test_against_snapshots_only_members_in_the_same_seat_are_compared():
     learner = jnp.arange(8, dtype=jnp.int32) % 2
     rollout = seated(1, learner=learner)
-    own = jnp.take_along_axis(rollout.seats, jnp.maximum(rollout.turn, 0), 1) == learner[:, None]
+    own = (
+        jnp.take_along_axis(rollout.extra['seats'], jnp.maximum(rollout.turn, 0), 1)
+        == learner[:, None]
+    )
     rollout = rollout.replace(action_mask=rollout.action_mask & own)
     batch = RAE().make_batch(rollout, toy.scores_of(rollout), group_size=4)
     assert bool((batch.mask == rollout.action_mask).all())

@@ -10,14 +10,46 @@ length_k, so a later continuation, from k or an earlier turn, still finds its be
 same reason a slot without work may copy the row at any time and take over the next continuation.
 """
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from agentrl_jax.extras.vine.draw import FORKS, Forks, listed
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout.episodes import Forks
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.slots import IDLE, Schedule, Slots, Turns, choose, start_episodes
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Continuations, Rollout
+from agentrl_jax.types import Rollout
+
+CONTINUATIONS = 'continuations'  # in Rollout.extra
+
+
+@struct.dataclass
+class Continuations:
+    """F times each episode was rewound to the start of one of its turns and played on.
+
+    They are kept apart from episodes: whatever counts, filters or shows rows of a rollout ignores
+    them.
+    """
+
+    turn: jax.Array  # int32 [B, F]  turn from whose start it was played; 0 = it was not
+    rollout: Rollout  # [B, F, ...]  what precedes that turn is attended to, and none of it is
+    # sampled or rewarded: returns are those from that turn on; turns keep their numbers
+
+
+def with_continuations(rollout: Rollout) -> Rollout:
+    """[B (1 + F), ...]: each episode, followed by its continuations."""
+
+    def join(trunk, forked):
+        rows = jnp.concatenate([trunk[:, None], forked], axis=1)
+        return rows.reshape(-1, *trunk.shape[1:])
+
+    extra = dict(rollout.extra)
+    forked = extra.pop(CONTINUATIONS).rollout
+    return jax.tree.map(join, rollout.replace(extra=extra), forked)
 
 
 @struct.dataclass
@@ -189,11 +221,11 @@ def copy_beginning(
 
 def begin(
     bank: Bank, out: Rollout, episode: jax.Array, forks: Forks, rows: jax.Array, free: jax.Array
-) -> tuple[Bank, Work, Rollout, tuple[jax.Array, text.Episode, jax.Array, jax.Array]]:
+) -> tuple[Bank, Work, Rollout, Turns]:
     """Gives continuations to the free ones of the slots `rows` int32 [w].
 
     episode int32 [S]: the row of out that each slot played last. Returns (bank, work, out with the
-    continuations' beginnings, (row of out, world, length, sampled_end) where work.begins).
+    continuations' beginnings, what is played where work.begins).
     """
     bank, work = assign(bank, rows, free)
     trunks, count = forks.turn.shape
@@ -204,7 +236,7 @@ def begin(
     row = trunks + trunk * count + work.number
     row = jnp.where(work.begins, row, out.tokens.shape[0])
     out = copy_beginning(out, row, trunk, turn, length)
-    return bank, work, out, (row, world, length, bank.sampled_end[at])
+    return bank, work, out, Turns(row, world, length, bank.sampled_end[at])
 
 
 def split(out: Rollout, begun: jax.Array) -> Rollout:
@@ -216,4 +248,96 @@ def split(out: Rollout, begun: jax.Array) -> Rollout:
     rollout = jax.tree.map(lambda x: x[trunks:].reshape(*begun.shape, *x.shape[1:]), out)
     turn = jnp.where(rollout.num_turns > 0, begun, 0)
     continuations = Continuations(turn=turn, rollout=rollout)
-    return jax.tree.map(lambda x: x[:trunks], out).replace(continuations=continuations)
+    trunk = jax.tree.map(lambda x: x[:trunks], out)
+    return trunk.replace(extra=trunk.extra | {CONTINUATIONS: continuations})
+
+
+@struct.dataclass
+class State:
+    """What the schedule remembers."""
+
+    bank: Bank
+    inner: Any  # state of the schedule of the episodes
+
+
+@dataclasses.dataclass(frozen=True)
+class Forked(Schedule):
+    """A slot plays the continuations of its trunk before the next episode of the list.
+
+    Where the list is at its end it helps others.
+    """
+
+    inner: Schedule  # of the episodes
+    copies: bool  # a slot that helps needs the cache of the slot it helps
+
+    def within(self, slots: Slots) -> Slots:
+        """The slots as the inner schedule knows them."""
+        return slots.replace(schedule=slots.schedule.inner)
+
+    def around(self, slots: Slots, bank: Bank) -> Slots:
+        """The slots of the inner schedule as this one knows them."""
+        return slots.replace(schedule=State(bank, slots.schedule))
+
+    def listed(self, episodes: Episodes) -> Episodes:
+        return listed(episodes)
+
+    def start(
+        self, task: text.TextTask, episodes: Episodes, rows: token_rows.Rows, world: text.Episode
+    ) -> State:
+        bank = empty_bank(world, episodes.extra[FORKS], task.max_turns)
+        return State(bank, self.inner.start(task, episodes, rows, world))
+
+    def served(self, slots: Slots, count: int) -> jax.Array:
+        waiting, none = self.inner.served(self.within(slots), count), slots.phase.shape[0]
+        (idle,) = jnp.nonzero(slots.phase == IDLE, size=count, fill_value=none)
+        after = jnp.arange(count) - jnp.sum(waiting < none)
+        return jnp.where(after < 0, waiting, idle[jnp.maximum(after, 0)])
+
+    def waiting(self, slots: Slots) -> jax.Array:
+        pending = jnp.sum(slots.schedule.bank.pending)
+        helpers = jnp.minimum(jnp.sum(slots.phase == IDLE), pending)
+        return self.inner.waiting(self.within(slots)) + helpers
+
+    def order(self, slots: Slots, number: jax.Array) -> jax.Array:
+        return self.inner.order(self.within(slots), number)
+
+    def next_turns(
+        self,
+        slots: Slots,
+        task: text.TextTask,
+        episodes: Episodes,
+        which: jax.Array,
+        over: jax.Array,
+        turns: Turns,
+    ) -> tuple[Slots, Turns]:
+        forks, played = episodes.extra[FORKS], slots.episode[which]
+        bank = finish(slots.schedule.bank, forks, which, played, over, turns.world.turn, slots.out)
+        free = over & ~own_work(bank, which)
+        slots, turns = start_episodes(self, slots, task, episodes, which, free, turns)
+        left = over & ~(free & (turns.episode < slots.out.tokens.shape[0]))
+        bank, work, out, begun = begin(bank, slots.out, slots.episode, forks, which, left)
+        turns = choose(work.begins, begun, turns)
+        at = jnp.where(turns.episode < out.tokens.shape[0], which, slots.phase.shape[0])
+        bank = remember(bank, at, turns.world, turns.length, turns.sampled_end)
+        rows = copy_caches(slots.rows, which, work) if self.copies else slots.rows
+        state = slots.schedule.replace(bank=bank)
+        return slots.replace(schedule=state, out=out, rows=rows), turns
+
+    def seat(
+        self,
+        slots: Slots,
+        task: text.TextTask,
+        which: jax.Array,
+        turns: Turns,
+        prompt: tuple[jax.Array, jax.Array],
+    ) -> tuple[Slots, jax.Array]:
+        bank = slots.schedule.bank
+        slots, follows = self.inner.seat(self.within(slots), task, which, turns, prompt)
+        return self.around(slots, bank), follows
+
+    def after_read(self, slots: Slots, task: text.TextTask, which: jax.Array) -> Slots:
+        bank = slots.schedule.bank
+        return self.around(self.inner.after_read(self.within(slots), task, which), bank)
+
+    def finish(self, slots: Slots, episodes: Episodes) -> Rollout:
+        return split(slots.out, turns(slots.schedule.bank, episodes.extra[FORKS]))

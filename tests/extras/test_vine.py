@@ -9,7 +9,9 @@ import pytest
 import toy_rollouts as toy
 
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
-from agentrl_jax.algorithms.vine import Vine
+from agentrl_jax.extras.vine.credit import against_continuations
+from agentrl_jax.extras.vine.forks import with_continuations
+from agentrl_jax.extras.vine.vine import Vine
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import document
 from agentrl_jax.rl import filtering, turn_credit, update
@@ -26,7 +28,7 @@ def by_hand(healthy=(True, True), faulty=()):
     usable = np.ones((2, 2), bool)
     for at in faulty:
         usable[at] = False
-    return turn_credit.against_continuations(
+    return against_continuations(
         jnp.array([[1.0, 2], [0, 4]]),
         jnp.array([2, 2]),
         jnp.asarray(healthy),
@@ -67,9 +69,9 @@ def test_a_faulty_episode_takes_its_continuations_with_it():
 def test_gigpo_s_step_groups_of_plays_from_one_start_are_vine_s_advantages():
     """But for its own return in each mean, the factor M / (1 + M)."""
     rollout = toy.forked(toy.random_rollout(6, turns=2), (1, 1))
-    forks, turn = rollout.continuations.rollout, rollout.continuations.turn
+    forks, turn = rollout.extra['continuations'].rollout, rollout.extra['continuations'].turn
     usable = turn > 0
-    _, forked, _ = turn_credit.against_continuations(
+    _, forked, _ = against_continuations(
         rollout.rewards,
         rollout.num_turns,
         rollout.healthy,
@@ -94,7 +96,7 @@ def test_without_continuations_vine_is_turn_grpo():
     plain = Vine().make_batch(rollout, scores, group_size=4)
     jax.tree.map(np.testing.assert_array_equal, plain, wanted)
     none = toy.forked(rollout.replace(num_turns=jnp.ones(8, jnp.int32)), (1,))
-    batch = Vine().make_batch(none, toy.scores_of(none.with_continuations), group_size=4)
+    batch = Vine().make_batch(none, toy.scores_of(with_continuations(none)), group_size=4)
     one = TurnGRPO().make_batch(none, scores, group_size=4)
     np.testing.assert_allclose(batch.advantages[::2], one.advantages, atol=1e-6)
     assert not batch.mask[1::2].any()
@@ -102,9 +104,12 @@ def test_without_continuations_vine_is_turn_grpo():
 
 def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weights():
     rollout = toy.forked(toy.random_rollout(3, turns=3, faulty=(5,)), (2, 2, 1, 1))
-    scores = toy.scores_of(rollout.with_continuations)
+    scores = toy.scores_of(with_continuations(rollout))
     batch = Vine(scale='none').make_batch(rollout, scores, group_size=4)
-    more, turn = rollout.continuations.rollout, np.asarray(rollout.continuations.turn)
+    more, turn = (
+        rollout.extra['continuations'].rollout,
+        np.asarray(rollout.extra['continuations'].turn),
+    )
     mask = np.asarray(batch.mask).reshape(8, 5, -1)
     own = np.asarray(rollout.action_mask & rollout.healthy[:, None])
     np.testing.assert_array_equal(mask[:, 0], own)
@@ -173,7 +178,7 @@ def test_metrics_filters_and_pages_see_episodes_alone():
     after = metrics.rollout_metrics(rollout, 4)
     assert {name: float(after[name]) for name in before} == {n: float(x) for n, x in before.items()}
     assert set(after) - set(before) == {'fork/played', 'fork/tokens'} <= set(metrics.METRICS)
-    played = int((np.asarray(rollout.continuations.turn) > 0).sum())
+    played = int((np.asarray(rollout.extra['continuations'].turn) > 0).sum())
     assert float(after['fork/played']) == pytest.approx(played / 8)
     for rule in ('all', 'varied'):
         keep_rows = functools.partial(filtering.keep_rows, group_size=4, rule=rule)
@@ -191,8 +196,8 @@ def test_kept_groups_keep_their_continuations():
     rollout = toy.forked(toy.random_rollout(5, turns=3), (2, 1))
     keep = functools.partial(filtering.keep_rows, group_size=4, rule='top_k', keep=1)
     out, rows, *_ = filtering.select(rollout, keep_fn=keep, group_size=4, order='compact', count=4)
-    want = jax.tree.map(lambda x: x[rows], rollout.continuations)
-    jax.tree.map(np.testing.assert_array_equal, out.continuations, want)
+    want = jax.tree.map(lambda x: x[rows], rollout.extra['continuations'])
+    jax.tree.map(np.testing.assert_array_equal, out.extra['continuations'], want)
 
 
 # ---- optimiser steps -----------------------------------------------------------------------------
@@ -209,7 +214,7 @@ def test_rows_that_train_fill_the_first_micro_batches():
 def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():
     # three turns: two later ones, two continuations of each
     every, one = Vine(), Vine(turns='2', train='trunks')
-    assert (every.continuations(3), every.trained_continuations(3)) == (4, 4)
-    assert (one.continuations(3), one.trained_continuations(3)) == (2, 0)
+    assert (every.continuations(3), every.rows_per_episode(3)) == (4, 5)
+    assert (one.continuations(3), one.rows_per_episode(3)) == (2, 1)
     assert Vine(turns='ahead', forks=3).continuations(3) == 3
-    assert TurnGRPO().continuations(3) == TurnGRPO().trained_continuations(3) == 0
+    assert (TurnGRPO().continuations(3), TurnGRPO().rows_per_episode(3)) == (0, 1)

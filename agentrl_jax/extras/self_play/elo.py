@@ -1,6 +1,6 @@
 """Elo of the checkpoints of runs, and of random play and the expert, in a game of two players.
 
-  python -m agentrl_jax.elo --workdir=runs/self_play [--against=runs/other,...] \\
+  python -m agentrl_jax.extras.self_play.elo --workdir=runs/self_play [--against=runs/other,...] \\
       [--steps=0,100,200] [--games=256]
 
 Everybody plays everybody on the test deals of --workdir's game, each deal twice, with seats
@@ -11,7 +11,7 @@ exploitability. Turns and actions are those of both players, in prompts that cou
 budgets of a run, which must hold a whole game. A rating is of games won, not of what they paid: in
 poker who folds much wins seldom and may still lose little.
 
-A policy's actions are drawn from their exact probabilities (agentrl_jax/measure/choices.py says
+A policy's actions are drawn from their exact probabilities (choices.py says
 what that needs of a config), so that policies, random play and the expert, whose moves are made on
 the host, play in one way; a policy's program is compiled once for all of its checkpoints.
 """
@@ -27,7 +27,7 @@ if __name__ == '__main__':
     flags.DEFINE_integer('games', 256, 'Games of each pair, an even number.')
     flags.DEFINE_integer('seed', 0, 'Of the moves.')
     flags.DEFINE_string('out', '', 'Folder for elo.json; default: the workdir.')
-    command.begin(__doc__, needs=('workdir',), says='agentrl_jax.elo: loading')
+    command.begin(__doc__, needs=('workdir',), says='agentrl_jax.extras.self_play.elo: loading')
 
 import dataclasses
 import functools
@@ -41,9 +41,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.extras.self_play import choices, exploitability, ratings
+from agentrl_jax.extras.self_play.section import build_choices
 from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.measure import choices, exploitability, ratings
-from agentrl_jax.run import build, parts
+from agentrl_jax.run import parts
 from agentrl_jax.run.config import Config
 from agentrl_jax.text import task as text
 from agentrl_jax.text.task import TextTask
@@ -140,7 +141,7 @@ def policies(path: str, steps: Sequence[int | None]) -> list[Player]:
     found, asked = [], None
     for step in steps:
         config, params = parts.load_run(files.local_path(path), mesh=mesh, step=step)
-        asked = asked or build.build_choices(cfg, config, task, tokenizer)
+        asked = asked or build_choices(cfg, config, task, tokenizer)
         folder = checkpoint.find_step(path, step=step)
         chips = None
         if cfg.env.name == 'leduc':

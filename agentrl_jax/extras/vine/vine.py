@@ -37,10 +37,11 @@ from typing import Annotated, Any, Literal
 import jax.numpy as jnp
 
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
+from agentrl_jax.extras.vine.credit import against_continuations
+from agentrl_jax.extras.vine.draw import fork_turns, forks_of_each
+from agentrl_jax.extras.vine.forks import CONTINUATIONS, with_continuations
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import build_batch, chosen, trained
-from agentrl_jax.rollout.episodes import fork_turns, forks_of_each
 from agentrl_jax.settings.marks import ONE, At
 
 
@@ -58,16 +59,17 @@ class Vine(TurnGRPO):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn.
 
-        With train='weighted' scores and batch have the rows of rollout.with_continuations.
+        With train='weighted' scores and batch have the rows of with_continuations.
         """
-        if rollout.continuations is None:  # every turn is compared as the first is
+        if CONTINUATIONS not in rollout.extra:  # every turn is compared as the first is
             return super().make_batch(
                 rollout, scores, group_size=group_size, keep=keep, kl_coef=kl_coef
             )
         rows, mask = trained(rollout, keep)
-        forks, turn = rollout.continuations.rollout, rollout.continuations.turn
+        continuations = rollout.extra[CONTINUATIONS]
+        forks, turn = continuations.rollout, continuations.turn
         usable = (turn > 0) & forks.healthy & rows[:, None]
-        own, forked, count = turn_credit.against_continuations(
+        own, forked, count = against_continuations(
             rollout.rewards + rollout.penalties,
             rollout.num_turns,
             rows,
@@ -86,7 +88,7 @@ class Vine(TurnGRPO):
             first = chosen(forks) & usable[:, :, None] & (forks.turn == turn[:, :, None])
             forked = forked * jnp.take_along_axis(weight, turn, axis=1)
             tokens = jnp.where(first, forked[:, :, None], 0.0)
-            rollout = rollout.with_continuations
+            rollout = with_continuations(rollout)
             mask, advantages = (
                 jnp.concatenate([trunk[:, None], continued], axis=1).reshape(rollout.tokens.shape)
                 for trunk, continued in ((mask, first), (advantages, tokens))
@@ -96,8 +98,17 @@ class Vine(TurnGRPO):
     def continuations(self, max_turns: int) -> int:
         return forks_of_each(self.turns, max_turns, self.forks)
 
-    def trained_continuations(self, max_turns: int) -> int:
-        return self.continuations(max_turns) if self.train == 'weighted' else 0
+    def rows(self, rollout):
+        return with_continuations(rollout) if self.train == 'weighted' else rollout
+
+    def rows_per_episode(self, max_turns: int) -> int:
+        return 1 + (self.continuations(max_turns) if self.train == 'weighted' else 0)
+
+    def batch_metrics(self, batch, rows_per_episode):
+        if self.train == 'trunks':
+            return {}
+        continued = batch.mask.any(1).reshape(-1, rows_per_episode)[:, 1:]
+        return {'fork/trained_rows': continued.sum().astype(jnp.float32)}
 
     def conflicts(self, run: Any, shards: int) -> Iterator[str]:
         yield from super().conflicts(run, shards)

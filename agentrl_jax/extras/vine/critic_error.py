@@ -8,7 +8,8 @@ explained variance compares values with the one return that each episode had.
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.rl import turn_credit
+from agentrl_jax.extras.vine.credit import continued
+from agentrl_jax.extras.vine.forks import CONTINUATIONS
 from agentrl_jax.rl.advantages import drop_rounding, equal
 from agentrl_jax.rl.masked import masked_mean, masked_sum, masked_var
 from agentrl_jax.types import Rollout
@@ -37,10 +38,10 @@ def label_error(
       corr    cov(V, m) / (std V x spread): its correlation with the exact values
     Differences below 0 count as 0; nan where there are no two such starts or nothing to divide by.
     """
-    total, count = turn_credit.continued(turn, returns, usable, turns=values.shape[1])
+    total, count = continued(turn, returns, usable, turns=values.shape[1])
     label, known = total / jnp.maximum(count, 1), count >= 2
     apart = (returns - jnp.take_along_axis(label, turn, axis=1)) ** 2
-    squares, _ = turn_credit.continued(turn, apart, usable, turns=values.shape[1])
+    squares, _ = continued(turn, apart, usable, turns=values.shape[1])
     noise = masked_mean(squares / jnp.maximum(count * (count - 1), 1), known)
     error = masked_mean((values - label) ** 2, known) - noise
     spread = masked_var(label, known, ddof=1)
@@ -63,7 +64,8 @@ def critic_error(values: jax.Array, rollout: Rollout, *, whole: bool) -> dict[st
 
     whole: the values are of all that an episode earns, also of what it earned before the turn.
     """
-    forks, turn = rollout.continuations.rollout, rollout.continuations.turn
+    continuations = rollout.extra[CONTINUATIONS]
+    forks, turn = continuations.rollout, continuations.turn
     returns = forks.returns
     if whole:
         paid = rollout.rewards + rollout.penalties

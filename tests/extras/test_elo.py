@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from agentrl_jax.measure import ratings
+from agentrl_jax.extras.self_play import ratings
 
 STRENGTHS = np.array([0.0, 200, -100, 500])
 

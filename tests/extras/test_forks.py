@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
+from agentrl_jax.extras.vine.draw import Forks, draw_forks, fork_turns, forks_of_each
+from agentrl_jax.extras.vine.forks import Forked, unsure_turn
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device
-from agentrl_jax.rollout.episodes import Forks, draw_forks, fork_turns, forks_of_each
-from agentrl_jax.rollout.forks import unsure_turn
+from agentrl_jax.rollout.slots import Schedule
 
 KEY = tiny.KEY
 PER_TURN = (
@@ -36,12 +37,14 @@ def forked(name='frozen_lake', *, turns='every', continuations=2, replay=False, 
     if replay:
         own = jnp.broadcast_to(listed.token_stream[:, None], forks.turn.shape)
         forks = forks.replace(token_stream=own)
-    return listed.replace(forks=forks)
+    return listed.replace(extra={'forks': forks})
 
 
 def play(name='frozen_lake', listed=None, **settings):
     listed = forked(name) if listed is None else listed
     settings = dict(temperature=tiny.TEMPERATURES[name]) | settings
+    if listed.extra:
+        settings['schedule'] = Forked(Schedule(), copies=not settings.get('window'))
     return tiny.play(name, tiny.cloned(name)[0], KEY, listed=listed, **settings)
 
 
@@ -52,8 +55,8 @@ def played(name):
 
 def flat(out):
     """The continuations as rows of a rollout: (rollout [B F], turn [B F], trunk [B F])."""
-    turn = out.continuations.turn
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out.continuations.rollout)
+    turn = out.extra['continuations'].turn
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out.extra['continuations'].rollout)
     return rows, turn.reshape(-1), np.arange(turn.size) // turn.shape[1]
 
 
@@ -106,7 +109,10 @@ def test_every_turn_that_was_reached_is_continued_and_no_other(name):
     out, _ = played(name)
     for b, count in enumerate(out.num_turns):
         wanted = [k for k in (2, 2, 1, 1) if k < count]
-        assert sorted(out.continuations.turn[b][out.continuations.turn[b] > 0])[::-1] == wanted
+        assert (
+            sorted(out.extra['continuations'].turn[b][out.extra['continuations'].turn[b] > 0])[::-1]
+            == wanted
+        )
     rows, turns, trunks = flat(out)
     np.testing.assert_array_equal(rows.num_turns > 0, turns > 0)
     assert (rows.num_turns[turns > 0] > turns[turns > 0]).all()
@@ -123,7 +129,7 @@ def test_continuations_are_worlds_played_again_from_their_own_answers():
     out, _ = played('frozen_lake')
     listed = forked()
     rows, turns, trunks = flat(out)
-    world = np.asarray(listed.forks.world_stream).reshape(-1)
+    world = np.asarray(listed.extra['forks'].world_stream).reshape(-1)
     task, k_world = tiny.task('frozen_lake'), jax.random.split(KEY)[1]
     checked = 0
     for row in np.flatnonzero(turns)[:12]:
@@ -146,7 +152,7 @@ def test_continuations_have_luck_of_their_own():
     rows, turns, trunks = flat(out)
     other = [(rows.tokens[i] != out.tokens[trunks[i]]).any() for i in np.flatnonzero(turns)]
     assert np.mean(other) > 0.5
-    own, luck = forked().forks, forked(luck=True).forks
+    own, luck = forked().extra['forks'], forked(luck=True).extra['forks']
     streams = np.concatenate([np.asarray(own.token_stream).reshape(-1), np.arange(16)])
     assert len(set(streams.tolist())) == len(streams)
     np.testing.assert_array_equal(
@@ -178,12 +184,11 @@ def test_no_mesh_changes_what_is_sampled():
     mesh = sharding.make_mesh(4, 1, 2)
     collect = device.collect_on_mesh(
         mesh,
-        config=tiny.config(),
-        slots=8,
-        serve_rows=3,
-        max_tokens=160,
-        max_response=tiny.MAX_RESPONSE,
-        temperature=tiny.TEMPERATURES['frozen_lake'],
+        tiny.settings(
+            max_tokens=160,
+            temperature=tiny.TEMPERATURES['frozen_lake'],
+            schedule=Forked(Schedule(), copies=True),
+        ),
     )
     arguments = (tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake'), forked(), KEY)
     out, counters = jax.device_get(jax.jit(collect, compiler_options=tiny.QUICK)(*arguments))
@@ -201,8 +206,9 @@ def test_a_window_hides_the_same_turns_from_continuations():
 
 
 def test_playing_and_helping_slots_leave_the_cache_in_place():
-    static = dict(slots=7, serve_rows=3, max_tokens=160, max_response=12, config=tiny.config())
-    program = jax.jit(functools.partial(device.collect, **static))
+    schedule = Forked(Schedule(), copies=True)
+    settings = tiny.settings(slots=7, max_tokens=160, max_response=12, schedule=schedule)
+    program = jax.jit(functools.partial(device.collect, settings=settings))
     arguments = (tiny.untrained(), tiny.task('frozen_lake'), forked(), KEY)
     lines = program.lower(*arguments).compile().as_text().splitlines()
     shape = f'f32[7,160,{tiny.config().num_kv_heads * tiny.config().head_dim}]'
@@ -227,7 +233,9 @@ def test_an_unsure_episode_is_continued_where_it_was_most_surprised(slots):
     """Twice, and with the streams of its trunk each is the rest of the trunk."""
     out, counters = play(listed=forked(turns='unsure', replay=True), slots=slots)
     expected = np.array([most_surprising(out, b) for b in range(16)])
-    np.testing.assert_array_equal(out.continuations.turn, np.stack([expected, expected], axis=1))
+    np.testing.assert_array_equal(
+        out.extra['continuations'].turn, np.stack([expected, expected], axis=1)
+    )
     assert set(expected.tolist()) == {0, 1, 2} and counters['overflow'] == 0
     found, checks = differences(out)
     assert not found and checks > 200
