@@ -7,7 +7,7 @@ it and the run that trains it.
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -21,9 +21,7 @@ from agentrl_jax.settings.marks import POSITIVE, In, suggestion
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text import agents
 
-if TYPE_CHECKING:
-    from agentrl_jax.run.config import Config
-
+Config = Any  # run.config.Config, whose reader checks these rules
 TWO, ACTS, AGENTS = In(low=2), {'act', 'react'}, set(agents.NAMES)
 SPLITS = {'train', 'validation', 'test'}
 SAMPLED = {'parity.loss_on': 'sampled'}
@@ -35,11 +33,11 @@ NO_PAIRS = {'algorithm': Must('one without pairs', lambda run: run.algorithm.ROW
 SHOWN = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
-def _hosts(run: 'Config') -> list[Any]:
+def _hosts(run: Config) -> list[Any]:
     return [world for world in run.worlds if world.name in HOSTS]
 
 
-def _cloned(run: 'Config') -> Iterator[Any]:
+def _cloned(run: Config) -> Iterator[Any]:
     """The worlds on hosts whose expert is cloned."""
     for member in run.members:
         if member.on_hosts and member.clone.episodes:
@@ -65,29 +63,29 @@ def _installed(field: str, package: str) -> Rule:
     )
 
 
-def _known_worlds(run: 'Config') -> bool:
+def _known_worlds(run: Config) -> bool:
     return len(WORLDS.keys() & run.env.worlds) == len(run.env.worlds)
 
 
-def _worlds(run: 'Config') -> str:
+def _worlds(run: Config) -> str:
     close = (suggestion(name, WORLDS) for name in run.env.worlds if name not in WORLDS)
     return f'different worlds of {", ".join(WORLDS)}{"".join(close)}'
 
 
-def _shares_sum_to_one(run: 'Config') -> bool:
+def _shares_sum_to_one(run: Config) -> bool:
     shares = [share for _, share in run.env.mix]
     return not shares or (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6)
 
 
-def _mixed_groups(run: 'Config') -> tuple[int, ...]:
+def _mixed_groups(run: Config) -> tuple[int, ...]:
     return run.env.apportion(run.rollout.num_groups) if run.env.mix else ()
 
 
-def _free_text(run: 'Config') -> bool:
+def _free_text(run: Config) -> bool:
     return any('{}' in form for world in _hosts(run) for form in run.forms_of(world))
 
 
-def _slowest(run: 'Config') -> tuple[float, str]:
+def _slowest(run: Config) -> tuple[float, str]:
     """(seconds, field) of the longest limit of a world on hosts."""
     limits = [
         (getattr(world, field, 0.0), f'{world.name}.{field}')
@@ -97,7 +95,7 @@ def _slowest(run: 'Config') -> tuple[float, str]:
     return max(limits, default=(0.0, ''))
 
 
-def _crowded(run: 'Config') -> list[str]:
+def _crowded(run: Config) -> list[str]:
     """Worlds whose servers hold fewer episodes than are played at once."""
     hosts = [member for member in run.members if member.on_hosts]
     held = [(member.worlds[0].local_server_capacity, member.worlds_at_once) for member in hosts]
@@ -109,14 +107,14 @@ def _crowded(run: 'Config') -> list[str]:
     ]
 
 
-def _known_targets(run: 'Config') -> bool:
+def _known_targets(run: Config) -> bool:
     try:
         return not run.lora.rank or bool(target_names(run.lora.targets))
     except ValueError:
         return False
 
 
-def _rows(run: 'Config') -> int:
+def _rows(run: Config) -> int:
     """Rows of an update."""
     kept = run.algorithm.filter.kept(run.rollout.num_groups) * run.rollout.group_size
     return kept + run.base_rows
@@ -127,7 +125,7 @@ def _divide(a: int, b: int) -> bool:
 
 
 def _keeps_enough(name: str) -> Callable[[Any], bool]:
-    def keeps_enough(run: 'Config') -> bool:
+    def keeps_enough(run: Config) -> bool:
         every = {'eval/success': run.eval.every, 'collapse/mi_share': run.alarm.mi_every}
         alarm, saved = getattr(run.alarm, name), (run.checkpoint.keep - 1) * run.checkpoint.every
         steps = alarm.patience * every.get(SIGNALS[name].metric, 1)
@@ -136,12 +134,12 @@ def _keeps_enough(name: str) -> Callable[[Any], bool]:
     return keeps_enough
 
 
-def _increasing(run: 'Config') -> bool:
+def _increasing(run: Config) -> bool:
     rounds = run.curriculum.rounds
     return all(a < b for a, b in zip((0, *rounds), rounds, strict=False))
 
 
-def _clone_divides(run: 'Config') -> bool:
+def _clone_divides(run: Config) -> bool:
     micro = run.clone.microbatch_rows
     return not micro or not (run.clone.batch % micro or micro % run.shards)
 
@@ -480,7 +478,7 @@ RULES = (
 )
 
 
-def broken(run: 'Config') -> list[rules.Broken]:
+def broken(run: Config) -> list[rules.Broken]:
     """The rules that a Config breaks; most are checked only if the first ones hold."""
     worlds = (*run.worlds, *run.others)
     values = rules.settings_of(run)
