@@ -20,14 +20,13 @@ from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import collecting, command, hosts, mixture, parts, teachers
+from agentrl_jax.run import collecting, hosts, mixture, parts, teachers, usage
 from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.hooks import Moment, Parts, Probe
 from agentrl_jax.run.streams import PAIRS
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.tokens.wording import wording_of
 from agentrl_jax.types import Params, Rollout, Scores
 
 PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
@@ -171,7 +170,7 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | N
 
 def markers_of(tokenizer: Any) -> observations.Markers:
     """Of the tokenizer's chats."""
-    wording, encode = wording_of(tokenizer.chat_template), tokenizer.encode
+    wording, encode = tokenizer.chat_format, tokenizer.encode
     role = len(encode(f'user{wording.space}'))
     if wording.role_end:
         role = len(encode('user')) + 1 + len(encode(wording.space))
@@ -209,9 +208,9 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
 
     probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
     ends the command now. learns: whether it may be trained, for which teachers are loaded. A
-    command.WrongUsage is about the config.
+    usage.WrongUsage is about the config.
     """
-    with command.usage():
+    with usage.checked():
         face = effective(given)
         mesh = parts.build_mesh(read(face, None))
         cfg = read(face, sharding.row_shards(mesh))
