@@ -8,7 +8,7 @@ values of the run ('start') or of its highest value ('best').
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from agentrl_jax.settings.marks import FINITE, ONE, ZERO, In, OneOf
@@ -254,17 +254,3 @@ class Alarms:
     low_mi: Annotated[float, FINITE] = 0.1  # collapse/quadrant: share of its bound below which
     # information is low
     low_entropy: Annotated[float, FINITE] = 0.05  # ... and nats a token below which entropy is low
-
-    def problems(self) -> Iterator[str]:
-        if self.information_drop.action == 'stop' and not self.mi_every:
-            yield 'alarm.information_drop.action can only act with alarm.mi_every > 0'
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        if self.mi_every and self.mi_turns == 'any' and run.context.window:
-            yield (
-                "alarm.mi_turns='any' needs context.window=0: other turns were not played from "
-                'all that comes before them'
-            )
-        if self.mi_every and self.mi_text == 'reasoning' and not run.env.think:
-            yield 'alarm.mi_text=reasoning needs env.think=True; without thinking take answer'

@@ -6,10 +6,9 @@ its end is the end of the episode. It returns or posts the reward.
 
 import dataclasses
 import functools
-import importlib
 import queue
+import re
 import threading
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -23,9 +22,10 @@ from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
 from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
+from agentrl_jax.settings.rules import Rule, exclude, importable, must
 
 if TYPE_CHECKING:
-    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint  # it needs FastAPI
+    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
 
 CUT = {  # why an episode is cut -> what its next request is answered
     'TOKEN_BUDGET': Refused(
@@ -241,47 +241,30 @@ class HarnessEnvironment(HostEnvironment):
     FIGURES = FIGURES
     chats = finishes = True
     plays_at_random = False
-
-    def problems(self) -> Iterator[str]:
-        url, single = self.public_url, self.branches == 1
-        rules = (
-            (
-                bool(self.run) == bool(self.command),
-                'harness.run and harness.command: set one of them, and only one',
-            ),
-            (
-                self.workers and not self.run,
-                f'harness.workers={self.workers} call harness.run: set it to 0 for a program',
-            ),
-            (
-                self.thoughts == 'drop' and single,
-                'harness.thoughts=drop opens a conversation after each thought: set '
-                'harness.branches to the turns of an episode',
-            ),
-            (
-                self.context and single,
-                f'harness.context={self.context} needs several conversations: raise '
-                'harness.branches, or set rollout.max_tokens instead',
-            ),
-            (
-                url and not url.startswith(('http://', 'https://')),
-                f'harness.public_url={url!r} must start with http:// or https://',
-            ),
-            (
-                url and not self.port,
-                f'harness.public_url={url!r} needs a fixed port: set harness.port',
-            ),
-        )
-        yield from (sentence for is_broken, sentence in rules if is_broken)
-        for field in ('run', 'expert'):
-            try:
-                if name := getattr(self, field):
-                    import_callable(name, f'harness.{field}')
-            except ValueError as error:
-                yield str(error)
-
-    def check(self) -> None:
-        importlib.import_module('agentrl_jax.envs.hosts.harness.endpoint')  # FastAPI, uvicorn
+    RULES = (
+        must(
+            'run',
+            'a function, or command to a program',
+            lambda world: bool(world.run) != bool(world.command),
+        ),
+        must('workers', '0 without harness.run', lambda world: not world.workers or world.run),
+        *exclude({'branches': In(low=2)}, {'thoughts': 'keep', 'context': 0}),
+        must(
+            'public_url',
+            'an http:// or https:// address',
+            lambda world: re.match('$|https?://', world.public_url),
+        ),
+        Rule({'public_url': '', 'port': In(low=1)}, 'the address is of a fixed port'),
+        importable('run', optional=True),
+        importable('expert', optional=True),
+    )
+    RUN_RULES = (
+        must(
+            'harness.context',
+            'at most rollout.max_tokens',
+            lambda run: run.worlds[0].context <= run.rollout.max_tokens,
+        ),
+    )
 
     def make(self) -> Harness:
         return Harness(self, self.stop)
