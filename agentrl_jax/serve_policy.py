@@ -16,7 +16,7 @@ what was sampled.
 
 from absl import flags, logging
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     command.define_config_of_run()
@@ -45,17 +45,9 @@ import jax
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
-from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.envs.hosts.harness import wire
-from agentrl_jax.envs.hosts.harness.endpoint import (
-    OVER,
-    Caller,
-    End,
-    Endpoint,
-    Episode,
-    Handler,
-    digest_of,
-)
+from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
+from agentrl_jax.envs.hosts.harness.episode import OVER, Caller, End, Episode, digest_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply, shown
@@ -63,6 +55,8 @@ from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool, in_characters
+from agentrl_jax.rollout.sampling import RowSampler
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import Config, read
@@ -212,14 +206,6 @@ class Clients(HostEnvironment):
         return range(1)
 
 
-class DeskHandler(Handler):
-    """A connection of any client: /v1/chat/completions, without an episode."""
-
-    def route(self) -> tuple[Any, str]:
-        where = self.path.partition('?')[0].strip('/')
-        return self.endpoint.desk, '' if where == 'reward' else where
-
-
 def build_served_task(cfg: Config, conversation: Conversation) -> HostTask:
     """Conversations whose answers follow the run's grammar."""
     params = Clients().make_params(num_levels=1)
@@ -252,6 +238,12 @@ def closing_of(cfg: Config) -> tuple[str, ...]:
     return () if closing == END else (closing.decode(),)
 
 
+def with_own_sampling(settings: RolloutSettings) -> RolloutSettings:
+    """Rollouts in which each answer has the temperature and top_p of its request."""
+    sampler = RowSampler(**dataclasses.asdict(settings.sampler))
+    return dataclasses.replace(settings, sampler=sampler)
+
+
 class Served:
     """A policy, and those who ask it."""
 
@@ -277,9 +269,7 @@ class Served:
         stops = (*getattr(world, 'stop', ()), *stops)
         drops = getattr(world, 'thoughts', '') == 'drop'
         self.desk = Desk(slots, stops, drops, self.round)
-        with listening_at(address, port, '--port'):
-            self.endpoint = Endpoint(address, port, DeskHandler)
-        self.endpoint.desk = self.desk
+        self.endpoint = Endpoint(address, port, answering=self.desk, setting='--port')
         chat = build_chat(tokenizer)
         conversation = Conversation(chat, cfg.answer_opening, cfg.hosts.max_observation)
         self.task = build_served_task(cfg, conversation)
@@ -299,8 +289,9 @@ class Served:
             ),
         )
         worlds = host.Worlds(pool, conversation)
-        self.collect = parts.build_collect(run, config, mesh, training=False, worlds=worlds)
-        self.collect.per_row = True
+        self.collect = parts.build_collect(
+            run, config, mesh, training=False, worlds=worlds, change=with_own_sampling
+        )
 
     @property
     def url(self) -> str:
@@ -344,13 +335,13 @@ def main() -> None:
     command.check_backend()
     given = flags.FLAGS
     try:
-        with command.usage():
+        with usage.checked():
             served = open_policy(given)
         print(f'serving {served.url}', flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             served.run()
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error, given.workdir or None), error)
+        usage.end(files.in_words(error, given.workdir or None), error)
 
 
 if __name__ == '__main__':

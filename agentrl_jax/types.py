@@ -18,14 +18,6 @@ from flax import struct
 Params = Any  # nested dict of arrays whose paths mirror HuggingFace parameter names
 
 
-@struct.dataclass
-class Pair:
-    """What plays the two seats of games: the policy, and a snapshot of it."""
-
-    policy: Any
-    other: Any
-
-
 class TurnStop(enum.IntEnum):
     """Why a turn ended; NONE marks turns that were never played."""
 
@@ -82,11 +74,7 @@ class Rollout:
     # a host says; None: of all turns
     staleness: jax.Array | None = None  # int32 [B, K]  updates between the weights that sampled a
     # turn and those that the rollout trains; None: those are the same
-    continuations: 'Continuations | None' = None  # of these episodes; never episodes themselves
-    seats: jax.Array | None = None  # int32 [B, K]  seat that plays a turn, of a game in which both
-    # are played: rewards are those of seat 0, seat 1 earns minus that; None: one seat
-    learner: jax.Array | None = None  # int32 [B]  seat that the policy plays where a snapshot has
-    # the other one, whose tokens are none of action_mask; None: it plays both
+    extra: dict[str, Any] = struct.field(default_factory=dict)  # [B, ...]  of extensions, by name
 
     @classmethod
     def empty(
@@ -99,15 +87,12 @@ class Rollout:
         max_turns: int,
         max_actions: int,
         words: int = 0,
-        seated: bool = False,
-        learner: Any = None,
         xp: Any = jnp,
     ) -> 'Rollout':
         """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
 
-        words: of the bits of what is allowed; 0 = everything is.
-        seated: with seats; learner: as the field. xp: jax.numpy, or numpy for a record that a host
-        fills in place.
+        words: of the bits of what is allowed; 0 = everything is. xp: jax.numpy, or numpy for a
+        record that a host fills in place.
         """
         rows, length = level.shape[0], prefix.shape[0]
 
@@ -142,8 +127,6 @@ class Rollout:
             success=xp.zeros(rows, bool),
             level=level,
             allowed=xp.zeros((rows, max_tokens, words), xp.uint32) if words else None,
-            seats=turns(xp.int32) if seated else None,
-            learner=learner,
         )
 
     def put(self, at: Any, **values: Any) -> 'Rollout':
@@ -179,29 +162,6 @@ class Rollout:
     def magnitudes(self) -> 'Rollout':
         """With |rewards| and |penalties|: its returns are the scale of rounding in `returns`."""
         return self.replace(rewards=abs(self.rewards), penalties=abs(self.penalties))
-
-    @property
-    def with_continuations(self) -> 'Rollout':
-        """[B (1 + F), ...]: each episode, followed by its continuations."""
-
-        def join(trunk, forked):
-            rows = jnp.concatenate([trunk[:, None], forked], axis=1)
-            return rows.reshape(-1, *trunk.shape[1:])
-
-        return jax.tree.map(join, self.replace(continuations=None), self.continuations.rollout)
-
-
-@struct.dataclass
-class Continuations:
-    """F times each episode was rewound to the start of one of its turns and played on.
-
-    They are kept apart from episodes: whatever counts, filters or shows rows of a rollout ignores
-    them.
-    """
-
-    turn: jax.Array  # int32 [B, F]  turn from whose start it was played; 0 = it was not
-    rollout: Rollout  # [B, F, ...]  what precedes that turn is attended to, and none of it is
-    # sampled or rewarded: returns are those from that turn on; turns keep their numbers
 
 
 @struct.dataclass
@@ -251,8 +211,7 @@ class TrainState:
     # int32 []  optimiser steps skipped because loss or gradient was not finite
     skipped: jax.Array
     explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
-    # Earlier policies that play the other seat, the oldest first.
-    snapshots: tuple[Params, ...] = ()
+    extra: dict[str, Any] = struct.field(default_factory=dict)  # of extensions, by name
 
 
 @struct.dataclass

@@ -12,6 +12,7 @@
    costs in a full batch and nothing else takes time.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -20,8 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs import FrozenLake
-from agentrl_jax.rollout import device, sampling
+from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.rows import Player
+from agentrl_jax.rollout.sampling import Sampler
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
@@ -134,15 +138,15 @@ def compare(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) 
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
     length = task.prefix.shape[0] + turns * (task.width + new)
-    collect = functools.partial(
-        device.collect,
-        config=config,
+    settings = RolloutSettings(
+        Player(config),
         slots=episodes,
         serve_rows=episodes,
         max_tokens=length,
         max_response=new,
     )
-    collect, listed = jax.jit(collect), episode_list(episodes)
+    collect = jax.jit(functools.partial(device.collect, settings=settings))
+    listed = episode_list(episodes)
     levels = np.asarray(listed.level).tolist()
     host = HostLoop(common.hf_model(params, config), task, tokenizer)
 
@@ -168,38 +172,20 @@ def compare(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) 
     }
 
 
-def collect_planned(
-    params, task, episodes, key, plan, *, config, slots, serve_rows, max_tokens, max_response
-):
+def collect_planned(params, task, episodes, key, plan, *, settings):
     """rollout.collect with answers as long as plan int32 [E, K] says."""
-    k_tokens, k_world = jax.random.split(key)
-    state = device.start(
-        params,
-        task,
-        episodes,
-        config=config,
-        slots=slots,
-        max_tokens=max_tokens,
-        cache_tokens=max_tokens,
-    )
 
-    def draw(state, logits, uniform):
-        row = jnp.minimum(state.episode, plan.shape[0] - 1)
-        wanted = plan[row, jnp.minimum(state.world.turn, plan.shape[1] - 1)]
-        token, logprob = sampling.sample(logits, uniform)
-        return jnp.where(state.response + 1 >= wanted, task.eos_ids[0], token), logprob
+    class Planned(Sampler):
+        def draw(self, slots, logits, uniform, *, vocab_shards=1):
+            row = jnp.minimum(slots.episode, plan.shape[0] - 1)
+            wanted = plan[row, jnp.minimum(slots.world.turn, plan.shape[1] - 1)]
+            token, logprob = super().draw(slots, logits, uniform, vocab_shards=vocab_shards)
+            return jnp.where(slots.response + 1 >= wanted, task.eos_ids[0], token), logprob
 
-    state = device.play(
-        state,
-        params,
-        task,
-        episodes,
-        (k_tokens, k_world),
-        draw=draw,
-        config=config,
-        serve_rows=serve_rows,
-        max_response=max_response,
-    )
+    settings = dataclasses.replace(settings, sampler=Planned())
+    keys = tuple(jax.random.split(key))
+    state = device.start(params, task, episodes, settings=settings)
+    state = device.play(state, params, task, episodes, keys, settings=settings)
     out = state.out
     return out.num_turns.sum(), out.attention_mask.sum(), state.decodes, state.generated
 
@@ -264,14 +250,14 @@ def schedule(
     )
     results = {}
     for rows in serve_rows:
-        program = functools.partial(
-            collect_planned,
-            config=config,
+        settings = RolloutSettings(
+            Player(config),
             slots=slots,
             serve_rows=rows,
             max_tokens=length,
             max_response=LONG,
         )
+        program = functools.partial(collect_planned, settings=settings)
         program, lengths = jax.jit(program), jnp.asarray(plan, jnp.int32)
         call = functools.partial(program, params, task, listed, jax.random.key(0), lengths)
         spent = common.timed(call, repeats)

@@ -1,7 +1,7 @@
 """RAE in self-play on Leduc Hold'em from nothing, the demo's small policy, one CPU core.
 
   python -m agentrl_jax.train --config=configs/self_play.py --workdir=runs/self_play
-  python -m agentrl_jax.elo --workdir=runs/self_play
+  python -m agentrl_jax.extras.self_play.elo --workdir=runs/self_play
 
 After the colon of the config: leduc (default) or connect_four. Random weights and no
 demonstration, under the grammar of answers; the policy has both seats. eval/success is against a

@@ -36,7 +36,6 @@ def get_config():
     cfg.rollout.max_response = 12
     cfg.rollout.slots = 64
     cfg.rollout.serve_rows = 8
-    cfg.rollout.read_tokens = 24
     cfg.batch.microbatch_rows = 8
     cfg.batch.widths = 2
 

@@ -48,7 +48,6 @@ def get_config():
     # A turn's prompt has 17 to 25 tokens; of 32 slots three in five decode a token that is wanted
     cfg.rollout.slots = 32
     cfg.rollout.serve_rows = 4
-    cfg.rollout.read_tokens = 24
 
     cfg.filter.keep = 0.5
     cfg.loss.clip_high = 0.2

@@ -165,9 +165,11 @@ def collector(conversation, make, *, strings=(), pool=None, mesh=None, **setting
     """A HostCollect of one device over worlds that `make` makes."""
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1]) if mesh is None else mesh
     pool = Pool(make, conversation.prompt) if pool is None else pool
-    chosen = dict(config=tiny.config(), strings=table(*strings)) | SETTINGS | settings
-    local = sharding.local_mesh(mesh)
-    return host.HostCollect(mesh, local, host.Worlds(pool, conversation), **chosen)
+    chosen = dict(strings=table(*strings)) | SETTINGS | settings
+    fields = {field.name for field in dataclasses.fields(host.HostCollect)}
+    of_rollout = {name: chosen.pop(name) for name in chosen.keys() - fields}
+    local, worlds = sharding.local_mesh(mesh), host.Worlds(pool, conversation)
+    return host.HostCollect(mesh, local, worlds, settings=tiny.settings(**of_rollout), **chosen)
 
 
 def play(

@@ -19,6 +19,10 @@ from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.openings import SharedPrompts
+from agentrl_jax.rollout.rows import Player
+from agentrl_jax.rollout.sampling import Sampler
+from agentrl_jax.rollout.slots import RolloutSettings, Schedule
 from agentrl_jax.text.answer import END, parse_answer
 from agentrl_jax.text.task import build_task
 from agentrl_jax.tokens.load import load_tokenizer
@@ -139,21 +143,31 @@ def episodes(name, *, groups=4, group_size=4, common=False):
 QUICK = {'xla_backend_optimization_level': 0}  # halves the time XLA needs for a program
 
 
+def settings(*, model=None, temperature=1.0, top_k=0, top_p=1.0, share=False, **others):
+    """RolloutSettings of 8 slots unless others say otherwise."""
+    default = dict(
+        player=Player(model or config()),
+        sampler=Sampler(temperature, top_k, top_p),
+        schedule=SharedPrompts() if share else Schedule(),
+        slots=8,
+        serve_rows=3,
+        max_response=MAX_RESPONSE,
+    )
+    return RolloutSettings(**default | others)
+
+
 @functools.cache
-def compiled(**settings):
+def compiled(how):
     """rollout.collect under jit."""
-    program = functools.partial(device.collect, config=config(), **settings)
+    program = functools.partial(device.collect, settings=how)
     return jax.jit(program, compiler_options=QUICK)
 
 
-def play(name, params, key, *, listed=None, task_=None, **settings):
+def play(name, params, key, *, listed=None, task_=None, **changes):
     """(Rollout on the host, counters) of 16 episodes in 8 slots unless settings say otherwise."""
-    chosen = (
-        dict(slots=8, serve_rows=3, max_tokens=MAX_TOKENS[name], max_response=MAX_RESPONSE)
-        | settings
-    )
+    how = settings(**{'max_tokens': MAX_TOKENS[name]} | changes)
     listed = episodes(name) if listed is None else listed
-    return jax.device_get(compiled(**chosen)(params, task_ or task(name), listed, key))
+    return jax.device_get(compiled(how)(params, task_ or task(name), listed, key))
 
 
 KEY = jax.random.key(7)

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.types import Continuations, EpisodeStop, Rollout, Scores
+from agentrl_jax.extras.vine.forks import CONTINUATIONS, Continuations
+from agentrl_jax.types import EpisodeStop, Rollout, Scores
 
 VOCAB, WIDTH = 7, 4
 
@@ -84,7 +85,7 @@ def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):
         episode_stop=stop,
     )
     continuations = Continuations(turn=turn, rollout=out)
-    return rollout.replace(continuations=jax.tree.map(jnp.asarray, continuations))
+    return rollout.replace(extra={CONTINUATIONS: jax.tree.map(jnp.asarray, continuations)})
 
 
 def random_rollout(seed, *, rows=8, length=14, turns=2, faulty=()):

@@ -16,14 +16,12 @@ from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.algorithms.opd import OPD
 from agentrl_jax.algorithms.ppo import PPO
-from agentrl_jax.algorithms.rae import RAE
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
 from agentrl_jax.algorithms.sao import SAO
 from agentrl_jax.algorithms.sapo import SAPO
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
-from agentrl_jax.algorithms.vine import Vine
 
 ALGORITHMS = {
     'ppo': PPO,
@@ -34,7 +32,6 @@ ALGORITHMS = {
     'reinforce_pp': ReinforcePP,
     'reinforce_pp_baseline': ReinforcePPBaseline,
     'turn_grpo': TurnGRPO,
-    'vine': Vine,
     'mt_grpo': MTGRPO,
     'gspo': GSPO,
     'gspo_turn': GSPOTurn,
@@ -47,5 +44,4 @@ ALGORITHMS = {
     'agent_evol': AgentEvol,
     'dpo': DPO,
     'opd': OPD,
-    'rae': RAE,
 }

@@ -23,8 +23,7 @@ UNREAD = {  # section: its fields; of the whole config: sections and fields
     'optim': ('lr', 'critic_lr', 'warmup_steps', 'schedule', 'schedule_steps', 'final_lr')
     + ('weight_decay', 'max_grad_norm'),
     'batch': ('minibatch_rows', 'microbatch_rows', 'epochs', 'shuffle'),
-    'rollout': ('num_groups', 'group_size', 'slots', 'temperature', 'serve_rows', 'read_tokens')
-    + ('constrain',),
+    'rollout': ('num_groups', 'group_size', 'slots', 'temperature', 'serve_rows') + ('constrain',),
     'clone': ('keep_in',),
     'library': ('tool_reward', 'presence_reward', 'answer_reward', 'lookup_cost', 'graded'),
 }

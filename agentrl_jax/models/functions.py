@@ -111,3 +111,8 @@ def on_base(fns: ModelFns, base: Any) -> ModelFns:
         values=None if fns.values is None else values,
         sharing=None if fns.sharing is None else lambda **how: on_base(fns.sharing(**how), base),
     )
+
+
+def policy_of(params: Params, base: Params) -> Params:
+    """The parameters a rollout needs: with the base, without a value head on a shared backbone."""
+    return {**base, **{name: part for name, part in params.items() if name != 'value_head'}}

@@ -38,7 +38,8 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) ->
         ended = bool(rollout.turn_stop[b, k] == TurnStop.EOS)
         said = tokenizer.decode_bytes(ids[: len(ids) - ended]) + END * ended
         part, per_turn = rollout.part[b, k], task.max_actions_per_turn
-        if rollout.learner is not None and rollout.seats[b, k] != rollout.learner[b]:
+        extra = rollout.extra
+        if 'learner' in extra and extra['seats'][b, k] != extra['learner'][b]:
             found = bool(rollout.valid[b, k])
             row = [action if action >= 0 else ABSENT for action in rollout.actions[b, k]]
         elif part == agents.ACT:

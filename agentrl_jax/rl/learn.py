@@ -76,7 +76,7 @@ def prepare(
         placed = how.algorithm.order_rows(rollout.returns, usable, group_size=how.group_size)
         taken = (rollout, rows, keep)
         rollout, rows, keep = jax.tree.map(lambda x: x[placed], taken)
-    played = rollout.with_continuations if how.with_continuations else rollout
+    played = how.algorithm.rows(rollout)
     windows = None if how.context is None else how.context.windows(played)
     hint = None if hints is None else hints[rollout.level]
     scores = score(
@@ -97,9 +97,7 @@ def prepare(
         rollout, scores, group_size=how.group_size, keep=keep, kl_coef=state.kl_coef
     )
     if how.observing.coef:
-        observed = observations.of_batch(
-            rollout, batch.mask, how.markers, forked=how.with_continuations
-        )
+        observed = observations.of_batch(played, batch.mask, how.markers)
         batch = batch.replace(observed=observed)
     batch = batch.replace(hint=hint)
     each = played.tokens.shape[0] // rows.shape[0]  # rows of the batch for an episode
@@ -107,9 +105,7 @@ def prepare(
         batch, measured = correct(batch, played.logprobs, how)
         metrics |= measured
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
-    if how.with_continuations:
-        continued = batch.mask.any(1).reshape(-1, each)[:, 1:]
-        metrics['fork/trained_rows'] = continued.sum().astype(jnp.float32)
+    metrics |= how.algorithm.batch_metrics(batch, each)
     if windows is not None:
         batch = context.split_batch(batch, windows)
     if base is not None:

@@ -57,71 +57,6 @@ def _sums_to_go(rewards, scale, reached):
     return adv.linear_recursion(r, ones), adv.linear_recursion(scale, ones)
 
 
-def continued(
-    turn: jax.Array, returns: jax.Array, usable: jax.Array, *, turns: int
-) -> tuple[jax.Array, jax.Array]:
-    """(sum of the returns, number) of the continuations from the start of each turn; [B, turns].
-
-    turn, returns, usable [B, F]: where each begins, what it earned from there, whether it counts.
-    """
-    at = (turn[:, :, None] == jnp.arange(turns)[None, None]) & usable[:, :, None]
-    return jnp.where(at, returns[:, :, None], 0.0).sum(1), at.sum(1)
-
-
-def against_continuations(
-    rewards: jax.Array,
-    num_turns: jax.Array,
-    healthy: jax.Array,
-    turn: jax.Array,
-    returns: jax.Array,
-    usable: jax.Array,
-    *,
-    group_size: int,
-    scale: jax.Array | None = None,
-    returns_scale: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What playing turn k led to, less what others that began it in the same state were led to.
-
-    Returns (advantages of the trunk's turns [B, K], of each continuation's first turn [B, F],
-    continuations of each turn int32 [B, K]). With M continuations from the start of turn k:
-      target of the trunk        r_k + mean of what was earned from the start of turn k + 1, by its
-                                 continuations and by the trunk itself
-      target of a continuation   what it earned from turn k on
-      advantage                  target less the mean target of the M others; the trunk's others
-                                 are the M continuations, so its own return is not in its baseline
-    A turn without continuations, as the first, has the group's other members as its others, a stop
-    counting as 0 (against_others). scale [B, K], returns_scale [B, F]: magnitude of the terms of
-    rewards and returns; None: their own.
-    """
-    turns = rewards.shape[1]
-    reached = turns_played(num_turns, healthy, turns)
-    usable = usable & healthy[:, None]
-    scale = jnp.abs(rewards) if scale is None else scale
-    returns_scale = jnp.abs(returns) if returns_scale is None else returns_scale
-
-    def sums(r, earned):
-        r = jnp.where(reached, r, 0.0)
-        total, count = continued(turn, earned, usable, turns=turns)
-        start = (total + adv.linear_recursion(r, jnp.ones_like(r))) / (count + 1)
-        return r + jnp.pad(start[:, 1:], ((0, 0), (0, 1))), total, count
-
-    target, total, count = sums(rewards, returns)
-    target_scale, total_scale, _ = sums(scale, returns_scale)
-    members = jnp.broadcast_to(healthy[:, None], reached.shape)
-    alone = adv.leave_one_out(target, members, group_size=group_size, scale=target_scale)
-    several = jnp.maximum(count, 1)
-    own = adv.drop_rounding(target - total / several, target_scale + total_scale / several)
-    own = jnp.where(count > 0, own, alone)
-
-    def there(x):
-        return jnp.take_along_axis(x, turn, axis=1)
-
-    others = (there(total) - returns + there(target)) / there(several)
-    forked = adv.drop_rounding(returns - others, there(total_scale + target_scale))
-    forked = jnp.where(usable & (turn > 0), forked, 0.0)
-    return jnp.where(reached, own, 0.0), forked, count
-
-
 def turn_advantages(
     rewards: jax.Array,
     outcome: jax.Array,
@@ -244,17 +179,3 @@ def step_advantages(
         out = out / (std + 1e-6)
     equal = adv.equal(r[:, None], same, scale[:, None], axis=2)
     return jnp.where(ok & ~equal, out, 0.0).reshape(returns.shape)
-
-
-def seat_returns(
-    rewards: jax.Array, own: jax.Array, seats: jax.Array, num_turns: jax.Array
-) -> jax.Array:
-    """Returns [B, 2] of both seats of a zero-sum game.
-
-    rewards [B, K]: those of seat 0, seat 1 earns minus them; own [B, K]: what counts for the seat
-    of a turn alone, such as penalties; seats int32 [B, K].
-    """
-    played = jnp.arange(rewards.shape[1])[None] < num_turns[:, None]
-    paid = jnp.where(played, rewards, 0.0).sum(1)
-    mine = [jnp.where(played & (seats == seat), own, 0.0).sum(1) for seat in range(2)]
-    return jnp.stack([paid + mine[0], mine[1] - paid], axis=1)

@@ -22,13 +22,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.envs.hosts.world import shown
-from agentrl_jax.models.base import Model
-from agentrl_jax.rollout import rewards, versions, windows
+from agentrl_jax.rollout import rewards, versions
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host_rollout import HostRollout
 from agentrl_jax.rollout.partial import PartialRollout
 from agentrl_jax.rollout.programs import Ends, Programs, build_programs
 from agentrl_jax.rollout.replies import LogOfSteps, NoLog, Replay
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls
 from agentrl_jax.text import stops
 from agentrl_jax.text.conversation import Conversation, HostTask
@@ -103,29 +103,19 @@ class HostCollect:
     local: jax.sharding.Mesh  # the part of the mesh that this process has
     worlds: Worlds
     _: dataclasses.KW_ONLY
-    config: Model
+    settings: RolloutSettings  # slots: rows of the whole mesh
     strings: stops.StopTable
-    slots: int  # rows of the whole mesh
-    serve_rows: int
     read_tokens: int  # of a chunk of an observation
-    max_tokens: int
-    max_response: int
     policy: RetryPolicy
-    window: int = 0
     poll: int = 8
     prepare: Callable[[Params], Params] = lambda params: params  # from those trained to the actor's
     reward: tuple[str, Callable] | None = None  # the name of a function of an episode, and itself,
     # whose rewards take the place of the worlds'
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    per_row: bool = False  # each answer has a temperature and a top_p (Prompt.sampling)
 
     def __post_init__(self):
-        if self.slots % self.shards:
-            raise ValueError(
-                f'rollout.slots={self.slots} must be a multiple of {self.shards} shards'
-            )
+        slots = self.settings.slots
+        if slots % self.shards:
+            raise ValueError(f'rollout.slots={slots} must be a multiple of {self.shards} shards')
         self.strings = jax.device_put(self.strings, NamedSharding(self.local, P()))
 
     @property
@@ -133,19 +123,13 @@ class HostCollect:
         return self.mesh.shape['data'] * self.mesh.shape['fsdp']
 
     def programs(self, task: HostTask) -> Programs:
-        context = windows.Context.of(task, self.window, self.max_response)
+        settings = self.settings
+        longest = task.env.context or settings.max_tokens
         return build_programs(
             self.local,
-            config=self.config,
-            slots=self.slots // self.shards,
-            serve_rows=self.serve_rows,
+            dataclasses.replace(settings, slots=settings.slots // self.shards),
             width=self.read_tokens,
-            cache_tokens=context.cache_tokens(task.env.context or self.max_tokens),
-            max_response=self.max_response,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            per_row=self.per_row,
+            cache_tokens=settings.context(task).cache_tokens(longest),
         )
 
     def __call__(
@@ -240,8 +224,6 @@ class HostCollect:
             ends=jax.device_put(ends, NamedSharding(self.local, P())),
             level=level,
             stream=stream,
-            max_tokens=self.max_tokens,
-            window=self.window,
             poll=self.poll,
             remember=self.reward is not None,
             **more,

@@ -107,20 +107,18 @@ class HostRollout:
     ends: Ends
     level: np.ndarray
     stream: np.ndarray
-    max_tokens: int
-    window: int
     poll: int
     remember: bool = False  # what happened in each episode, in `events`, for rewards.episode_of
     step_s: float = FIRST_STEP_S  # running mean
 
     def __post_init__(self):
-        shards = self.programs.shards
+        shards, self.settings = self.programs.shards, self.programs.settings
         self.counted = self.calls.counted
         self.items = np.asarray(self.task.env_params.items)
         self.words, self.offers = self.ends.words
-        self.out = empty_record(self.task, self.level, self.max_tokens, self.words)
+        self.out = empty_record(self.task, self.level, self.settings.max_tokens, self.words)
         self.state = self.programs.start(self.params, np.asarray(self.task.prefix), self.ends)
-        self.slots = [Slot(number) for number in range(shards * self.programs.slots)]
+        self.slots = [Slot(number) for number in range(shards * self.settings.slots)]
         self.episodes: collections.deque = collections.deque()
         self.events: dict[int, list] = {}  # of rows of the rollout
         self.opens_at = len(self.task.prefix)  # where conversations begin in the cache
@@ -340,7 +338,7 @@ class HostRollout:
 
     def most(self, prompt: Prompt) -> int:
         """Tokens that an answer may have."""
-        longest = self.programs.max_response
+        longest = self.settings.max_response
         return min(prompt.most or longest, longest)
 
     def cut_short(self, slot: Slot, stop: EpisodeStop) -> None:
@@ -398,12 +396,12 @@ class HostRollout:
         slot.length += len(unread)
         if out.branch is not None:
             at, unread = self.unread(slot, prompt, unread)
-        if self.window:
+        if self.settings.window:
             tokens, (at,), (count,) = windows.read_again(
                 out,
                 np.array([b]),
                 np.array([k]),
-                windows.Context.of(self.task, self.window, self.programs.max_response),
+                self.settings.context(self.task),
                 pad_id=self.task.pad_id,
                 xp=np,
             )
@@ -413,13 +411,14 @@ class HostRollout:
     def enqueue(self, slot: Slot, at: int, unread: np.ndarray) -> None:
         """Has a prompt read from a position of the cache on, or copied from another slot."""
         width, begins = self.programs.width, at == self.opens_at
-        donor, shared = self.donor(slot, unread) if begins and not self.window else (None, 0)
+        shares = begins and not self.settings.window
+        donor, shared = self.donor(slot, unread) if shares else (None, 0)
         for i in range(shared, len(unread), width):
             slot.chunks.append((at + i, unread[i : i + width]))
         if begins:
             slot.opening, slot.read = unread, 0
         if not donor:
-            self.ready[slot.number // self.programs.slots].append(slot)
+            self.ready[slot.number // self.settings.slots].append(slot)
             return
         donor.followers.append((slot, shared))
         self.release([donor])
@@ -430,7 +429,7 @@ class HostRollout:
         All of them, or whole chunks, so that the rest is read as it would be without a donor, and
         not the last one, which the row has to read itself.
         """
-        width, rows = self.programs.width, self.programs.slots
+        width, rows = self.programs.width, self.settings.slots
         first = slot.number // rows * rows
         best, most = None, 0
         for other in self.slots[first : first + rows]:
@@ -449,7 +448,7 @@ class HostRollout:
 
     def release(self, donors: list[Slot]) -> None:
         """Followers of slots that have read enough copy their caches, and read on or sample."""
-        rows, lines = self.programs.slots, self.programs.serve_rows
+        rows, lines = self.settings.slots, self.settings.serve_rows
         copies: list[list] = [[] for _ in self.ready]
         for donor in donors:
             waiting, donor.followers = donor.followers, []
@@ -471,9 +470,9 @@ class HostRollout:
 
     def copy(self, copies: list[list[tuple[int, ...]]]) -> None:
         """Copies caches of rows, at most serve_rows of each shard: lines of programs.copy."""
-        lines = self.programs.serve_rows
+        lines = self.settings.serve_rows
         block = np.zeros((len(copies), lines, 1 + READ_HEADER + self.offers), np.int32)
-        block[:, :, 1] = self.programs.slots
+        block[:, :, 1] = self.settings.slots
         for shard, own in enumerate(copies):
             if own:
                 block[shard, : len(own)] = own
@@ -483,7 +482,7 @@ class HostRollout:
         """Of a line for the device: `count` tokens from position `at` on are in a row's cache."""
         last = int(not slot.chunks)
         whole = at + count == self.opens_at + len(slot.opening)
-        numbers = slot.number % self.programs.slots, at, count, *self.draws(slot)
+        numbers = slot.number % self.settings.slots, at, count, *self.draws(slot)
         numbers += last + (last and whole), int(slot.now.part)
         numbers += self.most(slot.heard.prompt), *self.sampling(slot.heard.prompt)
         return (*numbers, *(self.task.offered(slot.heard.offers) if self.offers else ()))
@@ -491,7 +490,8 @@ class HostRollout:
     def sampling(self, prompt: Prompt) -> list[int]:
         """Bits of the temperature and top_p of an answer."""
         own = prompt.sampling or Sampling()
-        given = (own.temperature, self.programs.temperature), (own.top_p, self.programs.top_p)
+        of_run = self.settings.sampler
+        given = (own.temperature, of_run.temperature), (own.top_p, of_run.top_p)
         values = [default if value is None else value for value, default in given]
         return np.array(values, np.float32).view(np.int32).tolist()
 
@@ -527,14 +527,14 @@ class HostRollout:
 
     def is_due(self) -> bool:
         """Whether a block of some shard is as full as it will soon be."""
-        enough = np.minimum(self.programs.serve_rows, np.maximum(self.live, 1))
+        enough = np.minimum(self.settings.serve_rows, np.maximum(self.live, 1))
         return any(len(slots) >= least for slots, least in zip(self.ready, enough, strict=True))
 
     def read(self) -> None:
         """Reads the next chunk of up to serve_rows slots of each shard."""
-        lines, text = self.programs.serve_rows, READ_HEADER + self.offers
+        lines, text = self.settings.serve_rows, READ_HEADER + self.offers
         block = np.zeros((self.programs.shards, lines, text + self.programs.width), np.int32)
-        block[:, :, 0] = self.programs.slots
+        block[:, :, 0] = self.settings.slots
         readers = []
         for shard, slots in enumerate(self.ready):
             unfinished = []
@@ -555,8 +555,8 @@ class HostRollout:
 
     def decode(self) -> None:
         """Samples for a while and takes the answers that are complete."""
-        until = self.programs.serve_rows - min(
-            max(map(len, self.ready)), self.programs.serve_rows - 1
+        until = self.settings.serve_rows - min(
+            max(map(len, self.ready)), self.settings.serve_rows - 1
         )
         limit = NO_LIMIT
         if self.calls.under_way:  # looks at replies now and then
@@ -565,7 +565,7 @@ class HostRollout:
         self.state, report = self.programs.decode(
             self.state, self.params, self.ends, self.key, np.int32(until), np.int32(limit)
         )
-        shards, lines = self.programs.shards, self.programs.serve_rows + 1
+        shards, lines = self.programs.shards, self.settings.serve_rows + 1
         report = np.asarray(report).reshape(shards, lines, -1)
         steps, self.live, self.left = (report[:, -1, i].astype(int) for i in range(REPORT_HEADER))
         if most := int(steps.max()):
@@ -575,13 +575,13 @@ class HostRollout:
         self.counted['steps'] += most
         for shard in range(shards):
             for line in report[shard, :-1]:
-                if line[0] < self.programs.slots:
-                    self.on_answer(self.slots[shard * self.programs.slots + line[0]], line)
+                if line[0] < self.settings.slots:
+                    self.on_answer(self.slots[shard * self.settings.slots + line[0]], line)
 
     def on_answer(self, slot: Slot, line: np.ndarray) -> None:
         """Records the answer of a turn and hands its text to the world."""
         count, stop = int(line[1]), int(line[2])
-        longest = self.programs.max_response
+        longest = self.settings.max_response
         ids, bits = line[REPORT_HEADER : REPORT_HEADER + 2 * longest].reshape(2, -1)[:, :count]
         b, k, out = slot.episode, slot.turn, self.out
         place = slice(slot.length, slot.length + count)

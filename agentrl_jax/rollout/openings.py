@@ -8,11 +8,16 @@ both, and samples. Levels and lengths find a donor, and tokens decide: where the
 worlds that are drawn for each member, a slot reads its own.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from agentrl_jax.rollout import rows as token_rows
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.slots import GENERATING, Schedule, Slots, Turns
+from agentrl_jax.text import task as text
 from agentrl_jax.types import Rollout
 
 
@@ -26,7 +31,51 @@ class Openings:
     donor: jax.Array  # int32 [S]  slot that reads it instead of this one; S = none
 
 
-def start(level: jax.Array, hidden: jax.Array) -> Openings:
+@dataclasses.dataclass(frozen=True)
+class SharedPrompts(Schedule):
+    """One slot reads the first observation of a group, and the others copy it."""
+
+    def start(
+        self, task: text.TextTask, episodes: Episodes, rows: token_rows.Rows, world: text.Episode
+    ) -> Openings:
+        del task, world
+        return empty(episodes.level, rows.hidden)
+
+    def order(self, slots: Slots, number: jax.Array) -> jax.Array:
+        order = slots.schedule.order
+        return order[jnp.minimum(number, order.shape[0] - 1)]
+
+    def seat(
+        self,
+        slots: Slots,
+        task: text.TextTask,
+        which: jax.Array,
+        turns: Turns,
+        prompt: tuple[jax.Array, jax.Array],
+    ) -> tuple[Slots, jax.Array]:
+        changed = turns.episode != slots.episode[which]
+        episode = slots.episode.at[which].set(turns.episode, mode='drop')
+        begins = (turns.episode < slots.out.tokens.shape[0]) & (turns.world.turn == 0)
+        openings, follows = begin(
+            slots.schedule,
+            slots.out,
+            episode,
+            which,
+            changed=changed,
+            begins=begins,
+            prompt=prompt,
+            prefix=task.prefix.shape[0],
+        )
+        return slots.replace(episode=episode, schedule=openings), follows
+
+    def after_read(self, slots: Slots, task: text.TextTask, which: jax.Array) -> Slots:
+        where = dict(prefix=task.prefix.shape[0], width=task.width)
+        openings, rows, ready = hand_on(slots.schedule, slots.rows, which, **where)
+        phase = jnp.where(ready, GENERATING, slots.phase)
+        return slots.replace(schedule=openings, rows=rows, phase=phase)
+
+
+def empty(level: jax.Array, hidden: jax.Array) -> Openings:
     """Slots without an episode; level int32 [E], hidden [S, D]: of the empty rows."""
     slots = hidden.shape[0]
     return Openings(
@@ -55,15 +104,15 @@ def begin(
     *,
     changed: jax.Array,
     begins: jax.Array,
-    tokens: jax.Array,
-    count: jax.Array,
+    prompt: tuple[jax.Array, jax.Array],
     prefix: int,
 ) -> tuple[Openings, jax.Array]:
     """Slots `rows` int32 [w] play other episodes where changed, from the beginning where begins.
 
-    episode int32 [S]: rows of out, with these. tokens int32 [w, width], count int32 [w]: the prompt
-    that each of `rows` is to read. Returns (openings, follows bool [w]: another slot reads it).
+    episode int32 [S]: rows of out, with these. prompt: what each of `rows` is to read, (tokens
+    int32 [w, width], count int32 [w]). Returns (openings, follows bool [w]: another slot reads it).
     """
+    tokens, count = prompt
     slots = openings.length.shape[0]
     at = jnp.where(changed, rows, slots)
     length = openings.length.at[at].set(jnp.where(begins, count, 0), mode='drop')

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout import sampling
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
@@ -40,7 +39,7 @@ class State:
     found: jax.Array  # int32 [S]   state of the stop strings' automaton
     most: jax.Array  # int32 [S]   tokens that the answer may have
     temperature: jax.Array  # float32 [S]  of the answer, and ...
-    top_p: jax.Array  # float32 [S]  ... its top_p; only programs with `per_row` use them
+    top_p: jax.Array  # float32 [S]  ... its top_p, for a RowSampler
     tokens: jax.Array  # int32 [S, R]
     logprobs: jax.Array  # float32 [S, R]
     opened: jax.Array  # compute dtype [S, D]  final hidden state after what the cache begins with
@@ -74,12 +73,11 @@ def start(
     prefix: jax.Array,
     ends: Ends,
     *,
-    config: Model,
-    slots: int,
+    settings: RolloutSettings,
     cache_tokens: int,
-    max_response: int,
 ) -> State:
     """Rows that hold nothing but the common prefix int32 [P]."""
+    slots, max_response = settings.slots, settings.max_response
     none, grammar = jnp.zeros(slots, jnp.int32), {}
     if ends.grammar is not None:
         words, offers = ends.words
@@ -89,7 +87,7 @@ def start(
         )
         if ends.answer is not None:
             grammar['parser'] = answers.init_answer(ends.answer, slots)
-    rows = token_rows.start(params, config, prefix, slots, cache_tokens)
+    rows = token_rows.start(params, settings.player, prefix, slots, cache_tokens)
     return State(
         rows=rows,
         opened=rows.hidden,
@@ -114,19 +112,16 @@ def decode(
     until: jax.Array,
     limit: jax.Array,
     *,
-    config: Model,
-    serve_rows: int,
-    draw: Callable,
-    per_row: bool,
+    settings: RolloutSettings,
 ) -> tuple[State, jax.Array]:
     """Live rows sample until `until` of them have stopped, none is left, or `limit` steps are done.
 
     key: that of the rollout. Returns the state and a report int32 [serve_rows + 1, REPORT_HEADER +
     (2 + W) R]: row (S = none), number of tokens, TurnStop, the tokens, the bits of their log-
     probabilities and of what was allowed, of rows that have stopped; in the last line steps, live
-    rows, and stopped ones that were not reported yet. draw: sampling.sample with its settings, or
-    with `per_row` sampling.sample_rows.
+    rows, and stopped ones that were not reported yet.
     """
+    player, serve_rows = settings.player, settings.serve_rows
     k_tokens = jax.random.split(key)[0]
     slots, longest = state.tokens.shape
     each = jnp.arange(slots)
@@ -138,17 +133,15 @@ def decode(
 
     def step(carry):
         state, steps = carry
-        live, drawn = state.live, draw
-        if per_row:
-            own = dict(temperature=state.temperature, top_p=state.top_p)
-            drawn = functools.partial(draw, **own)
+        live = state.live
+        draw = functools.partial(settings.sampler.draw, state, vocab_shards=settings.vocab_shards)
         at = jnp.where(live, state.count, longest)
         if ends.grammar is not None:
             legal = grammars.allowed(ends.grammar, state.place)
-            drawn = grammars.constrain(drawn, ends.grammar, legal)
+            draw = grammars.constrain(draw, ends.grammar, legal)
             bits = grammars.pack(legal)
             state = state.replace(allowed=state.allowed.at[each, at].set(bits, mode='drop'))
-        token, logprob = token_rows.sample(state.rows, params, k_tokens, config=config, draw=drawn)
+        token, logprob = token_rows.sample(state.rows, params, k_tokens, player=player, draw=draw)
         stop, count, found = stops.turn_stop(
             token,
             live,
@@ -167,7 +160,7 @@ def decode(
                 place = grammars.open_actions(ends.grammar, before, place, ends.answer, parser)
             state = state.replace(place=place)
         state = state.replace(
-            rows=token_rows.push(state.rows, params, token, live, config=config),
+            rows=token_rows.push(state.rows, params, token, live, player=player),
             live=live & (stop == TurnStop.NONE),
             stop=jnp.where(live, stop, state.stop),
             count=count,
@@ -196,7 +189,9 @@ def as_int(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.int32)
 
 
-def read(state: State, params: Params, ends: Ends, block: jax.Array, *, config: Model) -> State:
+def read(
+    state: State, params: Params, ends: Ends, block: jax.Array, *, settings: RolloutSettings
+) -> State:
     """Reads a block int32 [w, READ_HEADER + offers + C], a line for each row that gets a chunk.
 
     Head of a line: row (S = none), position in the cache, tokens of the chunk, length of the
@@ -208,7 +203,7 @@ def read(state: State, params: Params, ends: Ends, block: jax.Array, *, config: 
     which, begin, count, _, _, last, *_ = block.T
     text = READ_HEADER + ends.words[1]
     rows = token_rows.prefill(
-        state.rows, params, which, block[:, text:], begin, count, config=config
+        state.rows, params, which, (block[:, text:], begin, count), player=settings.player
     )
     slots = rows.length.shape[0]
     kept = rows.hidden.at[which].get(mode='clip')
@@ -243,13 +238,13 @@ def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
     )
 
 
-def copy(state: State, ends: Ends, lines: jax.Array, *, config: Model) -> State:
+def copy(state: State, ends: Ends, lines: jax.Array, *, settings: RolloutSettings) -> State:
     """Rows take over what the caches of others begin with, a line int32 [w, 1 + head] for each.
 
     The row that is copied, and the head of a line that is read: where it is the last chunk, the row
     has all that it would have read and samples.
     """
-    del config
+    del settings
     source, heads = lines[:, 0], lines[:, 1:]
     which, begin, count, _, _, last, *_ = heads.T
     slots = state.rows.length.shape[0]
@@ -272,48 +267,30 @@ class Programs:
     read: Callable  # (state, params, ends, blocks) -> state
     copy: Callable  # (state, ends, lines) -> state
     shards: int  # parts of the rows; each has its own reports and blocks, one after another
-    slots: int  # rows of a shard
-    serve_rows: int  # lines of a report, and of a block, of a shard
+    settings: RolloutSettings  # of a shard: slots are its rows, serve_rows lines of a report and of
+    # a block
     width: int  # tokens of a chunk
-    max_response: int
-    temperature: float  # of answers that name none
-    top_p: float
 
 
 @functools.cache
 def build_programs(
-    mesh: jax.sharding.Mesh,
-    *,
-    config: Model,
-    slots: int,
-    serve_rows: int,
-    width: int,
-    cache_tokens: int,
-    max_response: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    per_row: bool = False,
+    mesh: jax.sharding.Mesh, settings: RolloutSettings, *, width: int, cache_tokens: int
 ) -> Programs:
-    """The programs for `slots` rows of each ('data', 'fsdp') shard of a mesh of local devices.
+    """The programs for settings.slots rows of each ('data', 'fsdp') shard of a local mesh.
 
     Equal settings share programs. slots, serve_rows and width are part of what a rollout is: other
-    shapes may round differently in the last bits. per_row: each answer has a temperature and a
-    top_p.
+    shapes may round differently in the last bits.
     """
     rows = P(('data', 'fsdp'))
-    serve_rows = min(serve_rows, slots)
-    draw = functools.partial(
-        sampling.sample_rows if per_row else sampling.sample,
-        top_k=top_k,
+    settings = dataclasses.replace(
+        settings,
+        serve_rows=min(settings.serve_rows, settings.slots),
         vocab_shards=mesh.shape['tensor'],
     )
-    if not per_row:
-        draw = functools.partial(draw, temperature=temperature, top_p=top_p)
 
     def program(function, *, takes, gives, donate=(), **static):
         local = jax.shard_map(
-            functools.partial(function, config=config, **static),
+            functools.partial(function, settings=settings, **static),
             mesh=mesh,
             in_specs=takes,
             out_specs=gives,
@@ -322,25 +299,12 @@ def build_programs(
         )
         return jax.jit(local, donate_argnums=donate)
 
-    sizes = dict(slots=slots, cache_tokens=cache_tokens, max_response=max_response)
     return Programs(
-        start=program(start, takes=(P(), P(), P()), gives=rows, **sizes),
-        decode=program(
-            decode,
-            takes=(rows, P(), P(), P(), P(), P()),
-            gives=(rows, rows),
-            donate=0,
-            serve_rows=serve_rows,
-            draw=draw,
-            per_row=per_row,
-        ),
+        start=program(start, takes=(P(), P(), P()), gives=rows, cache_tokens=cache_tokens),
+        decode=program(decode, takes=(rows, P(), P(), P(), P(), P()), gives=(rows, rows), donate=0),
         read=program(read, takes=(rows, P(), P(), rows), gives=rows, donate=0),
         copy=program(copy, takes=(rows, P(), rows), gives=rows, donate=0),
         shards=mesh.shape['data'] * mesh.shape['fsdp'],
-        slots=slots,
-        serve_rows=serve_rows,
+        settings=settings,
         width=width,
-        max_response=max_response,
-        temperature=temperature,
-        top_p=top_p,
     )

@@ -1,14 +1,12 @@
 """Rows of tokens in a KV cache: sample one token of each, push it, or read a block of new ones.
 
-What both kinds of rollout share. A row knows no episode, turn or world: it is a cache, the hidden
+Both kinds of rollout share them. A row knows no episode, turn or world: it is a cache, the hidden
 state of its last token, two lengths and the number of its random stream. A token of stream e at
 position t is drawn with fold_in(fold_in(key, e), t): neither the schedule, nor the row, nor the
 mesh changes which tokens an episode gets.
-
-Where parameters are a Pair every token goes through both models, each with a cache of its own, and
-a row takes the hidden states of the one that answers its turn.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from agentrl_jax.models.base import KVCache, Model
-from agentrl_jax.types import Pair, Params
+from agentrl_jax.models.base import KVCache, Model, transpose_kernels
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.text import task as text
+from agentrl_jax.types import Params, Rollout
 
 
 @struct.dataclass
@@ -29,76 +29,119 @@ class Rows:
     length: jax.Array  # int32 [S]  tokens of the episode so far: position of the next draw
     context: jax.Array  # int32 [S]  tokens in the cache: as many, or those of the last turns
     stream: jax.Array  # int32 [S]  random stream of the row's tokens
-    other_cache: KVCache | None = None  # of the other model of a Pair
-    other: jax.Array | None = None  # bool [S]  it answers the turn
+    player: Any = None  # what a Player of another kind remembers of the rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+    """The model that answers. A subclass may answer some turns with another one."""
+
+    model: Model
+
+    # -- parameters
+
+    def each(self, function: Callable[[Params], Any], params: Params) -> Any:
+        """Apply a function to the parameters of each model."""
+        return function(params)
 
     @property
-    def caches(self) -> tuple[KVCache, ...]:
-        """Of one model or two."""
-        return (self.cache,) if self.other is None else (self.cache, self.other_cache)
+    def untransposed(self) -> 'Player':
+        """The same for parameters whose kernels are laid out as they are trained."""
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, transposed=False))
 
-    def replace_caches(self, caches: tuple[KVCache, ...], **changes: Any) -> 'Rows':
-        """With new caches."""
-        more = {'other_cache': caches[1]} if len(caches) > 1 else {}
-        return self.replace(cache=caches[0], **more, **changes)
+    def transpose(self, params: Params) -> Params:
+        """Lay out the kernels of each model for few rows, if the model is to have that."""
+        return self.each(transpose_kernels, params) if self.model.transposed else params
+
+    def answer_head(self, params: Params, task: text.TextTask) -> Any:
+        """The head [D, U] of the tokens of answers; None where any token may be sampled.
+
+        Made once, before all loops: in them it would be gathered for every token.
+        """
+        if task.grammar is None or task.grammar.free:
+            return None
+        model = dataclasses.replace(self.model, transposed=False)
+        return self.each(lambda one: model.head_columns(one, task.grammar.columns), params)
+
+    # -- models
+
+    def empty_cache(
+        self, params: Params, prefix: jax.Array, rows: int, cache_tokens: int
+    ) -> KVCache:
+        """The cache of rows that hold nothing but the common prefix int32 [P]."""
+        return prefill_prefix(params, self.model, prefix, rows, cache_tokens)
+
+    def empty_state(self, rows: int) -> Any:
+        """Rows.player at the start."""
+        del rows
+
+    def forward(
+        self, rows: Rows, params: Params, tokens: jax.Array, position: jax.Array, which: Any
+    ) -> tuple[jax.Array, KVCache]:
+        """forward_cached of tokens [w, C] of rows `which` int32 [w], None: of all."""
+        return self.model.forward_cached(params, tokens, position, rows.cache, which)
+
+    def logits(self, rows: Rows, params: Params, head: Any = None) -> jax.Array:
+        """Logits [S, V] of the next token; with answer_head only those of its columns."""
+        return self.model.logits(params, rows.hidden, head)
+
+    # -- episodes
+
+    def rollout_extra(self, episodes: Episodes, turns: int) -> dict[str, jax.Array]:
+        """What Rollout.extra holds of E episodes before they are played."""
+        del episodes, turns
+        return {}
+
+    def record(self, out: Rollout, at: Any, task: text.TextTask, world: text.Episode) -> Rollout:
+        """Write down who answers the turns `at` of a rollout; world: of w slots."""
+        del at, task, world
+        return out
+
+    def seat(
+        self,
+        rows: Rows,
+        which: jax.Array,
+        task: text.TextTask,
+        world: text.Episode,
+        out: Rollout,
+        episode: jax.Array,
+    ) -> Rows:
+        """Prepare rows `which` int32 [w] for the turns of their worlds.
+
+        episode int32 [w]: rows of out.
+        """
+        del which, task, world, out, episode
+        return rows
+
+    def sampled(self, rows: Rows, live: jax.Array, **token: Any) -> tuple[dict[str, Any], Any]:
+        """(fields of Rollout for sampled tokens, live rows bool [S] whose tokens are trained)."""
+        del rows
+        return token | {'attention_mask': True, 'action_mask': True}, live
 
 
-def each(params: Params | Pair) -> tuple[Params, ...]:
-    """The parameters of one model or two."""
-    return (params.policy, params.other) if isinstance(params, Pair) else (params,)
-
-
-def forward(
-    rows: Rows,
-    params: Params | Pair,
-    tokens: jax.Array,
-    position: jax.Array,
-    which: jax.Array | None,
-    *,
-    config: Model,
-) -> tuple[jax.Array, tuple[KVCache, ...]]:
-    """forward_cached of tokens [w, C] of rows `which` int32 [w], None: of all; (hidden, caches)."""
-    caches = rows.caches
-    out = [
-        config.forward_cached(one, tokens, position, cache, which)
-        for one, cache in zip(each(params), caches, strict=True)
-    ]
-    hidden, caches = zip(*out, strict=True)
-    if rows.other is None:
-        return hidden[0], caches
-    other = rows.other if which is None else rows.other.at[which].get(mode='clip')
-    return jnp.where(other[:, None, None], hidden[1], hidden[0]), caches
-
-
-def start(
-    params: Params | Pair, config: Model, prefix: jax.Array, rows: int, cache_tokens: int
-) -> Rows:
+def start(params: Params, player: Player, prefix: jax.Array, rows: int, cache_tokens: int) -> Rows:
     """S rows that hold nothing but the common prefix int32 [P]."""
     length = jnp.full(rows, prefix.shape[0], jnp.int32)
-    cache, *others = (
-        prefill_prefix(one, config, prefix, rows, cache_tokens) for one in each(params)
-    )
     return Rows(
-        cache=cache,
-        other_cache=others[0] if others else None,
-        other=jnp.zeros(rows, bool) if others else None,
-        hidden=jnp.zeros((rows, config.hidden_size), config.dtype),
+        cache=player.empty_cache(params, prefix, rows, cache_tokens),
+        hidden=jnp.zeros((rows, player.model.hidden_size), player.model.dtype),
         length=length,
         context=length,
         stream=jnp.zeros(rows, jnp.int32),
+        player=player.empty_state(rows),
     )
 
 
 def prefill_prefix(
-    params: Params, config: Model, prefix: jax.Array, rows: int, cache_tokens: int
+    params: Params, model: Model, prefix: jax.Array, rows: int, cache_tokens: int
 ) -> KVCache:
-    """Runs the prefix that all episodes share once and copies its keys and values to every row."""
+    """Run the prefix that all episodes share once, and copy its keys and values to every row."""
     # Two rows: XLA's CPU matmul takes another path for a single one, with other last bits.
-    one = config.init_cache(2, prefix.shape[0])
+    one = model.init_cache(2, prefix.shape[0])
     tokens = jnp.broadcast_to(prefix, (2, prefix.shape[0]))
     positions = jnp.broadcast_to(jnp.arange(prefix.shape[0]), tokens.shape)
-    _, one = config.forward_cached(params, tokens, positions, one, None)
-    full = config.init_cache(rows, cache_tokens)
+    _, one = model.forward_cached(params, tokens, positions, one, None)
+    full = model.init_cache(rows, cache_tokens)
 
     def spread(into, prefix_part):
         return into.at[:, : prefix.shape[0]].set(prefix_part[:1])
@@ -108,24 +151,18 @@ def prefill_prefix(
 
 def sample(
     rows: Rows,
-    params: Params | Pair,
+    params: Params,
     key: jax.Array,
     *,
-    config: Model,
+    player: Player,
     draw: Callable,
-    head: jax.Array | Pair | None = None,
+    head: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The next token of every row and its log-probability: int32 [S], float32 [S].
 
-    draw(logits [S, V], uniform [S]): sampling.sample with its settings. head [D, U]: it gets logits
-    of these columns alone.
+    draw(logits [S, V], uniform [S]): see sampling.Sampler.draw. head: see Player.answer_head.
     """
-    heads = each(head) if head is not None else (None,) * len(each(params))
-    logits, *others = (
-        config.logits(one, rows.hidden, own) for one, own in zip(each(params), heads, strict=True)
-    )
-    if others:
-        logits = jnp.where(rows.other[:, None], others[0], logits)
+    logits = player.logits(rows, params, head)
 
     def uniform(stream, position):
         row_key = jax.random.fold_in(key, stream)
@@ -134,61 +171,63 @@ def sample(
     return draw(logits, jax.vmap(uniform)(rows.stream, rows.length))
 
 
-def push(
-    rows: Rows, params: Params | Pair, token: jax.Array, live: jax.Array, *, config: Model
-) -> Rows:
-    """The token int32 [S] of each live row bool [S] goes through the model and into its cache."""
-    position = jnp.where(live, rows.context, rows.cache.length)
-    hidden, caches = forward(rows, params, token[:, None], position[:, None], None, config=config)
-    return rows.replace_caches(
-        caches,
+def push(rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, player: Player) -> Rows:
+    """Run the token int32 [S] of each live row bool [S] through the model and into its cache."""
+    position = jnp.where(live, rows.context, capacity(rows))
+    hidden, cache = player.forward(rows, params, token[:, None], position[:, None], None)
+    return rows.replace(
+        cache=cache,
         hidden=hidden[:, 0],
         length=rows.length + live,
         context=rows.context + live,
     )
 
 
+def capacity(rows: Rows) -> int:
+    """Positions of a row of the cache."""
+    return jax.tree.leaves(rows.cache)[0].shape[1]
+
+
 def prefill(
     rows: Rows,
-    params: Params | Pair,
+    params: Params,
     which: jax.Array,
-    tokens: jax.Array,
-    begin: jax.Array,
-    count: jax.Array,
+    block: tuple[jax.Array, jax.Array, jax.Array],
     *,
-    config: Model,
+    player: Player,
     wanted: jax.Array | None = None,
 ) -> Rows:
-    """Reads a block: tokens int32 [w, C], the first `count` of them, into rows `which` int32 [w].
+    """Read a block into rows `which` int32 [w].
 
-    begin int32 [w]: position in the cache of the first token. Rows >= S are padding. Nothing is
+    block: tokens int32 [w, C], of which the first `count` int32 [w] are read, from position
+    `begin` int32 [w] of the cache on, as (tokens, begin, count). Rows >= S are padding. Nothing is
     read where `wanted` bool [] is false: all rows must be padding then. Sets cache, hidden and
-    context; lengths are the caller's.
+    context; the caller sets lengths.
     """
+    tokens, begin, count = block
     column = jnp.arange(tokens.shape[1])[None]
-    position = jnp.where(column < count[:, None], begin[:, None] + column, rows.cache.length)
+    position = jnp.where(column < count[:, None], begin[:, None] + column, capacity(rows))
 
-    def run(caches):
-        held = rows.replace_caches(caches)
-        hidden, caches = forward(held, params, tokens, position, which, config=config)
+    def run(cache):
+        held = rows.replace(cache=cache)
+        hidden, cache = player.forward(held, params, tokens, position, which)
         last = jnp.maximum(count - 1, 0)
-        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0], caches
+        return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0], cache
 
-    def nothing(caches):
-        return jnp.zeros((which.shape[0], config.hidden_size), config.dtype), caches
+    def nothing(cache):
+        return jnp.zeros((which.shape[0], player.model.hidden_size), player.model.dtype), cache
 
-    caches = rows.caches
     if wanted is None:
-        hidden, caches = run(caches)
+        hidden, cache = run(rows.cache)
     else:
         # With a negated condition XLA copies the whole cache, and on a GPU with any: there it costs
         # less to read a block of padding (5.8 ms a copy of 4.5 GB on an H100, on paper)
-        def asked(caches):
-            return jax.lax.cond(wanted, run, nothing, caches)
+        def asked(cache):
+            return jax.lax.cond(wanted, run, nothing, cache)
 
-        hidden, caches = jax.lax.platform_dependent(caches, cuda=run, default=asked)
-    return rows.replace_caches(
-        caches,
+        hidden, cache = jax.lax.platform_dependent(rows.cache, cuda=run, default=asked)
+    return rows.replace(
+        cache=cache,
         hidden=rows.hidden.at[which].set(hidden, mode='drop'),
         context=rows.context.at[which].set(begin + count, mode='drop'),
     )
@@ -203,19 +242,19 @@ def copy(
     begin: int = 0,
     size: int | None = None,
 ) -> Rows:
-    """The caches of row source[i] onto row target[i] for i < count int32 []; both int32 [w].
+    """Copy the cache of row source[i] onto row target[i] for i < count int32 []; both int32 [w].
 
     `size` positions of it from `begin` on; None: all. One row after another, so that the cache
-    stays in place and only as much moves as is asked for.
+    stays in place and no more than needed moves.
     """
 
-    def one(i, caches):
+    def one(i, cache):
         def move(x):
             after = (begin, *(0,) * (x.ndim - 2))
             part = (1, x.shape[1] if size is None else size, *x.shape[2:])
             row = jax.lax.dynamic_slice(x, (source[i], *after), part)
             return jax.lax.dynamic_update_slice(x, row, (target[i], *after))
 
-        return jax.tree.map(move, caches)
+        return jax.tree.map(move, cache)
 
-    return rows.replace_caches(jax.lax.fori_loop(0, count, one, rows.caches))
+    return rows.replace(cache=jax.lax.fori_loop(0, count, one, rows.cache))

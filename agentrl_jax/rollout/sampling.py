@@ -10,6 +10,9 @@ exchange the largest logit and the sums of blocks, [S, V / 128], and then the on
 that holds the token; logits stay where they are.
 """
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -144,3 +147,47 @@ def sample_rows(
     best = sample(logits, uniform, temperature=0.0, vocab_shards=vocab_shards)
     token, logprob = (jnp.where(greedy, x, y) for x, y in zip(best, drawn, strict=True))
     return token, logprob
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """How tokens are drawn: `sample` with its settings. A subclass may choose tokens otherwise."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 = all
+    top_p: float = 1.0
+
+    def draw(
+        self, slots: Any, logits: jax.Array, uniform: jax.Array, *, vocab_shards: int = 1
+    ) -> tuple[jax.Array, jax.Array]:
+        """The next token of each slot and its log-probability: int32 [S], float32 [S].
+
+        slots: the state of the rollout, which this sampler does not need.
+        """
+        del slots
+        return sample(
+            logits,
+            uniform,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            vocab_shards=vocab_shards,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSampler(Sampler):
+    """Each slot has a temperature and a top_p; those of the sampler are the defaults."""
+
+    def draw(
+        self, slots: Any, logits: jax.Array, uniform: jax.Array, *, vocab_shards: int = 1
+    ) -> tuple[jax.Array, jax.Array]:
+        """As Sampler.draw; slots: with temperature and top_p float32 [S]."""
+        return sample_rows(
+            logits,
+            uniform,
+            slots.temperature,
+            slots.top_p,
+            top_k=self.top_k,
+            vocab_shards=vocab_shards,
+        )

@@ -7,20 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.measure import (
-    choices,
-    critic_error,
-    exploitability,
-    metrics,
-    mutual_information,
-    validation,
-)
+from agentrl_jax.measure import metrics, mutual_information, validation
 from agentrl_jax.models import Model
-from agentrl_jax.models.functions import ModelFns, on_base
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import observations
 from agentrl_jax.rl.learn import learn, learning_of
 from agentrl_jax.rl.learning import Learning
@@ -28,13 +20,14 @@ from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import collecting, command, hosts, mixture, parts, teachers
+from agentrl_jax.run import collecting, hosts, mixture, parts, teachers, usage
 from agentrl_jax.run.config import Config, effective, read
-from agentrl_jax.run.params import player_of
+from agentrl_jax.run.hooks import Moment, Parts, Probe
+from agentrl_jax.run.streams import PAIRS
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.types import Frozen, Params, Rollout, Scores, TrainState
+from agentrl_jax.types import Params, Rollout, Scores
 
 PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
 PRETRAINED_SIZE = 10**8  # parameters; larger models start from pretrained weights
@@ -50,12 +43,10 @@ class Training:
     collects: tuple[Callable, ...]  # of each world: (params, task, episodes, key) -> the same of it
     pack: Callable | None  # collecting.pack; None without dynamic sampling
     metrics: Callable  # (rollout, tasks) -> metrics
-    information: Callable  # (policy, task, rollout, key) -> collapse/ metrics
+    probes: tuple[Probe, ...]  # what is measured now and then
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
-    critic_error: Callable | None  # (state, frozen, task, levels, step, key) -> (metrics, counters)
-    keep: Callable  # (params, snapshots) -> snapshots with them as the newest, without the oldest
-    exploitability: Callable | None  # (policy) -> chips; None but in Leduc
+    eval_probes: dict[str, Callable]  # metrics of validation: (policy) -> number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,17 +92,19 @@ class Run:
 
 
 def measure_episodes(
-    rollout: Rollout, agent: Any, *, group_size: int, names_actions: bool = False
+    rollout: Rollout, agent: Any, *, cfg: Config, names_actions: bool = False
 ) -> dict[str, jax.Array]:
     """Metrics of a rollout in whatever worlds."""
-    common = metrics.rollout_metrics(rollout, group_size)
+    common = metrics.rollout_metrics(rollout, cfg.rollout.group_size)
+    for extension in cfg.extensions:
+        common |= extension.metrics(rollout)
     return common | metrics.agent_metrics(rollout, agent, names_actions=names_actions)
 
 
-def measure_rollout(rollout: Rollout, task: Task, *, group_size: int) -> dict[str, jax.Array]:
+def measure_rollout(rollout: Rollout, task: Task, *, cfg: Config) -> dict[str, jax.Array]:
     """Metrics of a rollout, the environment's own included."""
     names = isinstance(task, TextTask)  # on hosts actions are texts
-    common = measure_episodes(rollout, task.agent, group_size=group_size, names_actions=names)
+    common = measure_episodes(rollout, task.agent, cfg=cfg, names_actions=names)
     return common | metrics.environment_metrics(rollout, task)
 
 
@@ -144,37 +137,6 @@ def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, how: Learning) -
     """Log-probabilities [B, T] of a rollout's tokens under other parameters."""
     fns = fns.replace(values=None)
     return scores_of(params, None, rollout, recompute=True, fns=fns, how=how).old_logprobs
-
-
-def measure_critic(
-    state: TrainState,
-    frozen: Frozen,
-    task: TextTask,
-    levels: jax.Array,
-    step: jax.Array | int,
-    key: jax.Array,
-    *,
-    draw: Callable,
-    collect: Callable,
-    fns: ModelFns,
-    how: Learning,
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """The critic's error on the episodes of a step, which are played with continuations.
-
-    levels, key: those of the step's rollout. Nothing that trains sees these episodes.
-    """
-    rollout, counters = collect(player_of(state, frozen.model), task, draw(levels, step), key)
-    fns = on_base(fns, frozen.model)
-    values = scores_of(
-        state.params,
-        state.critic_params,
-        rollout,
-        recompute=False,
-        fns=fns,
-        how=how,
-    ).values
-    whole = how.algorithm.reward_on == 'episode'
-    return critic_error.critic_error(values, rollout, whole=whole), counters
 
 
 def build_learning(
@@ -246,9 +208,9 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
 
     probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
     ends the command now. learns: whether it may be trained, for which teachers are loaded. A
-    command.WrongUsage is about the config.
+    usage.WrongUsage is about the config.
     """
-    with command.usage():
+    with usage.checked():
         face = effective(given)
         mesh = parts.build_mesh(read(face, None))
         cfg = read(face, sharding.row_shards(mesh))
@@ -326,15 +288,27 @@ def build_draw(cfg: Config, task: Task) -> Callable:
         groups=cfg.rollout.num_groups,
         group_size=cfg.rollout.group_size,
         common=cfg.rollout.common_random_numbers,
-        forks=parts.build_forks(cfg),
     )
+
+
+def build_training_draw(cfg: Config, task: Task) -> Callable:
+    """build_draw with what extensions add."""
+    core = build_draw(cfg, task)
+
+    def draw(key, step, first=0):
+        episodes = core(key, step, first)
+        for extension in cfg.extensions:
+            episodes = extension.draw(key, step, episodes, cfg=cfg)
+        return episodes
+
+    return draw
 
 
 def build_collects(
     cfg: Config, mesh: Mesh, config: Model, worlds: dict[str, Worlds]
 ) -> tuple[Callable, ...]:
     """collect of each world that trains."""
-    make = functools.partial(parts.build_collect, config=config, mesh=mesh, training=True)
+    make = functools.partial(parts.build_collect, model=config, mesh=mesh, training=True)
     return tuple(make(member, worlds=worlds.get(member.env.name)) for member in cfg.members)
 
 
@@ -343,10 +317,9 @@ def build_play(
 ) -> tuple[Callable, Callable, Callable]:
     """(draw, collect, metrics of a rollout) of the worlds that train."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
-    size, agent = cfg.rollout.group_size, cfg.agent.build()
-    one = functools.partial(measure_rollout, group_size=size)
-    together = functools.partial(measure_episodes, agent=agent, group_size=size)
-    draws = [build_draw(*each) for each in zip(cfg.members, tasks, strict=True)]
+    one = functools.partial(measure_rollout, cfg=cfg)
+    together = functools.partial(measure_episodes, agent=cfg.agent.build(), cfg=cfg)
+    draws = [build_training_draw(*each) for each in zip(cfg.members, tasks, strict=True)]
     return mixture.programs(
         tasks,
         [jax.jit(draw, out_shardings=rows) for draw in draws],
@@ -374,6 +347,44 @@ def build_training(
     how = build_learning(cfg, mesh, tasks[0], tokenizer, others)
     collects = build_collects(cfg, mesh, config, worlds)
     draw, collect, measure = build_play(cfg, mesh, tasks, collects)
+    one = cfg.members[0]
+    made = Parts(
+        cfg=cfg,
+        mesh=mesh,
+        model=config,
+        fns=fns,
+        learning=how,
+        task=tasks[0],
+        tokenizer=tokenizer,
+        draw=build_draw(one, tasks[0]),
+        collect=lambda change: parts.build_collect(
+            one, config, mesh, training=True, worlds=worlds.get(one.env.name), change=change
+        ),
+        score=functools.partial(scores_of, recompute=False, how=how),
+    )
+    probes = [build_information(made)] if cfg.alarm.mi_every else []
+    eval_probes = {}
+    for extension in cfg.extensions:
+        probes += extension.probes(made)
+        eval_probes |= extension.eval_probes(made)
+    return Training(
+        tasks=tasks,
+        draw=draw,
+        collect=collect,
+        collects=collects,
+        pack=collecting.build_pack(how, rows, whole),
+        metrics=measure,
+        probes=tuple(probes),
+        learn=build_learn(fns, how),
+        rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
+        eval_probes=eval_probes,
+    )
+
+
+def build_information(parts: Parts) -> Probe:
+    """The mutual information of prompts and answers."""
+    cfg, fns = parts.cfg, parts.fns
+    whole = NamedSharding(parts.mesh, PartitionSpec())
     information = functools.partial(
         mutual_information.information,
         hidden_fn=fns.hidden,
@@ -389,61 +400,15 @@ def build_training(
         microbatch_rows=cfg.batch.microbatch_rows,
         temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
-        bits=how.bits,
+        bits=parts.learning.bits,
     )
-    return Training(
-        tasks=tasks,
-        draw=draw,
-        collect=collect,
-        collects=collects,
-        pack=collecting.build_pack(how, rows, whole),
-        metrics=measure,
-        information=jax.jit(information, out_shardings=whole),
-        learn=build_learn(fns, how),
-        rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
-        critic_error=build_critic_error(cfg, tasks[0], collects[0], fns, how, whole),
-        keep=jax.jit(lambda params, kept: (*kept[1:], jax.tree.map(jnp.copy, params))),
-        exploitability=build_exploitability(cfg, config, tasks[0], tokenizer),
-    )
+    program = jax.jit(information, out_shardings=whole)
 
+    def measure(moment: Moment):
+        key = moment.streams.key(PAIRS, moment.step)
+        return program(moment.policy, parts.task, moment.rollout, key), []
 
-def build_critic_error(
-    cfg: Config,
-    task: Task,
-    collect: Callable,
-    fns: ModelFns,
-    how: Learning,
-    whole: NamedSharding,
-) -> Callable | None:
-    """Jitted measure_critic, None where nobody asks for it."""
-    if not cfg.forks.value_every:
-        return None
-    draw = functools.partial(build_draw(cfg, task), forks=parts.build_label_forks(cfg))
-    program = functools.partial(measure_critic, draw=draw, collect=collect, fns=fns, how=how)
-    return jax.jit(program, out_shardings=whole)
-
-
-def build_choices(cfg: Config, config: Model, task: Task, tokenizer: Any) -> Callable:
-    """Jitted (params, task, worlds) -> choices.action_probabilities, as validation samples."""
-    answers = choices.spelled(task, tokenizer)
-    probabilities = functools.partial(
-        choices.action_probabilities,
-        answers=answers,
-        hidden_fn=config.forward,
-        head_fn=config.head_kernel,
-        bits=task.grammar.bits,
-        temperature=cfg.eval.temperature,
-    )
-    return jax.jit(probabilities)
-
-
-def build_exploitability(cfg: Config, config: Model, task: Task, tokenizer: Any) -> Callable | None:
-    """exploitability_of a policy, asked in self-play; None where it is not known."""
-    if cfg.env.name != 'leduc' or choices.unknown(cfg):
-        return None
-    task = task.replace(env=dataclasses.replace(task.env, opponent='self'))  # of the same texts
-    probabilities = build_choices(cfg, config, task, tokenizer)
-    return lambda policy: exploitability.exploitability_of(probabilities, policy, task)
+    return Probe('the mutual information', cfg.alarm.mi_every, measure)
 
 
 def build_validations(

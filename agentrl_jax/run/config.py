@@ -28,14 +28,19 @@ from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
 from agentrl_jax.rl.observations import Observing
-from agentrl_jax.run import outside, sections
-from agentrl_jax.run.command import WrongUsage, no_field
+from agentrl_jax.run import outside, rules, sections
+from agentrl_jax.run.extensions import Extras
+from agentrl_jax.run.hooks import Extension
+from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.settings import pages, tree
-from agentrl_jax.settings.marks import Chosen, In
+from agentrl_jax.settings.marks import Chosen, In, Inline
 
 VERSION = 2  # of the configs in checkpoints; see migrate
+ANY = object()  # whatever the value, it changed no result
 # Fields that version 1 had and this one has not, with the value that had no effect.
 REMOVED = {
+    'alarm.max_roll_backs': ANY,
+    'alarm.roll_back_lr': ANY,
     'curriculum.memory': 0.5,
     'curriculum.uncertain': 0.0,
     'filter.high': 1.0,
@@ -46,6 +51,7 @@ REMOVED = {
     'loss.sampler_reject': 'off',
     'loss.sampler_reject_high': None,
     'loss.sampler_reject_low': None,
+    'rollout.read_tokens': ANY,
 }
 
 
@@ -54,14 +60,15 @@ def _without_removed(saved: dict[str, Any]) -> dict[str, Any]:
     active = [
         f'{name}={saved[name]!r}'
         for name, off in REMOVED.items()
-        if saved.get(name) not in (None, off)
+        if off is not ANY and saved.get(name) not in (None, off)
     ]
     if active:
         raise ValueError(
             f'its config sets {", ".join(active)}, which this version no longer has; use commit '
             '55cb303, the last one that does'
         )
-    return {name: value for name, value in saved.items() if name not in REMOVED}
+    kept = {name: value for name, value in saved.items() if name not in REMOVED}
+    return {name: 'stop' if value == 'roll_back' else value for name, value in kept.items()}
 
 
 STEPS = (lambda saved: saved, _without_removed)  # from each version to the next
@@ -76,7 +83,6 @@ class Config:
     env: sections.Env = sections.Env()
     agent: sections.Agent = sections.Agent()
     reward: sections.Reward = sections.Reward()
-    self_play: sections.SelfPlay = sections.SelfPlay()
     hosts: sections.Hosts = sections.Hosts()
     model: sections.Model = sections.Model()
     lora: Lora = Lora()
@@ -88,7 +94,6 @@ class Config:
     parity: Parity = Parity()
     observing: Observing = Observing()
     critic: Critic = Critic()
-    forks: sections.Forks = sections.Forks()
     optim: Optim = Optim()
     batch: Batching = Batching()
     mesh: MeshSizes = MeshSizes()
@@ -98,9 +103,18 @@ class Config:
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     alarm: Alarms = Alarms()
     log: sections.Log = sections.Log()
+    extras: Annotated[Extras, Inline()] = Extras()  # sections of extensions
     # Sections of worlds, by their names in env: those that train, and those of eval.worlds
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
     others: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
+    # Data shards of the mesh, for rules
+    shards: int = dataclasses.field(default=1, compare=False, metadata=tree.APART)
+
+    @property
+    def extensions(self) -> tuple[Extension, ...]:
+        """The sections of extensions that change how a run is built."""
+        sections = vars(self.extras).values()
+        return tuple(section for section in sections if isinstance(section, Extension))
 
     @property
     def algorithm_name(self) -> str:
@@ -143,18 +157,9 @@ class Config:
 
     @property
     def held_out(self) -> 'Config':
-        """The same run with the worlds of validation: there opponents move at random."""
-
-        def against_random(world):
-            plays = getattr(world, 'opponent', 'random') == 'self'
-            return dataclasses.replace(world, opponent='random') if plays else world
-
-        return dataclasses.replace(self, worlds=tuple(map(against_random, self.worlds)))
-
-    @property
-    def in_self_play(self) -> bool:
-        """Whether the policy plays both seats of a game."""
-        return any(getattr(world, 'opponent', 'random') == 'self' for world in self.worlds)
+        """The same run with the worlds of validation."""
+        worlds = tuple(world.for_validation() for world in self.worlds)
+        return dataclasses.replace(self, worlds=worlds)
 
     @property
     def with_clone_limits(self) -> 'Config':
@@ -224,20 +229,21 @@ class Config:
         return self.curriculum.turn_limit(step, self.env.max_turns)
 
     @property
+    def fewest_turns(self) -> int:
+        """The turns of the shortest episodes: the curriculum and the clone have limits too."""
+        turns = min((self.env.max_turns, *self.curriculum.rounds))
+        return min(turns, self.clone.max_turns or turns)
+
+    @property
+    def acting_turns(self) -> int:
+        """Turns that act in a trial of the shortest episodes."""
+        agent = self.agent.build()
+        return agent.acting_turns(max(self.fewest_turns, agent.least_turns))
+
+    @property
     def continuations(self) -> int:
         """Continuations that an episode of a rollout can have; 0 = it is never forked."""
         return self.algorithm.continuations(self.env.max_turns)
-
-    def problems(self, shards: int = 1) -> list[str]:
-        """A sentence for each rule between fields that is broken; shards: of rows over the mesh."""
-        parts = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        rules = [part for part in parts if hasattr(part, 'problems')]
-        found = [line for part in rules for line in part.problems()]
-        if not found:  # what follows divides by numbers that are right
-            rules = [part for part in parts if hasattr(part, 'conflicts')]
-            found = [line for part in rules for line in part.conflicts(self, shards)]
-        worlds = (*self.worlds, *self.others)
-        return found + [line for world in worlds for line in world.problems()]
 
 
 def get_config() -> Any:
@@ -261,7 +267,10 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     """
     with _impossible():
         outside.register(tree.flat(cfg))
-    _refuse_unknown(cfg)
+    known = tree.flat(get_config())  # sections of games are checked as they are read
+    for name in sorted(tree.flat(cfg).keys() - known.keys()):
+        if name.partition('.')[0] not in GAMES:
+            raise WrongUsage(tree.no_field(name, known))
     with _impossible():
         run = _with_world_names(tree.read(Config, cfg))
         train, other = (
@@ -269,8 +278,11 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
             for names in (run.env.worlds, run.eval.worlds)
         )
     run = dataclasses.replace(run, worlds=train, others=other)
-    if shards is not None and (found := run.problems(shards)):
-        raise WrongUsage('impossible configuration: ' + '; '.join(found))
+    run = dataclasses.replace(run, shards=shards or 1)
+    if shards is not None and (broken := rules.broken(run)):
+        sentences = '; '.join(rule.sentence for rule in broken)
+        fields = tuple(field for rule in broken for field in rule.fields)
+        raise WrongUsage(f'impossible configuration: {sentences}', fields)
     if shards is not None and run.clone.file:
         trajectories.read_records(run.clone.file)  # before the model is loaded
     return run
@@ -286,17 +298,6 @@ def _with_world_names(run: Config) -> Config:
         env=dataclasses.replace(run.env, name=name, mix=mix),
         eval=dataclasses.replace(run.eval, worlds=others),
     )
-
-
-def _refuse_unknown(cfg: Any) -> None:
-    """WrongUsage for fields that nothing reads, as where a config file mistypes one.
-
-    What games have is checked as their section is read.
-    """
-    known = get_config()
-    names = tree.flat(cfg).keys() - tree.flat(known).keys()
-    for name in sorted(name for name in names if name.partition('.')[0] not in GAMES):
-        raise WrongUsage(no_field(name, known))
 
 
 def effective(cfg: Any) -> Any:

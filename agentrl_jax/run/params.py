@@ -20,9 +20,10 @@ import jax
 
 from agentrl_jax.machine import checkpoint, checksums, files, frozen, sharding
 from agentrl_jax.models import Model, critic, lora
+from agentrl_jax.models.functions import policy_of
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.streams import ADAPTERS, Streams
-from agentrl_jax.types import Pair, Params, TrainState
+from agentrl_jax.types import Params, TrainState
 
 CLONED = 2  # number of the adapters that cloning trains
 BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir
@@ -33,20 +34,9 @@ DIGITS = 6  # of numbers that are compared: a .gguf has those of a config.json i
 _known: list[Any] = []  # a weak reference to the first of some parameters, and their base_digest
 
 
-def policy_of(params: Params, base: Params) -> Params:
-    """The parameters a rollout needs: with the base, without a value head on a shared backbone."""
-    return {**base, **{name: part for name, part in params.items() if name != 'value_head'}}
-
-
 def player_of(state: TrainState, base: Params) -> Params:
     """The parameters that play episodes: the policy, or the explorer of AgentEvol."""
     return policy_of(state.params if state.explorer is None else state.explorer, base)
-
-
-def players_of(state: TrainState, base: Params, other: int | None) -> Params | Pair:
-    """player_of, and a snapshot by its number beside it; None: alone."""
-    policy = player_of(state, base)
-    return policy if other is None else Pair(policy, policy_of(state.snapshots[other], base))
 
 
 def trained_part(params: Params, cfg: Config, index: int) -> Params:
@@ -171,8 +161,8 @@ def keep_best(workdir: Path, params: Params, saved: dict[str, Any]) -> None:
     """Keeps what is trained if `saved`, said beside it, has a better eval/success than is kept.
 
     A validation that lost all of its episodes (nan) is no best one. What was kept of this step or
-    of later ones goes, for it is played again after a kill; roll_back.settle removes what a roll
-    back has abandoned. What was the best before that is not there any more.
+    of later ones goes, for it is played again after a kill. What was the best before that is not
+    there any more.
     """
     new, folder = saved['eval/success'], workdir / BEST_FOLDER
     if math.isnan(new):

@@ -16,11 +16,13 @@ from agentrl_jax.envs.base import build
 from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import DRAWN, Model, adapters, kernels, lora, weights
-from agentrl_jax.models.base import transpose_kernels
 from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rollout import device, host, rewards
-from agentrl_jax.rollout.episodes import draw_forks
 from agentrl_jax.rollout.keepers import Pool
+from agentrl_jax.rollout.openings import SharedPrompts
+from agentrl_jax.rollout.rows import Player
+from agentrl_jax.rollout.sampling import Sampler
+from agentrl_jax.rollout.slots import RolloutSettings, Schedule
 from agentrl_jax.run.config import Config, read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.settings.callables import import_callable
@@ -31,7 +33,7 @@ from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.tokens.load import check_fits, load_tokenizer
-from agentrl_jax.types import Pair, Params, Rollout
+from agentrl_jax.types import Params, Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
 BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
@@ -303,26 +305,6 @@ def build_functions(cfg: Config, config: Model, mesh: Any) -> ModelFns:
     )
 
 
-def build_forks(cfg: Config) -> Callable | None:
-    """draw_forks of a key and the episodes of a step; None where nothing is forked."""
-    if not cfg.continuations:
-        return None
-    return functools.partial(
-        draw_forks,
-        turns=cfg.algorithm.turns,
-        continuations=cfg.algorithm.forks,
-        max_turns=cfg.env.max_turns,
-        common=cfg.rollout.common_random_numbers,
-    )
-
-
-def build_label_forks(cfg: Config) -> Callable:
-    """draw_forks for exact values: two continuations of every later turn, of independent luck."""
-    return functools.partial(
-        draw_forks, turns='every', continuations=2, max_turns=cfg.env.max_turns, common=False
-    )
-
-
 def fused(cfg: Config, config: Model, mesh: Any) -> str:
     """Whose attention kernels a program of this model uses on these devices: Model.fused."""
     if cfg.model.attention == 'plain':
@@ -379,66 +361,72 @@ def check_reward(cfg: Config, task: Task) -> None:
     rewards.check_traced(function, shapes, task, name=name)
 
 
-def build_collect(
-    cfg: Config,
-    config: Model,
-    mesh: Any,
-    *,
-    training: bool,
-    worlds: host.Worlds | None = None,
-) -> Callable:
-    """(params, task, episodes, key) -> (rollout, counters) over the mesh.
-
-    Jitted; with worlds on hosts it is a loop of the host around jitted programs.
-    """
+def rollout_settings(cfg: Config, model: Model, mesh: Any, *, training: bool) -> RolloutSettings:
+    """The settings of the rollouts that train, or of those that validate."""
     rows = cfg.rollout.episodes if training else cfg.env.eval_levels * cfg.eval.samples
     shards = mesh.shape['data'] * mesh.shape['fsdp']
     rows = -(-rows // shards) * shards
-    sample = cfg.rollout if training else cfg.eval
-    config = dataclasses.replace(
-        config,
-        dtype=cfg.rollout.sampler_dtype or config.dtype,
-        transposed=transposes(config, mesh),
+    model = dataclasses.replace(
+        model,
+        dtype=cfg.rollout.sampler_dtype or model.dtype,
+        transposed=transposes(model, mesh),
     )
-    config = dataclasses.replace(config, fused=fused(cfg, config, mesh))
-    settings = dict(
-        config=config,
+    model = dataclasses.replace(model, fused=fused(cfg, model, mesh))
+    sampler = Sampler(cfg.rollout.temperature)
+    if not training:
+        sampler = Sampler(cfg.eval.temperature, cfg.eval.top_k, cfg.eval.top_p)
+    members = cfg.rollout.group_size if training else cfg.eval.samples
+    shares = members > 1 and not cfg.context.window and not cfg.on_hosts
+    settings = RolloutSettings(
+        player=Player(model),
         slots=min(cfg.rollout.slots or rows, rows),
         serve_rows=cfg.rollout.serve_rows,
         max_tokens=cfg.rollout.max_tokens,
         max_response=cfg.rollout.max_response,
-        temperature=sample.temperature,
-        top_k=0 if training else sample.top_k,
-        top_p=1.0 if training else sample.top_p,
+        sampler=sampler,
         window=cfg.context.window,
+        stop_at_answer=cfg.rollout.stop_at_answer and not cfg.on_hosts,
+        schedule=SharedPrompts() if shares else Schedule(),
     )
+    for extension in cfg.extensions if training else ():
+        settings = extension.settings(settings, cfg)
+    return settings
 
-    rules = sharding.rollout_rules(
-        mesh, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
-    )
 
-    def prepare(params):
-        if isinstance(params, Pair):
-            return Pair(prepare(params.policy), prepare(params.other))
-        params = lora.merge(params, config.lora_scale)
-        # Before they move: whole float32 parameters are more than a small chip can hold.
-        params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+def build_collect(
+    cfg: Config,
+    model: Model,
+    mesh: Any,
+    *,
+    training: bool,
+    worlds: host.Worlds | None = None,
+    change: Callable[[RolloutSettings], RolloutSettings] = lambda settings: settings,
+) -> Callable:
+    """(params, task, episodes, key) -> (rollout, counters) over the mesh.
+
+    Jitted; with worlds on hosts it is a loop of the host around jitted programs. change: of the
+    settings that the config gives.
+    """
+    settings = change(rollout_settings(cfg, model, mesh, training=training))
+    player, model = settings.player, settings.model
+    rules = sharding.rollout_rules(mesh, num_heads=model.num_heads, num_kv_heads=model.num_kv_heads)
+
+    def prepare_one(params):
+        params = lora.merge(params, model.lora_scale)
+        # Before they move: float32 parameters are more than a small chip can hold.
+        params = jax.tree.map(lambda x: x.astype(model.dtype), params)
         layout = sharding.specs(params, rules, mesh)
         return jax.lax.with_sharding_constraint(params, layout)
 
+    def prepare(params):
+        return player.each(prepare_one, params)
+
     def prepare_for_hosts(params):  # once for many programs; device.collect does so itself
-        params = prepare(params)
-        return transpose_kernels(params) if config.transposed else params
+        return player.transpose(prepare(params))
 
     if worlds is not None:
         return build_host_collect(cfg, mesh, worlds, jax.jit(prepare_for_hosts), settings)
-    settings |= dict(
-        stop_at_answer=cfg.rollout.stop_at_answer,
-        chunk=cfg.rollout.read_tokens,
-        share=(cfg.rollout.group_size if training else cfg.eval.samples) > 1,
-        seated=training and cfg.algorithm.CREDITS_SEATS,
-    )
-    play, reward = device.collect_on_mesh(mesh, **settings), build_reward(cfg)
+    play, reward = device.collect_on_mesh(mesh, settings), build_reward(cfg)
 
     def collect(params, task, episodes, key):
         rollout, counters = play(prepare(params), task, episodes, key)
@@ -453,7 +441,7 @@ def build_collect(
 
 
 def build_host_collect(
-    cfg: Config, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: dict[str, Any]
+    cfg: Config, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: RolloutSettings
 ) -> host.HostCollect:
     """collect against worlds on hosts."""
     hosts, reward = cfg.hosts, build_reward(cfg)
@@ -464,13 +452,13 @@ def build_host_collect(
         mesh,
         sharding.local_mesh(mesh),
         worlds,
+        settings=settings,
         strings=build_stop_table(tokenizer.token_bytes(), stop),
         read_tokens=hosts.read_tokens,
         poll=hosts.poll,
         policy=hosts.policy,
         prepare=prepare,
         reward=None if reward is None else (f'{REWARD}={cfg.reward.function!r}', reward),
-        **settings,
     )
 
 

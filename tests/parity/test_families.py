@@ -167,7 +167,7 @@ def test_a_mesh_and_a_loop_over_layers_give_the_gradient_of_one_device(config):
 
 
 RUNS = {
-    'qwen3': (QWEN3, {'batch.widths': 2, 'rollout.read_tokens': 8}),
+    'qwen3': (QWEN3, {'batch.widths': 2}),
     'olmo2': (OLMO2, {'algorithm': 'grpo', 'lora.rank': 2, 'lora.alpha': 2.0}),
 }
 

@@ -19,6 +19,9 @@ from agentrl_jax.imitation import demonstrations
 from agentrl_jax.measure import metrics
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.rows import Player
+from agentrl_jax.rollout.sampling import Sampler
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run import build as build_module
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run import state as start
@@ -120,28 +123,25 @@ def scripted(run, chosen):
 
 def play(params, task, listed, ids, *, model):
     """rollout.collect with the given answers; the log-probabilities are the policy's."""
-    state = device.start(
-        params, task, listed, config=model, slots=8, max_tokens=LENGTH, cache_tokens=LENGTH
-    )
 
-    def draw(state, logits, uniform):
-        row = jnp.minimum(state.episode, EPISODES - 1)
-        turn = jnp.minimum(state.world.turn, TURNS - 1)
-        token = ids[row, turn, jnp.minimum(state.response, RESPONSE - 1)]
-        logprobs = jax.nn.log_softmax(logits)
-        return token, jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
+    class Scripted(Sampler):
+        def draw(self, slots, logits, uniform, *, vocab_shards=1):
+            row = jnp.minimum(slots.episode, EPISODES - 1)
+            turn = jnp.minimum(slots.world.turn, TURNS - 1)
+            token = ids[row, turn, jnp.minimum(slots.response, RESPONSE - 1)]
+            logprobs = jax.nn.log_softmax(logits)
+            return token, jnp.take_along_axis(logprobs, token[:, None], axis=1)[:, 0]
 
-    return device.play(
-        state,
-        params,
-        task,
-        listed,
-        (KEY, KEY),
-        draw=draw,
-        config=model,
+    settings = RolloutSettings(
+        Player(model),
+        slots=8,
         serve_rows=4,
+        max_tokens=LENGTH,
         max_response=RESPONSE,
-    ).out
+        sampler=Scripted(),
+    )
+    state = device.start(params, task, listed, settings=settings)
+    return device.play(state, params, task, listed, (KEY, KEY), settings=settings).out
 
 
 @functools.cache

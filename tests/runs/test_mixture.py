@@ -158,7 +158,7 @@ def test_continuations_plans_and_further_trials_are_played_in_every_world():
     measured = jax.device_get(run.training.metrics(rollout, run.training.tasks))
     assert (np.asarray(rollout.part) == agents.PLAN).any(1).all()
     for rows in mixture.blocks((8, 8), rollout):
-        assert (rows.continuations.turn > 0).any() and rows.trial.max() == 1
+        assert (rows.extra['continuations'].turn > 0).any() and rows.trial.max() == 1
     for name in ('agent/trials', 'agent/plan_tokens', 'agent/success_second'):
         each = [measured[name.replace('/', f'_{world}/')] for world in MIX_NAMES]
         np.testing.assert_allclose(measured[name], np.mean(each), rtol=1e-5)

@@ -148,7 +148,6 @@ RUNS = {
             'hosts.max_observation': 40,
             'hosts.read_tokens': 16,
             'rollout.max_tokens': 160,
-            'rollout.read_tokens': 8,  # of those on the device
             **UNTRAINED,
         },
     ),

@@ -55,7 +55,7 @@ def trace(cfg, *, with_rollout):
     out = toy.rollout_of([[(1, 1)] * turns], np.zeros((1, turns)), length=cfg.rollout.max_tokens)
     out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
     if cfg.algorithm.CREDITS_SEATS:
-        out = out.replace(seats=np.zeros((1, turns), np.int32))
+        out = out.replace(extra={'seats': np.zeros((1, turns), np.int32)})
     if count := cfg.continuations:
         out = toy.forked(out, [1] * count)
     out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
+from agentrl_jax.extras.vine.draw import draw_forks
+from agentrl_jax.extras.vine.forks import Forked
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device, openings
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout.episodes import draw_forks
+from agentrl_jax.rollout.slots import Schedule
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import agents
@@ -71,7 +73,7 @@ def begun(rows, level, prompts, *, length, donor, episode, tokens):
         max_actions=1,
     )
     out = out.replace(tokens=out.tokens.at[:, PREFIX : PREFIX + WIDTH].set(jnp.array(tokens)))
-    now = openings.start(out.level, jnp.zeros((slots, 2)))
+    now = openings.empty(out.level, jnp.zeros((slots, 2)))
     now = now.replace(length=jnp.array(length), donor=jnp.array(donor))
     given = jnp.array(prompts)
     yes = jnp.ones(len(rows), bool)
@@ -82,8 +84,7 @@ def begun(rows, level, prompts, *, length, donor, episode, tokens):
         rows,
         changed=yes,
         begins=yes & (rows < slots),
-        tokens=given,
-        count=(given > 0).sum(1),
+        prompt=(given, (given > 0).sum(1)),
         prefix=PREFIX,
     )
     return found, follows.tolist()
@@ -141,18 +142,16 @@ def test_a_copy_of_a_row_takes_the_cache_of_the_opponent_too():
     cache = jax.tree.map(lambda x: jnp.zeros_like(x) + number.astype(x.dtype), cache)
     none = jnp.zeros(3, jnp.int32)
     rows = token_rows.Rows(
-        cache=cache,
-        other_cache=jax.tree.map(lambda x: 10 * x, cache),
-        other=none > 0,
+        cache=(cache, jax.tree.map(lambda x: 10 * x, cache)),
         hidden=jnp.zeros((3, 1)),
         length=none,
         context=none,
         stream=none,
     )
     copied = token_rows.copy(rows, jnp.array([2, 0]), jnp.array([0, 1]), jnp.int32(1))
-    for x in jax.tree.leaves(copied.cache):
+    for x in jax.tree.leaves(copied.cache[0]):
         assert x[:, 0, 0].tolist() == [3, 2, 3]
-    for x in jax.tree.leaves(copied.other_cache):
+    for x in jax.tree.leaves(copied.cache[1]):
         assert x[:, 0, 0].tolist() == [30, 20, 30]
 
 
@@ -169,7 +168,7 @@ def test_what_was_read_is_copied_once_it_has_been():
         context=jnp.array([2, 1, 1]),
         stream=none,
     )
-    now = openings.start(none, jnp.zeros((3, 1))).replace(
+    now = openings.empty(none, jnp.zeros((3, 1))).replace(
         length=jnp.array([2, 2, 2]), donor=jnp.array([3, 0, 0])
     )
     hand_on = functools.partial(openings.hand_on, prefix=1, width=3)
@@ -198,9 +197,8 @@ def test_what_was_read_is_copied_once_it_has_been():
     [
         ('bandit', dict(slots=16)),
         ('sokoban', dict(slots=8)),
-        ('frozen_lake', dict(slots=16, chunk=8)),
-        ('bandit', dict(slots=8, serve_rows=2, chunk=5)),
-        ('frozen_lake', dict(slots=8, serve_rows=2, chunk=5)),
+        ('frozen_lake', dict(slots=16)),
+        ('bandit', dict(slots=8, serve_rows=2)),
     ],
     ids=str,
 )
@@ -218,9 +216,7 @@ def test_members_of_a_group_play_as_if_each_had_read_all_of_its_own(name, settin
     assert counters['generated'] == before['generated']
 
 
-@pytest.mark.parametrize(
-    'settings', [dict(slots=3, serve_rows=2), dict(slots=5, chunk=16)], ids=str
-)
+@pytest.mark.parametrize('settings', [dict(slots=3, serve_rows=2), dict(slots=5)], ids=str)
 def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there(settings):
     out, counters = play(share=True, **settings)
     alone, before = read_alone(**settings)
@@ -236,12 +232,9 @@ def test_shards_of_a_mesh_copy_among_their_own_slots(shards):
     for share in (True, False):
         collect = device.collect_on_mesh(
             sharding.make_mesh(shards, 1, 1, jax.devices()[:shards]),
-            config=tiny.config(),
-            slots=16,
-            serve_rows=2,
-            max_tokens=tiny.MAX_TOKENS['frozen_lake'],
-            max_response=tiny.MAX_RESPONSE,
-            share=share,
+            tiny.settings(
+                slots=16, serve_rows=2, max_tokens=tiny.MAX_TOKENS['frozen_lake'], share=share
+            ),
         )
         arguments = tiny.untrained(), tiny.task('frozen_lake'), tiny.episodes('frozen_lake'), KEY
         collected.append(jax.device_get(jax.jit(collect, compiler_options=tiny.QUICK)(*arguments)))
@@ -256,11 +249,11 @@ def test_continuations_of_members_are_those_without(slots):
     listed = tiny.episodes('frozen_lake')
     turns = dict(turns='every', max_turns=tiny.BUDGETS['max_turns'])
     forks = draw_forks(jax.random.key(3), listed, continuations=2, common=False, **turns)
-    settings = dict(listed=listed.replace(forks=forks), slots=slots)
-    out, counters = play(share=True, **settings)
-    alone, before = read_alone(**settings)
+    settings = dict(listed=listed.replace(extra={'forks': forks}), slots=slots)
+    out, counters = play(schedule=Forked(openings.SharedPrompts(), copies=True), **settings)
+    alone, before = read_alone(schedule=Forked(Schedule(), copies=True), **settings)
     assert_same(out, alone)
-    assert (out.continuations.turn > 0).sum() > 20
+    assert (out.extra['continuations'].turn > 0).sum() > 20
     first = lengths(out, tiny.task('frozen_lake'))
     assert first.sum() / 2 < before['read'] - counters['read'] <= first.sum() * 3 / 4
 
@@ -276,14 +269,6 @@ def test_agents_that_write_and_try_again_read_further_trials_themselves():
     assert before['read'] - counters['read'] == lengths(out, task).sum() * 3 / 4
 
 
-def test_windows_are_read_as_they_were():
-    """They are read again at every turn, and nothing is copied."""
-    out, counters = play(share=True, window=1)
-    alone, before = read_alone(window=1)
-    assert_same(out, alone)
-    assert counters == before
-
-
 def test_levels_that_do_not_come_twice_share_nothing():
     listed = tiny.episodes('frozen_lake', groups=16, group_size=1)
     out, counters = play(share=True, listed=listed)
@@ -297,22 +282,22 @@ def test_levels_that_do_not_come_twice_share_nothing():
     [
         (True, {}, True),
         (True, {'rollout.num_groups': 16, 'rollout.group_size': 1}, False),
+        (True, {'context.window': 1}, False),
         (False, {}, False),
         (False, {'eval.samples': 2}, True),
     ],
-    ids=['groups', 'no groups', 'validation', 'several samples'],
+    ids=['groups', 'no groups', 'a window', 'validation', 'several samples'],
 )
-def test_runs_share_where_a_level_is_played_more_than_once(training, fields, share, monkeypatch):
-    given = {}
-    monkeypatch.setattr(device, 'collect_on_mesh', lambda mesh, **settings: given.update(settings))
+def test_runs_share_where_a_level_is_played_more_than_once(training, fields, share):
     cfg = read_config(micro_runs.config('frozen_lake', algorithm='ppo', **fields))
-    parts.build_collect(cfg, tiny.config(), parts.build_mesh(cfg), training=training)
-    assert given['share'] is share
+    mesh = parts.build_mesh(cfg)
+    settings = parts.rollout_settings(cfg, tiny.config(), mesh, training=training)
+    assert isinstance(settings.schedule, openings.SharedPrompts) is share
 
 
 def test_copies_leave_the_cache_in_place():
-    static = dict(slots=7, serve_rows=3, max_tokens=160, max_response=12, config=tiny.config())
-    program = jax.jit(functools.partial(device.collect, **static, share=True))
+    settings = tiny.settings(slots=7, max_tokens=160, max_response=12, share=True)
+    program = jax.jit(functools.partial(device.collect, settings=settings))
     arguments = (tiny.untrained(), tiny.task('frozen_lake'), tiny.episodes('frozen_lake'), KEY)
     lines = program.lower(*arguments).compile().as_text().splitlines()
     shape = f'f32[7,160,{tiny.config().num_kv_heads * tiny.config().head_dim}]'

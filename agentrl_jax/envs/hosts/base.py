@@ -5,7 +5,6 @@ worlds on the device. Servers of worlds import its module, and no JAX with it.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -43,10 +42,6 @@ class HostEnvironment:
         """What answers must look like (text.forms), for rollout.constrain; () = any text."""
         return ()
 
-    def problems(self) -> Iterator[str]:
-        """A sentence for everything that is wrong with the settings, beside their bounds."""
-        return iter(())
-
     @property
     def here(self) -> bool:
         """Whether worlds are in this process."""
@@ -56,6 +51,10 @@ class HostEnvironment:
     def local_server_capacity(self) -> int:
         """Worlds in the servers that each process of a run starts; 0 = it starts none."""
         return 0
+
+    def for_validation(self) -> 'HostEnvironment':
+        """The same worlds as validation plays them."""
+        return self
 
     def check(self) -> None:
         """Raises what a world needs and is not installed, by name."""

@@ -1,0 +1,108 @@
+"""Rollouts of games of two players: who sits where, and a snapshot in the other seat."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from agentrl_jax.models.base import KVCache
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.rows import Player, Rows
+from agentrl_jax.text import task as text
+from agentrl_jax.types import Params, Rollout
+
+# In Rollout.extra
+SEATS = 'seats'  # int32 [B, K]  seat that plays a turn: rewards are those of seat 0, seat 1 earns
+# minus that
+LEARNER = 'learner'  # int32 [B]  seat of the policy where a snapshot has the other one
+
+
+@struct.dataclass
+class Pair:
+    """One of each for the policy and for its opponent, a snapshot of it."""
+
+    policy: Any
+    other: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Seated(Player):
+    """The policy answers for both seats, and the rollout says which one played a turn."""
+
+    def rollout_extra(self, episodes: Episodes, turns: int) -> dict[str, jax.Array]:
+        return {SEATS: jnp.zeros((episodes.level.shape[0], turns), jnp.int32)}
+
+    def record(self, out: Rollout, at: Any, task: text.TextTask, world: text.Episode) -> Rollout:
+        seats = jax.vmap(task.env.seat)(world.state)
+        seats = out.extra[SEATS].at[at].set(seats, mode='drop')
+        return out.replace(extra=out.extra | {SEATS: seats})
+
+
+@dataclasses.dataclass(frozen=True)
+class WithOpponent(Seated):
+    """A snapshot answers for one seat; parameters and caches are a Pair.
+
+    Every token goes through both models, each with a cache of its own, and a row takes the hidden
+    states of the one that answers its turn (Rows.player bool [S]: the opponent). The policy has
+    seat 0 in episodes of even token streams and seat 1 in the others, and only its tokens are
+    sampled ones of the rollout. Needs context.window=1.
+    """
+
+    def each(self, function: Callable[[Params], Any], params: Pair) -> Pair:
+        return Pair(function(params.policy), function(params.other))
+
+    def empty_cache(self, params: Pair, prefix: jax.Array, rows: int, cache_tokens: int) -> Pair:
+        empty = super().empty_cache
+        return self.each(lambda one: empty(one, prefix, rows, cache_tokens), params)
+
+    def empty_state(self, rows: int) -> jax.Array:
+        return jnp.zeros(rows, bool)
+
+    def forward(
+        self, rows: Rows, params: Pair, tokens: jax.Array, position: jax.Array, which: Any
+    ) -> tuple[jax.Array, KVCache]:
+        hidden, cache = zip(
+            *(
+                self.model.forward_cached(one, tokens, position, cache, which)
+                for one, cache in (
+                    (params.policy, rows.cache.policy),
+                    (params.other, rows.cache.other),
+                )
+            ),
+            strict=True,
+        )
+        other = rows.player if which is None else rows.player.at[which].get(mode='clip')
+        return jnp.where(other[:, None, None], hidden[1], hidden[0]), Pair(*cache)
+
+    def logits(self, rows: Rows, params: Pair, head: Any = None) -> jax.Array:
+        heads = Pair(None, None) if head is None else head
+        policy = self.model.logits(params.policy, rows.hidden, heads.policy)
+        other = self.model.logits(params.other, rows.hidden, heads.other)
+        return jnp.where(rows.player[:, None], other, policy)
+
+    def rollout_extra(self, episodes: Episodes, turns: int) -> dict[str, jax.Array]:
+        learner = episodes.token_stream % 2
+        return super().rollout_extra(episodes, turns) | {LEARNER: learner}
+
+    def seat(
+        self,
+        rows: Rows,
+        which: jax.Array,
+        task: text.TextTask,
+        world: text.Episode,
+        out: Rollout,
+        episode: jax.Array,
+    ) -> Rows:
+        learner = out.extra[LEARNER]
+        learner = learner[jnp.minimum(episode, learner.shape[0] - 1)]
+        other = jax.vmap(task.env.seat)(world.state) != learner
+        return rows.replace(player=rows.player.at[which].set(other, mode='drop'))
+
+    def sampled(self, rows: Rows, live: jax.Array, **token: Any) -> tuple[dict[str, Any], Any]:
+        own = ~rows.player
+        logprobs = jnp.where(own, token['logprobs'], 0.0)
+        fields = token | {'logprobs': logprobs, 'attention_mask': True, 'action_mask': own}
+        return fields, live & own

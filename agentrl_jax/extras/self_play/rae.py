@@ -1,0 +1,74 @@
+"""RAE, role-conditioned advantages of self-play: each seat against its own mean (arXiv:2506.24119).
+
+  A[b, k] = R[b, s] - mean over the other healthy members c of the group of R[c, s],  s = seat[b, k]
+  R[b, s] = +- sum_k r[b, k] + sum over the turns of seat s of penalties and, where it is in the
+  reward, minus the KL;  + for seat 0, which moved first, - for seat 1: the game is zero-sum
+Every token of a seat's turns has the advantage of its seat, and the loss sums over tokens (that of
+the paper sums log-probabilities over the turns of each seat). Without seats apart the baseline
+would be a mean of R and -R, near 0 whatever the advantage of moving first is.
+
+The paper's baseline is a moving average (decay 0.95) per game and role, over the steps before. Here
+it has no state: the mean of the seat over the other members of the group, so that it is of the same
+deal, as in duplicate poker, and what the cards are worth leaves the advantage too. It contains
+nothing of episode b, so it adds no bias, and it follows the policy at once; of few members it is
+noisier than an average of many steps. Episodes that failed are in no mean. The ratio and its clip
+range, which act from the second optimiser step on a rollout on, are those of every algorithm here.
+
+Where the other seat is played by a snapshot (self_play.snapshots) only the turns of the policy
+train, and a seat is compared among the members in which the policy has it. Of one seat alone it is
+RLOO without the KL.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.extras.self_play.player import LEARNER, SEATS
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import Clipped, Weights, build_batch, trained
+from agentrl_jax.settings.rules import must
+
+
+@dataclasses.dataclass(frozen=True)
+class RAE(Clipped):
+    weights: Weights = Weights('seq_mean_token_sum')
+
+    RULES = (
+        must(
+            'filter.rule',
+            "'all', since filters rank groups by the returns of one seat",
+            lambda run: not run.algorithm.filter.drops_groups,
+        ),
+    )
+    CREDITS_SEATS = True
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """One advantage per seat."""
+        rows, mask = trained(rollout, keep)
+        own = rollout.penalties - self.turn_kl(rollout, scores, mask, kl_coef)[0]
+        _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        seats = rollout.extra.get(SEATS, jnp.zeros_like(rollout.num_actions))
+        returns = seat_returns(rollout.rewards, own, seats, rollout.num_turns)
+        per_seat = []
+        for seat in range(2):
+            plays = rows & (rollout.extra[LEARNER] == seat) if LEARNER in rollout.extra else rows
+            per_seat.append(
+                adv.leave_one_out(returns[:, seat], plays, group_size=group_size, scale=scale)
+            )
+        per_turn = jnp.take_along_axis(jnp.stack(per_seat, 1), seats, axis=1)
+        return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
+
+
+def seat_returns(
+    rewards: jax.Array, own: jax.Array, seats: jax.Array, num_turns: jax.Array
+) -> jax.Array:
+    """Returns [B, 2] of both seats of a zero-sum game.
+
+    rewards [B, K]: those of seat 0, seat 1 earns minus them; own [B, K]: what counts for the seat
+    of a turn alone, such as penalties; seats int32 [B, K].
+    """
+    played = jnp.arange(rewards.shape[1])[None] < num_turns[:, None]
+    paid = jnp.where(played, rewards, 0.0).sum(1)
+    mine = [jnp.where(played & (seats == seat), own, 0.0).sum(1) for seat in range(2)]
+    return jnp.stack([paid + mine[0], mine[1] - paid], axis=1)

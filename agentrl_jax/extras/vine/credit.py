@@ -1,0 +1,72 @@
+"""Credit of turns by the continuations that were played from their starts."""
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import turn_credit
+
+
+def continued(
+    turn: jax.Array, returns: jax.Array, usable: jax.Array, *, turns: int
+) -> tuple[jax.Array, jax.Array]:
+    """(sum of the returns, number) of the continuations from the start of each turn; [B, turns].
+
+    turn, returns, usable [B, F]: where each begins, what it earned from there, whether it counts.
+    """
+    at = (turn[:, :, None] == jnp.arange(turns)[None, None]) & usable[:, :, None]
+    return jnp.where(at, returns[:, :, None], 0.0).sum(1), at.sum(1)
+
+
+def against_continuations(
+    rewards: jax.Array,
+    num_turns: jax.Array,
+    healthy: jax.Array,
+    turn: jax.Array,
+    returns: jax.Array,
+    usable: jax.Array,
+    *,
+    group_size: int,
+    scale: jax.Array | None = None,
+    returns_scale: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What playing turn k led to, less what others that began it in the same state were led to.
+
+    Returns (advantages of the trunk's turns [B, K], of each continuation's first turn [B, F],
+    continuations of each turn int32 [B, K]). With M continuations from the start of turn k:
+      target of the trunk        r_k + mean of what was earned from the start of turn k + 1, by its
+                                 continuations and by the trunk itself
+      target of a continuation   what it earned from turn k on
+      advantage                  target less the mean target of the M others; the trunk's others
+                                 are the M continuations, so its own return is not in its baseline
+    A turn without continuations, as the first, has the group's other members as its others, a stop
+    counting as 0 (against_others). scale [B, K], returns_scale [B, F]: magnitude of the terms of
+    rewards and returns; None: their own.
+    """
+    turns = rewards.shape[1]
+    reached = turn_credit.turns_played(num_turns, healthy, turns)
+    usable = usable & healthy[:, None]
+    scale = jnp.abs(rewards) if scale is None else scale
+    returns_scale = jnp.abs(returns) if returns_scale is None else returns_scale
+
+    def sums(r, earned):
+        r = jnp.where(reached, r, 0.0)
+        total, count = continued(turn, earned, usable, turns=turns)
+        start = (total + adv.linear_recursion(r, jnp.ones_like(r))) / (count + 1)
+        return r + jnp.pad(start[:, 1:], ((0, 0), (0, 1))), total, count
+
+    target, total, count = sums(rewards, returns)
+    target_scale, total_scale, _ = sums(scale, returns_scale)
+    members = jnp.broadcast_to(healthy[:, None], reached.shape)
+    alone = adv.leave_one_out(target, members, group_size=group_size, scale=target_scale)
+    several = jnp.maximum(count, 1)
+    own = adv.drop_rounding(target - total / several, target_scale + total_scale / several)
+    own = jnp.where(count > 0, own, alone)
+
+    def there(x):
+        return jnp.take_along_axis(x, turn, axis=1)
+
+    others = (there(total) - returns + there(target)) / there(several)
+    forked = adv.drop_rounding(returns - others, there(total_scale + target_scale))
+    forked = jnp.where(usable & (turn > 0), forked, 0.0)
+    return jnp.where(reached, own, 0.0), forked, count

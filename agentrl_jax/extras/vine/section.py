@@ -1,0 +1,144 @@
+"""Settings of continuations, and how a run plays them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from agentrl_jax.extras.vine import critic_error
+from agentrl_jax.extras.vine.draw import with_forks
+from agentrl_jax.extras.vine.forks import CONTINUATIONS, Forked
+from agentrl_jax.extras.vine.vine import Vine
+from agentrl_jax.models.functions import on_base
+from agentrl_jax.rl.algorithm import KL_IN_LOSS
+from agentrl_jax.rl.masked import masked_mean
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.slots import RolloutSettings
+from agentrl_jax.run.hooks import Extension, Moment, Parts, Probe
+from agentrl_jax.run.rules import ON_DEVICE
+from agentrl_jax.run.streams import COLLECT, LEVELS
+from agentrl_jax.settings.marks import ZERO, At, In
+from agentrl_jax.settings.rules import Must, Rule, exclude
+from agentrl_jax.text.task import TextTask
+from agentrl_jax.types import Frozen, Params, Rollout, TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Forks(Extension):
+    """How the critic is measured: a step's episodes are played again, with continuations."""
+
+    value_every: Annotated[int, At('fork.value_every'), ZERO] = 0  # ppo: steps between measurements
+    # (value/vine_error): two continuations of each later turn are played; 0 = off
+
+    RULES = (
+        *exclude(
+            {'fork.value_every': 0},
+            {
+                **ON_DEVICE,
+                'algorithm': Must('one with a critic', lambda run: run.algorithm.USES_CRITIC),
+                'env.max_turns': In(low=2),
+                'env.mix': (),
+                'reward.function': '',
+                'agent.reward': 'whole',
+                'loss.estimator': {'token', 'bi_level'},
+                'loss.gamma': 1,
+                'turn_credit.turn_gamma': 1,
+                'loss.reward_normalization': 'identity',
+                'loss.bootstrap_truncated': False,
+            },
+            'the critic is compared with returns of later turns that are played again',
+        ),
+        Rule({'fork.value_every': 0} | KL_IN_LOSS, 'the critic is compared with returns'),
+    )
+
+    def settings(self, settings: RolloutSettings, cfg: Any) -> RolloutSettings:
+        return forked(settings) if isinstance(cfg.algorithm, Vine) else settings
+
+    def draw(self, key: jax.Array, step: jax.Array, episodes: Episodes, *, cfg: Any) -> Episodes:
+        if not isinstance(cfg.algorithm, Vine):
+            return episodes
+        return with_forks(
+            key,
+            step,
+            episodes,
+            turns=cfg.algorithm.turns,
+            continuations=cfg.algorithm.forks,
+            max_turns=cfg.env.max_turns,
+            common=cfg.rollout.common_random_numbers,
+        )
+
+    def metrics(self, rollout: Rollout) -> dict[str, jax.Array]:
+        if CONTINUATIONS not in rollout.extra:
+            return {}
+        continuations = rollout.extra[CONTINUATIONS]
+        played, sampled = continuations.turn > 0, continuations.rollout.action_mask
+        counts = {'fork/played': played.sum(1), 'fork/tokens': sampled.sum((1, 2))}
+        some = rollout.healthy.any()
+        return {
+            name: jnp.where(some, masked_mean(x, rollout.healthy), jnp.nan).astype(jnp.float32)
+            for name, x in counts.items()
+        }
+
+    def probes(self, parts: Parts) -> Iterator[Probe]:
+        """The error of the critic on the episodes of a step, played with continuations.
+
+        Nothing that trains sees these episodes.
+        """
+        if not self.value_every:
+            return
+        program = functools.partial(measure_critic, parts=parts, collect=parts.collect(forked))
+        whole = NamedSharding(parts.mesh, PartitionSpec())
+        program = jax.jit(program, out_shardings=whole)
+
+        def measure(moment: Moment):
+            step, streams = moment.step, moment.streams
+            keys = streams.key(LEVELS), step, streams.key(COLLECT, step)
+            metrics, counters = program(
+                moment.state, moment.frozen, moment.policy, moment.tasks[0], *keys
+            )
+            return metrics, [counters]
+
+        yield Probe('the critic error', self.value_every, measure)
+
+
+def forked(settings: RolloutSettings) -> RolloutSettings:
+    """Rollouts with continuations."""
+    # With a window the cache holds only the last turns, which are read again
+    schedule = Forked(settings.schedule, copies=not settings.window)
+    return dataclasses.replace(settings, schedule=schedule)
+
+
+def measure_critic(
+    state: TrainState,
+    frozen: Frozen,
+    policy: Params,
+    task: TextTask,
+    levels: jax.Array,
+    step: jax.Array,
+    key: jax.Array,
+    *,
+    parts: Parts,
+    collect: Callable,
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """(metrics of the critic's error, counters) on the episodes of a step.
+
+    levels, key: those of the step's rollout.
+    """
+    episodes = with_forks(
+        levels,
+        step,
+        parts.draw(levels, step),
+        turns='every',
+        continuations=2,
+        max_turns=parts.cfg.env.max_turns,
+        common=False,  # exact values: the random numbers are independent
+    )
+    rollout, counters = collect(policy, task, episodes, key)
+    fns = on_base(parts.fns, frozen.model)
+    values = parts.score(state.params, state.critic_params, rollout, fns).values
+    whole = parts.learning.algorithm.reward_on == 'episode'
+    return critic_error.critic_error(values, rollout, whole=whole), counters

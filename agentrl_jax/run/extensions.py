@@ -1,0 +1,30 @@
+"""Find the extensions in agentrl_jax/extras: their algorithms and their sections of the config."""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+from agentrl_jax import extras
+from agentrl_jax.algorithms import ALGORITHMS
+
+
+def _modules() -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(extras.__path__, f'{extras.__name__}.'):
+        yield importlib.import_module(found.name)
+
+
+def _sections() -> dict[str, type]:
+    """{section: class} of all extensions; adds their algorithms to ALGORITHMS."""
+    sections: dict[str, type] = {}
+    for module in _modules():
+        ALGORITHMS.update(getattr(module, 'ALGORITHMS', {}))
+        sections |= getattr(module, 'SECTIONS', {})
+    return sections
+
+
+# One field for each section
+Extras = dataclasses.make_dataclass(
+    'Extras', [(name, cls, cls()) for name, cls in _sections().items()], frozen=True
+)

@@ -1,0 +1,79 @@
+"""Elo: strengths that are known, players who never lose, and who plays which seat."""
+
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+
+from agentrl_jax.extras.self_play import ratings
+
+STRENGTHS = np.array([0.0, 200, -100, 500])
+
+
+def scores(deals, rng):
+    """float [4, 4, deals, 2] of games with these strengths, some of them draws."""
+    players = len(STRENGTHS)
+    found = np.full((players, players, deals, 2), np.nan)
+    for i in range(players):
+        for j in range(i):
+            win = 1 / (1 + 10 ** ((STRENGTHS[j] - STRENGTHS[i]) / 400))
+            draw, luck = min(win, 1 - win) / 2, rng.random((deals, 2))
+            one = np.where(luck < draw, 0.5, luck < draw / 2 + win)  # of mean `win`
+            found[i, j], found[j, i] = one, 1 - one[:, ::-1]
+    return found
+
+
+def test_known_strengths_are_found_and_lie_in_their_intervals():
+    rating, low, high = ratings.intervals(scores(1500, np.random.default_rng(0)), resamples=300)
+    np.testing.assert_allclose(rating, STRENGTHS, atol=40)
+    assert rating[0] == low[0] == high[0] == 0
+    assert (low[1:] < STRENGTHS[1:]).all() and (STRENGTHS[1:] < high[1:]).all()
+    assert (high - low)[1:].max() < 80
+
+
+def test_two_players_by_hand():
+    """25 of 32 points and one draw with the anchor: odds of 25.5 to 7.5."""
+    points = np.array([[0, 7.0], [25.0, 0]])
+    rating = ratings.fit(points, np.array([[0, 32.0], [32.0, 0]]))
+    np.testing.assert_allclose(rating, [0, 400 * np.log10(25.5 / 7.5)], atol=1e-6)
+
+
+def test_who_wins_every_game_has_a_finite_rating():
+    """Ten wins and a draw: odds of 10.5 to 0.5; the anchor need not be the first."""
+    rating = ratings.fit(
+        np.array([[0, 10.0], [0.0, 0]]), np.array([[0, 10.0], [10.0, 0]]), anchor=1
+    )
+    np.testing.assert_allclose(rating, [400 * np.log10(21), 0], atol=1e-6)
+
+
+def test_more_games_of_the_same_kind_narrow_the_interval_by_the_root():
+    rng = np.random.default_rng(1)
+    (_, low, high), (_, lower, higher) = (
+        ratings.intervals(scores(deals, rng), resamples=400) for deals in (100, 1600)
+    )
+    np.testing.assert_allclose((high - low)[1:] / (higher - lower)[1:], 4, rtol=0.35)
+
+
+@pytest.mark.skipif(importlib.util.find_spec('pgx') is None, reason='pip install pgx')
+def test_the_expert_of_connect_four_beats_random_play_from_both_seats():
+    """Both play each deal from either seat, and what one earns the other one loses."""
+    from agentrl_jax import elo
+    from agentrl_jax.extras.games.connect_four import ConnectFour
+
+    world = ConnectFour(True, 'self')
+    game = elo.Game(world, world.make_params('test', num_levels=16), most=42)
+    expert, chance = elo.expert(game), elo.at_random(game)
+    won = elo.play(game, expert, chance, 16, seed=0)
+    lost = elo.play(game, chance, expert, 16, seed=1)
+    assert won.shape == (2, 16) and (won.mean(1) > 0.8).all() and (lost.mean(1) < -0.8).all()
+    states = jax.device_get(game.programs[0](np.arange(16)))
+    assert (expert.chances(states, 0).sum(1) == 1).all()
+
+
+def test_actions_are_drawn_by_their_chances():
+    luck = np.array([0.0, 0.24, 0.26, 0.99])
+    chances = np.tile([0.25, 0.0, 0.75], (4, 1))
+    from agentrl_jax import elo
+
+    assert elo.draw(chances, luck).tolist() == [0, 0, 2, 2]

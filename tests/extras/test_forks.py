@@ -1,0 +1,276 @@
+"""Continuations: what is played on from a turn's start is what would have been played there."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax.extras.vine.draw import Forks, draw_forks, fork_turns, forks_of_each
+from agentrl_jax.extras.vine.forks import Forked, unsure_turn
+from agentrl_jax.machine import sharding
+from agentrl_jax.rollout import device
+from agentrl_jax.rollout.slots import Schedule
+
+KEY = tiny.KEY
+PER_TURN = (
+    'begin part trial anchor rewards penalties turn_stop valid num_actions actions'.split()
+)  # [.., K, ...]
+PER_TOKEN = 'tokens logprobs attention_mask action_mask turn'.split()  # [.., T]
+WHOLE = 'num_turns episode_stop success level'.split()
+
+
+def forked(name='frozen_lake', *, turns='every', continuations=2, replay=False, luck=False):
+    """Episodes with continuations; replay: with the streams of their trunks, luck: of its world."""
+    listed = tiny.episodes(name)
+    forks = draw_forks(
+        jax.random.key(3),
+        listed,
+        turns=turns,
+        continuations=continuations,
+        max_turns=tiny.BUDGETS['max_turns'],
+        common=luck or replay,
+    )
+    if replay:
+        own = jnp.broadcast_to(listed.token_stream[:, None], forks.turn.shape)
+        forks = forks.replace(token_stream=own)
+    return listed.replace(extra={'forks': forks})
+
+
+def play(name='frozen_lake', listed=None, **settings):
+    listed = forked(name) if listed is None else listed
+    settings = dict(temperature=tiny.TEMPERATURES[name]) | settings
+    if listed.extra:
+        settings['schedule'] = Forked(Schedule(), copies=not settings.get('window'))
+    return tiny.play(name, tiny.cloned(name)[0], KEY, listed=listed, **settings)
+
+
+@functools.cache
+def played(name):
+    return play(name)
+
+
+def flat(out):
+    """The continuations as rows of a rollout: (rollout [B F], turn [B F], trunk [B F])."""
+    turn = out.extra['continuations'].turn
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out.extra['continuations'].rollout)
+    return rows, turn.reshape(-1), np.arange(turn.size) // turn.shape[1]
+
+
+def differences(out):
+    """Fields in which continuations with their trunks' streams are not the rest of the trunk."""
+    rows, turns, trunks = flat(out)
+    found, checks = [], 0
+    for row, (turn, b) in enumerate(zip(turns, trunks, strict=True)):
+        if not turn:
+            continue
+        for name in PER_TOKEN + PER_TURN + WHOLE:
+            mine, theirs = (np.asarray(getattr(x, name)) for x in (rows, out))
+            mine, theirs = mine[row], theirs[b].copy()
+            if name in ('logprobs', 'action_mask'):
+                theirs[out.turn[b] < turn] = 0
+            elif name in PER_TURN and name != 'begin':
+                theirs[:turn] = -1 if name == 'actions' else 0
+            checks += 1
+            if not np.array_equal(mine, theirs):
+                found.append((row, int(turn), name))
+    return found, checks
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_a_continuation_with_its_trunk_s_streams_is_the_trunk_bit_for_bit(name):
+    out, counters = play(name, forked(name, replay=True))
+    found, checks = differences(out)
+    assert not found and counters['overflow'] == 0
+    assert checks > 200 or name == 'bandit'  # whose first valid answer ends the world
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_episodes_with_continuations_are_the_episodes_without(name):
+    """And in continuations too the sampler is the trainer."""
+    out, counters = played(name)
+    plain, before = tiny.played(name)
+    for field in PER_TOKEN + PER_TURN + WHOLE:
+        np.testing.assert_array_equal(getattr(out, field), getattr(plain, field), err_msg=field)
+    rows, turns, _ = flat(out)
+    assert counters['generated'] == before['generated'] + rows.action_mask.sum()
+    trained, _ = tiny.score(tiny.TEMPERATURES[name])(
+        tiny.cloned(name)[0], rows.tokens, rows.attention_mask
+    )
+    gap = np.where(rows.action_mask, np.abs(trained - rows.logprobs), 0.0)
+    assert gap.max() <= 1e-5 and rows.action_mask.any(1).sum() == (turns > 0).sum()
+
+
+@pytest.mark.parametrize('name', tiny.NAMES)
+def test_every_turn_that_was_reached_is_continued_and_no_other(name):
+    out, _ = played(name)
+    for b, count in enumerate(out.num_turns):
+        wanted = [k for k in (2, 2, 1, 1) if k < count]
+        assert (
+            sorted(out.extra['continuations'].turn[b][out.extra['continuations'].turn[b] > 0])[::-1]
+            == wanted
+        )
+    rows, turns, trunks = flat(out)
+    np.testing.assert_array_equal(rows.num_turns > 0, turns > 0)
+    assert (rows.num_turns[turns > 0] > turns[turns > 0]).all()
+    for row in np.flatnonzero(turns):
+        sampled = rows.turn[row][rows.action_mask[row]]
+        assert sampled.min() == turns[row] and (rows.rewards[row, : turns[row]] == 0).all()
+        before = (out.turn[trunks[row]] < turns[row]) & (out.turn[trunks[row]] >= 0)
+        np.testing.assert_array_equal(rows.tokens[row, before], out.tokens[trunks[row], before])
+    assert not rows.action_mask[turns == 0].any()
+
+
+def test_continuations_are_worlds_played_again_from_their_own_answers():
+    """The world goes on from the turn's start with the continuation's luck."""
+    out, _ = played('frozen_lake')
+    listed = forked()
+    rows, turns, trunks = flat(out)
+    world = np.asarray(listed.extra['forks'].world_stream).reshape(-1)
+    task, k_world = tiny.task('frozen_lake'), jax.random.split(KEY)[1]
+    checked = 0
+    for row in np.flatnonzero(turns)[:12]:
+        states, done = tiny.replay(out, trunks[row], task, KEY, trunks[row])
+        turn = int(turns[row])
+        state, used = states[turn], done[turn - 1]['used']
+        key = jax.random.fold_in(k_world, int(world[row]))
+        for k in range(turn, int(rows.num_turns[row])):
+            matched, parts = tiny.answered(rows, row, k, task)
+            step = tiny.play_by_hand(task, state, key, k, used, matched, parts)
+            assert rows.rewards[row, k] == step['reward']
+            state, used, checked = step['state'], step['used'], checked + 1
+        assert rows.episode_stop[row] == step['stop'] and rows.success[row] == step['success']
+    assert checked > 12
+
+
+def test_continuations_have_luck_of_their_own():
+    """Of tokens and of worlds; with the world's luck of the trunk, of tokens alone."""
+    out, _ = played('frozen_lake')
+    rows, turns, trunks = flat(out)
+    other = [(rows.tokens[i] != out.tokens[trunks[i]]).any() for i in np.flatnonzero(turns)]
+    assert np.mean(other) > 0.5
+    own, luck = forked().extra['forks'], forked(luck=True).extra['forks']
+    streams = np.concatenate([np.asarray(own.token_stream).reshape(-1), np.arange(16)])
+    assert len(set(streams.tolist())) == len(streams)
+    np.testing.assert_array_equal(
+        luck.world_stream[:, 0], tiny.episodes('frozen_lake').world_stream
+    )
+
+
+def assert_same(one, other, *, exact=True):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if a.dtype == np.float32 and not exact:
+            np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    'slots, serve_rows',
+    [(64, 7), (3, 2)],
+    ids=['helpers', 'refilled'],
+)
+def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
+    out, counters = play(slots=slots, serve_rows=serve_rows)
+    assert counters['overflow'] == 0
+    assert_same(out, played('frozen_lake')[0], exact=False)
+
+
+@pytest.mark.mesh
+def test_no_mesh_changes_what_is_sampled():
+    mesh = sharding.make_mesh(4, 1, 2)
+    collect = device.collect_on_mesh(
+        mesh,
+        tiny.settings(
+            max_tokens=160,
+            temperature=tiny.TEMPERATURES['frozen_lake'],
+            schedule=Forked(Schedule(), copies=True),
+        ),
+    )
+    arguments = (tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake'), forked(), KEY)
+    out, counters = jax.device_get(jax.jit(collect, compiler_options=tiny.QUICK)(*arguments))
+    assert not counters['overflow'].any()
+    assert_same(out, played('frozen_lake')[0], exact=False)
+
+
+def test_a_window_hides_the_same_turns_from_continuations():
+    plain, _ = play(listed=tiny.episodes('frozen_lake'), window=1)
+    out, _ = play(listed=forked(replay=True), window=1, slots=24)
+    found, checks = differences(out)
+    assert not found and checks > 200
+    for field in PER_TOKEN:
+        np.testing.assert_array_equal(getattr(out, field), getattr(plain, field))
+
+
+def test_playing_and_helping_slots_leave_the_cache_in_place():
+    schedule = Forked(Schedule(), copies=True)
+    settings = tiny.settings(slots=7, max_tokens=160, max_response=12, schedule=schedule)
+    program = jax.jit(functools.partial(device.collect, settings=settings))
+    arguments = (tiny.untrained(), tiny.task('frozen_lake'), forked(), KEY)
+    lines = program.lower(*arguments).compile().as_text().splitlines()
+    shape = f'f32[7,160,{tiny.config().num_kv_heads * tiny.config().head_dim}]'
+    assert any(shape in line for line in lines)
+    moved = [line for line in lines if ' copy(' in line or ' transpose(' in line]
+    assert not [line for line in moved if shape in line]
+
+
+# ---- which turns ---------------------------------------------------------------------------------
+
+
+def most_surprising(out, b):
+    """The later turn of an episode with the highest mean of -log p; 0 = it has none."""
+    said, means = out.action_mask[b], {}
+    for k in range(1, out.num_turns[b]):
+        means[k] = -out.logprobs[b][said & (out.turn[b] == k)].mean()
+    return max(means, key=means.get, default=0)
+
+
+@pytest.mark.parametrize('slots', [8, 64], ids=['refilled', 'helpers'])
+def test_an_unsure_episode_is_continued_where_it_was_most_surprised(slots):
+    """Twice, and with the streams of its trunk each is the rest of the trunk."""
+    out, counters = play(listed=forked(turns='unsure', replay=True), slots=slots)
+    expected = np.array([most_surprising(out, b) for b in range(16)])
+    np.testing.assert_array_equal(
+        out.extra['continuations'].turn, np.stack([expected, expected], axis=1)
+    )
+    assert set(expected.tolist()) == {0, 1, 2} and counters['overflow'] == 0
+    found, checks = differences(out)
+    assert not found and checks > 200
+    rows, turns, _ = flat(out)
+    np.testing.assert_array_equal(rows.num_turns > 0, turns > 0)
+
+
+def test_tokens_that_a_grammar_forces_do_not_make_a_turn_surer():
+    """Turn 1: a choice of .5 nats and two forced tokens; turn 2: one of .3 and none."""
+    out = types.SimpleNamespace(
+        action_mask=jnp.array([[True] * 5]),
+        turn=jnp.array([[0, 1, 1, 1, 2]]),
+        logprobs=jnp.array([[-0.9, -0.5, 0.0, 0.0, -0.3]]),
+        begin=jnp.zeros((1, 3)),
+        allowed=jnp.array([[3, 3, 1, 2, 3]], jnp.uint32)[..., None],
+    )
+    found = unsure_turn(out, jnp.array([0]), jnp.array([3]))
+    assert found.tolist() == [1]
+
+
+def test_turns_are_named_or_drawn_ahead():
+    assert fork_turns('every', 4) == (1, 2, 3) and fork_turns('2, 1', 4) == (1, 2)
+    assert forks_of_each('every', 4, 2) == 6 and forks_of_each('ahead', 4, 3) == 3
+    listed = tiny.episodes('frozen_lake', groups=64)
+    draw = functools.partial(draw_forks, jax.random.key(0), listed, max_turns=4, common=False)
+    ahead = draw(turns='ahead', continuations=3)
+    assert isinstance(ahead, Forks) and (ahead.turn == ahead.turn[:, :1]).all()
+    assert np.bincount(ahead.turn[:, 0]).tolist()[0] == 0
+    assert np.bincount(ahead.turn[:, 0])[1:].min() > 60
+    assert draw(turns='1,3', continuations=2).turn[5].tolist() == [3, 3, 1, 1]
+    unsure = draw(turns='unsure', continuations=3)
+    assert unsure.unsure and unsure.turn.shape == (256, 3) and not unsure.turn.any()
+
+
+@pytest.mark.parametrize('turns', ['0', '1,4', '1,1', 'all', '', '1;2', '-1'])
+def test_turns_that_do_not_exist_are_refused(turns):
+    with pytest.raises(ValueError, match='must be every, ahead, unsure, or different turns from 1'):
+        fork_turns(turns, 4)

@@ -1,0 +1,300 @@
+"""Learning what the world says: which tokens are its words, once each, and what they add."""
+
+import dataclasses
+import functools
+import re
+
+import host_worlds as hosts
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_context as context_runs
+import test_forks as forked_runs
+import test_update as toy_updates
+import tiny_agents as tiny
+import toy_rollouts as toy
+import updates
+
+from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.extras.vine.forks import with_continuations
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl import evol, learn, losses, objective, observations
+from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.observations import Markers, Observing
+from agentrl_jax.rollout import windows
+from agentrl_jax.run.build import markers_of
+
+# <s> sys END | <s> usr obs END <s> asst ACT END | <s> usr obs obs END <s> asst ACT | END <s> ...
+START, END, PLAIN = 9, 8, Markers(9, 8, 1)
+TOKENS = [9, 1, 8, 9, 2, 5, 8, 9, 3, 6, 8, 9, 2, 5, 7, 8, 9, 3, 6, 8, 9, 2, 4, 8, 9, 3, 6, 0]
+TURN = [0] * 11 + [1] * 8 + [2] * 8 + [-1]
+SAMPLED = [9, 10, 18, 26]  # the second answer was cut: the program wrote its END in turn 2
+
+
+def conversation(**changes):
+    """One row of three turns and a padding token."""
+    place = np.arange(len(TOKENS))
+    rollout = toy.rollout_of([[(1, 1)] * 3], [[0.0, 0, 0]], length=len(TOKENS))
+    return rollout.replace(
+        tokens=jnp.array([TOKENS]),
+        turn=jnp.array([TURN]),
+        attention_mask=jnp.array([place < len(TOKENS) - 1]),
+        action_mask=jnp.array([np.isin(place, SAMPLED)]),
+        **changes,
+    )
+
+
+def places(mask):
+    return np.flatnonzero(np.asarray(mask)[0]).tolist()
+
+
+def test_observations_of_a_conversation_by_hand():
+    """Not the first one, no marker, role, answer or padding, no end that the program wrote."""
+    rollout = conversation()
+    assert places(observations.written(rollout, PLAIN)) == [13, 14, 22]
+    assert places(observations.written(rollout, PLAIN, jnp.array([1]))) == [22]
+    assert places(observations.written(rollout, PLAIN._replace(role=2))) == [14]
+
+
+def test_what_opens_another_conversation_was_no_answer_to_anything():
+    """Turn 1 opens a conversation beside the first, to which turn 2 goes back."""
+    rollout = conversation(branch=jnp.array([[0, 1, 0]]))
+    assert places(observations.written(rollout, PLAIN)) == [22]
+    both = conversation(branch=jnp.array([[0, 1, 1]]))
+    assert places(observations.written(both, PLAIN)) == [22]
+
+
+def test_markers_that_the_policy_samples_open_and_close_nothing():
+    rollout = conversation()
+    spoilt = rollout.tokens.at[0, 18].set(START)  # its answer is a marker
+    assert places(observations.written(rollout.replace(tokens=spoilt), PLAIN)) == [13, 14, 22]
+
+
+@functools.cache
+def rollouts(name):
+    """(rollout, forced beginning of answers) of real worlds as text."""
+    if name == 'echo':
+        return hosts.play()[0]
+    if name == 'ragen':
+        task = tiny.task('frozen_lake', style='ragen')
+        return tiny.play(
+            'frozen_lake', tiny.cloned('frozen_lake')[0], tiny.KEY, task_=task, max_tokens=640
+        )[0]
+    return tiny.played(name)[0]
+
+
+@pytest.mark.parametrize('name', ['frozen_lake', 'sokoban', 'ragen', 'echo'])
+def test_the_texts_of_real_worlds_are_those_between_user_and_the_end(name):
+    """Beside a second opinion: regular expressions over the decoded conversation."""
+    out, tokenizer = rollouts(name), tiny.tokenizer()
+    mask = np.asarray(observations.written(out, markers_of(tokenizer)))
+    assert out.num_turns.max() > 1 and mask.any()
+    for b in range(len(out.tokens)):
+        parts = np.split(out.tokens[b], np.flatnonzero(np.diff(mask[b].astype(int))) + 1)
+        kept = [tokenizer.decode(part.tolist(), show_special=True) for part in parts[1::2]]
+        real = out.tokens[b][out.attention_mask[b]]
+        text = tokenizer.decode(real.tolist(), show_special=True)
+        found = re.findall(r'<\|im_start\|>user\n(.*?)<\|im_end\|>', text, re.DOTALL)
+        assert kept == found[1:] and len(kept) == out.num_turns[b] - 1
+    assert not (mask & out.action_mask).any() and not (mask & ~out.attention_mask).any()
+
+
+def test_each_token_of_a_world_is_learnt_once_among_continuations():
+    """A continuation repeats what its trunk has seen; new is what its own turns are shown."""
+    out = forked_runs.played('frozen_lake')[0]
+    markers = markers_of(tiny.tokenizer())
+    played = with_continuations(out)
+    mask = observations.of_batch(played, played.action_mask, markers)
+    own = np.asarray(observations.written(played, markers))
+    count, size = out.extra['continuations'].turn.shape
+    after = np.concatenate(
+        [np.zeros((count, 1), int), out.extra['continuations'].turn], axis=1
+    ).ravel()
+    for b in range(count * (1 + size)):
+        want = own[b] & (np.asarray(played.turn)[b] > after[b])
+        np.testing.assert_array_equal(mask[b], want & np.asarray(played.action_mask)[b].any())
+    assert mask[:: 1 + size].any() and mask.sum() > mask[:: 1 + size].sum()
+    first = (np.asarray(played.turn) == after[:, None]) & (after > 0)[:, None]
+    assert (own & first).any() and not (mask & first).any()
+
+
+def test_each_token_of_a_world_is_learnt_once_among_windows():
+    out, found = context_runs.played(2)
+    mask = observations.written(out, markers_of(tiny.tokenizer()))
+    rows = windows.own_rows(mask, found)
+    assert out.num_turns.max() > 2 and int(rows.sum()) == int(mask.sum()) > 0
+    tokens = np.asarray(windows.split_turns(out.tokens, found))[np.asarray(rows)]
+    assert sorted(tokens) == sorted(np.asarray(out.tokens)[np.asarray(mask)])
+
+
+def test_rows_that_do_not_train_teach_nothing():
+    rollout = conversation()
+    idle = jnp.zeros_like(rollout.action_mask)
+    assert not observations.of_batch(rollout, idle, PLAIN).any()
+    assert observations.of_batch(rollout, rollout.action_mask, PLAIN, forked=False).sum() == 3
+
+
+# ---- the loss ------------------------------------------------------------------------------------
+
+
+def batch_of(rollout, group_size):
+    return GRPO().make_batch(rollout, toy.scores_of(rollout), group_size=group_size)
+
+
+def test_the_loss_adds_the_mean_cross_entropy_by_hand():
+    """A model without layers: logits [0, ln 3], so tokens 0 and 1 have 1/4 and 3/4."""
+    rollout = toy.rollout_of([[(1, 1), (2, 1)]], [[0.0, 1.0]], length=6)
+    rollout = rollout.replace(tokens=jnp.array([[0, 1, 1, 0, 0, 1]]))
+    batch = batch_of(rollout, 1)
+    observed = jnp.array([[False, False, True, True, False, False]])
+    fns = ModelFns(
+        lambda *_: jnp.ones((1, 6, 1)), lambda _: jnp.log(jnp.array([[1.0, 3.0]])), None, None
+    )
+    weights = losses.token_weights(batch.mask, 'token_mean')
+    how = Learning(algorithm=GRPO(), observing=Observing(0.5), temperature=0.7)
+    plain, (sums, _) = objective.policy_loss({}, batch, weights, 0.0, fns, how)
+    assert 'policy/observation_nll' not in sums
+    both, (sums, _) = objective.policy_loss(
+        {}, batch.replace(observed=observed), weights, 0.0, fns, how, observed.sum()
+    )
+    # At temperature 1, whatever answers are sampled at: -ln(3/4) - ln(1/4) = 1.673976
+    np.testing.assert_allclose(sums['policy/observation_nll'], 1.673976, rtol=1e-5)
+    np.testing.assert_allclose(both - plain, 0.5 * 1.673976 / 2, rtol=1e-5)
+
+
+def observed_batch(seed=0):
+    """A toy batch with given tokens of later turns as observations; two rows have none."""
+    batch = toy_updates.toy_batch(seed)
+    given = batch.attention_mask & ~batch.mask & (batch.turn > 0)
+    return batch.replace(observed=given.at[:2].set(False))
+
+
+def reference_gradient(params, batch, coef):
+    """Of coef * mean cross-entropy, with a plain log_softmax over all tokens."""
+
+    def loss(params):
+        place = jnp.broadcast_to(jnp.arange(batch.tokens.shape[1]), batch.tokens.shape)
+        states = toy.toy_hidden(params, batch.tokens, place, batch.attention_mask)
+        logits = jax.nn.log_softmax(states @ toy.toy_head(params))
+        total = 0.0
+        for b, t in zip(*np.nonzero(batch.observed), strict=True):
+            total -= logits[b, t - 1, batch.tokens[b, t]]
+        return coef * total / batch.observed.sum()
+
+    return jax.grad(loss)(params)
+
+
+@pytest.mark.parametrize('split', [dict(), dict(num_microbatches=4), dict(widths=2)])
+def test_a_step_adds_the_gradient_of_the_mean_over_the_whole_batch(split):
+    """With sgd: the difference of two steps is the rate times the reference's gradient."""
+    state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
+    run = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE, **split)
+    alone, _ = run()(state, batch.replace(observed=None))
+    both, measured = run(observing=Observing(0.3))(state, batch)
+    change = jax.tree.map(lambda a, b: (a - b) / 0.1, alone.params, both.params)
+    want = reference_gradient(state.params, batch, 0.3)
+    for name, x in change.items():
+        np.testing.assert_allclose(x, want[name], atol=2e-6)
+    assert float(measured['policy/observation_nll']) > 0.5
+
+
+def test_a_weight_of_zero_is_the_update_without_the_field():
+    state, batch = toy_updates.state_of(toy.toy_params(0)), toy_updates.toy_batch()
+    run = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE)
+    one, two = run()(state, batch), run(observing=Observing())(state, batch)
+    toy_updates.assert_same(one, two)
+
+
+def test_four_devices_make_the_same_step():
+    mesh = jax.make_mesh((4,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+    state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
+    run = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE)
+    one, _ = run(observing=Observing(0.3))(state, batch)
+    spread, _ = run(observing=Observing(0.3), layout=rows)(state, jax.device_put(batch, rows))
+    toy_updates.assert_close(one.params, spread.params, atol=3e-7)
+
+
+def test_what_is_off_the_masks_is_never_seen():
+    """Tokens after the last observation and answer change neither loss nor gradient."""
+    state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
+    run = toy_updates.toy_update(fns=toy_updates.ALONE, observing=Observing(0.3))
+    poisoned = jnp.where(batch.attention_mask, batch.tokens, 6)
+    toy_updates.assert_same(run(state, batch), run(state, batch.replace(tokens=poisoned)))
+
+
+def test_demonstrations_that_join_a_batch_have_no_observations():
+    """evol.join needs the same fields of both."""
+    batch = observed_batch()
+    rows = 4
+    base = evol.base_batch(
+        learn.Demonstrations(
+            tokens=batch.tokens[:rows],
+            attention_mask=batch.attention_mask[:rows],
+            mask=batch.mask[:rows],
+        ),
+        jax.tree.map(lambda x: x[:rows], toy.scores_of(toy.random_rollout(0))),
+    )
+    fns = ModelFns(toy.toy_hidden, toy.toy_head)
+    how = updates.settings(8)
+    joined = learn.with_base(
+        batch,
+        learn.Demonstrations(base.tokens, base.attention_mask, base.mask),
+        toy.toy_params(0),
+        None,
+        fns=fns,
+        how=dataclasses.replace(how, batch=dataclasses.replace(how.batch, microbatch_rows=4)),
+    )
+    assert joined.observed.sum() == batch.observed.sum() and len(joined.tokens) == 12
+
+
+# ---- held-out observations -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('window', [0, 2])
+def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
+    out, found = context_runs.played(window)
+    markers = markers_of(tiny.tokenizer())
+    task = tiny.task(context_runs.NAME)
+    seen = windows.Context.of(task, window, tiny.MAX_RESPONSE) if window else None
+    params, fns = tiny.cloned(context_runs.NAME)[0], ModelFns(tiny.hidden, tiny.head)
+    sums = observations.measure(
+        params,
+        jax.tree.map(jnp.asarray, out),
+        fns=fns,
+        markers=markers,
+        seen=seen,
+        rows=12,
+        microbatch_rows=24,  # 16 rows or, of windows, 48
+        chunk_size=256,
+    )
+    mask = np.asarray(observations.written(out, markers)) & (np.arange(16) < 12)[:, None]
+    tokens, attention = jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)
+    if window:
+        mask = np.asarray(windows.own_rows(jnp.asarray(mask), found))
+        tokens, attention = windows.split_turns((tokens, attention), found)
+    place = jnp.maximum(jnp.cumsum(attention, axis=1) - 1, 0)
+    logits = tiny.hidden(params, tokens, place, attention) @ tiny.head(params)
+    logprobs = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32)))
+    rows, columns = np.nonzero(mask)
+    want = -logprobs[rows, columns - 1, np.asarray(tokens)[rows, columns]]
+    assert int(sums['observed']) == len(want) > 20
+    np.testing.assert_allclose(sums['surprise'], want.sum(), rtol=1e-4)
+
+
+def test_faulty_episodes_say_nothing_of_the_world():
+    out = forked_runs.played('frozen_lake')[0].replace(extra={})
+    params, fns = tiny.cloned('frozen_lake')[0], ModelFns(tiny.hidden, tiny.head)
+    lost = out.replace(episode_stop=np.full_like(out.episode_stop, 5))  # ENV_ERROR
+    sums = observations.measure(
+        params,
+        jax.tree.map(jnp.asarray, lost),
+        fns=fns,
+        markers=markers_of(tiny.tokenizer()),
+        seen=None,
+        rows=16,
+        microbatch_rows=8,
+        chunk_size=2048,
+    )
+    assert int(sums['observed']) == 0 and float(sums['surprise']) == 0

@@ -1,0 +1,251 @@
+"""Games whose both seats are played: rules, whose turn it is, and what a seat cannot see."""
+
+import functools
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_agents as tiny
+
+from agentrl_jax.extras.games.connect_four import ConnectFour
+from agentrl_jax.extras.games.leduc import Leduc
+from agentrl_jax.extras.self_play import choices
+from agentrl_jax.extras.self_play.player import Pair, Seated, WithOpponent
+from agentrl_jax.records import pages
+from agentrl_jax.rollout import device, windows
+from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.text import task as text
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
+)
+WORLDS = {'leduc': Leduc(True, 'self', position=True), 'connect_four': ConnectFour(True, 'self')}
+PLIES = {'leduc': 8, 'connect_four': 42}
+GAMES, KEY, TOKENS = 8, jax.random.key(0), 12
+
+
+@functools.cache
+def task(name):
+    world = WORLDS[name]
+    return text.build_task(
+        world,
+        world.make_params('train', num_levels=GAMES),
+        tiny.tokenizer(),
+        style='plain',
+        generation_prefix='<answer>',
+        max_turns=PLIES[name],
+        max_actions_per_turn=1,
+        max_actions_per_episode=PLIES[name],
+        constrain='own',
+        max_response=TOKENS,
+    )
+
+
+@functools.cache
+def programs(name):
+    """(begin, turn, step of pgx) of rows."""
+    turn = jax.jit(jax.vmap(text.play_turn, in_axes=(None, None, 0, 0, 0)))
+    return (
+        jax.jit(jax.vmap(text.begin, in_axes=(None, 0))),
+        turn,
+        jax.jit(jax.vmap(WORLDS[name].game().step)),
+    )
+
+
+@pytest.mark.parametrize('name', WORLDS)
+def test_a_game_of_text_is_that_of_pgx_stepped_directly(name):
+    """Ply by ply, by random actions on offer; rewards are those of who moved first."""
+    game, (begin, turn, step) = task(name), programs(name)
+    world = begin(game, jnp.arange(GAMES))
+    direct, rng = world.state.game, np.random.default_rng(0)
+    starts = np.asarray(direct.current_player)
+    assert set(starts) == {0, 1}
+    earned, paid = np.zeros(GAMES), np.zeros(GAMES)
+    for _ in range(PLIES[name]):
+        over, legal = np.asarray(direct.terminated), np.asarray(direct.legal_action_mask)
+        mover = np.asarray(direct.current_player)
+        seat = np.asarray(jax.vmap(WORLDS[name].seat)(world.state))
+        np.testing.assert_array_equal(seat[~over], (mover != starts)[~over])
+        action = np.where(legal, rng.random(legal.shape), -1).argmax(1)
+        world, outcome = turn(game, KEY, world, action[:, None], jnp.ones(GAMES, bool))
+        after = step(direct, action)
+        direct = device.choose(jnp.asarray(over), direct, after)
+        earned += np.where(over, 0, outcome.reward)
+        paid += np.where(over, 0, np.asarray(after.rewards)[np.arange(GAMES), starts])
+        jax.tree.map(np.testing.assert_array_equal, world.state.game, direct)
+    assert np.asarray(direct.terminated).all()
+    np.testing.assert_array_equal(earned, paid)
+    np.testing.assert_array_equal(outcome.success, earned > 0)
+    assert len(set(earned)) > 1
+
+
+def test_the_board_is_shown_from_the_seat_that_moves():
+    """Drawn without the world: discs fall, X is whose turn it is."""
+    game, (begin, turn, _) = task('connect_four'), programs('connect_four')
+    world, columns = begin(game, jnp.arange(GAMES)), [3, 3, 2, 4, 3]
+    board = np.zeros((6, 7), int)  # 1: who moved first
+    for ply, column in enumerate(columns):
+        place = 5 - (board[:, column] > 0).sum()
+        board[place, column] = 1 + ply % 2
+        answer = jnp.full((GAMES, 1), column)
+        world, _ = turn(game, KEY, world, answer, jnp.ones(GAMES, bool))
+        shown = np.array(['.', 'X', 'o'])[np.where(board == 0, 0, 1 + (board == 1 + ply % 2))]
+        rows = [''.join(row) for row in shown]
+        state = jax.tree.map(lambda x: x[0], jax.device_get(world.state))
+        expected = '\n'.join([row for row in rows if row != '.......'] or rows[-1:]) + '\n'
+        assert WORLDS['connect_four'].observation_text(state) == expected
+
+
+def test_after_an_invalid_answer_the_same_seat_moves_again():
+    game, (begin, turn, _) = task('leduc'), programs('leduc')
+    world = begin(game, jnp.arange(GAMES))
+    fold = jnp.full((GAMES, 1), 2)  # not on offer before a raise
+    after, outcome = turn(game, KEY, world, fold, jnp.ones(GAMES, bool))
+    assert not outcome.valid.any() and after.warn.all() and (after.turn == 1).all()
+    jax.tree.map(np.testing.assert_array_equal, after.state, world.state)
+
+
+# ---- what a seat sees --------------------------------------------------------------------------
+
+
+@functools.cache
+def played():
+    """(rollout, its samples) of a random policy in Leduc: what it saw, turn by turn."""
+    return run(tiny.untrained())
+
+
+def run(params):
+    player = (WithOpponent if isinstance(params, Pair) else Seated)(tiny.config())
+    game, rows = task('leduc'), jnp.arange(2 * GAMES, dtype=jnp.int32)
+    episodes = Episodes(level=rows // 2, token_stream=rows, world_stream=rows)
+    collect = jax.jit(
+        functools.partial(
+            device.collect,
+            settings=tiny.settings(
+                player=player,
+                slots=2 * GAMES,
+                serve_rows=8,
+                max_tokens=game.prefix.shape[0] + PLIES['leduc'] * (game.width + TOKENS),
+                max_response=TOKENS,
+                window=1,
+            ),
+        )
+    )
+    rollout, _ = collect(params, game, episodes, KEY)
+    context = windows.Context.of(game, 1, TOKENS)
+    return jax.device_get((rollout, windows.split_turns(rollout.tokens, context.windows(rollout))))
+
+
+def replayed(rollout):
+    """The worlds in front of each turn, [K][B]."""
+    game, (begin, turn, _) = task('leduc'), programs('leduc')
+    world = begin(game, rollout.level)
+    for k in range(PLIES['leduc']):
+        yield world
+        answer = np.where(rollout.actions[:, k] < 0, -2, rollout.actions[:, k])
+        world, _ = turn(game, KEY, world, answer, jnp.ones(len(answer), bool))
+
+
+def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
+    """Each turn is answered after a prompt that is the same whatever card the other seat holds."""
+    rollout, samples = played()
+    show = jax.jit(choices.prompts)
+    samples = samples.reshape(*rollout.extra['seats'].shape, -1)
+    seats = set()
+    for k, world in enumerate(replayed(rollout)):
+        live = np.flatnonzero(k < rollout.num_turns)
+        tokens, count = jax.device_get(show(task('leduc'), world))
+        cards, mover = (
+            np.array(x) for x in (world.state.game._cards, world.state.game.current_player)
+        )
+        for card in range(3):
+            other = cards.copy()
+            other[np.arange(len(cards)), 1 - mover] = card
+            changed = world.state.game.replace(_cards=jnp.asarray(other))
+            again = show(task('leduc'), world.replace(state=world.state.replace(game=changed)))
+            np.testing.assert_array_equal(again[0], tokens)
+        for b in live:
+            np.testing.assert_array_equal(samples[b, k, : count[b]], tokens[b, : count[b]])
+            first = int(mover[b] != world.state.game._first_player[b])
+            assert rollout.extra['seats'][b, k] == first
+            seats.add(first)
+    assert seats == {0, 1}
+
+
+@functools.cache
+def ask():
+    """(params, task, worlds) -> probabilities of actions, jitted."""
+    game = task('leduc')
+    return jax.jit(
+        functools.partial(
+            choices.action_probabilities,
+            answers=choices.spelled(game, tiny.tokenizer()),
+            hidden_fn=tiny.hidden,
+            head_fn=tiny.head,
+            bits=game.grammar.bits,
+            temperature=1.0,
+        )
+    )
+
+
+def test_probabilities_of_actions_are_those_that_are_sampled():
+    """The log-probability of a sampled turn is that of the action that it took."""
+    rollout, _ = played()
+    for k, world in enumerate(replayed(rollout)):
+        chances = np.asarray(ask()(tiny.untrained(), task('leduc'), world))
+        offered = np.asarray(world.state.game.legal_action_mask)
+        np.testing.assert_array_equal(chances > 0, offered)
+        live = np.flatnonzero(k < rollout.num_turns)
+        np.testing.assert_allclose(chances[live].sum(1), 1, atol=1e-5)
+        for b in live:
+            said = rollout.logprobs[b][(rollout.turn[b] == k) & rollout.action_mask[b]].sum()
+            action = rollout.actions[b, k, 0]
+            assert said == pytest.approx(np.log(chances[b, action]), abs=1e-4)
+
+
+def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones():
+    """Against itself it plays as in self-play; each seat's answers are those of its own model."""
+    params = tiny.untrained()
+    alone, _ = played()
+    same, _ = run(Pair(params, params))
+    other = jax.tree.map(lambda x: x + 0.5 * jax.random.normal(KEY, x.shape), params)
+    mixed, _ = run(Pair(params, other))
+    for found in (same, mixed):
+        np.testing.assert_array_equal(found.extra['learner'], np.arange(2 * GAMES) % 2)
+        turn = np.maximum(found.turn, 0)
+        own = np.take_along_axis(found.extra['seats'], turn, 1) == found.extra['learner'][:, None]
+        assert not (found.action_mask & ~own).any() and not found.logprobs[~found.action_mask].any()
+    np.testing.assert_array_equal(same.tokens, alone.tokens)
+    own = same.action_mask
+    np.testing.assert_allclose(same.logprobs[own], alone.logprobs[own], atol=1e-5)
+    assert (mixed.tokens != alone.tokens).any()
+    # A snapshot that is sure of everything: its turns take its likeliest action, ours need not
+    sure = {
+        'model': {
+            **params['model'],
+            'norm': jax.tree.map(lambda x: 1e4 * x, params['model']['norm']),
+        }
+    }
+    found, _ = run(Pair(params, sure))
+    likeliest = {True: [], False: []}
+    for k, world in enumerate(replayed(found)):
+        best = np.asarray(ask()(sure, task('leduc'), world)).argmax(1)
+        for b in np.flatnonzero(k < found.num_turns):
+            theirs = bool(found.extra['seats'][b, k] != found.extra['learner'][b])
+            likeliest[theirs].append(found.actions[b, k, 0] == best[b])
+    assert all(likeliest[True]) and not all(likeliest[False])
+
+
+def test_the_page_of_a_game_against_a_snapshot_shows_what_its_prompts_say():
+    """Its answers are no sampled ones: boards stayed as they were before it moved."""
+    params, game = tiny.untrained(), task('leduc')
+    found, samples = run(Pair(params, params))
+    samples = samples.reshape(*found.extra['seats'].shape, -1)
+    grids = pages.replay(found, np.arange(2 * GAMES), game, tiny.tokenizer(), KEY)
+    for b in range(2 * GAMES):
+        assert len(grids[b]) == found.num_turns[b] + 1
+        for k in range(found.num_turns[b]):
+            shown = ''.join(''.join(row) + '\n' for row in grids[b][k])
+            assert shown in tiny.tokenizer().decode(samples[b, k])

@@ -1,0 +1,201 @@
+"""Runs in self-play: their figures, snapshots, resuming, Elo, and what does not go with them."""
+
+import importlib.util
+import json
+import types
+
+import jax
+import micro_runs
+import ml_collections
+import numpy as np
+import pytest
+
+from agentrl_jax import train
+from agentrl_jax.extras.self_play import elo, section
+from agentrl_jax.machine import checkpoint
+from agentrl_jax.records import run_log
+from agentrl_jax.run.config import read as read_config
+
+needs_pgx = pytest.mark.skipif(
+    importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
+)
+LEDUC = {
+    'algorithm': 'rae',
+    'env.name': 'leduc',
+    'env.prompt': 'plain',
+    'env.think': False,
+    'env.max_turns': 8,
+    'env.max_actions_per_turn': 1,
+    'env.max_actions_per_episode': 8,
+    'context.window': 1,
+    'rollout.constrain': 'own',
+    'rollout.max_response': 9,
+    'rollout.max_tokens': 320,
+    'eval.temperature': 1.0,
+}
+
+
+def plain(world='leduc', opponent='self', **changes):
+    cfg = micro_runs.plain('frozen_lake')
+    section = dict(short=True, opponent=opponent)
+    if world == 'leduc':
+        section['position'] = True
+    with cfg.unlocked():
+        cfg[world] = ml_collections.ConfigDict(section)
+    cfg.update_from_flattened_dict(LEDUC | {'env.name': world} | changes)
+    return cfg
+
+
+SNAPSHOTS = {
+    'self_play.snapshots': 2,
+    'self_play.every': 2,
+    'steps': 4,
+    'checkpoint.keep': 9,
+    'mesh.fsdp': 2,  # its checkpoints are rated on one device
+}
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """(config, workdir) of a run of four steps against two snapshots."""
+    cfg, workdir = plain(**SNAPSHOTS), tmp_path_factory.mktemp('runs') / 'whole'
+    with micro_runs.one_device():
+        assert train.train(cfg, str(workdir)) == 0
+    return cfg, workdir
+
+
+@needs_pgx
+@pytest.mark.soak
+def test_a_run_trains_both_seats_and_says_how_much_it_could_lose(trained):
+    cfg, workdir = trained
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    assert all(row['perf/recompiles'] == 0 for row in rows)
+    found = [row['eval/exploitability'] for row in rows if 'eval/success' in row]
+    assert len(found) == 3 and len(set(found)) == 3 and 1 < min(found) and max(found) < 4
+    assert all(row['rollout/valid_format'] == 1 for row in rows[:-1])
+
+
+@needs_pgx
+@pytest.mark.soak
+def test_snapshots_are_the_policies_of_their_steps_the_oldest_first(trained):
+    cfg, workdir = trained
+    with micro_runs.one_device():
+        first, second, last = (micro_runs.saved_state(cfg, workdir, step) for step in (0, 2, 4))
+    start = (first.params, first.params)
+    jax.tree.map(np.testing.assert_array_equal, first.extra['snapshots'], start)
+    # The snapshot of step 2 is taken when that step begins, after the checkpoint of it
+    jax.tree.map(np.testing.assert_array_equal, second.extra['snapshots'], first.extra['snapshots'])
+    taken = (first.params, second.params)
+    jax.tree.map(np.testing.assert_array_equal, last.extra['snapshots'], taken)
+
+
+@needs_pgx
+@pytest.mark.soak
+def test_a_run_that_is_resumed_ends_with_the_same_bits(trained, tmp_path):
+    cfg, workdir = trained
+    with micro_runs.one_device():
+        assert train.train(plain(**SNAPSHOTS | {'steps': 2}), str(tmp_path)) == 0
+        assert train.train(cfg, str(tmp_path)) == 0
+        whole, resumed = (micro_runs.saved_state(cfg, path) for path in (workdir, tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+
+
+@needs_pgx
+@pytest.mark.soak
+def test_its_checkpoints_have_ratings(trained):
+    cfg, workdir = trained
+    assert checkpoint.steps(workdir / checkpoint.FOLDER) == [0, 2, 4]
+    records = elo.elo(str(workdir), [], [0, 4], games=16, seed=0, out='')
+    assert json.loads((workdir / 'elo.json').read_text()) == records
+    by_name = {one['player']: one for one in records}
+    assert set(by_name) == {'random', 'expert', 'whole 0', 'whole 4'}
+    assert by_name['random']['elo'] == by_name['random']['low'] == 0
+    assert sum(one['reward'] for one in records) == pytest.approx(0, abs=1e-9)
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    shown = rows[-1]['eval/exploitability']
+    assert by_name['whole 4']['exploitability'] == pytest.approx(shown, abs=1e-4)
+    assert elo.table(records).count('\n') == 4
+    with pytest.raises(ValueError, match='--games=3 must be an even number'):
+        elo.elo(str(workdir), [], [0], games=3, seed=0, out='')
+
+
+@needs_pgx
+def test_the_folder_of_the_ratings_is_made_before_the_games(tmp_path, monkeypatch):
+    """Every game was played, and then there was no such folder."""
+
+    def begin(*_):
+        raise RuntimeError('the games begin')
+
+    monkeypatch.setattr(elo.parts, 'config_of_run', lambda path: read_config(plain()))
+    monkeypatch.setattr(elo.parts, 'build_environment', lambda *_: (None, None))
+    monkeypatch.setattr(elo, 'policies', begin)
+    given = dict(against=[], steps=[0], games=2, seed=0)
+    with pytest.raises(RuntimeError, match='the games begin'):
+        elo.elo(str(tmp_path), **given, out=str(tmp_path / 'new' / 'folder'))
+    assert (tmp_path / 'new' / 'folder').is_dir()
+    with pytest.raises(OSError, match='not writable'):
+        elo.elo(str(tmp_path), **given, out='/dev/null/x')
+
+
+@needs_pgx
+def test_validation_plays_against_who_moves_at_random():
+    cfg = read_config(plain(), None)
+    assert cfg.worlds[0].opponent == 'self' and cfg.held_out.worlds[0].opponent == 'random'
+    assert cfg.held_out.worlds[0].opponent == 'random' and cfg.held_out.worlds[0].position
+
+
+REFUSED = [
+    ({'algorithm': 'ppo'}, 'algorithm'),
+    ({'context.window': 0}, 'context.window'),
+    ({'context.summary': 2}, 'context.summary'),
+    ({'env.max_actions_per_turn': 2}, 'env.max_actions_per_turn'),
+    ({'agent.name': 'plan'}, 'agent.name'),
+    ({'agent.trials': 2}, 'agent.trials'),
+    ({'reward.function': 'own_rewards:steady'}, 'reward.function'),
+    ({'clone.episodes': 16}, 'clone.episodes'),
+    ({'filter.keep': 0.25}, 'filter.rule'),
+    ({'self_play.snapshots': 2, 'rollout.group_size': 2}, 'rollout.group_size'),
+    ({'self_play.snapshots': 2, 'alarm.mi_every': 2}, 'alarm.mi_every'),
+]
+
+
+@needs_pgx
+@pytest.mark.parametrize('changes, message', REFUSED)
+def test_what_does_not_go_with_self_play_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        read_config(plain(**changes))
+
+
+@needs_pgx
+def test_rae_and_snapshots_are_for_self_play_alone():
+    with pytest.raises(ValueError, match='algorithm=.rae., opponent'):
+        read_config(plain(opponent='random'))
+    with pytest.raises(ValueError, match='self_play.snapshots'):
+        read_config(plain(opponent='random', algorithm='rloo', **{'self_play.snapshots': 1}))
+
+
+@needs_pgx
+def test_elo_is_of_games_of_two_players():
+    with pytest.raises(ValueError, match="env.name='frozen_lake' is no game of two players"):
+        elo.in_self_play(read_config(micro_runs.plain('frozen_lake')))
+    with pytest.raises(ValueError, match="only known with rollout.constrain='own', env.think"):
+        elo.in_self_play(read_config(plain(**{'rollout.constrain': ''})))
+
+
+@needs_pgx
+@pytest.mark.parametrize(
+    'world, plies, budget',
+    [('leduc', 8, 'max_turns'), ('connect_four', 42, 'max_actions_per_episode')],
+)
+def test_budgets_of_one_player_are_too_small_for_the_plies_of_both(world, plies, budget):
+    """Prompts after the last turn were of other lines, and a game that was cut was a draw."""
+    budgets = {'env.max_turns': plies, 'env.max_actions_per_episode': plies}
+    enough, short = (
+        read_config(plain(world, 'random', algorithm='rloo', **budgets | changes))
+        for changes in ({}, {f'env.{budget}': plies - 1})
+    )
+    assert elo.in_self_play(enough).worlds[0].opponent == 'self'
+    with pytest.raises(ValueError, match=f'of {plies} or more, the plies of both players'):
+        elo.in_self_play(short)
+    parts = types.SimpleNamespace(cfg=short)
+    assert section.SelfPlay().eval_probes(parts) == {}

@@ -1,0 +1,220 @@
+"""Vine: a turn against others from the same start; continuations are nowhere taken for episodes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy_rollouts as toy
+
+from agentrl_jax.algorithms.turn_grpo import TurnGRPO
+from agentrl_jax.extras.vine.credit import against_continuations
+from agentrl_jax.extras.vine.forks import with_continuations
+from agentrl_jax.extras.vine.vine import Vine
+from agentrl_jax.measure import metrics
+from agentrl_jax.records import document
+from agentrl_jax.rl import filtering, turn_credit, update
+from agentrl_jax.rl.masked import masked_mean
+from benchmarks import turn_credit as bench
+
+GROUPS, MEMBERS = 20_000, 4
+
+# ---- advantages ----------------------------------------------------------------------------------
+
+
+def by_hand(healthy=(True, True), faulty=()):
+    """Two members of two turns with rewards 1 2 and 0 4; from turn 1 others earn 3 5 and 1 9."""
+    usable = np.ones((2, 2), bool)
+    for at in faulty:
+        usable[at] = False
+    return against_continuations(
+        jnp.array([[1.0, 2], [0, 4]]),
+        jnp.array([2, 2]),
+        jnp.asarray(healthy),
+        jnp.ones((2, 2), jnp.int32),
+        jnp.array([[3.0, 5], [1, 9]]),
+        jnp.asarray(usable),
+        group_size=2,
+    )
+
+
+def test_advantages_by_hand():
+    # turn 1 of row 0: 2 against (3 + 5) / 2; turn 0: 1 + (3 + 5 + 2) / 3 = 13/3 against 0 + 14/3
+    own, forked, count = by_hand()
+    np.testing.assert_allclose(own, [[-1 / 3, -2], [1 / 3, -1]], rtol=1e-6)
+    # its continuations: 3 against (5 + 2) / 2, 5 against (3 + 2) / 2; of row 1: 1 - 6.5, 9 - 2.5
+    np.testing.assert_allclose(forked, [[-0.5, 2.5], [-5.5, 6.5]], rtol=1e-6)
+    assert count.tolist() == [[0, 2], [0, 2]]
+
+
+def test_a_faulty_continuation_leaves_the_means_and_their_count():
+    # row 1 without its 9: turn 1 is 4 against 1, its start worth (1 + 4) / 2
+    own, forked, count = by_hand(faulty=[(1, 1)])
+    np.testing.assert_allclose(own, [[13 / 3 - 2.5, -2], [2.5 - 13 / 3, 3]], rtol=1e-6)
+    np.testing.assert_allclose(forked, [[-0.5, 2.5], [-3, 0]], rtol=1e-6)
+    assert count.tolist() == [[0, 2], [0, 1]]
+    # none is left: 4 against what the other member was led to from there, 2
+    own, forked, count = by_hand(faulty=[(1, 0), (1, 1)])
+    np.testing.assert_allclose(own[1], [4 - 13 / 3, 4 - 2], rtol=1e-6)
+    assert not forked[1].any() and count[1].tolist() == [0, 0]
+
+
+def test_a_faulty_episode_takes_its_continuations_with_it():
+    own, forked, _ = by_hand(healthy=(True, False))
+    assert not own[1].any() and not forked[1].any()
+    np.testing.assert_allclose(own[0], [0, -2])  # alone in its group at turn 0
+
+
+def test_gigpo_s_step_groups_of_plays_from_one_start_are_vine_s_advantages():
+    """But for its own return in each mean, the factor M / (1 + M)."""
+    rollout = toy.forked(toy.random_rollout(6, turns=2), (1, 1))
+    forks, turn = rollout.extra['continuations'].rollout, rollout.extra['continuations'].turn
+    usable = turn > 0
+    _, forked, _ = against_continuations(
+        rollout.rewards,
+        rollout.num_turns,
+        rollout.healthy,
+        turn,
+        forks.rewards.sum(2),
+        usable,
+        group_size=4,
+    )
+    plays = jnp.concatenate([rollout.rewards[:, 1:], forks.rewards[:, :, 1]], axis=1)
+    begun = jnp.concatenate([rollout.num_turns[:, None] > 1, usable], axis=1)
+    steps = turn_credit.step_advantages(
+        plays, jnp.zeros(plays.shape, jnp.uint32), begun, group_size=1
+    )
+    np.testing.assert_allclose(steps[:, 1:], forked * 2 / 3, atol=1e-6)
+    assert usable.any() and not usable.all()
+
+
+def test_without_continuations_vine_is_turn_grpo():
+    rollout = toy.random_rollout(2)
+    scores = toy.scores_of(rollout)
+    wanted = TurnGRPO().make_batch(rollout, scores, group_size=4)
+    plain = Vine().make_batch(rollout, scores, group_size=4)
+    jax.tree.map(np.testing.assert_array_equal, plain, wanted)
+    none = toy.forked(rollout.replace(num_turns=jnp.ones(8, jnp.int32)), (1,))
+    batch = Vine().make_batch(none, toy.scores_of(with_continuations(none)), group_size=4)
+    one = TurnGRPO().make_batch(none, scores, group_size=4)
+    np.testing.assert_allclose(batch.advantages[::2], one.advantages, atol=1e-6)
+    assert not batch.mask[1::2].any()
+
+
+def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weights():
+    rollout = toy.forked(toy.random_rollout(3, turns=3, faulty=(5,)), (2, 2, 1, 1))
+    scores = toy.scores_of(with_continuations(rollout))
+    batch = Vine(scale='none').make_batch(rollout, scores, group_size=4)
+    more, turn = (
+        rollout.extra['continuations'].rollout,
+        np.asarray(rollout.extra['continuations'].turn),
+    )
+    mask = np.asarray(batch.mask).reshape(8, 5, -1)
+    own = np.asarray(rollout.action_mask & rollout.healthy[:, None])
+    np.testing.assert_array_equal(mask[:, 0], own)
+    first = np.asarray(more.action_mask) & (np.asarray(more.turn) == turn[:, :, None])
+    first &= (turn > 0)[:, :, None] & np.asarray(rollout.healthy)[:, None, None]
+    np.testing.assert_array_equal(mask[:, 1:], first)
+    assert first.any() and not mask[5].any()
+    alone = Vine(scale='none', train='trunks')
+    unweighted = alone.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    weight = np.where(np.asarray(rollout.turn) == 0, 1.0, 1 / 3)
+    trunks = np.asarray(batch.advantages).reshape(8, 5, -1)[:, 0]
+    np.testing.assert_allclose(trunks, np.asarray(unweighted.advantages) * weight, rtol=1e-6)
+    scaled = Vine().make_batch(rollout, scores, group_size=4)
+    assert masked_mean(scaled.advantages**2, scaled.mask) == pytest.approx(1, rel=1e-4)
+
+
+# ---- bias ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def played(name):
+    world, rng = bench.WORLDS[name], np.random.default_rng(0)
+    return bench.play_on(world, bench.play(world, GROUPS * MEMBERS, rng), 2, rng)
+
+
+def quality(name, parts):
+    world = bench.WORLDS[name]
+    gradients = sum(bench.group_gradients(*part, world, MEMBERS) for part in parts)
+    return bench.quality(gradients, bench.exact(world)[1].ravel())
+
+
+def estimate(name, times, weighted):
+    return bench.by_continuations(
+        played(name), bench.WORLDS[name], MEMBERS, times=times, weighted=weighted
+    )
+
+
+@pytest.mark.parametrize('times, weighted', [(1, False), (2, True)])
+@pytest.mark.parametrize('name', ['lookups', 'bonuses', 'faults'])
+def test_vine_has_no_bias(name, times, weighted):
+    found = quality(name, estimate(name, times, weighted))
+    assert found.errors < bench.NOISE and found.bias < 2.5 * found.noise
+    if not bench.WORLDS[name].faults:
+        assert found.scale == pytest.approx(1, abs=0.1)
+
+
+def test_without_weights_late_turns_count_too_much():
+    parts = estimate('bonuses', 2, True)
+    own = estimate('bonuses', 2, False)[0][1]
+    late = [
+        (part, advantages * jnp.where(jnp.arange(4)[None] > 0, 3.0, 1.0))
+        for part, advantages in parts[1:]
+    ]
+    found = quality('bonuses', [(parts[0][0], own), *late])
+    assert found.errors > 2 * bench.NOISE and found.bias > 0.1
+
+
+# ---- continuations are no episodes ---------------------------------------------------------------
+
+
+def test_metrics_filters_and_pages_see_episodes_alone():
+    """Continuations of wild returns change no number that is about episodes."""
+    plain = toy.random_rollout(4, turns=3)
+    rollout = toy.forked(plain, (2, 1), rewards=np.full((8, 2, 3), 1e6), faulty=[(0, 0)])
+    before = metrics.rollout_metrics(plain, 4)
+    after = metrics.rollout_metrics(rollout, 4)
+    assert {name: float(after[name]) for name in before} == {n: float(x) for n, x in before.items()}
+    assert set(after) - set(before) == {'fork/played', 'fork/tokens'} <= set(metrics.METRICS)
+    played = int((np.asarray(rollout.extra['continuations'].turn) > 0).sum())
+    assert float(after['fork/played']) == pytest.approx(played / 8)
+    for rule in ('all', 'varied'):
+        keep_rows = functools.partial(filtering.keep_rows, group_size=4, rule=rule)
+        jax.tree.map(np.testing.assert_array_equal, keep_rows(rollout), keep_rows(plain))
+    tokenizer = type('Bytes', (), {'token_bytes': lambda self: [b'a'] * toy.VOCAB})()
+    tokenizer.eos_ids = ()
+    pages = [
+        document.of_rollout(jax.device_get(out), tokenizer, 'toy', ['left'], group_size=4)
+        for out in (rollout, plain)
+    ]
+    assert pages[0] == pages[1]
+
+
+def test_kept_groups_keep_their_continuations():
+    rollout = toy.forked(toy.random_rollout(5, turns=3), (2, 1))
+    keep = functools.partial(filtering.keep_rows, group_size=4, rule='top_k', keep=1)
+    out, rows, *_ = filtering.select(rollout, keep_fn=keep, group_size=4, order='compact', count=4)
+    want = jax.tree.map(lambda x: x[rows], rollout.extra['continuations'])
+    jax.tree.map(np.testing.assert_array_equal, out.extra['continuations'], want)
+
+
+# ---- optimiser steps -----------------------------------------------------------------------------
+
+
+def test_rows_that_train_fill_the_first_micro_batches():
+    mask = jnp.zeros((12, 2), bool).at[jnp.array([1, 4, 5, 9, 10]), 0].set(True)
+    rows = update.sort_trained_first(jnp.arange(12), mask, 4)
+    parts = update._split(mask[rows].any(1), 4, None)
+    assert parts.sum(1).tolist() == [3, 2, 0, 0]
+    assert sorted(rows.tolist()) == list(range(12))
+
+
+def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():
+    # three turns: two later ones, two continuations of each
+    every, one = Vine(), Vine(turns='2', train='trunks')
+    assert (every.continuations(3), every.rows_per_episode(3)) == (4, 5)
+    assert (one.continuations(3), one.rows_per_episode(3)) == (2, 1)
+    assert Vine(turns='ahead', forks=3).continuations(3) == 3
+    assert (TurnGRPO().continuations(3), TurnGRPO().rows_per_episode(3)) == (0, 1)
