@@ -11,8 +11,7 @@ world has its own. Its weight is .1.
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,26 +41,6 @@ class Observing:
     AT = 'loss.observation_'
     coef: Annotated[float, ZERO] = 0.0  # weight of the cross-entropy of observations, a mean over
     # their tokens (ECHO: .1); 0 = off
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        asked = f'loss.observation_coef={self.coef}'
-        if self.coef and run.parity.loss_on != 'sampled':
-            yield (
-                f'{asked} and parity.loss_on={run.parity.loss_on!r} both train what the world '
-                'says: set parity.loss_on=sampled'
-            )
-        if not self.coef:
-            asked = 'eval.observations=True'
-            if not run.eval.observations:
-                return
-        if run.env.max_turns < 2:
-            yield f'{asked} has no effect with env.max_turns=1: no observation follows an answer'
-        if run.context.window == 1:
-            yield (
-                f'{asked} predicts what follows an answer, and context.window=1 hides the answer: '
-                'set it to 0, or to 2 or more'
-            )
 
 
 def written(rollout: Rollout, markers: Markers, after: jax.Array | int = 0) -> jax.Array:

@@ -61,10 +61,7 @@ GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
 EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.toml
     'bm25s': 'search',
     'countryinfo': 'search',
-    'fastapi': 'hosts',
-    'pydantic': 'hosts',
-    'starlette': 'hosts',
-    'uvicorn': 'hosts',
+    'rapidfuzz': 'search',
     'websockets': 'hosts',
     'scienceworld': 'hosts',
     'py4j': 'hosts',
@@ -88,7 +85,14 @@ SYNONYMS = {  # names that people look for -> ours
 
 
 class WrongUsage(ValueError):
-    """The command line, or the config that it names, is invalid: exit code 2."""
+    """The command line, or the config that it names, is invalid: exit code 2.
+
+    fields: of the config, where rules between them are broken.
+    """
+
+    def __init__(self, message: str, fields: Sequence[str] = ()):
+        super().__init__(message)
+        self.fields = tuple(fields)
 
 
 @contextlib.contextmanager

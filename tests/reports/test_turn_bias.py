@@ -107,12 +107,6 @@ def test_what_a_second_turn_is_worth_reaches_the_decision_to_take_it_in_turn_grp
     assert sign * own[went_on, 0].mean() > 0.4 > -0.4 > sign * own[~went_on, 0].mean()
 
 
-def test_without_a_choice_to_stop_the_centred_modes_are_unbiased():
-    found = quality('no stop', 'mt_cumulative, mean')
-    assert found.errors < bench.NOISE
-    assert found.scale == pytest.approx(MEMBERS / (MEMBERS - 1), rel=0.05)
-
-
 @pytest.mark.parametrize('name, least, most', [('bonuses', 0.5, 0.8), ('lookups', 1.0, 1.3)])
 def test_credit_by_turns_saves_variance_where_turns_pay_and_costs_some_where_the_end_does(
     name, least, most

@@ -1,16 +1,16 @@
-"""2048 of pgx: slide tiles until one of them shows the number that is asked for."""
+"""2048 of pgx: slide tiles until one of them has the goal number."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs.borrowed import experts
-from agentrl_jax.envs.borrowed.base import EnvState, PgxWorld
 from agentrl_jax.envs.pieces import Grid, Layout, Offers
+from agentrl_jax.extras.games import experts
+from agentrl_jax.extras.games.base import EnvState, PgxWorld
 from agentrl_jax.settings.marks import ONE
+from agentrl_jax.settings.rules import must
 
 TILES = ('.', *(str(2**n) for n in range(1, 18)))
 EXPONENTS = tuple('.123456789ABCDEFGH')
@@ -28,10 +28,13 @@ class Game2048(PgxWorld):
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 4.0)
     REWARDS_ROUNDED: ClassVar[bool] = True
     name: ClassVar[str] = 'game_2048'
-
-    def problems(self) -> Iterator[str]:
-        if self.goal < 8 or self.goal & (self.goal - 1):
-            yield f'game_2048.goal={self.goal} must be a power of two from 8 on: 2 and 4 are there'
+    RULES = (
+        must(
+            'goal',
+            'a power of two from 8 on',
+            lambda world: world.goal >= 8 and not world.goal & (world.goal - 1),
+        ),
+    )
 
     @property
     def instruction(self) -> str:

@@ -1,4 +1,4 @@
-"""Catch of gymnax (bsuite): be below the ball when it comes down."""
+"""Catch of gymnax (bsuite): move the paddle below the falling ball."""
 
 import dataclasses
 import functools
@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs.borrowed import experts
-from agentrl_jax.envs.borrowed.base import BorrowedWorld, EnvState, library
 from agentrl_jax.envs.pieces import Grid, Layout
+from agentrl_jax.extras.games import experts
+from agentrl_jax.extras.games.base import BorrowedWorld, EnvState, library
 from agentrl_jax.settings.marks import In
 
 

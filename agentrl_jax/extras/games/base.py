@@ -1,9 +1,9 @@
-"""Games of other JAX libraries as worlds: pgx and gymnax, shown in pieces.
+"""Games of pgx and gymnax as worlds on the device.
 
-A game is a few hooks: how it starts, what an action does, what is shown. Its levels are seeds: from
-a level's seed comes the start and all luck, tiles, cards and what the opponent answers included, so
-that the episodes of a group differ by their answers alone. Splits share no seed, but a game of few
-starts and no luck (Catch, Minesweeper) is the same in all of them.
+A game defines a few hooks: its start, the effect of an action and the parts of an observation. A
+level is a seed, which decides the start, all tiles and cards and the opponent's moves. So episodes
+of a group differ only by their answers. Splits share no seed, but a game with few starts and no
+chance (Catch, Minesweeper) is the same in all of them.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class EnvParams(environment.EnvParams):
 
 
 def library(name: str) -> Any:
-    """The module; ImportError says what to install."""
+    """Return the module; ImportError names the package to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -45,7 +45,7 @@ def library(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class BorrowedWorld(TextEnvironment):
-    """What all games have in common; a subclass has the hooks below, traced up to `layout`."""
+    """The base of all games. A subclass defines the hooks; those before `layout` are traced."""
 
     short: bool = False  # shown in few tokens, for small policies: no blanks, nothing on offer
 
@@ -61,11 +61,11 @@ class BorrowedWorld(TextEnvironment):
         raise NotImplementedError
 
     def won(self, state: EnvState) -> jax.Array:
-        """bool []: the episode would count as solved if it ended here."""
+        """bool []: whether the episode counts as solved if it ends here."""
         raise NotImplementedError
 
     def offers(self, game: Any) -> jax.Array:
-        """bool [actions]: what may be done; all of it unless a game says otherwise."""
+        """bool [actions]: the actions on offer; by default all."""
         del game
         return jnp.ones(self.num_actions, bool)
 
@@ -162,7 +162,7 @@ def _ids(world: BorrowedWorld):
 
 @dataclasses.dataclass(frozen=True)
 class PgxWorld(BorrowedWorld):
-    """A game of pgx. Of two players the agent is player 0, and the other one moves at random."""
+    """A game of pgx. With two players the agent is player 0, and the opponent moves at random."""
 
     GAME: ClassVar[str]
 
@@ -239,5 +239,5 @@ class TwoPlayers(PgxWorld):
 
 @functools.cache
 def _pgx_game(name: str) -> Any:
-    with jax.ensure_compile_time_eval():  # its constants, whoever asks first
+    with jax.ensure_compile_time_eval():  # its constants, also inside a traced function
         return library('pgx').make(name)

@@ -1,4 +1,4 @@
-"""Players of the games (host): what TextEnvironment.plans asks for, for N boards at once."""
+"""Experts of the games (host): plans for N boards at once, for TextEnvironment.plans."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def walks(catch: Any, rows: int) -> list[list[int]]:
-    """Of games of Catch [N]: to below the ball, and there until it has come down."""
+    """Plans for games of Catch [N]: walk below the ball and wait for it."""
     aside, left = np.array(catch.ball_x - catch.paddle_x), np.array(rows - 1 - catch.ball_y)
     moves = [[1 + int(np.sign(n))] * abs(int(n)) for n in aside]
     return [(row + [1] * int(n))[: int(n)] for row, n in zip(moves, left, strict=True)]
@@ -103,7 +103,7 @@ def best_slides(games: Any, goal: int, depth: int = 3) -> list[list[int]]:
 
 @functools.cache
 def around(side: int) -> np.ndarray:
-    """int [cells, cells]: 1 for a cell beside another one, corners included."""
+    """int [cells, cells]: 1 for neighbouring cells, corners included."""
     row, column = np.divmod(np.arange(side**2), side)
     far = np.maximum(abs(row[:, None] - row), abs(column[:, None] - column))
     return (far == 1).astype(np.int32)
@@ -111,7 +111,7 @@ def around(side: int) -> np.ndarray:
 
 @functools.cache
 def minefields(cells: int, mines: int) -> np.ndarray:
-    """bool [fields, cells]: every way to lay the mines."""
+    """bool [fields, cells]: every placement of the mines."""
     laid = np.array(list(itertools.combinations(range(cells), mines)))
     return (np.arange(cells) == laid[..., None]).any(1)
 

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.envs.borrowed.base import EnvState, TwoPlayers
 from agentrl_jax.envs.pieces import Choice, Layout, Number, Offers
+from agentrl_jax.extras.games.base import EnvState, TwoPlayers
 
 CARDS = ('J', 'Q', 'K')
 
 
 @dataclasses.dataclass(frozen=True)
 class Leduc(TwoPlayers):
-    """Reward: chips won or lost. What the other player holds is never shown."""
+    """Reward: chips won or lost. Observations hide the other player's card."""
 
     position: bool = False  # observations say whether one bets first or second: with both players'
     # chips that tells the bets of a round

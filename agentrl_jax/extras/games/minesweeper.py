@@ -1,20 +1,20 @@
-"""Minesweeper, with rules of our own: open every cell without a mine.
+"""Minesweeper, without a library: open every cell that has no mine.
 
 A game is where its mines are: one of 120 boards with two, of 560 with three. Splits share no seed,
 but all of them hold these same boards.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs.borrowed import experts
-from agentrl_jax.envs.borrowed.base import BorrowedWorld, EnvState
 from agentrl_jax.envs.pieces import Grid, Layout
+from agentrl_jax.extras.games import experts
+from agentrl_jax.extras.games.base import BorrowedWorld, EnvState
 from agentrl_jax.settings.marks import In
+from agentrl_jax.settings.rules import Rule
 
 SIDE, CELLS, AROUND = 4, 16, experts.around(4)
 Game = tuple[jax.Array, jax.Array]  # bool [16] each: where mines are, which cells are open
@@ -34,13 +34,7 @@ class Minesweeper(BorrowedWorld):
         'Open all cells (.) that hide no mine; C2 is the third one of the second row. An open cell '
         'shows how many of the cells around it have a mine; those around a 0 are opened with it.'
     )
-
-    def problems(self) -> Iterator[str]:
-        if self.mines > CELLS - 2:
-            yield (
-                f'minesweeper.mines={self.mines} leaves no cell to be opened but the one that is '
-                f'open at first: set it to {CELLS - 2} or less'
-            )
+    RULES = (Rule({'mines': In(high=CELLS - 2)}, 'one cell is open at first'),)
 
     def start(self, key: jax.Array) -> Game:
         mines = jax.random.permutation(key, CELLS) < self.mines
