@@ -18,7 +18,7 @@ MAY_IMPORT = {
     'settings': [],
     'machine': ['settings'],
     'tokens': ['machine'],
-    'envs': ['settings'],
+    'envs': ['machine', 'settings'],
     'text': ['envs', 'tokens'],
     'models': ['machine', 'settings'],
     'rollout': ['text', 'models', 'envs', 'machine', 'settings'],
