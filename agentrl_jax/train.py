@@ -17,7 +17,7 @@ if __name__ == '__main__':
 from absl import flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
@@ -36,7 +36,7 @@ if __name__ == '__main__':
     try:
         processes.initialize_distributed()
     except ValueError as error:
-        command.refuse(str(error))
+        usage.refuse(str(error))
 
 import contextlib
 import dataclasses
@@ -53,12 +53,13 @@ from agentrl_jax.measure import collapse, validation
 from agentrl_jax.planning import fit, work
 from agentrl_jax.records import report, run_log
 from agentrl_jax.run import collecting, config, hosts, interrupts
-from agentrl_jax.run.build import Run, Validation, build
+from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.hooks import Moment
 from agentrl_jax.run.params import keep_best, player_of, policy_of
 from agentrl_jax.run.recorder import Played, Recorder
+from agentrl_jax.run.run import Run, Validation
 from agentrl_jax.run.state import RunState, next_iteration, open_run, saved_beside, space_needed
 from agentrl_jax.run.streams import COLLECT, EVALUATE, SHUFFLE, Streams
 from agentrl_jax.types import Params, TrainState
@@ -282,7 +283,7 @@ def play(
             if problem := collapse.starved(record.history, cfg.algorithm.filter.max_empty):
                 record.say(f'step {step}: {problem}')
                 return 1, state
-            if not cfg.algorithm.has_teachers and (hint := collapse.unvaried(record.history)):
+            if not cfg.algorithm.other_models and (hint := collapse.unvaried(record.history)):
                 record.say(f'step {step}: {hint}')
         if problem := collapse.untrained(record.history):
             record.say(problem)
@@ -315,7 +316,7 @@ def main() -> None:
             print(config.show(given.config))
             config.read(given.config)
             sys.exit(0)
-        with command.usage():
+        with usage.checked():
             config.read(given.config)
             fit.check(given.config)
         more = dict(fallback=given.fallback, replay=given.replay)
@@ -323,7 +324,7 @@ def main() -> None:
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:
-        processes.fail(error, command.code_of(error), workdir=given.workdir)
+        processes.fail(error, usage.code_of(error), workdir=given.workdir)
     sys.exit(code)
 
 

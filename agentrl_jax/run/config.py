@@ -27,11 +27,10 @@ from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
-from agentrl_jax.rl.observations import Observing
 from agentrl_jax.run import outside, rules, sections
-from agentrl_jax.run.command import WrongUsage, no_field
 from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
+from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import Chosen, In, Inline
 
@@ -39,6 +38,7 @@ VERSION = 2  # of the configs in checkpoints; see migrate
 ANY = object()  # whatever the value, it changed no result
 # Fields that version 1 had and this one has not, with the value that had no effect.
 REMOVED = {
+    'agent.reward': 'whole',
     'alarm.max_roll_backs': ANY,
     'alarm.roll_back_lr': ANY,
     'curriculum.memory': 0.5,
@@ -92,7 +92,6 @@ class Config:
     algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # or module:Class
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
-    observing: Observing = Observing()
     critic: Critic = Critic()
     optim: Optim = Optim()
     batch: Batching = Batching()
@@ -267,7 +266,10 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     """
     with _impossible():
         outside.register(tree.flat(cfg))
-    _refuse_unknown(cfg)
+    known = tree.flat(get_config())  # sections of games are checked as they are read
+    for name in sorted(tree.flat(cfg).keys() - known.keys()):
+        if name.partition('.')[0] not in GAMES:
+            raise WrongUsage(tree.no_field(name, known))
     with _impossible():
         run = _with_world_names(tree.read(Config, cfg))
         train, other = (
@@ -295,17 +297,6 @@ def _with_world_names(run: Config) -> Config:
         env=dataclasses.replace(run.env, name=name, mix=mix),
         eval=dataclasses.replace(run.eval, worlds=others),
     )
-
-
-def _refuse_unknown(cfg: Any) -> None:
-    """WrongUsage for fields that nothing reads, as where a config file mistypes one.
-
-    What games have is checked as their section is read.
-    """
-    known = get_config()
-    names = tree.flat(cfg).keys() - tree.flat(known).keys()
-    for name in sorted(name for name in names if name.partition('.')[0] not in GAMES):
-        raise WrongUsage(no_field(name, known))
 
 
 def effective(cfg: Any) -> Any:

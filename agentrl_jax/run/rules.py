@@ -7,7 +7,7 @@ it and the run that trains it.
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -21,10 +21,12 @@ from agentrl_jax.settings.marks import POSITIVE, In, suggestion
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text import agents
 
+if TYPE_CHECKING:
+    from agentrl_jax.run.config import Config
+
 TWO, ACTS, AGENTS = In(low=2), {'act', 'react'}, set(agents.NAMES)
 SPLITS = {'train', 'validation', 'test'}
 SAMPLED = {'parity.loss_on': 'sampled'}
-SEES_ANSWERS = {'env.max_turns': TWO, 'context.window': In(low=2, also=(0,))}
 NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
 ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
 ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
@@ -33,11 +35,11 @@ NO_PAIRS = {'algorithm': Must('one without pairs', lambda run: run.algorithm.ROW
 SHOWN = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
-def _hosts(run: Any) -> list[Any]:
+def _hosts(run: 'Config') -> list[Any]:
     return [world for world in run.worlds if world.name in HOSTS]
 
 
-def _cloned(run: Any) -> Iterator[Any]:
+def _cloned(run: 'Config') -> Iterator[Any]:
     """The worlds on hosts whose expert is cloned."""
     for member in run.members:
         if member.on_hosts and member.clone.episodes:
@@ -63,29 +65,29 @@ def _installed(field: str, package: str) -> Rule:
     )
 
 
-def _known_worlds(run: Any) -> bool:
+def _known_worlds(run: 'Config') -> bool:
     return len(WORLDS.keys() & run.env.worlds) == len(run.env.worlds)
 
 
-def _worlds(run: Any) -> str:
+def _worlds(run: 'Config') -> str:
     close = (suggestion(name, WORLDS) for name in run.env.worlds if name not in WORLDS)
     return f'different worlds of {", ".join(WORLDS)}{"".join(close)}'
 
 
-def _shares_sum_to_one(run: Any) -> bool:
+def _shares_sum_to_one(run: 'Config') -> bool:
     shares = [share for _, share in run.env.mix]
     return not shares or (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6)
 
 
-def _mixed_groups(run: Any) -> tuple[int, ...]:
+def _mixed_groups(run: 'Config') -> tuple[int, ...]:
     return run.env.apportion(run.rollout.num_groups) if run.env.mix else ()
 
 
-def _free_text(run: Any) -> bool:
+def _free_text(run: 'Config') -> bool:
     return any('{}' in form for world in _hosts(run) for form in run.forms_of(world))
 
 
-def _slowest(run: Any) -> tuple[float, str]:
+def _slowest(run: 'Config') -> tuple[float, str]:
     """(seconds, field) of the longest limit of a world on hosts."""
     limits = [
         (getattr(world, field, 0.0), f'{world.name}.{field}')
@@ -95,7 +97,7 @@ def _slowest(run: Any) -> tuple[float, str]:
     return max(limits, default=(0.0, ''))
 
 
-def _crowded(run: Any) -> list[str]:
+def _crowded(run: 'Config') -> list[str]:
     """Worlds whose servers hold fewer episodes than are played at once."""
     hosts = [member for member in run.members if member.on_hosts]
     held = [(member.worlds[0].local_server_capacity, member.worlds_at_once) for member in hosts]
@@ -107,14 +109,14 @@ def _crowded(run: Any) -> list[str]:
     ]
 
 
-def _known_targets(run: Any) -> bool:
+def _known_targets(run: 'Config') -> bool:
     try:
         return not run.lora.rank or bool(target_names(run.lora.targets))
     except ValueError:
         return False
 
 
-def _rows(run: Any) -> int:
+def _rows(run: 'Config') -> int:
     """Rows of an update."""
     kept = run.algorithm.filter.kept(run.rollout.num_groups) * run.rollout.group_size
     return kept + run.base_rows
@@ -125,7 +127,7 @@ def _divide(a: int, b: int) -> bool:
 
 
 def _keeps_enough(name: str) -> Callable[[Any], bool]:
-    def keeps_enough(run: Any) -> bool:
+    def keeps_enough(run: 'Config') -> bool:
         every = {'eval/success': run.eval.every, 'collapse/mi_share': run.alarm.mi_every}
         alarm, saved = getattr(run.alarm, name), (run.checkpoint.keep - 1) * run.checkpoint.every
         steps = alarm.patience * every.get(SIGNALS[name].metric, 1)
@@ -134,12 +136,12 @@ def _keeps_enough(name: str) -> Callable[[Any], bool]:
     return keeps_enough
 
 
-def _increasing(run: Any) -> bool:
+def _increasing(run: 'Config') -> bool:
     rounds = run.curriculum.rounds
     return all(a < b for a, b in zip((0, *rounds), rounds, strict=False))
 
 
-def _clone_divides(run: Any) -> bool:
+def _clone_divides(run: 'Config') -> bool:
     micro = run.clone.microbatch_rows
     return not micro or not (run.clone.batch % micro or micro % run.shards)
 
@@ -151,14 +153,8 @@ FIRST = (  # others divide by what these check
 )
 
 HINTS = exclude({'env.hint': 'none'}, ON_DEVICE | {'context.window': 0})
-OBSERVING = (
-    *exclude({'loss.observation_coef': 0}, SAMPLED | SEES_ANSWERS),
-    *exclude({'eval.observations': False}, SEES_ANSWERS),
-)
-
 RULES = (
     *HINTS,
-    *OBSERVING,
     # Worlds
     must(
         'env.mix',
@@ -184,7 +180,6 @@ RULES = (
     # Agents
     Rule({'agent.name': AGENTS - {'reflect'}, 'agent.trials': TWO}),
     Rule({'agent.plan_every': 0, 'agent.name': 'plan'}),
-    Rule({'agent.reward': 'whole', 'agent.trials': TWO}),
     *exclude(
         {'agent.name': AGENTS - {'react'}},
         ON_DEVICE | {'env.think': True, 'rollout.stop_at_answer': False},
@@ -485,7 +480,7 @@ RULES = (
 )
 
 
-def broken(run: Any) -> list[rules.Broken]:
+def broken(run: 'Config') -> list[rules.Broken]:
     """The rules that a Config breaks; most are checked only if the first ones hold."""
     worlds = (*run.worlds, *run.others)
     values = rules.settings_of(run)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from agentrl_jax import evaluate, export, serve_policy
 from agentrl_jax.machine import checkpoint, files, provenance
-from agentrl_jax.run import command, params, parts, saved_config
+from agentrl_jax.run import params, parts, saved_config, usage
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json, comparable, following, saved_with
@@ -91,7 +91,7 @@ def test_where_the_newest_checkpoint_is_damaged_an_older_one_tells_the_config(
     for asked in ('--fallback', '--fallback=true'):
         file, _, folder = saved_config.default(['program', *words, asked]).partition(':')
         assert folder.endswith('checkpoints/2')
-    monkeypatch.setenv(command.FALLBACK, '1')
+    monkeypatch.setenv(usage.FALLBACK, '1')
     assert parsed(monkeypatch, *words).to_dict() == cfg.to_dict()
 
 
