@@ -30,7 +30,7 @@ ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run
 ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
 HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
 NO_PAIRS = {'algorithm': Must('one without pairs', lambda run: run.algorithm.ROWS_PER_PAIR == 1)}
-SHOWN = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
+DEMONSTRATIONS = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
 def _hosts(run: Any) -> list[Any]:
@@ -295,7 +295,7 @@ RULES = (
             **SAMPLED,
             'processes': Must('1', lambda run: jax.process_count() == 1),
         },
-        'episodes go on while the policy is updated',
+        'episodes continue while the policy is updated',
     ),
     # Validation and logs
     must(
@@ -443,7 +443,7 @@ RULES = (
     *exclude(
         {'evol.base_rows': 0},
         {
-            'clone.episodes': SHOWN,
+            'clone.episodes': DEMONSTRATIONS,
             'batch.microbatch_rows': Must(
                 'a divisor of evol.base_rows',
                 lambda run: not run.evol.base_rows % run.batch.microbatch_rows,
@@ -456,7 +456,7 @@ RULES = (
     ),
     _of_shards('evol.base_rows', lambda run: [run.base_rows]),
     *exclude({'clone.file': ''}, NO_LIMITS, 'limits are for demonstrations of the expert'),
-    *exclude({'clone.adapters': False}, {'lora.rank': In(low=1), 'clone.episodes': SHOWN}),
+    *exclude({'clone.adapters': False}, {'lora.rank': In(low=1), 'clone.episodes': DEMONSTRATIONS}),
     must(
         'clone.microbatch_rows',
         lambda run: f'a divisor of clone.batch, and a multiple of the {run.shards} data shards',
