@@ -107,7 +107,7 @@ METRICS = {
     'score sampled tokens alone.',
     'policy/kl_coef': 'Coefficient of the KL term during the update.',
     'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
-    'optim/lr': 'Learning rate of the policy as the update begins, with schedule and roll backs.',
+    'optim/lr': 'Learning rate of the policy as the update begins, with its schedule.',
     'optim/critic_lr': 'The same of a critic with parameters of its own.',
     'update/skipped': 'Optimiser steps skipped for a loss or gradient that is not finite.',
     'update/applied': 'Share of optimiser steps with trained tokens that changed the policy.',
@@ -138,7 +138,7 @@ METRICS = {
     'perf/host_peak_bytes': 'Largest resident memory of process 0 so far, since its start.',
     'perf/device_peak_bytes': 'Most memory in use on a device of process 0 so far, where the '
     'backend says so (not on CPUs).',
-    'progress/tokens': 'Tokens sampled for training so far, of steps that a roll back kept.',
+    'progress/tokens': 'Tokens sampled for training so far.',
     'progress/trained_tokens': 'Sum of batch/trained_tokens so far.',
     'progress/episodes': 'Episodes played for training so far, dynamic sampling included.',
     'eval/success': 'Share of validation episodes that ended solved (mean@k with eval.samples=k).',
@@ -169,7 +169,6 @@ METRICS = {
     'collapse/retrieval_chance': 'The accuracy of guessing.',
     'collapse/retrieval_above_chance': 'What collapse/retrieval_accuracy is above chance.',
     'alarm/level': 'Worst signal: 0 nothing, 1 warning, 2 alarm.',
-    'alarm/roll_backs': 'Roll backs to an earlier checkpoint so far.',
     'eval/exploitability': 'Chips a game that the best response earns of the policy, mean of both '
     'seats, exact (leduc with context.window=1).',
     'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions; nan '

@@ -27,7 +27,6 @@ from agentrl_jax.run.streams import PAIRS
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.tokens.wording import wording_of
 from agentrl_jax.types import Params, Rollout, Scores
 
 PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
@@ -171,7 +170,7 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | N
 
 def markers_of(tokenizer: Any) -> observations.Markers:
     """Of the tokenizer's chats."""
-    wording, encode = wording_of(tokenizer.chat_template), tokenizer.encode
+    wording, encode = tokenizer.chat_format, tokenizer.encode
     role = len(encode(f'user{wording.space}'))
     if wording.role_end:
         role = len(encode('user')) + 1 + len(encode(wording.space))

@@ -39,6 +39,8 @@ VERSION = 2  # of the configs in checkpoints; see migrate
 ANY = object()  # whatever the value, it changed no result
 # Fields that version 1 had and this one has not, with the value that had no effect.
 REMOVED = {
+    'alarm.max_roll_backs': ANY,
+    'alarm.roll_back_lr': ANY,
     'curriculum.memory': 0.5,
     'curriculum.uncertain': 0.0,
     'filter.high': 1.0,
@@ -65,7 +67,8 @@ def _without_removed(saved: dict[str, Any]) -> dict[str, Any]:
             f'its config sets {", ".join(active)}, which this version no longer has; use commit '
             '55cb303, the last one that does'
         )
-    return {name: value for name, value in saved.items() if name not in REMOVED}
+    kept = {name: value for name, value in saved.items() if name not in REMOVED}
+    return {name: 'stop' if value == 'roll_back' else value for name, value in kept.items()}
 
 
 STEPS = (lambda saved: saved, _without_removed)  # from each version to the next

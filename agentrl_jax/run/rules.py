@@ -13,7 +13,6 @@ import jax
 
 from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
-from agentrl_jax.measure.collapse import SIGNALS
 from agentrl_jax.models.lora import target_names
 from agentrl_jax.rl.algorithm import ZERO_RULES
 from agentrl_jax.settings import rules
@@ -122,16 +121,6 @@ def _rows(run: Any) -> int:
 
 def _divide(a: int, b: int) -> bool:
     return not (a % b and b % a)
-
-
-def _keeps_enough(name: str) -> Callable[[Any], bool]:
-    def keeps_enough(run: Any) -> bool:
-        every = {'eval/success': run.eval.every, 'collapse/mi_share': run.alarm.mi_every}
-        alarm, saved = getattr(run.alarm, name), (run.checkpoint.keep - 1) * run.checkpoint.every
-        steps = alarm.patience * every.get(SIGNALS[name].metric, 1)
-        return alarm.action != 'roll_back' or saved > steps
-
-    return keeps_enough
 
 
 def _increasing(run: Any) -> bool:
@@ -418,14 +407,6 @@ RULES = (
     Rule({'alarm.information_drop.action': {'off', 'warn'}, 'alarm.mi_every': In(low=1)}),
     Rule({'alarm.mi_every': 0, 'alarm.mi_turns': 'first', 'context.window': 0}),
     Rule({'alarm.mi_every': 0, 'alarm.mi_text': 'answer', 'env.think': True}),
-    *(
-        must(
-            f'alarm.{name}.action',
-            f"'stop', or alarm.{name}.patience to less, or checkpoint.keep to more",
-            _keeps_enough(name),
-        )
-        for name in SIGNALS
-    ),
     must(
         'curriculum.rounds',
         'two or more numbers',

@@ -75,10 +75,9 @@ def free_of_worlds(cfg: Config) -> set[str]:
     return free
 
 
-def saved_beside(run: Run, streams: Streams) -> dict[str, Any]:
+def saved_beside(run: Run) -> dict[str, Any]:
     """What a checkpoint holds beside the state."""
-    saved = saved_with(run.face) | {'roll_backs': streams.roll_backs}
-    saved |= start_of(run.cfg, run.config, run.params)
+    saved = saved_with(run.face) | start_of(run.cfg, run.config, run.params)
     return saved | ({'teachers': [own.digest for own in run.teachers]} if run.teachers else {})
 
 
@@ -126,6 +125,19 @@ def abstract_state(run: Run) -> TrainState:
     return sharding.with_layout(state, layout)
 
 
+def open_run(
+    run: Run, workdir: Path, *, fallback: bool = False
+) -> tuple[checkpoint.Checkpoints, RunState]:
+    """The checkpoints of a workdir and what to continue from.
+
+    fallback: an older checkpoint where newer ones are damaged; else checkpoint.Damaged.
+    """
+    if fallback:
+        checkpoint.set_aside_damaged(workdir)
+    checkpoints = checkpoint.open_checkpoints(workdir, keep=run.cfg.checkpoint.keep)
+    return checkpoints, open_state(run, checkpoints, Streams(run.cfg.seed))
+
+
 def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
     """What to continue from: the newest checkpoint, or a fresh step 0."""
     workdir = checkpoints.directory.parent
@@ -135,7 +147,7 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         params = first_params(run, workdir, examples)
         state = start_state(run, params)
         keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it
-        checkpoint.save(checkpoints, 0, state, saved_beside(run, streams))
+        checkpoint.save(checkpoints, 0, state, saved_beside(run))
         if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
             checkpoint.wait(checkpoints)
         model = params if run.cfg.lora.rank else {}
@@ -146,6 +158,11 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
                 f'{step} or more, or choose another workdir'
             )
         saved = checkpoint.read_extra(checkpoints.directory)
+        if saved.get('roll_backs'):
+            raise WrongUsage(
+                f'{workdir} went back to an earlier checkpoint after an alarm, which this version '
+                'does not do; commit 55cb303 is the last one that resumes it'
+            )
         before, now = comparable(saved), comparable(saved_with(run.face))
         free = (*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg))
         with checked():

@@ -13,7 +13,7 @@ from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import Config
 from agentrl_jax.text.task import TextTask, hint_tokens
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.types import Params
 
 

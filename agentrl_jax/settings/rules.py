@@ -71,7 +71,7 @@ def must(
     field: str,
     words: str | Callable[[Any], str],
     test: Callable[[Any], bool],
-    unless: Mapping[str, Any] = types.MappingProxyType({})
+    unless: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Rule:
     """A rule for one field; it also holds where one of the needs in `unless` does."""
     return Rule({**unless, field: Must(words, test)})

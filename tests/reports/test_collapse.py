@@ -8,9 +8,7 @@ import pytest
 
 from agentrl_jax.measure import collapse
 from agentrl_jax.measure.collapse import judge, judge_all
-from agentrl_jax.records import run_log
 from agentrl_jax.results import runs as tables_runs
-from agentrl_jax.run import roll_back
 from agentrl_jax.run.config import read as read_config
 from configs import base
 
@@ -44,7 +42,7 @@ def test_the_alarm_ends_the_collapsing_runs_of_the_ragen_paper():
     assert [n + 1 for n, alarm in enumerate(found) if alarm.news] == [133, 138, 148]
     sokoban = [(10, 1.55), (20, 0.71), (40, 1.14), (120, 0.46), (130, 0.011)]
     found = judge(interpolated(sokoban, 150), 'std_drop', **STD)
-    assert found.level == 'alarm' and 'in-group std of returns below 0.155' in found.reason
+    assert found.level == 'alarm' and '0.155' in found.reason
 
 
 def test_a_std_that_only_shrinks_is_no_alarm():
@@ -98,14 +96,14 @@ def test_updates_that_train_nothing_end_the_run():
     levels = [judge(rows[:n], 'skipped', **skipped).level for n in range(1, 9)]
     assert levels == ['ok'] * 5 + ['warn'] * 2 + ['alarm']
     alarms = judge_all(rows, settings)
-    assert roll_back.reaction(alarms, settings, used=0) == ('stop', 'skipped')
+    assert alarms['skipped'].level == 'alarm'
     empty = rows_of('update/applied', [math.nan] * 9)  # nothing was kept: filter.max_empty
     assert judge(empty, 'skipped', **skipped).level == 'ok'
 
 
 def test_a_short_run_that_trained_nothing_is_told_from_one_that_did():
     dead = rows_of('update/applied', [math.nan, 0.0, 0.0]) + [{'step': 3, 'eval/success': 0.1}]
-    assert 'no optimiser step of 2 updates changed the policy' in collapse.untrained(dead)
+    assert 'changed the policy' in collapse.untrained(dead)
     assert collapse.untrained([*dead, {'step': 4, 'update/applied': 0.5}]) == ''
     assert collapse.untrained([{'step': 0, 'eval/success': 0.1}]) == ''  # a run of no steps
 
@@ -113,9 +111,9 @@ def test_a_short_run_that_trained_nothing_is_told_from_one_that_did():
 def test_a_critic_whose_every_step_is_skipped_is_said_though_the_policy_trains():
     """Parameters of one of the two had changed, so all was well."""
     rows = [{'step': n, 'update/applied': 1.0, 'update/critic_applied': 0.0} for n in range(5)]
-    assert 'no optimiser step of 5 updates changed the critic' in collapse.untrained(rows)
+    assert 'changed the critic' in collapse.untrained(rows)
     alarms = judge_all(rows, base.get_config().alarm)
-    assert roll_back.reaction(alarms, base.get_config().alarm, used=0) == ('stop', 'critic_skipped')
+    assert alarms['critic_skipped'].level == 'alarm'
     held = [row | {'update/applied': math.nan, 'update/critic_applied': 1.0} for row in rows]
     assert collapse.untrained(held) == ''  # its warm-up lasts for the whole run
 
@@ -129,39 +127,34 @@ def empty_row(lost=0.0, alike=1.0, **others):
 
 
 WHY = {
-    'all episodes were lost to environment faults': empty_row(lost=1.0, alike=math.nan),
-    'no group had two left': empty_row(lost=0.8, alike=math.nan),
-    'all members of every group have the same return': empty_row(lost=0.2),
-    'groups vary, but none': empty_row(alike=0.5),
+    collapse.LOST: empty_row(lost=1.0, alike=math.nan),
+    collapse.TOO_FEW: empty_row(lost=0.8, alike=math.nan),
+    collapse.ALIKE: empty_row(lost=0.2),
+    collapse.DROPPED: empty_row(alike=0.5),
 }
 
 
 @pytest.mark.parametrize('reason', WHY)
-def test_a_run_without_a_trained_token_is_a_failure_that_says_why(reason):
-    """All worlds had failed, and the run was a success or said that returns were equal."""
-    others = WHY.keys() - {reason}
-    for said in (
+def test_steps_without_a_trained_token_name_the_reason(reason):
+    for text in (
         collapse.untrained([WHY[reason]] * 2),
         collapse.starved([WHY[reason]] * 5, 5),
     ):
-        assert reason in said and not any(other in said for other in others)
-    assert 'nothing was trained in 2 steps' in collapse.untrained([WHY[reason]] * 2)
-    assert 'kept nothing in 5 steps in a row' in collapse.starved([WHY[reason]] * 5, 5)
+        assert [why for why in WHY if why in text] == [reason]
 
 
-def test_steps_that_trained_nothing_for_several_reasons_name_each_with_its_share():
-    lost = WHY['all episodes were lost to environment faults']
-    rows = [WHY['groups vary, but none'], lost, lost]
-    said = collapse.untrained(rows)
-    assert said.index('in 2 of 3 steps all episodes were lost') < said.index('in 1 of 3 steps')
+def test_several_reasons_are_named_with_their_steps():
+    rows = [WHY[collapse.DROPPED], WHY[collapse.LOST], WHY[collapse.LOST]]
+    text = collapse.untrained(rows)
+    assert f'2 of 3 steps {collapse.LOST}' in text and f'1 of 3 steps {collapse.DROPPED}' in text
 
 
 def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
-    def said(*empty, patience=2):
+    def starved(*empty, patience=2):
         return collapse.starved([empty_row(**{'filter/empty': x}) for x in empty], patience)
 
-    assert 'kept nothing in 2 steps in a row' in said(0, 1, 1)
-    assert said(1, 0, 1) == said(1) == said() == '' and said(1, 1, patience=0) == ''
+    assert starved(0, 1, 1) and starved(1, 0, 1) == starved(1) == starved() == ''
+    assert starved(1, 1, patience=0) == ''
     assert collapse.starved([empty_row(), {'eval/success': 0.0}, empty_row()], 2)
 
 
@@ -176,9 +169,6 @@ def test_a_run_in_which_no_group_varies_says_what_helps_and_says_it_once():
     assert said(1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1) == [10]
     assert said(1, 1, math.nan, 1, 1, 1) == []
     assert said(*[1.0] * 12, solved=1.0) == []  # nothing is left to learn
-    hint = collapse.unvaried([empty_row()] * 5)
-    for word in ('clone.', 'easier levels', 'rollout.temperature', 'group_size', 'format_penalty'):
-        assert word in hint
 
 
 def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
@@ -189,14 +179,6 @@ def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
     for name in ('std_drop', 'grad_spike', 'entropy_drop', 'entropy_rise'):
         metric = collapse.SIGNALS[name].metric
         assert judge(rows_of(metric, [0.0] * 50), name, limit=0.1, patience=2) == collapse.OK
-
-
-def test_the_four_regimes():
-    names = [
-        collapse.QUADRANTS[collapse.quadrant(mi, entropy, low_mi=0.1, low_entropy=0.05)]
-        for mi, entropy in [(0.5, 1.0), (0.05, 1.0), (0.5, 0.01), (0.05, 0.01)]
-    ]
-    assert names == ['diverse', 'template collapse', 'compressed', 'low-entropy collapse']
 
 
 def test_the_smoothed_z_score_by_hand():
@@ -248,63 +230,6 @@ def test_recorded_collapses_raise_their_alarms():
 # ---- what a run does about it -------------------------------------------------------------------
 
 
-def alarm_settings(**actions):
-    settings = base.get_config().alarm
-    for name, action in actions.items():
-        settings[name].action = action
-    return settings
-
-
-def alarms(**levels):
-    return {name: collapse.Alarm(level, name, 7, True) for name, level in levels.items()}
-
-
-def test_only_alarms_lead_to_actions_and_a_stop_goes_first():
-    settings = alarm_settings(std_drop='roll_back', no_success='stop', grad_spike='off')
-    assert roll_back.reaction(alarms(std_drop='warn'), settings, used=0) == ('', '')
-    assert roll_back.reaction(alarms(entropy_drop='alarm'), settings, used=0) == ('', '')
-    one = alarms(std_drop='alarm')
-    assert roll_back.reaction(one, settings, used=1) == ('roll_back', 'std_drop')
-    assert roll_back.reaction(one, settings, used=2) == ('stop', 'std_drop')  # two are allowed
-    both = alarms(std_drop='alarm', no_success='alarm')
-    assert roll_back.reaction(both, settings, used=0) == ('stop', 'no_success')
-    off = judge_all(rows_of('policy/grad_norm', [1.0] * 10 + [99.0] * 9), settings)
-    assert 'grad_spike' not in off and 'entropy_rise' in off
-
-
-def test_the_target_is_the_newest_checkpoint_before_the_trouble():
-    assert roll_back.target([0, 10, 20, 30], 25) == 20
-    assert roll_back.target([0, 10, 20, 30], 20) == 10  # step 20 was played by what 20 holds
-    assert roll_back.target([10, 20], 10) is None and roll_back.target([], 3) is None
-
-
-def test_newest_rows_say_the_level_and_the_number_of_roll_backs():
-    rows = rows_of('eval/success', [0.0] * 5)
-    found = roll_back.watch(rows, base.get_config().alarm, used=1)
-    assert found['no_success'].level == 'alarm'
-    assert rows[-1]['alarm/level'] == 2 and rows[-1]['alarm/roll_backs'] == 1
-    assert 'alarm/level' not in rows[0]
-
-
-def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
-    rows = [{'step': step, 'time_s': 1.0, 'a/b': step / 3} for step in range(9)]
-    text = ''.join(run_log.json_line(row) for row in rows)
-    (tmp_path / run_log.METRICS_FILE).write_text(text)
-    assert run_log.read_roll_backs(tmp_path) == [] and roll_back.settle(tmp_path) == 0
-    roll_back.record(tmp_path, at_step=8, to_step=4, signal='std_drop', reason='why')
-    roll_back.record(tmp_path, at_step=8, to_step=2, signal='no_success', reason='again')
-    assert run_log.read_metrics(tmp_path / 'metrics_abandoned_1.jsonl') == rows[4:]
-    assert run_log.read_metrics(tmp_path / 'metrics_abandoned_2.jsonl') == rows[2:]
-    assert [past['to_step'] for past in run_log.read_roll_backs(tmp_path)] == [4, 2]
-    assert run_log.read_roll_backs(tmp_path)[0] == {
-        'at_step': 8,
-        'to_step': 4,
-        'signal': 'std_drop',
-        'reason': 'why',
-    }
-    assert (tmp_path / run_log.METRICS_FILE).read_text() == text  # cut when the run goes on
-
-
 @pytest.mark.parametrize(
     ('changes', 'says'),
     [
@@ -313,11 +238,6 @@ def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
         ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window'),
         ({'alarm.mi_every': 5, 'env.think': False}, 'env.think'),
         ({'alarm.information_drop.action': 'stop'}, 'alarm.information_drop.action'),
-        # five validations 25 steps apart, and one checkpoint behind the newest
-        (
-            {'alarm.no_success.action': 'roll_back', 'eval.every': 25},
-            'alarm.no_success.action',
-        ),
     ],
 )
 def test_impossible_alarms_are_refused(changes, says):

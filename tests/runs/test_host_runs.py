@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from agentrl_jax import evaluate, play, train
-from agentrl_jax.envs.borrowed import base as borrowed_base
 from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.search import world as search_world
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+from agentrl_jax.extras.games import base as games
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
@@ -361,7 +361,7 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
     for name in [n for n in sys.modules if n.partition('.')[0] == missing]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    for cached in (textcraft.load, search_world.bank, borrowed_base._pgx_game):
+    for cached in (textcraft.load, search_world.bank, games._pgx_game):
         cached.cache_clear()
     cfg = config(**{'rollout.max_tokens': 4096, 'hosts.max_observation': 64} | changes)
     with cfg.unlocked():

@@ -300,7 +300,7 @@ def test_checkpoints_of_older_versions_say_nothing_of_the_model(adapted, tmp_pat
     (tmp_path / 'other' / 'config.json').write_text(json.dumps(fields))
     extra = checkpoint.read_extra(workdir)
     assert extra.keys() >= {'sizes', 'base'}
-    older = {name: extra[name] for name in ('config', 'version', 'roll_backs')}
+    older = {name: extra[name] for name in ('config', 'version')}
     monkeypatch.setattr(checkpoint, 'read_extra', lambda path, step=None: older)
     opened(other, workdir)
 
