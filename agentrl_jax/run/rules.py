@@ -4,7 +4,6 @@ Algorithms, worlds and sections of extensions have their own rules. RUN_RULES of
 it and the run that trains it.
 """
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -474,8 +473,7 @@ def broken(run: Any) -> list[rules.Broken]:
         values |= rules.settings_of(world, f'{world.name}.')
     found = rules.broken((*FIRST, *rules.rules_of(run.algorithm)), run, values)
     if not found:
-        sections = [getattr(run.extras, field.name) for field in dataclasses.fields(run.extras)]
-        added = [rule for section in sections for rule in rules.rules_of(section)]
+        added = [rule for section in vars(run.extras).values() for rule in rules.rules_of(section)]
         found = rules.broken((*RULES, *added), run, values)
         for member in run.members:
             found += rules.broken(rules.rules_of(member.worlds[0], 'RUN_RULES'), member, values)
