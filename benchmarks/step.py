@@ -31,10 +31,10 @@ from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.rl import learn, update, widths
 from agentrl_jax.rl.learning import Learning
-from agentrl_jax.run import collecting, parts, streams
+from agentrl_jax.run import collecting, hooks, parts, streams
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run.build import Run, build, build_learning
-from agentrl_jax.run.state import RunState, start_state
+from agentrl_jax.run.state import RunState, extra_arrays, start_state
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.types import Frozen
 from benchmarks import common
@@ -97,13 +97,15 @@ def open_session(cfg: Any) -> Session:
     reference = None
     if cfg.needs_reference:
         reference = jax.tree.map(jax.numpy.copy, run_params.policy_of(state.params, {}))
-    teachers = tuple(own.params for own in run.teachers)
-    return Session(run, state, Frozen(run.params if cfg.lora.rank else {}, reference, teachers))
+    model = run.params if cfg.lora.rank else {}
+    return Session(run, state, Frozen(model, reference, extra_arrays(run)))
 
 
 def learning(run: Run) -> Learning:
     """The settings of the run's update."""
-    return build_learning(run.cfg, run.mesh, run.training.tasks[0], run.tokenizer)
+    task = run.training.tasks[0]
+    extras = hooks.extras_of(run.additions, task)
+    return build_learning(run.cfg, run.mesh, task, run.tokenizer, extras)
 
 
 def build_score(session: Session) -> Any:
@@ -111,7 +113,7 @@ def build_score(session: Session) -> Any:
     run = session.run
     fns = on_base(parts.build_functions(run.cfg, run.config, run.mesh), session.frozen.model)
     program = jax.jit(functools.partial(learn.prepare, fns=fns, how=learning(run)))
-    return lambda: program(session.state, session.frozen.reference, session.rollout)
+    return lambda: program(session.state, session.frozen, session.rollout)
 
 
 def compile_program(session: Session, name: str) -> dict[str, float]:

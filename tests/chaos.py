@@ -127,11 +127,7 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd',
         | TWICE
         | {'agent.name': 'plan', 'agent.plan_every': 1, 'rollout.max_tokens': 320}
     ),
-    'reflect': Kind(
-        GRPO.changes
-        | TWICE
-        | {'agent.name': 'reflect', 'agent.reward': 'gain', 'rollout.max_tokens': 320}
-    ),
+    'reflect': Kind(GRPO.changes | TWICE | {'agent.name': 'reflect', 'rollout.max_tokens': 320}),
     'lora': Kind(
         GRPO.changes | {'lora.rank': 2, 'lora.alpha': 8.0, 'lora.targets': 'q_proj,down_proj'}
     ),

@@ -59,12 +59,7 @@ class MTGRPO(Clipped):
             lambda run: run.algorithm.turn_coef,
             unless=KL_IN_LOSS,
         ),
-        Rule({'agent.reward': 'whole', 'turn_credit.outcome': 'return'} | PER_TURN),
     )
-
-    @property
-    def credits_locally(self) -> bool:
-        return self.mode == 'mt_local'
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn."""

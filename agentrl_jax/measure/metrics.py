@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.measure.diversity import distinct_action_rate, repeated_ngrams
-from agentrl_jax.rl import advantages, trials
+from agentrl_jax.rl import advantages
 from agentrl_jax.rl.masked import masked_max, masked_mean
 from agentrl_jax.text.agents import ACT, PARTS, PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
@@ -262,7 +262,7 @@ def trial_figures(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
     """Figures of each episode of an agent with several trials, [B]."""
     if agent.trials == 1:
         return {}
-    last = trials.last(rollout)
+    last = last_trial(rollout)
     first, second = (trial_rewards(rollout, number) for number in (0, 1))
     solved = {
         f'success_{name}': rollout.success & (last <= number)
@@ -276,9 +276,15 @@ def executed(rollout: Rollout) -> jax.Array:
     return jnp.where(rollout.acts[:, :, None], rollout.actions, -1)
 
 
+def last_trial(rollout: Rollout) -> jax.Array:
+    """Number of the last trial in which a turn acted, int32 [B]."""
+    played = jnp.arange(rollout.acts.shape[1])[None] < rollout.num_turns[:, None]
+    return jnp.max(jnp.where(rollout.acts & played, rollout.trial, 0), axis=1)
+
+
 def last_actions(rollout: Rollout) -> jax.Array:
     """Those of the last trial, which is played on the level as it was."""
-    last = rollout.trial == trials.last(rollout)[:, None]
+    last = rollout.trial == last_trial(rollout)[:, None]
     return jnp.where(last[:, :, None], executed(rollout), -1)
 
 

@@ -16,8 +16,8 @@ from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
-from agentrl_jax.run import parts, teachers
-from agentrl_jax.run.build import build_learn, build_learning
+from agentrl_jax.run import hooks, parts
+from agentrl_jax.run.build import build_learn, build_learning, build_setup
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import holds_run, player_of, policy_of
 from agentrl_jax.run.state import make_state
@@ -82,12 +82,6 @@ def sizes_at(name: str) -> Any:
     return weights.open_source(path).config()
 
 
-def teacher_sizes(cfg: Config) -> list[Any]:
-    """Sizes of the models of opd.teachers."""
-    how = parts.execution(cfg)
-    return [dataclasses.replace(sizes_at(name), **how) for name in cfg.algorithm.teachers]
-
-
 def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     """The collect and learn programs of a ConfigDict with their arguments, over the devices."""
     cfg = settings.read(given, None)
@@ -105,7 +99,12 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # a grammar is part of programs
     task = sharding.with_layout(on_host, whole)
     txs = parts.build_optimisers(cfg)
+    shaped = build_setup(cfg, config, tokenizer, mesh)
+    shaped = dataclasses.replace(shaped, load_policy=functools.partial(shapes_at, cfg, mesh))
+    additions = tuple(extension.load(shaped, learns=True) for extension in cfg.extensions)
     state, frozen = state_of(cfg, config, mesh, txs)
+    place = functools.partial(sharding.with_layout, layout=whole)
+    frozen = frozen.replace(extra=hooks.frozen_of(additions, on_host, place))
     policy = player_of(state, frozen.model)
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
@@ -117,10 +116,8 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     played = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
     fns = parts.build_functions(cfg, config, mesh)
-    taught = teachers.functions(cfg, config, teacher_sizes(cfg), mesh)
-    learn = build_learn(fns, build_learning(cfg, mesh, on_host, tokenizer, taught))
-    if (hints := teachers.hints(cfg, on_host, None)) is not None:
-        frozen = frozen.replace(hints=sharding.with_layout(hints, whole))
+    extras = hooks.extras_of(additions, on_host)
+    learn = build_learn(fns, build_learning(cfg, mesh, on_host, tokenizer, extras))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
@@ -138,18 +135,24 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
 
 def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
     """(TrainState, Frozen) as state.open_state makes them."""
-
-    def parameters(config):
-        shapes = config.abstract_params()
-        return sharding.with_layout(shapes, sharding.specs(shapes, sharding.TRAIN_RULES, mesh))
-
-    params = parameters(config)
+    params = parameter_shapes(config, mesh)
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
     state = sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, mesh))
     reference = policy_of(state.params, {}) if cfg.needs_reference else None
-    others = tuple(map(parameters, teacher_sizes(cfg)))
-    return state, types.Frozen(params if cfg.lora.rank else {}, reference, others)
+    return state, types.Frozen(params if cfg.lora.rank else {}, reference)
+
+
+def parameter_shapes(config: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Shapes and layouts of a model's parameters in training."""
+    shapes = config.abstract_params()
+    return sharding.with_layout(shapes, sharding.specs(shapes, sharding.TRAIN_RULES, mesh))
+
+
+def shapes_at(cfg: Config, mesh: jax.sharding.Mesh, path: Any) -> tuple[Any, Any]:
+    """(sizes, shapes of the parameters) of another checkpoint, or of the policy of a run."""
+    config = dataclasses.replace(sizes_at(str(path)), **parts.execution(cfg))
+    return config, parameter_shapes(config, mesh)
 
 
 def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:

@@ -223,6 +223,7 @@ class Algorithm:
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
     CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game, and nothing else
+    COMPARES_REFERENCE: ClassVar[bool] = True  # with the policy of step 0, where that is used
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
     def make_batch(
@@ -255,33 +256,13 @@ class Algorithm:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether the start policy is needed: compared with, or as a teacher."""
-        return self.kl.coef > 0 or self.teaches_itself
+        """Whether the policy of step 0 is needed."""
+        return self.kl.coef > 0
 
     @property
-    def teachers(self) -> tuple[str, ...]:
-        """Checkpoints whose probabilities it learns."""
-        return ()
-
-    @property
-    def privileged(self) -> str:
-        """What its teachers read that the policy does not; none: nothing."""
-        return 'none'
-
-    @property
-    def teaches_itself(self) -> bool:
-        """Whether the policy of step 0 is its teacher."""
-        return self.privileged != 'none' and not self.teachers
-
-    @property
-    def has_teachers(self) -> bool:
-        """Whether it learns from what other models, or other prompts, would have said."""
-        return bool(self.teachers) or self.teaches_itself
-
-    @property
-    def scores_teachers(self) -> bool:
-        """Whether their log-probabilities of sampled tokens are all it needs of its teachers."""
-        return False
+    def other_models(self) -> int:
+        """Models whose probabilities it learns, instead of rewards."""
+        return 0
 
     @property
     def bootstraps(self) -> bool:
@@ -305,11 +286,6 @@ class Algorithm:
         """Metrics of a batch of all rows."""
         del batch, rows_per_episode
         return {}
-
-    @property
-    def credits_locally(self) -> bool:
-        """Whether a turn is credited with its own reward alone."""
-        return False
 
     def token_kl(self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float) -> jax.Array:
         """kl_coef (log pi_old - log pi_ref), what token rewards lose; 0 unless asked. [B, T]"""

@@ -56,8 +56,14 @@ def base_batch(base: Demonstrations, scores: Scores) -> Batch:
 
 
 def join(batch: Batch, other: Batch) -> Batch:
-    """Rows of both, mixed evenly: any run of rows holds its share of each."""
+    """Rows of both, mixed evenly: any run of rows holds its share of each.
+
+    What extensions added to one of them is 0 in the rows of the other.
+    """
     sizes = (batch.tokens.shape[0], other.tokens.shape[0])
+    other = other.replace(
+        extra={n: jnp.zeros((sizes[1], *x.shape[1:]), x.dtype) for n, x in batch.extra.items()}
+    )
     place = np.concatenate([(np.arange(n) + 0.5) / n for n in sizes])
     order = np.argsort(place, kind='stable')
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b])[order], batch, other)

@@ -1,17 +1,18 @@
 """Settings of an update, each section once, and what follows from them."""
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import jax
 import optax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.algorithm import Algorithm
-from agentrl_jax.rl.observations import Markers, Observing
-from agentrl_jax.rollout.windows import Branches, Context
+from agentrl_jax.rollout.windows import Branches, Context, Windows
 from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
 from agentrl_jax.text.grammar import Bits
+from agentrl_jax.types import Batch, Frozen, Params, Rollout, Scores
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
 
@@ -131,6 +132,65 @@ class Optim:
         )
 
 
+class Forward(NamedTuple):
+    """The policy's forward pass over a micro-batch."""
+
+    params: Params
+    hidden: jax.Array  # [B, T, D]
+    logprobs: jax.Array  # float32 [B, T] of the trained tokens; without a gradient
+
+
+class Models(NamedTuple):
+    """The functions of the policy's model, and the parameters that a run never changes."""
+
+    fns: ModelFns
+    frozen: Frozen
+
+
+@dataclasses.dataclass(frozen=True)
+class Extra:
+    """What an extension adds to an update; the defaults add nothing. It has to be hashable."""
+
+    METRICS: ClassVar[tuple[str, ...]] = ()  # of loss(), as means over the tokens of reads()
+
+    def score(
+        self,
+        rollout: Rollout,
+        scores: Scores,
+        models: Models,
+        how: 'Learning',
+        windows: Windows | None,
+    ) -> Scores:
+        """The scores of a rollout, some of them replaced."""
+        return scores
+
+    def arrays(
+        self, rollout: Rollout, mask: jax.Array, models: Models, how: 'Learning'
+    ) -> dict[str, jax.Array]:
+        """Arrays for Batch.extra; mask bool [B, T]: the trained tokens."""
+        return {}
+
+    def reads(self, batch: Batch) -> jax.Array:
+        """bool [B, T]: the tokens at which loss() is computed."""
+        return batch.mask
+
+    def loss(
+        self,
+        forward: Forward,
+        batch: Batch,
+        weights: jax.Array,
+        total: jax.Array | int,
+        models: Models,
+        how: 'Learning',
+    ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
+        """(term of the loss, sums of METRICS) of a micro-batch.
+
+        Of the optimiser batch that it is a part of: weights float32 [B, T] (losses.token_weights),
+        and total, its number of tokens of reads().
+        """
+        return 0.0, {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Learning:
     """All that an update depends on beside arrays: one static argument of jit."""
@@ -140,7 +200,6 @@ class Learning:
     critic: Critic = Critic()
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
-    observing: Observing = Observing()
     optim: Optim = Optim()
     num_groups: int = 1
     group_size: int = 1
@@ -148,13 +207,10 @@ class Learning:
     max_response: int | None = None  # sampled tokens of a turn at most; None = any number
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
-    gain: bool = False  # trials are paid for what they gain (rl/trials.py)
     context: Context | Branches | None = None  # what the policy sees; None = all of an episode
     start_id: int = -1  # token that opens a message, for parity.loss_on
-    markers: Markers | None = None  # around observations; None where nobody learns them
     has_reference: bool = False
-    teachers: tuple[ModelFns, ...] = ()  # functions of the models of Frozen.teachers
-    prefix: int = 0  # tokens in front of every episode, after which teachers read their hints
+    extras: tuple[Extra, ...] = ()  # of extensions
     bits: Bits | None = None  # of a grammar
     layout: NamedSharding | None = None  # of rows over the mesh
 

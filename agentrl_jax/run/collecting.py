@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.machine import files, processes
-from agentrl_jax.rl import filtering, learn
+from agentrl_jax.rl import filtering
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.episodes import Episodes
@@ -163,12 +163,12 @@ def pack(
 ) -> tuple[Played, jax.Array, jax.Array]:
     """Appends the groups of `played` that the filter keeps to the `count` held.
 
-    Groups are kept by the rewards that train. What comes after the groups that are held is not
+    What comes after the groups that are held is not
     trained on: it is marked as faulty. Returns (held, count, groups kept of `played`).
     """
     group_size = how.group_size
     _, keep = how.algorithm.filter.keep_rows(
-        learn.credited(played[0], how),
+        played[0],
         groups=how.num_groups,
         group_size=group_size,
         normalised=how.parity.filter_normalised,

@@ -27,7 +27,6 @@ from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
-from agentrl_jax.rl.observations import Observing
 from agentrl_jax.run import outside, rules, sections
 from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
@@ -39,6 +38,7 @@ VERSION = 2  # of the configs in checkpoints; see migrate
 ANY = object()  # whatever the value, it changed no result
 # Fields that version 1 had and this one has not, with the value that had no effect.
 REMOVED = {
+    'agent.reward': 'whole',
     'alarm.max_roll_backs': ANY,
     'alarm.roll_back_lr': ANY,
     'curriculum.memory': 0.5,
@@ -92,7 +92,6 @@ class Config:
     algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # or module:Class
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
-    observing: Observing = Observing()
     critic: Critic = Critic()
     optim: Optim = Optim()
     batch: Batching = Batching()

@@ -90,9 +90,9 @@ def warn_of_lost_answers(task: Task) -> None:
 def device_task(cfg: Config, tokenizer: Any, split: str) -> TextTask:
     """An environment on the device as text."""
     env, env_params = build_environment(cfg, split)
-    taught = split == 'train' and cfg.algorithm.privileged == 'plan'
+    needed = split == 'train' and any(part.needs_plans(cfg) for part in cfg.extensions)
     plans = None
-    if taught or cfg.env.hint == 'plan':
+    if needed or cfg.env.hint == 'plan':
         plans = solutions(env, env_params, cfg.env.max_actions_per_episode)
     return build_task(
         env,
@@ -120,7 +120,7 @@ def solutions(env: Any, env_params: Any, budget: int) -> np.ndarray:
         return simulation.solutions(env, env_params, budget)
     except simulation.NoExpert as error:
         raise ValueError(
-            f'env.hint and opd.privileged tell what the best player does, and {env.name} has no '
+            f'env.hint and opd.privileged need the plans of the best player, and {env.name} has no '
             'plans: set them to none'
         ) from error
 

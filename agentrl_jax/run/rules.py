@@ -22,7 +22,6 @@ from agentrl_jax.text import agents
 TWO, ACTS, AGENTS = In(low=2), {'act', 'react'}, set(agents.NAMES)
 SPLITS = {'train', 'validation', 'test'}
 SAMPLED = {'parity.loss_on': 'sampled'}
-SEES_ANSWERS = {'env.max_turns': TWO, 'context.window': In(low=2, also=(0,))}
 NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
 ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
 ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
@@ -139,14 +138,8 @@ FIRST = (  # others divide by what these check
 )
 
 HINTS = exclude({'env.hint': 'none'}, ON_DEVICE | {'context.window': 0})
-OBSERVING = (
-    *exclude({'loss.observation_coef': 0}, SAMPLED | SEES_ANSWERS),
-    *exclude({'eval.observations': False}, SEES_ANSWERS),
-)
-
 RULES = (
     *HINTS,
-    *OBSERVING,
     # Worlds
     must(
         'env.mix',
@@ -172,7 +165,6 @@ RULES = (
     # Agents
     Rule({'agent.name': AGENTS - {'reflect'}, 'agent.trials': TWO}),
     Rule({'agent.plan_every': 0, 'agent.name': 'plan'}),
-    Rule({'agent.reward': 'whole', 'agent.trials': TWO}),
     *exclude(
         {'agent.name': AGENTS - {'react'}},
         ON_DEVICE | {'env.think': True, 'rollout.stop_at_answer': False},

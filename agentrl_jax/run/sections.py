@@ -8,7 +8,6 @@ import dataclasses
 from typing import Annotated, Literal
 
 from agentrl_jax.envs import GAMES
-from agentrl_jax.rl.trials import REWARDS
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.settings.marks import (
     MANY,
@@ -78,8 +77,6 @@ class Agent:
     # first action), reflect (after a failed trial what went wrong is written); act and react: none
     trials: Annotated[int, ONE] = 1  # times that a level is tried, which share env.max_turns evenly
     plan_every: Annotated[int, ZERO] = 0  # a plan is written anew after n turns that act; 0 = never
-    reward: Annotated[str, OneOf(REWARDS)] = 'whole'  # of an episode: the sum of its trials;
-    # gain: that of the last one, for each trial takes back what the one before earned
 
     def build(self) -> agents.Agent:
         return agents.build_agent(self.name, trials=self.trials, plan_every=self.plan_every)
@@ -187,7 +184,6 @@ class Eval:
     # eval/pass_at_k the share of levels that one of them solves
     also: tuple[str, ...] = ()  # further splits to play at every validation, such as ('test',)
     worlds: tuple[str, ...] = ()  # and other worlds, such as ('sokoban',), with their sections
-    observations: bool = False  # measure how likely what the world said was (eval/observation_nll)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import critic
 from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
-from agentrl_jax.run import teachers
+from agentrl_jax.run import hooks
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
 from agentrl_jax.run.config import Config, as_json, comparable, following, saved_with
@@ -45,7 +45,6 @@ CHANGEABLE_ON_RESUME = (
     'alarm',
     'clone.keep_in',
     'fork.value_every',
-    'opd.teachers',  # their places; what they hold is compared by teachers.check
     *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
 )
 
@@ -78,7 +77,9 @@ def free_of_worlds(cfg: Config) -> set[str]:
 def saved_beside(run: Run) -> dict[str, Any]:
     """What a checkpoint holds beside the state."""
     saved = saved_with(run.face) | start_of(run.cfg, run.config, run.params)
-    return saved | ({'teachers': [own.digest for own in run.teachers]} if run.teachers else {})
+    for addition in run.additions:
+        saved |= addition.saved()
+    return saved
 
 
 def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
@@ -164,23 +165,29 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
                 'does not do; commit 55cb303 is the last one that resumes it'
             )
         before, now = comparable(saved), comparable(saved_with(run.face))
-        free = (*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg))
+        free = [*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg)]
+        free += [name for part in run.cfg.extensions for name in part.FREE_ON_RESUME]
         with checked():
             follow = following(before, now)
             checkpoint.check_config(before, now, may_differ=free, follow=follow)
-            teachers.check(run.cfg, run.teachers, saved)
+            for addition in run.additions:
+                addition.check(saved)
             check_sizes(run.cfg, run.config, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params, saved)
     reference = open_reference(run, workdir, state)
-    taught = tuple(own.params for own in run.teachers)
-    hints = teachers.hints(run.cfg, run.training.tasks[0], run.mesh)
     return RunState(
         state=state,
-        frozen=Frozen(model, reference, taught, hints),
+        frozen=Frozen(model, reference, extra_arrays(run)),
         base=jax.device_get(examples) if joins else None,
         streams=streams,
     )
+
+
+def extra_arrays(run: Run) -> dict[str, Any]:
+    """Frozen.extra of a run."""
+    place = functools.partial(sharding.replicate, mesh=run.mesh)
+    return hooks.frozen_of(run.additions, run.training.tasks[0], place)
 
 
 def first_params(run: Run, workdir: Path, examples: Demonstrations | None) -> Params:

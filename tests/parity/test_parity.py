@@ -113,7 +113,7 @@ def test_tokens_that_nobody_sampled_train_with_the_trainer_s_log_probabilities(p
     state = tiny_steps.fresh().replace(params=tiny.cloned('frozen_lake')[0])
     program = functools.partial(learn.prepare, fns=fns, how=how)
     program = jax.jit(program, compiler_options=tiny.QUICK)
-    batch = jax.device_get(program(state, None, out)[0])
+    batch = jax.device_get(program(state, tiny_steps.NOTHING_FROZEN, out)[0])
     assert batch.mask.sum() > 2 * played.action_mask.sum()
     # The sampler's own where it has any, a log-probability everywhere else.
     where = played.action_mask
@@ -247,7 +247,9 @@ def batch_of(sampler, **correction):
     how = build.build_learning(run, mesh, None, tiny.tokenizer())
     program = functools.partial(learn.prepare, fns=fns, how=how)
     state = tiny_steps.fresh().replace(params=params)
-    batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(state, None, out)
+    batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(
+        state, tiny_steps.NOTHING_FROZEN, out
+    )
     return jax.device_get((batch, measured, out))
 
 

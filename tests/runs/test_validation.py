@@ -56,13 +56,17 @@ def test_pass_at_k_and_mean_at_k_by_hand():
     )
 
 
-def test_the_likelihood_of_held_out_observations_is_a_mean_over_their_tokens():
+def test_sums_of_extensions_are_totals_over_counts():
     out = toy.rollout_of([[(1, 1)]], np.zeros((1, 1)), length=3)
     sums = validation.count(out, _NoMetrics, levels=1)
     assert 'eval/observation_nll' not in validation.summarise(sums)
-    some = validation.summarise(sums | {'observed': np.int32(4), 'surprise': np.float32(6.0)})
+    some = validation.summarise(
+        sums | {'observation_nll/count': np.int32(4), 'observation_nll/total': np.float32(6.0)}
+    )
     assert some['eval/observation_nll'] == 1.5
-    none = validation.summarise(sums | {'observed': np.int32(0), 'surprise': np.float32(0.0)})
+    none = validation.summarise(
+        sums | {'observation_nll/count': np.int32(0), 'observation_nll/total': np.float32(0.0)}
+    )
     assert np.isnan(none['eval/observation_nll'])
 
 

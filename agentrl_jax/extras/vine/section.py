@@ -43,7 +43,6 @@ class Forks(Extension):
                 'env.max_turns': In(low=2),
                 'env.mix': (),
                 'reward.function': '',
-                'agent.reward': 'whole',
                 'loss.estimator': {'token', 'bi_level'},
                 'loss.gamma': 1,
                 'turn_credit.turn_gamma': 1,

@@ -1,9 +1,9 @@
-"""What the world says as something to learn: the likelihood of observations (ECHO, 2605.24517).
+"""Observation losses: the policy also learns to predict observations (ECHO, arXiv:2605.24517).
 
   loss + coef * mean of -log p(token | what the policy saw before it) over tokens of observations
 Observations are the bodies of messages that follow an answer of the same conversation: tool output,
-the next state, the reward, and what a prompt's style words around them. The first observation is
-none, since no action led to it, nor are chat markers, roles, the forced beginning of an answer,
+the next state, the reward, and what a prompt's style words around them. Not the first
+observation, since no action led to it, nor chat markers, roles, the forced beginning of an answer,
 padding, or anything sampled; that is what ECHO's code counts (prime-rl, orchestrator/algo/echo.py,
 with a renderer that marks content). It trains messages of the role `tool` alone by default; here
 worlds answer as `user`. Its logits are divided by the sampling temperature, these never are: a
@@ -11,7 +11,7 @@ world has its own. Its weight is .1.
 """
 
 import dataclasses
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses
+from agentrl_jax.rl.learning import Batching, Extra
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rl.score import score_rows
-from agentrl_jax.rollout import windows as context
-from agentrl_jax.settings.marks import ZERO
+from agentrl_jax.rollout import windows
 from agentrl_jax.types import Params, Rollout
 
 
@@ -32,15 +32,6 @@ class Markers(NamedTuple):
     start_id: int  # token that opens one
     end_id: int  # ... and closes it
     role: int  # tokens of the role after the first of these
-
-
-@dataclasses.dataclass(frozen=True)
-class Observing:
-    """Learning what the world will say."""
-
-    AT = 'loss.observation_'
-    coef: Annotated[float, ZERO] = 0.0  # weight of the cross-entropy of observations, a mean over
-    # their tokens (ECHO: .1); 0 = off
 
 
 def written(rollout: Rollout, markers: Markers, after: jax.Array | int = 0) -> jax.Array:
@@ -95,32 +86,53 @@ def log_likelihood(
     return jnp.where(mask, logprobs, 0.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class ObservationLoss(Extra):
+    """coef * the mean of -log p over the tokens of observations of an optimiser batch."""
+
+    coef: float
+    markers: Markers
+
+    METRICS = ('policy/observation_nll',)
+
+    def arrays(self, rollout, mask, models, how):
+        return {'observed': of_batch(rollout, mask, self.markers)}
+
+    def reads(self, batch):
+        return batch.extra['observed']
+
+    def loss(self, forward, batch, weights, total, models, how):
+        head, size = models.fns.head(forward.params), how.batch.head_chunk
+        given = batch.tokens, batch.extra['observed'], size
+        surprise = -log_likelihood(forward.hidden, head, *given).sum()
+        return self.coef * surprise / jnp.maximum(total, 1), {'policy/observation_nll': surprise}
+
+
 def measure(
     params: Params,
     rollout: Rollout,
     *,
     fns: ModelFns,
     markers: Markers,
-    seen: context.Context | context.Branches | None,
+    context: windows.Context | windows.Branches | None,
     rows: int,
-    microbatch_rows: int,
-    chunk_size: int,
+    batch: Batching,
 ) -> dict[str, jax.Array]:
-    """{'observed': tokens of observations, 'surprise': their -log p, summed} of the first `rows`.
+    """{'observation_nll/total': -log p of the tokens of observations, summed, and their count}.
 
-    Exact and of healthy episodes; seen: what the policy saw of them, None = everything.
+    Of healthy episodes among the first `rows`. context: what the policy saw; None = everything.
     """
     count = rollout.tokens.shape[0]
-    whole = rollout.healthy & (jnp.arange(count) < rows)
-    mask = written(rollout, markers) & whole[:, None]
+    trusted = rollout.healthy & (jnp.arange(count) < rows)
+    mask = written(rollout, markers) & trusted[:, None]
     each = (rollout.tokens, rollout.attention_mask, mask)
-    if seen is not None:
-        found = seen.windows(rollout)
-        each = (*context.split_turns(each[:2], found), context.own_rows(mask, found))
+    if context is not None:
+        found = context.windows(rollout)
+        each = (*windows.split_turns(each[:2], found), windows.own_rows(mask, found))
 
     def of_rows(tokens, attention, mask):
         hidden = fns.hidden(params, tokens, positions_of(attention), attention)
-        return -log_likelihood(hidden, fns.head(params), tokens, mask, chunk_size).sum(1)
+        return -log_likelihood(hidden, fns.head(params), tokens, mask, batch.head_chunk).sum(1)
 
-    surprise = score_rows(of_rows, each, microbatch_rows)
-    return {'observed': mask.sum(), 'surprise': surprise.sum()}
+    total = score_rows(of_rows, each, batch.microbatch_rows).sum()
+    return {'observation_nll/total': total, 'observation_nll/count': mask.sum()}

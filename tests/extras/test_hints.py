@@ -14,14 +14,15 @@ import test_opd
 import tiny_agents as tiny
 import toy_rollouts as toy
 
-from agentrl_jax.algorithms.opd import OPD
 from agentrl_jax.envs import FrozenLake, Library
 from agentrl_jax.envs.base import TextEnvironment
 from agentrl_jax.envs.simulation import solutions
-from agentrl_jax.rl import hints, objective, widths
+from agentrl_jax.extras.distillation import hints
+from agentrl_jax.extras.distillation.distilling import Distilling
+from agentrl_jax.extras.distillation.opd import OPD
+from agentrl_jax.rl import objective, update, widths
 from agentrl_jax.rl.algorithm import Clip
-from agentrl_jax.rl.learning import Learning
-from agentrl_jax.rl.score import score
+from agentrl_jax.rl.learning import Batching, Learning, Models
 from agentrl_jax.rollout.windows import Context
 from agentrl_jax.run import parts
 from agentrl_jax.text import lines, prompt_lines
@@ -187,11 +188,13 @@ def test_every_token_is_found_again_after_what_it_followed_and_the_hint(seed):
             assert [x for x in read if x >= 50] == (given if t >= prefix - 1 else [])
 
 
-def test_cutting_columns_leaves_hints_whole():
+def test_cutting_columns_cuts_masks_and_leaves_hints_whole():
     rollout = toy.random_rollout(0)
-    batch = hinted_batch(rollout.replace(level=jnp.arange(8) % 3))
+    batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    batch = batch.replace(extra={'hint': jnp.asarray(HINTS)[jnp.arange(8) % 3], 'of': batch.mask})
     short, weights = widths.cut((batch, jnp.ones((8, 14))), 2)
-    assert short.tokens.shape == (8, 2) == weights.shape and short.hint.shape == (8, 3)
+    assert short.tokens.shape == short.extra['of'].shape == weights.shape == (8, 2)
+    assert short.extra['hint'].shape == (8, 3)
 
 
 # ---- probabilities -------------------------------------------------------------------------------
@@ -205,12 +208,6 @@ def hinted_rollout(seed=1):
     return rollout.replace(tokens=tokens, level=jnp.arange(8) % 3, begin=begin)
 
 
-def hinted_batch(rollout, how=HOW):
-    scores = toy.scores_of(rollout)
-    batch = how.make_batch(rollout, scores, group_size=4)
-    return batch.replace(hint=jnp.asarray(HINTS)[rollout.level])
-
-
 def read_by_hand(params, rollout, b, t):
     """What a toy model says of position t of row b, with the hint in a row of its own. [V]"""
     row = [int(x) for x in rollout.tokens[b, :t]]
@@ -220,86 +217,65 @@ def read_by_hand(params, rollout, b, t):
     return odds / odds.sum()
 
 
+def frozen(teachers=(), reference=None, hints=HINTS):
+    return Frozen({}, reference, {'teachers': tuple(teachers), 'hints': jnp.asarray(hints)})
+
+
 def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint():
-    rollout = hinted_rollout()
-    fns = test_opd.TOY.replace(
-        teachers=tuple((test_opd.TOY, params) for params in test_opd.TEACHERS)
-    )
-    found = score(
-        toy.toy_params(0),
-        None,
-        None,
-        rollout,
-        fns=fns,
-        microbatch_rows=4,
-        temperature=1.0,
-        chunk_size=64,
-        recompute=True,
-        hint=jnp.asarray(HINTS)[rollout.level],
-        prefix=PREFIX,
-    )
-    no_hint = rollout.replace(level=jnp.full(8, 2))
+    rollout, how = hinted_rollout(), Learning(OPEN, batch=Batching(microbatch_rows=4))
+    models = Models(test_opd.TOY, frozen(test_opd.TEACHERS))
+    extra = Distilling(full=False, teachers=(test_opd.TOY,) * 2, prefix=PREFIX)
+    before = toy.scores_of(rollout)
+    found = extra.score(rollout, before, models, how, None)
+    np.testing.assert_array_equal(found.old_logprobs, before.old_logprobs)
     for b, t in np.argwhere(rollout.action_mask):
         token = int(rollout.tokens[b, t])
         q = np.mean([read_by_hand(own, rollout, b, t)[token] for own in test_opd.TEACHERS])
         assert found.ref_logprobs[b, t] == pytest.approx(np.log(q), abs=1e-5)
-        p = read_by_hand(toy.toy_params(0), no_hint, b, t)[token]  # the policy reads none
-        assert found.old_logprobs[b, t] == pytest.approx(np.log(p), abs=1e-5)
 
 
 @pytest.mark.parametrize('count', [0, 2], ids=['itself', 'two teachers'])
 def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
     """Its gradient, by differences, too: nothing comes through the teacher."""
     rollout, params = hinted_rollout(), toy.toy_params(0)
-    batch = hinted_batch(rollout)
-    models = list(test_opd.TEACHERS[:count]) or [params]
-    fns = test_opd.TOY.replace(teachers=tuple((test_opd.TOY, model) for model in models))
-    how = Learning(algorithm=HOW, prefix=PREFIX)
+    extra = Distilling(full=True, teachers=(test_opd.TOY,) * count, prefix=PREFIX)
+    models = Models(test_opd.TOY, frozen(test_opd.TEACHERS[:count], params))
+    taught, how = list(test_opd.TEACHERS[:count]) or [params], Learning(HOW, extras=(extra,))
+    batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    batch = batch.replace(extra=extra.arrays(rollout, batch.mask, models, how))
     weights = jnp.where(batch.mask, 1.0, 0.0)
+    extra_loss = update.extra_terms(models, how, [batch.mask.sum()])
 
     def loss(params):
-        return objective.policy_loss(params, batch, weights, jnp.float32(0), fns, how)[0]
+        given = batch, weights, jnp.float32(0), test_opd.TOY, how, extra_loss
+        return objective.policy_loss(params, *given)[0]
 
     def by_hand(policy):
         total = 0.0
         unread = rollout.replace(level=jnp.full(8, 2))
         for b, t in np.argwhere(batch.mask):
             p = read_by_hand(policy, unread, b, t)
-            q = np.mean([read_by_hand(model, rollout, b, t) for model in models], axis=0)
+            q = np.mean([read_by_hand(model, rollout, b, t) for model in taught], axis=0)
             total += (p * np.log(p / q)).sum()
         return total
 
     value, gradient = jax.value_and_grad(loss)(params)
     assert float(value) == pytest.approx(by_hand(params), rel=1e-4) and value > 0.1
     for at in ((0, 0), (2, 3), (3, 6)):
-        moved = [
-            params | {'head': np.asarray(params['head'], np.float64) + step * unit(at)}
-            for step in (1e-4, -1e-4)
-        ]
-        slope = (by_hand(moved[0]) - by_hand(moved[1])) / 2e-4
-        assert float(gradient['head'][at]) == pytest.approx(slope, rel=1e-2, abs=1e-3)
+        unit = np.zeros((toy.WIDTH, toy.VOCAB))
+        unit[at] = 1e-4
+        head = np.asarray(params['head'], np.float64)
+        high, low = (by_hand(params | {'head': head + side * unit}) for side in (1, -1))
+        assert float(gradient['head'][at]) == pytest.approx((high - low) / 2e-4, 1e-2, 1e-3)
 
 
-def unit(at):
-    return np.eye(toy.WIDTH * toy.VOCAB)[at[0] * toy.VOCAB + at[1]].reshape(toy.WIDTH, toy.VOCAB)
-
-
-def update(how, monkeypatch, *, frozen=(), reference=None, **changes):
-    """Parameters and KL after the step of test_opd.update, whose teachers read hints."""
-    rollout, how = hinted_rollout(), dataclasses.replace(how, teachers=('named',) * len(frozen))
-    monkeypatch.setattr(toy, 'random_rollout', lambda seed: rollout)
-    monkeypatch.setattr(
-        test_opd, 'Frozen', lambda *_: Frozen({}, reference, tuple(frozen), jnp.asarray(HINTS))
+def step(how, teachers=(), reference=None, hints=HINTS, **changes):
+    """The step of test_opd, whose teachers read hints."""
+    how = dataclasses.replace(how, teachers=('named',) * len(teachers))
+    given = dict(frozen=frozen(teachers, reference, hints), rollout=hinted_rollout())
+    return test_opd.step(
+        how, teachers=(test_opd.TOY,) * len(teachers), prefix=PREFIX, **given, **changes
     )
-    taught = changes.pop('teachers', (test_opd.TOY,) * len(frozen))
-    with monkeypatch.context() as patched:
-        settings = test_opd.updates.settings
-
-        def of(*args, **fields):
-            return settings(*args, **(fields | {'teachers': taught, 'prefix': PREFIX}))
-
-        patched.setattr(test_opd.updates, 'settings', of)
-        return test_opd.update(how, **changes)
 
 
 WINDOW = Context(window=2, prefix=PREFIX, width=3, max_response=3, keeps=False)  # of all turns
@@ -311,31 +287,29 @@ WINDOW = Context(window=2, prefix=PREFIX, width=3, max_response=3, keeps=False) 
     [{'num_microbatches': 4}, {'devices': 4}, {'context': WINDOW, 'rows': 2}, {'widths': 3}],
     ids=['microbatches', 'mesh', 'windows', 'widths'],
 )
-def test_how_a_batch_is_split_changes_nothing(how, changes, monkeypatch):
-    plain = update(how, monkeypatch, frozen=test_opd.TEACHERS)
-    found = update(how, monkeypatch, frozen=test_opd.TEACHERS, **changes)
+def test_how_a_batch_is_split_changes_nothing(how, changes):
+    plain, found = step(how, test_opd.TEACHERS), step(how, test_opd.TEACHERS, **changes)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), plain, found)
 
 
 @pytest.mark.parametrize('how', [HOW, OPEN], ids=['full', 'sampled'])
-def test_without_teachers_the_policy_of_step_0_is_one(how, monkeypatch):
-    itself = update(how, monkeypatch, reference=test_opd.teacher(5, toy.WIDTH))
-    named = update(how, monkeypatch, frozen=(test_opd.teacher(5, toy.WIDTH),))
+def test_without_teachers_the_policy_of_step_0_is_one(how):
+    other = test_opd.teacher(5, toy.WIDTH)
+    itself, named = step(how, reference=other), step(how, (other,))
     jax.tree.map(np.testing.assert_array_equal, itself, named)
     assert itself[1] != 0 and any(
         np.abs(itself[0][n] - x).max() > 1e-4 for n, x in toy.toy_params(0).items()
     )
 
 
-def test_a_policy_that_no_hint_helps_has_nothing_to_learn_from_itself(monkeypatch):
+def test_a_policy_that_no_hint_helps_has_nothing_to_learn_from_itself():
     """Where no level has a hint its teacher is the policy of step 0, bit for bit."""
-    monkeypatch.setattr(f'{__name__}.HINTS', np.full_like(HINTS, -1))
-    params, kl, loss = update(HOW, monkeypatch, reference=toy.toy_params(0))
+    params, kl, loss = step(HOW, reference=toy.toy_params(0), hints=np.full_like(HINTS, -1))
     assert kl == 0 and loss == 0
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(toy.toy_params(0)))
 
 
-def test_what_opd_asks_for():
-    assert HOW.teaches_itself and HOW.has_teachers
-    named = dataclasses.replace(HOW, teachers=('a',))
-    assert not named.teaches_itself and named.has_teachers
+def test_opd_with_a_hint_teaches_itself_unless_it_has_teachers():
+    named = dataclasses.replace(HOW, teachers=('a', 'b'))
+    assert HOW.teaches_itself and HOW.uses_reference and HOW.other_models == 1
+    assert not named.teaches_itself and not named.uses_reference and named.other_models == 2

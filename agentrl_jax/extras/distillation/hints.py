@@ -1,11 +1,11 @@
-"""Rows as a teacher reads them: with a hint after the prefix, which the policy does not see.
+"""Rows as a teacher reads them: with a hint after the prefix, which the policy does not read.
 
   policy   prefix, first prompt, answer, second prompt, ...
   teacher  prefix, hint, first prompt, answer, second prompt, ...
 The prefix is in front of every row, of whole episodes as of windows (rollout.windows), so one place
-serves all, and every token that was sampled comes after the hint. The tokens around it are spelled
-as without it: text.task refuses hints of which that is not so. What the teacher computes is then
-moved back to the positions that the policy has.
+serves all, and every token that was sampled comes after the hint. The tokens around it are the
+same as without it: text.task rejects other hints. What the teacher computes is then moved back to
+the positions that the policy has.
 """
 
 import jax
@@ -40,7 +40,7 @@ def insert(
     return join(tokens, hint), join(attention, given), places
 
 
-def hidden(
+def read_hint(
     fns: ModelFns,
     params: Params,
     tokens: jax.Array,

@@ -23,7 +23,7 @@ tinker-cookbook add A to the advantages of RL, and slime's text writes the KL wi
 first. TCOD's curriculum is curriculum.rounds.
 
 opd.privileged=plan: teachers read the prompts of env.hint=plan, the policy those of env.hint=none
-(rl.hints), so q is conditioned on a solution that p does not know, as in OPSD (arXiv:2601.18734).
+(hints.py), so q is conditioned on a solution that p does not know, as in OPSD (arXiv:2601.18734).
 Without opd.teachers the teacher is the policy itself as it was at step 0. One that moves along can
 agree by forgetting how to read, and in a trial did: a clone that had read plans and played without
 fell in 40 steps from 1.6 to .01 nats of KL, and from 23 to 14 % of success. What the hint decides
@@ -92,16 +92,26 @@ class OPD(Clipped):
         Rule({'parity.loss_on': 'sampled'}, 'teachers score sampled tokens'),
     )
     COMPARES_GROUPS = False
+    COMPARES_REFERENCE = False
 
     @property
-    def scores_teachers(self) -> bool:
-        return self.divergence == 'sampled'
+    def teaches_itself(self) -> bool:
+        """Whether the policy of step 0 is the teacher."""
+        return self.privileged != 'none' and not self.teachers
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.teaches_itself
+
+    @property
+    def other_models(self) -> int:
+        return len(self.teachers) + self.teaches_itself
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """What the teachers say of the sampled tokens, and what episodes earned."""
         rows, mask = trained(rollout, keep)
         advantages = jnp.zeros_like(scores.old_logprobs)
-        if self.scores_teachers:
+        if self.divergence == 'sampled':
             advantages = jnp.where(mask, scores.ref_logprobs - scores.old_logprobs, 0.0)
         if self.reward_coef:
             centred = adv.group_center(

@@ -13,12 +13,12 @@ import updates
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from agentrl_jax.algorithms.opd import OPD
+from agentrl_jax.extras.distillation.distilling import Distilling, divergence, reverse_kl
+from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import learn, losses, objective
+from agentrl_jax.rl import learn, losses, objective, update
 from agentrl_jax.rl.algorithm import Clip
-from agentrl_jax.rl.learning import Learning
-from agentrl_jax.rl.score import score
+from agentrl_jax.rl.learning import Learning, Models
 from agentrl_jax.rollout.windows import Context
 from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Frozen, Scores, TrainState
@@ -41,10 +41,10 @@ def test_reverse_kl_by_hand():
     # p = 1/4 3/4, q = 1/2 1/2: 1/4 ln 1/2 + 3/4 ln 3/2; beside a second teacher of 1/4 3/4 the
     # mixture is 3/8 5/8: 1/4 ln 2/3 + 3/4 ln 6/5
     p, q = jnp.log(jnp.array([0.25, 0.75])), jnp.log(jnp.array([0.5, 0.5]))
-    np.testing.assert_allclose(losses.reverse_kl(p, [q]), 0.130812, rtol=1e-4)
-    np.testing.assert_allclose(losses.reverse_kl(p, [q, p]), 0.035375, rtol=1e-4)
+    np.testing.assert_allclose(reverse_kl(p, [q]), 0.130812, rtol=1e-4)
+    np.testing.assert_allclose(reverse_kl(p, [q, p]), 0.035375, rtol=1e-4)
     # in z = (ln 1, ln 3) its slope is p_v (log p_v / q_v - KL): 1/4 (-.693147 - .130812) and back
-    slope = jax.grad(lambda z: losses.reverse_kl(jax.nn.log_softmax(z), [q]))(p)
+    slope = jax.grad(lambda z: reverse_kl(jax.nn.log_softmax(z), [q]))(p)
     np.testing.assert_allclose(slope, [-0.205990, 0.205990], rtol=1e-4)
 
 
@@ -69,10 +69,10 @@ def test_the_kl_of_all_tokens_equals_a_loop(grammar, chunk):
     word = rng.integers(1, 8, size=(3, 6, 1)).astype(np.uint32)
     more = dict(bits=bits, allowed=jnp.asarray(word)) if grammar else {}
     for how in ({}, {'mask': jnp.asarray(mask), 'row_tokens': int(mask.sum(1).max())}):
-        *_, found = losses.token_logprobs(
-            *map(jnp.asarray, models[0]),
+        (found,) = losses.of_logits(
+            divergence,
+            jax.tree.map(jnp.asarray, models),
             jnp.asarray(tokens),
-            teachers=models[1:],
             chunk_size=chunk,
             temperature=0.7,
             **more,
@@ -102,10 +102,12 @@ def every_token(how, taught):
     old, ref = (jnp.stack([jnp.zeros(V), jax.nn.log_softmax(z)], axis=1) for z in (STUDENT, taught))
     batch = how.make_batch(rollout, Scores(old, ref, jnp.zeros_like(old)), group_size=V)
     weights = jnp.where(batch.mask, jnp.exp(old), 0.0)
-    fns = ONE if how.scores_teachers else ONE.replace(teachers=((ONE, taught),))
+    settings = Learning(algorithm=how, extras=(Distilling(how.divergence == 'full', (ONE,)),))
+    models = Models(ONE, Frozen({}, None, {'teachers': (taught,)}))
+    extra_loss = update.extra_terms(models, settings, [batch.mask.sum()])
 
     def loss(params):
-        given = (batch, weights, jnp.float32(0), fns, Learning(algorithm=how))
+        given = (batch, weights, jnp.float32(0), ONE, settings, extra_loss)
         return objective.policy_loss(params, *given)
 
     (value, (sums, _)), gradient = jax.value_and_grad(loss, has_aux=True)(STUDENT)
@@ -125,11 +127,10 @@ def test_the_sampled_form_has_the_gradient_of_the_full_one_in_expectation():
     np.testing.assert_allclose(estimated['policy/kl_teacher'], np.log(p / q).sum(), rtol=1e-5)
 
 
-def test_a_teacher_that_is_the_student_has_nothing_to_teach():
-    value, gradient, _ = every_token(FULL, STUDENT)
+@pytest.mark.parametrize('how', [FULL, SAMPLED])
+def test_a_teacher_that_is_the_student_has_nothing_to_teach(how):
+    value, gradient, _ = every_token(how, STUDENT)
     assert value == 0 and not gradient.any()  # exactly: Adam would make steps of rounding
-    value, gradient, _ = every_token(SAMPLED, STUDENT)
-    assert value == 0 and not gradient.any()
 
 
 def test_advantages_are_what_teachers_say_and_what_episodes_earned():
@@ -149,6 +150,7 @@ def test_advantages_are_what_teachers_say_and_what_episodes_earned():
 
 # ---- whole updates -------------------------------------------------------------------------------
 
+FROZEN = Frozen({}, None, {'teachers': TEACHERS})
 LEARN = jax.jit(
     learn.learn,
     static_argnames=('fns', 'how'),
@@ -156,7 +158,7 @@ LEARN = jax.jit(
 )
 
 
-def update(how, *, devices=1, **fields):
+def step(how, *, frozen=FROZEN, teachers=(TOY, TOY), prefix=0, rollout=None, devices=1, **fields):
     """Parameters and metrics after a step of sgd on eight toy episodes."""
     mesh = jax.make_mesh(
         (devices,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
@@ -181,19 +183,18 @@ def update(how, *, devices=1, **fields):
         group_size=4,
         max_turns=2,
         layout=rows if devices > 1 else None,
-        teachers=(TOY, TOY),
+        extras=(Distilling(how.divergence == 'full', teachers, prefix),),
         **fields,
     )
-    given = jax.device_put((state, Frozen({}, None, TEACHERS)), whole)
-    state, measured, *_ = LEARN(
-        *given, jax.device_put(toy.random_rollout(1), rows), fns=TOY, how=settings
-    )
+    given = jax.device_put((state, frozen), whole)
+    rollout = toy.random_rollout(1) if rollout is None else rollout
+    state, measured, *_ = LEARN(*given, jax.device_put(rollout, rows), fns=TOY, how=settings)
     return jax.device_get((state.params, measured['policy/kl_teacher'], measured['policy/loss']))
 
 
 @functools.cache
 def plain(how):
-    return update(how)
+    return step(how)
 
 
 OPEN = dataclasses.replace(SAMPLED, clip=Clip(1.0, 9.0))  # toy episodes are far off their policy
@@ -209,30 +210,5 @@ WINDOW = Context(window=2, prefix=0, width=3, max_response=3, keeps=False)  # of
 def test_how_a_batch_is_split_changes_nothing(how, changes):
     params, *_ = plain(how)
     assert max(np.abs(params[name] - x).max() for name, x in toy.toy_params(0).items()) > 1e-3
-    found = update(how, **changes)
+    found = step(how, **changes)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-6), plain(how), found)
-
-
-def test_scores_of_sampled_tokens_are_of_the_mean_of_probabilities():
-    rollout = toy.random_rollout(1)
-    fns = TOY.replace(teachers=tuple((TOY, params) for params in TEACHERS))
-    found = score(
-        toy.toy_params(0),
-        None,
-        None,
-        rollout,
-        fns=fns,
-        microbatch_rows=4,
-        temperature=1.0,
-        chunk_size=64,
-        recompute=False,
-    )
-    positions = jnp.broadcast_to(jnp.arange(rollout.tokens.shape[1])[None], rollout.tokens.shape)
-    each = []
-    for params in TEACHERS:
-        hidden = toy.toy_hidden(params, rollout.tokens, positions, rollout.attention_mask)
-        each.append(np.asarray(jax.nn.softmax(hidden @ params['head'])))
-    for b, t in np.argwhere(rollout.action_mask):
-        mean = np.mean([q[b, t - 1, rollout.tokens[b, t]] for q in each])
-        assert found.ref_logprobs[b, t] == pytest.approx(np.log(mean), abs=1e-5)
-    np.testing.assert_array_equal(found.old_logprobs, rollout.logprobs)
