@@ -4,7 +4,6 @@ Algorithms, worlds and sections of extensions have their own rules. RUN_RULES of
 it and the run that trains it.
 """
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,6 @@ import jax
 
 from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
-from agentrl_jax.measure.collapse import SIGNALS
 from agentrl_jax.models.lora import target_names
 from agentrl_jax.rl.algorithm import ZERO_RULES
 from agentrl_jax.settings import rules
@@ -30,7 +28,7 @@ ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run
 ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
 HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
 NO_PAIRS = {'algorithm': Must('one without pairs', lambda run: run.algorithm.ROWS_PER_PAIR == 1)}
-SHOWN = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
+DEMONSTRATIONS = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
 def _hosts(run: Config) -> list[Any]:
@@ -122,16 +120,6 @@ def _rows(run: Config) -> int:
 
 def _divide(a: int, b: int) -> bool:
     return not (a % b and b % a)
-
-
-def _keeps_enough(name: str) -> Callable[[Any], bool]:
-    def keeps_enough(run: Config) -> bool:
-        every = {'eval/success': run.eval.every, 'collapse/mi_share': run.alarm.mi_every}
-        alarm, saved = getattr(run.alarm, name), (run.checkpoint.keep - 1) * run.checkpoint.every
-        steps = alarm.patience * every.get(SIGNALS[name].metric, 1)
-        return alarm.action != 'roll_back' or saved > steps
-
-    return keeps_enough
 
 
 def _increasing(run: Config) -> bool:
@@ -288,7 +276,7 @@ RULES = (
             **SAMPLED,
             'processes': Must('1', lambda run: jax.process_count() == 1),
         },
-        'episodes go on while the policy is updated',
+        'episodes continue while the policy is updated',
     ),
     # Validation and logs
     must(
@@ -411,14 +399,6 @@ RULES = (
     Rule({'alarm.information_drop.action': {'off', 'warn'}, 'alarm.mi_every': In(low=1)}),
     Rule({'alarm.mi_every': 0, 'alarm.mi_turns': 'first', 'context.window': 0}),
     Rule({'alarm.mi_every': 0, 'alarm.mi_text': 'answer', 'env.think': True}),
-    *(
-        must(
-            f'alarm.{name}.action',
-            f"'stop', or alarm.{name}.patience to less, or checkpoint.keep to more",
-            _keeps_enough(name),
-        )
-        for name in SIGNALS
-    ),
     must(
         'curriculum.rounds',
         'two or more numbers',
@@ -436,7 +416,7 @@ RULES = (
     *exclude(
         {'evol.base_rows': 0},
         {
-            'clone.episodes': SHOWN,
+            'clone.episodes': DEMONSTRATIONS,
             'batch.microbatch_rows': Must(
                 'a divisor of evol.base_rows',
                 lambda run: not run.evol.base_rows % run.batch.microbatch_rows,
@@ -449,7 +429,7 @@ RULES = (
     ),
     _of_shards('evol.base_rows', lambda run: [run.base_rows]),
     *exclude({'clone.file': ''}, NO_LIMITS, 'limits are for demonstrations of the expert'),
-    *exclude({'clone.adapters': False}, {'lora.rank': In(low=1), 'clone.episodes': SHOWN}),
+    *exclude({'clone.adapters': False}, {'lora.rank': In(low=1), 'clone.episodes': DEMONSTRATIONS}),
     must(
         'clone.microbatch_rows',
         lambda run: f'a divisor of clone.batch, and a multiple of the {run.shards} data shards',
@@ -486,8 +466,7 @@ def broken(run: Config) -> list[rules.Broken]:
         values |= rules.settings_of(world, f'{world.name}.')
     found = rules.broken((*FIRST, *rules.rules_of(run.algorithm)), run, values)
     if not found:
-        sections = [getattr(run.extras, field.name) for field in dataclasses.fields(run.extras)]
-        added = [rule for section in sections for rule in rules.rules_of(section)]
+        added = [rule for section in vars(run.extras).values() for rule in rules.rules_of(section)]
         found = rules.broken((*RULES, *added), run, values)
         for member in run.members:
             found += rules.broken(rules.rules_of(member.worlds[0], 'RUN_RULES'), member, values)
