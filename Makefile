@@ -90,7 +90,7 @@ test-reference: | python-version
 	$(PYTHON) -m venv .venv-reference
 	.venv-reference/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt
 	.venv-reference/bin/python -m pip install --disable-pip-version-check --no-deps \
-	  -r requirements-reference.txt
+	  -r requirements/reference.txt
 	# the tests skip without these
 	.venv-reference/bin/python -c "import verl.trainer.ppo.core_algos, trl.trainer.dpo_trainer"
 	.venv-reference/bin/python -m pytest tests/parity/test_against_verl.py tests/unit/test_dpo.py
@@ -100,7 +100,7 @@ test-openenv: | python-version
 	$(PYTHON) -m venv .venv-openenv
 	.venv-openenv/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt
 	.venv-openenv/bin/python -m pip install --disable-pip-version-check --no-deps \
-	  -r requirements-openenv.txt
+	  -r requirements/openenv.txt
 	.venv-openenv/bin/python -c "import openenv.core.env_server.http_server"
 	.venv-openenv/bin/python -m pytest tests/worlds/test_hosts_openenv.py
 
@@ -108,14 +108,14 @@ test-openenv: | python-version
 harness-clients: | python-version
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
-	  -r requirements-harness.txt
+	  -r requirements/harness.txt
 	! command -v npm || npm install --no-save --prefix .venv-clients ai@6.0.326 \
 	  @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92
 	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py \
 	  tests/worlds/test_harness_endpoint.py
 	$(PYTHON) -m venv .venv-verifiers
 	.venv-verifiers/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
-	  -r requirements-verifiers.txt
+	  -r requirements/verifiers.txt
 	.venv-verifiers/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py -k verifiers
 
 # In an environment of its own too: Tunix wants an older safetensors than ours.
@@ -123,10 +123,10 @@ bench-tunix: | python-version
 	$(PYTHON) -m venv .venv-tunix
 	.venv-tunix/bin/python -m pip install --disable-pip-version-check -r requirements.txt
 	.venv-tunix/bin/python -m pip install --disable-pip-version-check --no-deps \
-	  -r requirements-tunix.txt
-	.venv-tunix/bin/python -c "import benchmarks.tunix_peer"  # the tests skip without it
+	  -r requirements/tunix.txt
+	.venv-tunix/bin/python -c "import benchmarks.peers.tunix_peer"  # the tests skip without it
 	.venv-tunix/bin/python -m pytest -W ignore tests/parity/test_against_tunix.py
-	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
+	.venv-tunix/bin/python -m benchmarks.peers.tunix $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-next .venv-reference .venv-openenv .venv-tunix .venv-clients
@@ -149,7 +149,7 @@ $(VENV)/test.stamp: requirements-test.txt requirements.txt | python-version
 	@touch $(VENV)/run.stamp $@
 
 # Beside the packages of the environment, so that jax finds no plugin for CUDA unless asked to
-$(VENV)/gpu.stamp: requirements-plan-gpu.txt | $(VENV)/test.stamp
+$(VENV)/gpu.stamp: requirements/plan-gpu.txt | $(VENV)/test.stamp
 	$(RUN) -m pip install --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu -r $<
 	@touch $@
 

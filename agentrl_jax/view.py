@@ -1,29 +1,33 @@
-"""What a run does, in a browser: python -m agentrl_jax.view runs/demo
+"""Show a run in a browser: python -m agentrl_jax.view runs/demo
 
-A workdir: serves a page of the run on this machine alone, which renews itself while the run trains:
-curves, alarms, worlds in flight, rollouts, and the runs beside it. A rollout document
-(rollouts/*.json), or a workdir with --out: writes the page of that rollout, or of the newest one.
-That page is one HTML file without scripts, which loads nothing. Whatever the model wrote is shown,
-not run.
+A workdir: serves a page of the run to browsers of this machine. It shows curves, alarms, worlds in
+flight, rollouts and the other runs of the folder, and updates itself while the run trains. A
+rollout document (rollouts/*.json), or a workdir with --out: writes the page of that rollout, or of
+the newest one, as one HTML file without scripts.
 """
 
+import contextlib
+import socket
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+import uvicorn
+
+from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.machine import files
-from agentrl_jax.records import document, live_run, live_server, page_html
+from agentrl_jax.records import document, live_page, live_server, page_html
 from agentrl_jax.run import command
 from agentrl_jax.settings.marks import suggestion
 
+LOOPBACK = '127.0.0.1'
+
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serves the page of a workdir, or writes that of a document."""
+    """Serve the page of a workdir, or write the page of a document."""
     parser = command.Parser(__doc__, 'agentrl_jax.view')
     parser.add_argument('source', help='run directory or rollouts/*.json')
-    parser.add_argument(
-        '--out', help='where the page of a rollout goes; default: beside the document'
-    )
+    parser.add_argument('--out', help='file of the rollout page; default: next to the document')
     parser.add_argument(
         '--max_episodes', type=int, default=page_html.MAX_EPISODES, help='most episodes on the page'
     )
@@ -44,17 +48,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def missing(source: Path) -> str:
-    """That a source does not exist, with the closest name next to it."""
+    """Error message for a source that does not exist, with the closest name in its folder."""
     parent = source.absolute().parent
     names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
     advice = suggestion(source.name, names)
     if not advice and not source.suffix:
-        advice = '; a training makes it when it starts: wait for it, or name another folder'
+        advice = '; training creates it: wait for the start, or name another folder'
     return f'{source} does not exist{advice}'
 
 
 def write_page(source: Path, out: str | None, max_episodes: int) -> Path:
-    """The page of a document, or of the newest one of a workdir."""
+    """Write the page of a document, or of the newest one of a workdir."""
     source = document.find(source)
     page = files.local_path(out) if out else source.with_suffix('.html')
     page_html.write(page, document.read(source), max_episodes=max_episodes)
@@ -62,20 +66,21 @@ def write_page(source: Path, out: str | None, max_episodes: int) -> Path:
 
 
 def serve(workdir: Path, port: int, *, open_it: bool) -> None:
-    """Answers browsers until Ctrl-C."""
-    if not live_run.is_run(workdir):
-        raise ValueError(f'{workdir} is no folder of a run: it holds no metrics and no rollouts')
-    server = live_server.serve(workdir, port)
-    where = live_server.address(server)
-    print(f'{where}  (Ctrl-C ends it)', flush=True)
+    """Serve the live page of a run until Ctrl-C."""
+    if not live_page.is_run(workdir):
+        raise ValueError(f'{workdir} is no folder of a run: it has no metrics and no rollouts')
+    with listening_at(LOOPBACK, port, '--port'):
+        listener = socket.create_server((LOOPBACK, port))
+    workdir = workdir.absolute()
+    address = f'http://{LOOPBACK}:{listener.getsockname()[1]}{live_server.path_of(workdir)}'
+    print(f'{address}  (Ctrl-C ends it)', flush=True)
     if open_it:
-        webbrowser.open(where)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        print()
-    finally:
-        server.server_close()
+        webbrowser.open(address)
+    config = uvicorn.Config(
+        live_server.build_app(workdir), log_level='warning', timeout_graceful_shutdown=1
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == '__main__':

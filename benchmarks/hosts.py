@@ -34,7 +34,7 @@ from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import build_task
 from agentrl_jax.tokens.chat import build_chat
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from benchmarks import common, host_schedule
 
 LEVELS, BUDGET = 64, 99

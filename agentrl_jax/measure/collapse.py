@@ -1,89 +1,70 @@
-"""Is the run collapsing? RAGEN's stop rules and early signals, as functions of its rows of metrics.
+"""Signs of collapse in the metrics of a run: RAGEN's stop rules and early signals.
 
-A signal watches one metric. Every value beyond its limit, one after another up to the newest row,
-makes a streak; half of `patience` (rounded up) is a warning, all of it an alarm. A limit is a
-number, or a multiple of what the run itself has shown: the mean of its first `baseline_steps`
-values, or its highest value. What the references define, and the figures behind limits that they
-leave open, are beside SIGNALS.
+A signal watches one metric. `patience` values in a row beyond its limit are an alarm, half of that
+(rounded up) a warning. A limit is a number, or a multiple of the mean of the first `baseline_steps`
+values of the run ('start') or of its highest value ('best').
 """
 
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from agentrl_jax.settings.marks import FINITE, ONE, ZERO, In, OneOf
 
 LEVELS = ('ok', 'warn', 'alarm')
 ACTIONS = ('off', 'warn', 'stop')
-QUADRANTS = ('diverse', 'template collapse', 'compressed', 'low-entropy collapse')
 APPLIED = {'policy': 'update/applied', 'critic': 'update/critic_applied'}
-UNVARIED_STEPS = 5  # in a row without a group that varies, before the run says what to do
-# Why a step trained nothing
-LOST = (
-    'all episodes were lost to environment faults (rollout/env_error; replies.jsonl says which): '
-    'mend the worlds, and with hosts.min_healthy > 0 such a rollout ends the run at once'
-)
-TOO_FEW = (
-    'so many episodes were lost to environment faults (rollout/env_error; replies.jsonl says '
-    'which) that no group had two left to compare'
-)
-ALIKE = (
-    'all members of every group have the same return, so nothing says which of them did better: '
-    'imitate good episodes first (clone.file, clone.episodes), play easier levels, raise '
-    'rollout.temperature or rollout.group_size, or reward what comes before success '
-    '(env.format_penalty, or a reward of your own)'
-)
-DROPPED = (
-    'groups vary, but none of their episodes was kept: loosen what is kept (filter.rule; '
-    'evol.threshold, dpo.min_gap), or play more groups (rollout.num_groups)'
-)
-REASONS = (LOST, TOO_FEW, ALIKE, DROPPED)
+UNVARIED_STEPS = 5  # in a row without a group that varies, before a hint
 STD_EPS = 1e-3  # of the z-scores (RAGEN-2)
 EMA_DECAY = 0.9
-
+LOST = (
+    'all episodes were lost to environment faults (rollout/env_error; see replies.jsonl): fix the '
+    'worlds, or set hosts.min_healthy > 0 to end the run at once'
+)
+TOO_FEW = (
+    'environment faults left no group with two episodes to compare (rollout/env_error; see '
+    'replies.jsonl)'
+)
+ALIKE = (
+    'all members of every group have the same return: imitate good episodes first (clone.file, '
+    'clone.episodes), play easier levels, raise rollout.temperature or rollout.group_size, or '
+    'reward progress before success (env.format_penalty, or a reward function)'
+)
+DROPPED = (
+    'groups vary, but none of their episodes was kept: loosen filter.rule, evol.threshold or '
+    'dpo.min_gap, or play more groups (rollout.num_groups)'
+)
+REASONS = (LOST, TOO_FEW, ALIKE, DROPPED)
 Row = Mapping[str, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Signal:
-    """One metric and the side of its limit that is bad."""
+class Signal(NamedTuple):
+    """One metric and the bad side of its limit."""
 
     metric: str
     bad: str  # 'below' or 'above' the limit
-    relative: str  # to what the limit is relative: 'start', 'best' or '' (a number)
-    says: str  # the beginning of the reason
+    relative: str  # to which the limit is relative: 'start', 'best' or '' (a number)
+    name: str  # of the metric in the reason
 
 
-# Stop rules of RAGEN's code: std_drop 0.1, 10 steps; no_success 0.01, 5 validations (its third, of
-# steps that train on nothing, is filter.max_empty). The other signals are named in RAGEN
-# (arXiv:2504.20073, section 4.1) without a threshold:
-#   grad_spike    its Fig. 6 passes 10 x the start where the text sees the spikes (FrozenLake 8.8
-#                 to 98 at step 80, Sokoban 8 to 76 at 100); healthy runs of the demo reach 6.3 x
-#   entropy_rise  collapsing GRPO runs: 2.1 to 6.0 and 1.0 to 7.5; the demo stays below 1.2 x
-#   entropy_drop  collapsing PPO runs fall to 0.2 x, and so do healthy ones (demo: 0.10 to 0.29 x):
-#                 only a value far below both says anything
-#   skipped       no optimiser step of an update changed the policy, though it had tokens to train
-#                 on: losses or gradients are not finite, step after step
-#   critic_skipped  the same of a critic with parameters of its own
-#   faults        episodes are lost to their worlds: what is left may be the easy ones
-#   cut           episodes end because no further turn fits into the token budget: what they would
-#                 have earned is unknown
-#   stale         turns were sampled by weights of many updates ago (rollout.staleness)
-#   information_drop  RAGEN-2's template collapse: mutual information as a share of its bound. A
-#                 policy that was only cloned says little of its prompts (0.03) and learns to (0.4),
-#                 so the limit is a multiple of the best so far, once that is above the limit itself
+# Limits are defaults of Alarms. std_drop and no_success are stop rules of RAGEN's code. RAGEN
+# (arXiv:2504.20073, section 4.1 and Fig. 6) names the other signals without thresholds:
+# gradients spike at 10 x the start (healthy demo runs reach 6.3 x), entropy rises to 2.1 x and more
+# (demo: below 1.2 x) or falls to 0.2 x, which healthy runs do too (demo: 0.10 x). A cloned policy
+# has little information about its prompts (0.03) and gains it (0.4), so the limit of RAGEN-2's
+# template collapse is relative to the best value.
 SIGNALS = {
     'std_drop': Signal('group/return_std', 'below', 'start', 'in-group std of returns'),
     'no_success': Signal('eval/success', 'below', '', 'validation success'),
     'grad_spike': Signal('policy/grad_norm', 'above', 'start', 'gradient norm'),
-    'entropy_drop': Signal('policy/entropy', 'below', 'start', 'entropy of the policy'),
-    'entropy_rise': Signal('policy/entropy', 'above', 'start', 'entropy of the policy'),
-    'information_drop': Signal('collapse/mi_share', 'below', 'best', 'what is said of the prompts'),
-    'skipped': Signal('update/applied', 'below', '', 'share of optimiser steps that trained'),
+    'entropy_drop': Signal('policy/entropy', 'below', 'start', 'policy entropy'),
+    'entropy_rise': Signal('policy/entropy', 'above', 'start', 'policy entropy'),
+    'information_drop': Signal('collapse/mi_share', 'below', 'best', 'information about prompts'),
+    'skipped': Signal('update/applied', 'below', '', 'share of applied optimiser steps'),
     'critic_skipped': Signal(
-        'update/critic_applied', 'below', '', "share of the critic's optimiser steps that trained"
+        'update/critic_applied', 'below', '', 'share of applied optimiser steps of the critic'
     ),
     'faults': Signal('rollout/env_error', 'above', '', 'episodes lost to environment faults'),
     'cut': Signal('rollout/token_budget_stop', 'above', '', 'episodes cut by rollout.max_tokens'),
@@ -92,12 +73,12 @@ SIGNALS = {
 
 
 class Alarm(NamedTuple):
-    """What a signal says of a run."""
+    """State of a signal."""
 
-    level: str  # a name of LEVELS
-    reason: str  # a sentence, '' when ok
+    level: str  # one of LEVELS
+    reason: str  # '' if ok
     since: int  # first step of the streak
-    news: bool  # to be said: at the first warning, at the alarm, then every `patience` values
+    news: bool  # to be reported: the first warning, the alarm, then every `patience` values
 
 
 OK = Alarm('ok', '', -1, False)
@@ -106,54 +87,41 @@ OK = Alarm('ok', '', -1, False)
 def judge(
     history: Sequence[Row], name: str, *, limit: float, patience: int, baseline_steps: int = 10
 ) -> Alarm:
-    """What a signal says of the rows so far (oldest first; rows may lack its metric).
+    """Return the alarm of a signal for the rows so far (oldest first; rows may lack its metric).
 
-    The rows that make the baseline never count themselves. nan is beyond no limit.
+    Rows of the baseline never count. nan is within every limit.
     """
-    signal, first = SIGNALS[name], 0
+    signal = SIGNALS[name]
+    rows = [(int(row['step']), row[signal.metric]) for row in history if signal.metric in row]
+    finite = [n for n, (_, value) in enumerate(rows) if math.isfinite(value)]
     if signal.relative == 'best':
-        values = [row[signal.metric] for row in history if signal.metric in row]
-        best = max((value for value in values if math.isfinite(value)), default=0.0)
-        if not best > limit:  # there never was anything that could fall
+        best = max((rows[n][1] for n in finite), default=0.0)
+        if not best > limit:
             return OK
-        limit = limit * best
+        limit *= best
     elif signal.relative == 'start':
-        start, first = _start_of(history, signal.metric, baseline_steps)
-        if not start > 0:  # no baseline yet, or nothing that could fall or be exceeded
+        if len(finite) < baseline_steps:
             return OK
-        limit = limit * start
+        start = sum(rows[n][1] for n in finite[:baseline_steps]) / baseline_steps
+        if not start > 0:
+            return OK
+        limit *= start
+        rows = rows[finite[baseline_steps - 1] + 1 :]
     streak, since = 0, -1
-    for index in range(len(history) - 1, first - 1, -1):
-        value = history[index].get(signal.metric)
-        if value is None:
-            continue
+    for step, value in reversed(rows):
         if not (value < limit if signal.bad == 'below' else value > limit):
             break
-        streak, since = streak + 1, int(history[index]['step'])
+        streak, since = streak + 1, step
     half = (patience + 1) // 2
     if streak < half:
         return OK
-    reason = f'{signal.says} {signal.bad} {limit:.3g} for {streak} measurements ({name})'
+    reason = f'{signal.name} {signal.bad} {limit:.3g} for {streak} measurements ({name})'
     news = signal.metric in history[-1] and (streak == half or streak % patience == 0)
     return Alarm('alarm' if streak >= patience else 'warn', reason, since, news)
 
 
-def _start_of(history: Sequence[Row], metric: str, count: int) -> tuple[float, int]:
-    """(mean of the first `count` values, index after the last of them); nan if there are fewer.
-
-    Steps that measured nothing (nan) are no part of it.
-    """
-    values = []
-    for index, row in enumerate(history):
-        if len(values) == count:
-            return sum(values) / count, index
-        if metric in row and math.isfinite(row[metric]):
-            values.append(row[metric])
-    return math.nan, len(history)
-
-
 def judge_all(history: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Alarm]:
-    """Alarms of the signals that are not off; settings: those of cfg.alarm."""
+    """Return the alarms of the enabled signals; settings: config.alarm, also of an older config."""
     return {
         name: judge(
             history,
@@ -163,14 +131,14 @@ def judge_all(history: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, 
             baseline_steps=settings['baseline_steps'],
         )
         for name in SIGNALS
-        if settings[name]['action'] != 'off'
+        if name in settings and settings[name]['action'] != 'off'
     }
 
 
 def untrained(history: Sequence[Row]) -> str:
-    """What is wrong with a run that is at its end and trained nothing, or no critic, else ''.
+    """Return an error if a finished run trained nothing, or no critic; else ''.
 
-    It may be too short for an alarm. A policy that a critic's warm-up holds is not meant to move.
+    Such a run may be too short for an alarm.
     """
     updates = [row for row in history if APPLIED['policy'] in row]
     applied = {
@@ -182,57 +150,50 @@ def untrained(history: Sequence[Row]) -> str:
     for model, known in applied.items():
         if known and not any(known):
             return (
-                f'no optimiser step of {len(known)} updates changed the {model}, for its loss or '
-                'gradient was never finite (update/skipped): nothing was trained'
+                f'no optimiser step of {len(known)} updates changed the {model}: its loss or '
+                'gradient was never finite (update/skipped)'
             )
     return ''
 
 
 def starved(history: Sequence[Row], patience: int) -> str:
-    """What is wrong when the last `patience` steps kept nothing to train on, else ''; 0: never."""
-    steps = [row for row in history if 'filter/empty' in row]
-    newest = steps[-patience:]
+    """Return an error if the last `patience` steps kept no episode to train on; 0: never."""
+    newest = [row for row in history if 'filter/empty' in row][-patience:]
     if not patience or len(newest) < patience or not all(row['filter/empty'] for row in newest):
         return ''
-    return (
-        f'the update kept nothing in {patience} steps in a row (filter.max_empty): '
-        f'{why_nothing(newest)}'
-    )
+    return f'the update kept nothing in {patience} steps (filter.max_empty): {why_nothing(newest)}'
 
 
 def unvaried(history: Sequence[Row], patience: int = UNVARIED_STEPS) -> str:
-    """What to do when no group varied in the last `patience` steps, else ''; once a streak.
+    """Return a hint if no group varied in the last `patience` steps, once per streak; else ''.
 
-    A policy that solves everything has nothing left to learn, and needs no advice.
+    A policy that solves everything gets no hint.
     """
     steps = [row for row in history if 'group/zero_std_frac' in row]
     alike = [row['group/zero_std_frac'] == 1 for row in steps]
-    begins = len(alike) == patience or not any(alike[-patience - 1 : -patience])
-    if len(alike) < patience or not all(alike[-patience:]) or not begins:
+    starts = len(alike) == patience or not any(alike[-patience - 1 : -patience])
+    if len(alike) < patience or not all(alike[-patience:]) or not starts:
         return ''
     if steps[-1]['group/all_pass_frac'] == 1:
         return ''
-    return f'no group varied in {patience} steps in a row (group/zero_std_frac): {ALIKE}'
+    return f'no group varied in {patience} steps (group/zero_std_frac): {ALIKE}'
 
 
 def why_nothing(rows: Sequence[Row]) -> str:
-    """Why steps had no token to train on: a sentence for each reason, with its share of them."""
-    found = collections.Counter(map(_why_nothing, rows))
-    if len(found) == 1:
-        return next(iter(found))
-    return '; '.join(
-        f'in {found[reason]} of {len(rows)} steps {reason}' for reason in REASONS if found[reason]
-    )
+    """Return why steps had no token to train on: each reason with its number of steps."""
 
+    def reason(row: Row) -> str:
+        lost, alike = row['rollout/env_error'], row['group/zero_std_frac']
+        if lost == 1:
+            return LOST
+        if lost > 0 and math.isnan(alike):
+            return TOO_FEW
+        return ALIKE if alike == 1 else DROPPED
 
-def _why_nothing(row: Row) -> str:
-    """The reason of one step; faults of worlds first, for they leave no group that could vary."""
-    lost, alike = row['rollout/env_error'], row['group/zero_std_frac']
-    if lost == 1:
-        return LOST
-    if lost > 0 and math.isnan(alike):
-        return TOO_FEW
-    return ALIKE if alike == 1 else DROPPED
+    counts = collections.Counter(map(reason, rows))
+    if len(counts) == 1:
+        return next(iter(counts))
+    return '; '.join(f'in {counts[x]} of {len(rows)} steps {x}' for x in REASONS if counts[x])
 
 
 def worst_level(alarms: Mapping[str, Alarm]) -> int:
@@ -241,23 +202,19 @@ def worst_level(alarms: Mapping[str, Alarm]) -> int:
 
 
 def quadrant(mi_share: Any, entropy: Any, *, low_mi: float, low_entropy: float) -> Any:
-    """Index into QUADRANTS by mutual information (share of its bound) and entropy (nats a token).
+    """RAGEN-2's regime: 0 diverse, 1 template collapse, 2 compressed, 3 low-entropy collapse.
 
-    RAGEN-2: entropy high, information low is template collapse; both low is low-entropy collapse;
-    both high is diverse; entropy low, information high is compressed.
+    mi_share: mutual information as a share of its bound; entropy: nats per token.
     """
     return (mi_share < low_mi) * 1 + (entropy < low_entropy) * 2
 
 
 def smoothed_z(history: Sequence[Row]) -> float:
-    """RAGEN-2's z-score over a smoothed std: mi_token / (EMA of marginal_std + 1e-3), newest row.
-
-    The average starts at the first measurement and keeps 0.9 of itself at each further one.
-    """
+    """RAGEN-2's z-score of the newest row: mi_token / (EMA of marginal_std + 1e-3)."""
     average = math.nan
     for row in history:
-        if 'collapse/marginal_std' in row and math.isfinite(row['collapse/marginal_std']):
-            new = row['collapse/marginal_std']
+        new = row.get('collapse/marginal_std', math.nan)
+        if math.isfinite(new):
             average = new if math.isnan(average) else EMA_DECAY * average + (1 - EMA_DECAY) * new
     return history[-1]['collapse/mi_token'] / (average + STD_EPS)
 
@@ -297,17 +254,3 @@ class Alarms:
     low_mi: Annotated[float, FINITE] = 0.1  # collapse/quadrant: share of its bound below which
     # information is low
     low_entropy: Annotated[float, FINITE] = 0.05  # ... and nats a token below which entropy is low
-
-    def problems(self) -> Iterator[str]:
-        if self.information_drop.action == 'stop' and not self.mi_every:
-            yield 'alarm.information_drop.action can only act with alarm.mi_every > 0'
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        if self.mi_every and self.mi_turns == 'any' and run.context.window:
-            yield (
-                "alarm.mi_turns='any' needs context.window=0: other turns were not played from "
-                'all that comes before them'
-            )
-        if self.mi_every and self.mi_text == 'reasoning' and not run.env.think:
-            yield 'alarm.mi_text=reasoning needs env.think=True; without thinking take answer'

@@ -14,8 +14,6 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax import types
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
-from agentrl_jax.planning import cost as plan_cost
-from agentrl_jax.planning import hlo
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
 from agentrl_jax.run import hooks, parts
@@ -42,28 +40,21 @@ class Shapes:
     frozen: Any  # types.Frozen
     collect: tuple  # (jitted, arguments)
     learn: tuple
-    task: Any = None  # text.TextTask
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a program, and what it costs by plan_cost; of one device."""
+    """Memory of a compiled program on one device, in bytes."""
 
     name: str
-    beside: int  # bytes: state in memory that is not among the arguments
+    beside: int  # state in memory that is not among the arguments
     arguments: int
     outputs: int
     shared: int  # outputs that take the place of arguments
     temporaries: int
     code: int
-    flops: float
-    bytes: float
-    seconds: float  # by the roofline
-    xla_flops: float  # by the compiler: bodies of loops counted once; 0 where it does not say
-    xla_bytes: float
     compile_seconds: float  # spent tracing and compiling
     refused: str = ''  # why the compiler gave up; temporaries are then all that it wanted
-    facts: dict[str, int] = dataclasses.field(default_factory=dict)  # of its text: hlo.facts
 
     @property
     def total(self) -> int:
@@ -139,7 +130,6 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
         frozen=frozen,
         collect=(collect, played),
         learn=(learn, (state, frozen, rollout, shuffle, scale, joining)),
-        task=task,
     )
 
 
@@ -176,21 +166,17 @@ def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
     return types.Demonstrations(tokens=tokens, attention_mask=mask, mask=mask)
 
 
-def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Compiled:
-    """Compiles 'collect' or 'learn'; that it is too large for a device is an answer too."""
+def compile_program(name: str, shapes: Shapes) -> Compiled:
+    """Compile 'collect' or 'learn'; a program too large for the device is a result as well."""
     function, arguments = getattr(shapes, name)
     began = time.monotonic()
-    traced = function.trace(*arguments)
-    cost = plan_cost.count(traced.jaxpr, parameters_of(name, arguments), machine)
-    known = dataclasses.asdict(cost) | {'name': name, 'beside': beside(name, shapes)}
+    known = {'name': name, 'beside': beside(name, shapes)}
     try:
-        compiled = traced.lower().compile()
+        memory = function.trace(*arguments).lower().compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         return Compiled(
             **known, **refused(name, str(error)), compile_seconds=time.monotonic() - began
         )
-    # For GPUs that are not there it says nothing of cost
-    memory, xla = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Compiled(
         **known,
         arguments=memory.argument_size_in_bytes,
@@ -198,10 +184,7 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
         shared=memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        xla_flops=xla.get('flops', 0.0),
-        xla_bytes=xla.get('bytes accessed', 0.0),
         compile_seconds=time.monotonic() - began,
-        facts=hlo.facts(compiled.as_text()),
     )
 
 
@@ -218,27 +201,9 @@ def refused(name: str, message: str) -> dict[str, Any]:
     used = next((m for m in (p.search(message) for p in OUT_OF_MEMORY) if m), None)
     if used is None:
         raise ValueError(f'{name} does not compile: {message[:2000]}')
-    sizes = dict.fromkeys(('arguments', 'outputs', 'shared', 'code', 'xla_flops', 'xla_bytes'), 0)
+    sizes = dict.fromkeys(('arguments', 'outputs', 'shared', 'code'), 0)
     total = int(float(used[1]) * UNITS[used[2]])
     return sizes | {'temporaries': total, 'refused': used[0]}
-
-
-def parameters_of(name: str, arguments: tuple) -> list[bool]:
-    """Which flat inputs of a program are parameters of a model."""
-
-    def mark(value, tree):
-        return jax.tree.map(lambda _: value, tree)
-
-    marks = [mark(False, argument) for argument in arguments]
-    if name == 'collect':
-        marks[0] = mark(True, arguments[0])
-    else:
-        state = marks[0]
-        marks[0] = state.replace(
-            params=mark(True, state.params), critic_params=mark(True, state.critic_params)
-        )
-        marks[1] = mark(True, arguments[1])
-    return jax.tree.leaves(marks)
 
 
 def device_bytes(tree: Any) -> int:

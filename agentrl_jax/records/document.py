@@ -1,7 +1,6 @@
-"""Rollout documents: episodes as JSON, with the figures of the whole step they are taken from.
+"""Rollout documents: episodes as JSON, with the figures of the step they are taken from.
 
-Training and evaluation write them beside their pages; page_html makes pages of them. What a
-document holds is said by the *_FIELDS below, and check refuses everything else with a sentence.
+Training and evaluation write a document and its page (page_html). `Document` is the schema.
 """
 
 import codecs
@@ -12,9 +11,16 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,  # pydantic needs these before Python 3.12
+)
 
 import numpy as np
+from pydantic import Field, InstanceOf, Strict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from agentrl_jax.machine import files
 from agentrl_jax.measure import validation
@@ -27,163 +33,128 @@ ACTION_SHOWN = 80  # characters of an action that is free text
 REPLY_SHOWN = 4000  # ... of a world's text that is in no prompt
 
 
-# ---- what a document holds ---------------------------------------------------------------------
+# ---- schema ------------------------------------------------------------------------------------
+
+Number = Annotated[float, Strict()] | Literal['nan', 'inf', '-inf']
+Count = Annotated[int, Strict(), Field(gt=-run_log.LARGEST, lt=run_log.LARGEST)]
+Truth = Annotated[bool, Strict()]
+Text = InstanceOf[str]  # str would reject half a surrogate pair, which a world may send
+Grid = list[list[Text]] | None  # rows of cell names
+
+Totals = TypedDict(
+    'Totals',
+    {
+        'episodes': Count,
+        'faulty': Count,  # episodes whose worlds failed; the other figures leave them out
+        'solved': Count,
+        'success_low': NotRequired[Number],  # 95 % interval; levels are taken as independent
+        'success_high': NotRequired[Number],
+        'return': Number,  # mean
+        'turns': Count,
+        'invalid': Number | None,  # turns; null if a world does not report it for all turns
+        'truncated': Count,  # episodes with a cut answer, or ended by the token budget
+    },
+)
+Group = TypedDict(
+    'Group',
+    {
+        'group': Count,
+        'level': Count,
+        'episodes': Count,
+        'faulty': Count,
+        'solved': Count,
+        'return': Number,  # mean
+        'return_std': Number | None,  # unbiased; null with fewer than two healthy members
+        'turns': Number,  # mean
+        'sampled': Number,  # tokens, mean
+        'advantages': Number | None,  # range over tokens; null if nothing trained
+    },
+)
 
 
-class Kind(NamedTuple):
-    """What a field holds."""
+class Worlds(TypedDict):
+    """Replies of worlds on hosts in all episodes."""
 
-    name: str  # in the sentence of a refusal
-    fits: Callable[[Any], bool]
-
-    def or_null(self, name: str) -> 'Kind':
-        return Kind(name, lambda value: value is None or self.fits(value))
-
-    def list_of(self, name: str) -> 'Kind':
-        return Kind(name, lambda value: isinstance(value, list) and all(map(self.fits, value)))
+    replies: Count
+    seconds: Number  # of a reply, mean
+    slowest: Number
+    retries: Count
+    faults: Count  # episodes that were given up
 
 
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool) and run_log.to_number(value) is not None
+class Turn(TypedDict):
+    index: Count
+    stop: Text
+    valid: Truth | None  # null: the world does not report it
+    reward: Number
+    penalty: Number
+    actions: list[Text]
+    grid: Grid
+    part: NotRequired[Text]  # a plan or a reflection
+    branch: NotRequired[Count]  # conversation, if the episode has several
+    staleness: NotRequired[Count]  # updates between the weights that sampled and those that train
 
 
-NUMBER = Kind('a number', _is_number)
-COUNT = Kind('a whole number', lambda value: _is_number(value) and isinstance(value, int))
-TEXT = Kind('a text', lambda value: isinstance(value, str))
-TRUTH = Kind('true or false', lambda value: isinstance(value, bool))
-LIST = Kind('a list', lambda value: isinstance(value, list))
-OBJECT = Kind('an object', lambda value: isinstance(value, dict))
-TEXTS = TEXT.list_of('a list of texts')
-GRID = TEXTS.list_of('').or_null('rows of cell names, or null')
-OPTIONAL_NUMBER = NUMBER.or_null('a number, or null')
-OPTIONAL_OBJECT = OBJECT.or_null('an object, or null')
-OPTIONAL_TRUTH = TRUTH.or_null('true, false or null')
-Fields = Mapping[str, Kind]
+class Reply(TypedDict):
+    """A reply of a world on a host."""
 
-DOCUMENT_FIELDS: Fields = {
-    'title': TEXT,
-    'env': TEXT,
-    'about': OBJECT,  # label -> text: model, config, commit, ...
-    'every': COUNT,  # every n-th episode played is in the document
-    'totals': OBJECT,  # of all episodes played, those in the document or not
-    'worlds': OPTIONAL_OBJECT,  # the same of their worlds; null where they are on the device
-    'groups': LIST,  # of all members of each group that has an episode in the document
-    'episodes': LIST,
-}
-TOTALS_FIELDS: Fields = {
-    'episodes': COUNT,
-    'faulty': COUNT,  # worlds that failed: in none of the figures below
-    'solved': COUNT,
-    'return': NUMBER,  # mean
-    'turns': COUNT,
-    'invalid': OPTIONAL_NUMBER,  # turns; null where worlds do not say it of all turns
-    'truncated': COUNT,  # episodes with an answer cut, or ended by the token budget
-}
-INTERVAL_FIELDS: Fields = {  # of totals; older documents lack them
-    'success_low': NUMBER,  # 95 % interval of the success, levels taken as independent
-    'success_high': NUMBER,
-}
-WORLDS_FIELDS: Fields = {
-    'replies': COUNT,
-    'seconds': NUMBER,  # that they took, mean
-    'slowest': NUMBER,  # the longest of them
-    'retries': COUNT,
-    'faults': COUNT,  # episodes that were given up
-}
-GROUP_FIELDS: Fields = {
-    'group': COUNT,
-    'level': COUNT,
-    'episodes': COUNT,
-    'faulty': COUNT,
-    'solved': COUNT,
-    'return': NUMBER,  # mean
-    'return_std': OPTIONAL_NUMBER,  # unbiased; null with fewer than two healthy members
-    'turns': NUMBER,  # mean
-    'sampled': NUMBER,  # tokens, mean
-    'advantages': OPTIONAL_NUMBER,  # range over tokens; null where nothing trained
-}
-EPISODE_FIELDS: Fields = {
-    'row': COUNT,  # of the rollout
-    'level': COUNT,
-    'group': COUNT,
-    'return': NUMBER,
-    'success': TRUTH,
-    'episode_stop': TEXT,
-    'turns': LIST,
-    'replies': LIST,  # of a world on a host
-    'final_grid': GRID,
-    'tokens': LIST,
-}
-TURN_FIELDS: Fields = {
-    'index': COUNT,
-    'stop': TEXT,
-    'valid': OPTIONAL_TRUTH,  # null: the world does not say
-    'reward': NUMBER,
-    'penalty': NUMBER,
-    'actions': TEXTS,
-    'grid': GRID,
-}
-REPLY_FIELDS: Fields = {
-    'turn': COUNT,  # that it opens; 0: the first reply, to no answer
-    'seconds': NUMBER,  # that the world took when it was last asked
-    'tries': COUNT,  # how often it was asked
-    'fault': TEXT,  # why the episode ended here; '' = it did not
-    'text': TEXT,  # what no prompt shows: the world's last words
-}
-BESIDE_FIELDS: Fields = {  # of a turn, where there is something to say
-    'part': TEXT,  # a plan or a reflection
-    'branch': COUNT,  # conversation of the turn, where the episode has several
-    'staleness': COUNT,  # updates between the weights that sampled it and those that train on it
-}
-TOKEN_FIELDS: Fields = {
-    's': TEXT,
-    'turn': COUNT,
-    'k': TEXT,  # a: sampled by the policy, p: not
-    'lp': OPTIONAL_NUMBER,  # log-probability
-    'ratio': OPTIONAL_NUMBER,
-    'adv': OPTIONAL_NUMBER,
-}
+    turn: Count  # the turn that it opens; 0: the first reply
+    seconds: Number  # of the last try
+    tries: Count
+    fault: Text  # why the episode ended here; '' if it did not
+    text: Text  # text that no prompt shows: the last reply
+
+
+class Token(TypedDict):
+    s: Text
+    turn: Count
+    k: Text  # a: sampled by the policy, p: not
+    lp: Number | None  # log-probability
+    ratio: Number | None
+    adv: Number | None
+
+
+Episode = TypedDict(
+    'Episode',
+    {
+        'row': Count,  # of the rollout
+        'level': Count,
+        'group': Count,
+        'return': Number,
+        'success': Truth,
+        'episode_stop': Text,
+        'turns': list[Turn],
+        'replies': list[Reply],
+        'final_grid': Grid,
+        'tokens': list[Token],
+    },
+)
+
+
+class Document(TypedDict):
+    version: Literal[3]
+    title: Text
+    env: Text
+    about: dict[Text, Text]  # model, config, commit, ...
+    every: Count  # every n-th episode played is in the document
+    totals: Totals  # of all episodes played
+    worlds: Worlds | None  # null for worlds on the device
+    groups: list[Group]  # of all members of each group that has an episode in the document
+    episodes: list[Episode]
+
+
+SCHEMA = TypeAdapter(Document)
 
 
 def check(document: Any) -> None:
-    """ValueError naming what is wrong with a document."""
-    if not isinstance(document, dict) or 'version' not in document:
-        raise ValueError('not a rollout document: the field version is missing')
-    if document['version'] != VERSION:
-        raise ValueError(
-            f'rollout document of version {document["version"]!r}; this code reads {VERSION}'
-        )
-    _check(document, DOCUMENT_FIELDS, 'the document')
-    _check(document['totals'], TOTALS_FIELDS, 'totals')
-    if INTERVAL_FIELDS.keys() & document['totals'].keys():
-        _check(document['totals'], INTERVAL_FIELDS, 'totals')
-    if document['worlds'] is not None:
-        _check(document['worlds'], WORLDS_FIELDS, 'worlds')
-    wrong = [label for label, value in document['about'].items() if not TEXT.fits(value)]
-    if wrong:
-        raise ValueError(f'rollout document: {wrong[0]!r} in about is no text')
-    for number, group in enumerate(document['groups']):
-        _check(group, GROUP_FIELDS, f'group {number}')
-    for number, episode in enumerate(document['episodes']):
-        where = f'episode {number}'
-        _check(episode, EPISODE_FIELDS, where)
-        for turn in episode['turns']:
-            _check(turn, TURN_FIELDS, f'a turn of {where}')
-            beside = {name: kind for name, kind in BESIDE_FIELDS.items() if name in turn}
-            _check(turn, beside, f'a turn of {where}')
-        for reply in episode['replies']:
-            _check(reply, REPLY_FIELDS, f'a reply of {where}')
-        for token in episode['tokens']:
-            _check(token, TOKEN_FIELDS, f'a token of {where}')
-
-
-def _check(entry: Any, fields: Fields, where: str) -> None:
-    missing = [name for name in fields if not isinstance(entry, dict) or name not in entry]
-    if missing:
-        raise ValueError(f'rollout document: {where} lacks {", ".join(missing)}')
-    for name, kind in fields.items():
-        if not kind.fits(entry[name]):
-            raise ValueError(f'rollout document: {name} of {where} must be {kind.name}')
+    """Raise a ValueError that names the first wrong field of a document."""
+    try:
+        SCHEMA.validate_python(document)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        field = '.'.join(map(str, wrong['loc'])) or 'the document'
+        value = '' if isinstance(wrong['input'], (dict, list)) else f', not {wrong["input"]!r:.80}'
+        raise ValueError(f'rollout document: {field}: {wrong["msg"]}{value}') from error
 
 
 # ---- from a rollout ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// Asks for the sections of the page again and again; those that changed take the place of the old.
+// Fetches the page every few seconds and replaces the sections that changed.
 'use strict';
 
 const EVERY_MS = 3000;
@@ -14,7 +14,7 @@ function replace(fresh) {
 
 async function renew() {
   try {
-    const found = await fetch('sections' + location.search, {cache: 'no-store'});
+    const found = await fetch(location.href, {cache: 'no-store'});
     if (!found.ok) throw new Error(found.status);
     clear();
     replace(new DOMParser().parseFromString(await found.text(), 'text/html'));

@@ -1,25 +1,23 @@
-"""The page of a run that may be training, made anew at every look.
+"""The live page of a run: read its workdir and render live_page.html."""
 
-live_page.html has the style sheet, live_sections.html the sections; live_page.js asks for these
-again and puts those that changed in the place of the old ones. Whatever a file of a run holds is
-shown, never run.
-"""
-
+import dataclasses
+import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from agentrl_jax.machine import files, lock
 from agentrl_jax.measure import collapse, metrics
-from agentrl_jax.records import about, markup
+from agentrl_jax.records import about, markup, run_log
 from agentrl_jax.records.live_charts import chart, short, spark
-from agentrl_jax.records.live_run import RunFiles
-from agentrl_jax.records.page_html import page_label
+from agentrl_jax.records.page_html import PAGE_NAME, page_label
 from agentrl_jax.records.progress import duration
 
 AXES = {'step': 'step', 'tokens': 'progress/tokens', 'seconds': 'time_s'}
-CHARTS = {  # metric -> title; those that a run has measured, in this order
+CHARTS = {  # metric -> title
     'eval/success': 'success on held-out levels',
     'eval/pass_at_k': 'held-out levels that one of k samples solves',
     'rollout/success': 'success in training',
@@ -43,235 +41,244 @@ CHARTS = {  # metric -> title; those that a run has measured, in this order
     'perf/host_peak_bytes': 'memory of the process, bytes',
     'perf/device_peak_bytes': 'memory of a device, bytes',
 }
-PAGES_SHOWN = 12  # links to rollout pages
-COLOURS = 7  # of other runs in the style sheet: o0, o1, ...
-UNSAID = ('step', 'time_s')
-SIGNALS_READ = ('action', 'limit', 'patience')
+TILES = {  # metric -> label, factor and unit of its newest value
+    'rollout/success': ('success in training', 100, ' %'),
+    'rollout/return': ('return', 1, ''),
+    'progress/episodes': ('episodes', 1, ''),
+    'progress/tokens': ('tokens sampled', 1, ''),
+    'perf/tokens_per_s': ('tokens/s', 1, ''),
+    'optim/lr': ('learning rate', 1, ''),
+    'perf/flops_per_s': ('FLOP/s', 1, ''),
+    'perf/flops_share': ('of the peak', 100, ' %'),
+    'perf/device_peak_bytes': ('device memory', 2**-30, ' GiB'),
+    'perf/host_peak_bytes': ('host memory', 2**-30, ' GiB'),
+}
+COLOURS = 7  # colours of other runs in the style sheet: o0, o1, ...
+Row = Mapping[str, float]
 markup.TEMPLATES.filters['page_label'] = page_label
 
 
-def _percent(value: float) -> str:
-    return f'{100 * value:.1f} %'
+# ---- reading -----------------------------------------------------------------------------------
 
 
-def _gib(value: float) -> str:
-    return f'{value / 2**30:.3g} GiB'
+@dataclasses.dataclass(frozen=True)
+class RunFiles:
+    """The contents of a workdir."""
+
+    name: str
+    state: str  # 'training', 'training on <host>', 'finished', 'stopped' or 'not started'
+    rows: list[dict[str, float]]
+    record: Mapping[str, Any]  # config.json
+    reference: dict[str, float]  # success of random play and of the oracle
+    roll_backs: list[Any]
+    now: Mapping[str, Any]  # now.json, see records/beacon.py
+    pages: list[str]  # names of rollout pages, the newest first
+    problems: list[str]  # files that could not be read
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        config = self.record.get('config')
+        return config if isinstance(config, dict) else {}
+
+    @property
+    def steps(self) -> int | None:
+        steps = self.config.get('steps')
+        return steps if isinstance(steps, int) else None
+
+    @property
+    def title(self) -> str:
+        return _try(lambda: about.title(self.config), '')
+
+    @property
+    def done(self) -> int:
+        """Finished steps. The row after the last step is only a validation."""
+        done = self.rows[-1]['step'] + 1 if self.rows else 0
+        return done if self.steps is None else min(done, self.steps)
 
 
-TILES = {  # metric -> label and form of its newest value
-    'rollout/success': ('success in training', _percent),
-    'rollout/return': ('return', short),
-    'progress/episodes': ('episodes', short),
-    'progress/tokens': ('tokens sampled', short),
-    'perf/tokens_per_s': ('tokens/s', short),
-    'optim/lr': ('learning rate', short),
-    'perf/flops_per_s': ('FLOP/s', short),
-    'perf/flops_share': ('of the peak', lambda value: f'{100 * value:.2g} %'),
-    'perf/device_peak_bytes': ('device memory', _gib),
-    'perf/host_peak_bytes': ('host memory', _gib),
-}
-Row = Mapping[str, float]
+def is_run(folder: Path) -> bool:
+    signs = (run_log.CONFIG_FILE, run_log.METRICS_FILE, run_log.REFERENCE_FILE, lock.LEASE_FILE)
+    return any((folder / name).exists() for name in signs) or (folder / 'rollouts').is_dir()
 
 
-def render(run: RunFiles, others: Sequence[RunFiles], left_out: int, x: str) -> str:
-    """The whole page. others: runs beside it, the newest first; left_out: how many more."""
-    body = Markup(sections(run, others, left_out, x))
-    return markup.render('live_page.html', name=run.name, sections=body)
+def read(folder: Path) -> RunFiles:
+    """Read a workdir; files that cannot be read are in `problems`."""
+    problems: list[str] = []
 
+    def attempt(load: Callable[[], Any], default: Any) -> Any:
+        try:
+            return load()
+        except (OSError, ValueError) as error:
+            problems.append(files.in_words(error))
+            return default
 
-def sections(run: RunFiles, others: Sequence[RunFiles], left_out: int, x: str) -> str:
-    """The body of the page."""
-    facts = {'run': run.name, **(_tried(about.of_run, run.config, run.argv) or {})}
-    facts |= {'commit': about.short(run.commit), 'machine': run.machine}
-    done = _done(run)
-    measured = {name for row in run.rows for name in row}
-    beside = [_listed(other, f'o{k}' if k < COLOURS else '') for k, other in enumerate(others)]
-    return markup.render(
-        'live_sections.html',
-        run=run,
-        x=x,
-        title=_tried(about.title, run.config) or run.name,
-        state_css='live'
-        if 'training' in run.state
-        else 'done'
-        if run.state == 'finished'
-        else 'still',
-        facts=[(label, text, '') for label, text in facts.items() if text],
-        now={
-            'worlds in flight' if label == 'worlds' else label: '  '.join(
-                f'{name} {value}' for name, value in figures.items()
-            )
-            for label, figures in run.now.items()
-            if isinstance(figures, dict)
-        },
-        hint=_hint(run),
-        done=done,
-        tiles=_tiles(run, done),
-        alarms=[*_signals(run), *_undone(run)],
-        axes=[name for name, metric in AXES.items() if metric in measured],
-        charts=_charts(run, others[:COLOURS], AXES[x], measured),
-        PAGES_SHOWN=PAGES_SHOWN,
-        runs=[_listed(run, 'own'), *beside],
-        left_out=left_out,
-        metrics=[_metric(run.rows, name) for name in sorted(measured - set(UNSAID))],
+    def json_file(name: str, kind: type) -> Any:
+        path = folder / name
+        value = attempt(lambda: files.read_json(path), kind()) if path.exists() else kind()
+        return value if isinstance(value, kind) else kind()
+
+    state = attempt(lambda: _state(folder), 'stopped')
+    reference = json_file(run_log.REFERENCE_FILE, dict)
+    numbers = {name: run_log.to_number(value) for name, value in reference.items()}
+    pages = {path.name: PAGE_NAME.fullmatch(path.name) for path in folder.glob('rollouts/*')}
+    return RunFiles(
+        name=folder.name,
+        state=state,
+        rows=attempt(lambda: _rows(folder / run_log.METRICS_FILE), []),
+        record=json_file(run_log.CONFIG_FILE, dict),
+        reference={name: value for name, value in numbers.items() if value is not None},
+        roll_backs=json_file(run_log.ROLL_BACKS_FILE, list),
+        now=json_file(run_log.NOW_FILE, dict) if 'training' in state else {},
+        pages=sorted(
+            (name for name, match in pages.items() if match),
+            key=lambda name: (int(pages[name][2] or -1), name),
+            reverse=True,
+        ),
+        problems=problems,
     )
 
 
-# ---- the head ----------------------------------------------------------------------------------
+def _rows(path: Path) -> list[dict[str, float]]:
+    if not path.exists():
+        return []
+    stat = path.stat()
+    return _rows_of_version(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
 
 
-def _tried(read: Callable, config: Mapping[str, Any] | None, *more: Any) -> Any:
-    """What `read` makes of a config; None of one of another version, which lacks fields."""
+@functools.lru_cache(maxsize=64)
+def _rows_of_version(path: Path, version: tuple[int, ...]) -> list[dict[str, float]]:
+    del version
+    return run_log.read_metrics(path)
+
+
+def _state(folder: Path) -> str:
+    if host := lock.owner(folder):
+        return 'training' if host == lock.HERE else f'training on {host}'
+    if run_log.finished_step(folder) is not None:
+        return 'finished'
+    return 'stopped' if (folder / run_log.METRICS_FILE).exists() else 'not started'
+
+
+def _try(read: Callable[[], Any], default: Any) -> Any:
+    """Call `read`; return the default if the config of another version lacks a field."""
     try:
-        return read(config, *more) if config else None
-    except (KeyError, TypeError, ValueError):
-        return None
+        return read()
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return default
 
 
-def _state_css(state: str) -> str:
-    if 'training' in state:
-        return 'live'
-    return 'done' if state == 'finished' else 'still'
+# ---- rendering ---------------------------------------------------------------------------------
 
 
-def _hint(run: RunFiles) -> str:
-    if not run.rows and 'training' in run.state:
-        return 'No step is done yet: programs are compiled in the first one.'
-    if not run.rows:
-        return 'Nothing has been measured yet.'
-    return 'The command that started this run resumes it.' if run.state == 'stopped' else ''
+def render(
+    run: RunFiles, others: Sequence[RunFiles] = (), left_out: int = 0, x: str = 'step'
+) -> str:
+    """Return the page. others: other runs, the newest first; left_out: number of further runs."""
+    argv = run.record.get('argv')
+    argv = [str(word) for word in argv] if isinstance(argv, list) else []
+    facts = {'run': run.name, **_try(lambda: about.of_run(run.config, argv), {})}
+    facts |= {'commit': about.short(str(run.record.get('commit') or ''))}
+    facts |= {'machine': run.record.get('machine')}
+    measured = {name for row in run.rows for name in row}
+    runs = [('own', run), *((f'o{k}' if k < COLOURS else '', x) for k, x in enumerate(others))]
+    return markup.render(
+        'live_page.html',
+        run=run,
+        x=x,
+        facts=[(label, text, '') for label, text in facts.items() if text],
+        tiles=_tiles(run),
+        alarms=_alarms(run),
+        axes=[name for name, metric in AXES.items() if metric in measured],
+        charts=_charts(run, others[:COLOURS], AXES[x], measured),
+        runs=[(css, one, _success(one.rows) or ('', '')) for css, one in runs],
+        left_out=left_out,
+        metrics=[
+            (name, short(_newest(run.rows, name)), spark(run.rows, name), metrics.METRICS.get(name))
+            for name in sorted(measured - {'step', 'time_s'})
+        ],
+    )
 
 
-def _done(run: RunFiles) -> int:
-    """Steps that are done; after the last step there is only a validation."""
-    done = run.rows[-1]['step'] + 1 if run.rows else 0
-    return done if run.steps is None else min(done, run.steps)
-
-
-def _tiles(run: RunFiles, done: int) -> list[tuple[str, str, str]]:
+def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     """(label, text, note) of the newest figures."""
     if not run.rows:
         return []
-    tiles = [('step', f'{done}', f'of {run.steps}' if run.steps else '')]
-    held_out = _newest(run.rows, 'eval/success')
-    if held_out is not None:
-        tiles.append(('success, held out', *_success(held_out)))
-    for name, (label, form) in TILES.items():
-        row = _newest(run.rows, name)
-        if row is not None:
-            tiles.append((label, form(row[name]), ''))
+    tiles = [('step', f'{run.done}', f'of {run.steps}' if run.steps else '')]
+    if success := _success(run.rows):
+        tiles.append(('success, held out', *success))
+    for name, (label, factor, unit) in TILES.items():
+        if (value := _newest(run.rows, name)) is not None:
+            tiles.append((label, short(factor * value) + unit, ''))
     tiles.append(('time so far', duration(run.rows[-1]['time_s']), ''))
-    left = _seconds_left(run.rows, run.steps, done)
-    if 'training' in run.state and left is not None:
-        tiles.append(('time left', duration(left), ''))
+    first, last = run.rows[-20:][0], run.rows[-1]  # the first steps of a run compile
+    if 'training' in run.state and run.steps and last['step'] > first['step']:
+        pace = (last['time_s'] - first['time_s']) / (last['step'] - first['step'])
+        tiles.append(('time left', duration(max(pace, 0.0) * (run.steps - run.done)), ''))
     return tiles
 
 
-def _success(row: Row) -> tuple[str, str]:
-    """(the held-out success, its interval where there is one)."""
-    low, high = (100 * row.get(f'eval/success_{end}', math.nan) for end in ('low', 'high'))
-    known = {'eval/success_low', 'eval/success_high'} <= row.keys()
-    return _percent(row['eval/success']), f'{low:.1f} to {high:.1f}' if known else ''
-
-
-def _newest(rows: Sequence[Row], name: str) -> Row | None:
-    return next((row for row in reversed(rows) if name in row), None)
-
-
-def _seconds_left(rows: Sequence[Row], steps: int | None, done: int) -> float | None:
-    """By the pace of the newest steps: the first ones compile."""
-    recent = rows[-20:]
-    if steps is None or len(recent) < 2 or recent[-1]['step'] <= recent[0]['step']:
+def _success(rows: Sequence[Row]) -> tuple[str, str] | None:
+    """The newest held-out success and its interval."""
+    row = next((row for row in reversed(rows) if 'eval/success' in row), None)
+    if row is None:
         return None
-    pace = (recent[-1]['time_s'] - recent[0]['time_s']) / (recent[-1]['step'] - recent[0]['step'])
-    return max(pace, 0.0) * (steps - done)
+    low, high = (100 * row.get(f'eval/success_{end}', math.nan) for end in ('low', 'high'))
+    return f'{100 * row["eval/success"]:.1f} %', '' if math.isnan(
+        low
+    ) else f'{low:.1f} to {high:.1f}'
 
 
-# ---- alarms: (class of the style sheet, text) ----------------------------------------------------
+def _newest(rows: Sequence[Row], name: str) -> float | None:
+    return next((row[name] for row in reversed(rows) if name in row), None)
 
 
-def _signals(run: RunFiles) -> list[tuple[str, str]]:
-    """What the signals of measure/collapse.py say of the newest rows."""
-    settings = run.config['alarm'] if run.config and 'alarm' in run.config else None
-    if not run.rows or not isinstance(settings, Mapping) or 'baseline_steps' not in settings:
-        return []
-    known = {
-        name: settings[name]
-        if isinstance(settings.get(name), Mapping) and set(SIGNALS_READ) <= set(settings[name])
-        else {'action': 'off'}
-        for name in collapse.SIGNALS
-    }
-    try:
-        settings = known | {'baseline_steps': settings['baseline_steps']}
-        found = collapse.judge_all(run.rows, settings)
-    except (TypeError, ValueError):
+def _alarms(run: RunFiles) -> list[tuple[str, str]]:
+    """(CSS class, text) of each alarm and roll back."""
+    settings = run.config.get('alarm')
+    alarms = {}
+    if run.rows and isinstance(settings, dict) and 'baseline_steps' in settings:
+        alarms = _try(lambda: collapse.judge_all(run.rows, settings), None)
+    if alarms is None:
         return [('warn', 'the alarms of config.json cannot be read: they were changed')]
-    return [
+    texts = [
         ('bad' if alarm.level == 'alarm' else 'warn', f'{alarm.level}: {alarm.reason}')
-        for alarm in found.values()
+        for alarm in alarms.values()
         if alarm.level != 'ok'
     ]
-
-
-def _undone(run: RunFiles) -> list[tuple[str, str]]:
-    return [
+    return texts + [
         ('warn', f'at step {x["at_step"]} back to step {x["to_step"]}: {x["reason"]}')
         for x in run.roll_backs
-        if {'at_step', 'to_step', 'reason'} <= x.keys()
+        if isinstance(x, dict) and {'at_step', 'to_step', 'reason'} <= x.keys()
     ]
-
-
-# ---- curves, runs, every metric ------------------------------------------------------------------
 
 
 def _charts(
-    run: RunFiles, others: Sequence[RunFiles], axis: str, measured: Collection[str]
-) -> list[tuple[str, str, Markup]]:
-    """(metric, title, drawing); other runs are in that of the held-out success."""
+    run: RunFiles, others: Sequence[RunFiles], axis: str, measured: set[str]
+) -> list[tuple[str, str, Mapping[str, float], Markup]]:
+    """(metric, title, reference lines, drawing); only the held-out success shows other runs."""
     pools = sorted(n for n in measured if n.startswith('eval_') and n.endswith('/success'))
-    titles = {**CHARTS, **{name: name.replace('_', ' ').replace('/', ', ') for name in pools}}
-    validated = _before(run.rows, axis)
+    titles = CHARTS | {name: name.replace('_', ' ').replace('/', ', ') for name in pools}
     overlay = [(f'o{k}', _before(other.rows, axis)) for k, other in enumerate(others)]
     charts = []
-    for name, title in titles.items():
-        if name not in measured:
-            continue
+    for name in (name for name in titles if name in measured):
         first = name == 'eval/success'
-        prefix = '' if first else f'{name.removesuffix("/success").removeprefix("eval/")}/'
+        prefix = '' if first else f'{name.removesuffix("success")}'
         lines = {
             line: run.reference[prefix + line]
             for line in ('random', 'oracle')
-            if prefix + line in run.reference and name.endswith('/success')
+            if name.endswith('/success') and prefix + line in run.reference
         }
-        others_drawn = overlay if first else ()
-        rows = validated if name.startswith('eval') else run.rows
-        svg = chart(rows, name, x=axis, references=lines, others=others_drawn, wide=first)
+        rows = _before(run.rows, axis) if name.startswith('eval') else run.rows
+        shown = overlay if first else ()
+        svg = chart(rows, name, x=axis, references=lines, others=shown, wide=first)
         if svg:
-            charts.append((name, title, Markup(svg)))
+            charts.append((name, titles[name], {k: short(v) for k, v in lines.items()}, svg))
     return charts
 
 
 def _before(rows: Sequence[Row], axis: str) -> list[Row]:
-    """Rows at the places that were reached before their steps, in which validation comes first."""
+    """Rows at the x where their step started: validation is the first part of a step."""
     if axis == 'step':
         return list(rows)
     places = [0, *(row.get(axis, math.nan) for row in rows)]
     return [row | {axis: place} for row, place in zip(rows, places[:-1], strict=True)]
-
-
-def _listed(run: RunFiles, css: str) -> dict[str, Any]:
-    """A line of the table of runs."""
-    held_out = _newest(run.rows, 'eval/success')
-    return {
-        'css': css,
-        'name': run.name,
-        'title': _tried(about.title, run.config) or '',
-        'state': run.state,
-        'step': run.rows[-1]['step'] if run.rows else '',
-        'success': _success(held_out) if held_out else ('', ''),
-    }
-
-
-def _metric(rows: Sequence[Row], name: str) -> tuple[str, str, Markup, str]:
-    value = short(_newest(rows, name)[name])
-    return name, value, Markup(spark(rows, name)), metrics.METRICS.get(name, '')

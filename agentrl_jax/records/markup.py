@@ -1,4 +1,4 @@
-"""HTML of pages: templates of this folder in which every value is escaped, whoever wrote it."""
+"""HTML of pages: Jinja templates of this folder that escape every value."""
 
 import functools
 import html
@@ -13,14 +13,8 @@ from agentrl_jax.envs.hosts.world import UNSEEN, spelled
 
 
 def escape(text: Any) -> Markup:
-    """Text that is safe between tags; unseen characters stand out."""
-    escaped = html.escape(str(text))
-    return Markup(UNSEEN.sub(lambda found: f'<b class="esc">{spelled(found[0])}</b>', escaped))
-
-
-def escape_attribute(text: Any) -> Markup:
-    """Text that is safe inside an attribute or a title; unseen characters as \\uNNNN."""
-    return Markup(UNSEEN.sub(lambda found: spelled(found[0]), html.escape(str(text))))
+    """Text for HTML and its attributes; unprintable characters become \\xNN or \\uNNNN."""
+    return Markup(UNSEEN.sub(lambda match: spelled(match[0]), html.escape(str(text))))
 
 
 def to_float(value: Any) -> float:
@@ -31,29 +25,22 @@ def many(count: int, noun: str) -> str:
     return f'{count} {noun}{"s" * (count != 1)}'
 
 
-def _finalize(value: Any) -> Markup:
-    """What a template writes for a value; jinja2's own escape leaves Markup as it is."""
-    return value if isinstance(value, Markup) else escape(value)
-
-
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader('agentrl_jax.records', '.'),
     autoescape=True,
-    finalize=_finalize,
+    finalize=lambda value: value if isinstance(value, Markup) else escape(value),
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
-    keep_trailing_newline=True,
 )
 TEMPLATES.filters |= {
-    'attribute': escape_attribute,
     'number': to_float,
     'digits': lambda value, digits: f'{to_float(value):.{digits}g}',
     'many': many,
-    'quoted': functools.partial(urllib.parse.quote, safe=''),  # no other address, no attribute
+    'quoted': functools.partial(urllib.parse.quote, safe=''),
 }
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this folder, filled."""
+    """Fill a template of this folder."""
     return TEMPLATES.get_template(template).render(values)

@@ -1,6 +1,7 @@
-"""What page_episode.html draws of an episode: turns, worlds, tokens coloured by their numbers."""
+"""Episodes of a rollout page: turns, boards, and tokens coloured by their numbers."""
 
 import bisect
+import collections
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,15 +9,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-from agentrl_jax.records.markup import escape, escape_attribute, many, to_float
+from agentrl_jax.records.markup import escape, to_float
 
-LONG_PROMPT = 700  # characters; longer prompts are folded, and those drawn as a grid beside them
-LONG_REPLY = 2500  # ... of a world on a host, which nothing else shows
+LONG_PROMPT = 700  # characters; longer prompts are folded, and those with a board
+LONG_REPLY = 2500  # characters; longer replies of worlds on hosts are folded
 LOGPROB_EDGES = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)  # of -log p
 RATIO_EDGES = (0.02, 0.1, 0.2, 0.5)  # of |log ratio|
 ADVANTAGE_EDGES = (0.02, 0.25, 0.5, 0.75)  # of |advantage| / the largest on the page
 COLOURS = ('red', 'green', 'blue', 'purple', 'yellow', 'grey')  # drawn as first and last letter
-SIGNS = {  # of things that have one of these
+SIGNS = {  # of coloured things
     'key': '⚷',
     'ball': '●',
     'box': '□',
@@ -24,7 +25,7 @@ SIGNS = {  # of things that have one of these
     'closed door': '▮',
     'locked door': '▣',
 }
-CELLS = {  # what an environment calls a cell -> (glyph, class in the style sheet)
+CELLS = {  # name of a cell -> (glyph, CSS class)
     'wall': ('', 'wall'),
     'empty': ('', 'floor'),
     'target': ('○', 'target'),
@@ -45,128 +46,104 @@ CELLS = {  # what an environment calls a cell -> (glyph, class in the style shee
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
 SPECIALS += ('<|start_header_id|>', '<|end_header_id|>', '<|eot_id|>', '<|begin_of_text|>')
 Episode = Mapping[str, Any]
-Reply = Mapping[str, Any]
 
 
 def flags_of(episode: Episode) -> dict[str, bool]:
-    """What the filters of the page look at."""
-    cut = any(turn['stop'] == 'length' for turn in episode['turns'])
-    lost = {reply['turn'] - 1 for reply in episode['replies'] if reply['fault']}  # to their worlds
+    """Outcomes that the filters of the page use."""
+    lost = {reply['turn'] - 1 for reply in episode['replies'] if reply['fault']}
+    turns = episode['turns']
+    cut = any(turn['stop'] == 'length' for turn in turns)
     return {
         'success': bool(episode['success']),
-        'invalid': any(
-            turn['valid'] is False for turn in episode['turns'] if turn['index'] not in lost
-        ),
+        'invalid': any(turn['valid'] is False for turn in turns if turn['index'] not in lost),
         'truncated': cut or episode['episode_stop'] == 'token_budget',
         'faulty': episode['episode_stop'] == 'env_error',
     }
 
 
-def view(episode: Episode, order: str, largest: float, *, common: int, opened: bool) -> dict:
-    """An episode as the template draws it.
+def view(episode: Episode, largest: float, *, common: int, opened: bool) -> dict[str, Any]:
+    """Return an episode of a document with the values that the template needs.
 
-    common: the number of tokens that are shown above it, at the group; largest: advantage.
+    largest: the largest advantage on the page; common: number of tokens that its group shows.
     """
     advantages = [to_float(t['adv']) for t in episode['tokens'] if t['adv'] is not None]
-    trained = not advantages or not all(map(math.isnan, advantages))  # all nan: no part of it
-    replies: dict[int, list] = {}
+    trained = not advantages or not all(map(math.isnan, advantages))
+    replies: dict[int, list] = collections.defaultdict(list)
     for reply in episode['replies']:
-        replies.setdefault(reply['turn'], []).append(reply)
+        replies[reply['turn']].append(reply)
     turns = {turn['index']: turn for turn in episode['turns']}
     tokens: dict[int, list] = {index: [] for index in turns}
     for position, token in enumerate(episode['tokens']):
-        run = tokens.setdefault(token['turn'], [])
+        entries = tokens.setdefault(token['turn'], [])
         if position >= common:
-            run.append((position, token))
-    waited = [to_float(reply['seconds']) for reply in episode['replies']]
-    return {
-        'row': episode['row'],
-        'order': order,
-        'flags': flags_of(episode),
-        'opened': opened,
-        'value': episode['return'],
-        'turns': len(episode['turns']),
-        'sampled': sum(token['k'] == 'a' for token in episode['tokens']),
-        'level': episode['level'],
-        'common': bool(common),
-        'stop': episode['episode_stop'],
-        'seconds': sum(waited) if waited else None,
-        'retries': sum(reply['tries'] - 1 for reply in episode['replies']),
-        'trained': trained,
-        'sections': [
-            _section(index, turns.get(index), tokens, replies, largest, trained)
-            for index in sorted(tokens)
-        ],
-        'final': draw_board(episode['final_grid']) if episode['final_grid'] else None,
-    }
-
-
-def _section(
-    index: int,
-    turn: Mapping[str, Any] | None,
-    tokens: Mapping[int, list],
-    replies: Mapping[int, Sequence[Reply]],
-    largest: float,
-    trained: bool,
-) -> dict[str, Any]:
-    """A turn; None: a prompt that was never answered. tokens, replies: of all turns by index."""
-    reply = replies[index][-1] if index in replies else None  # that opened the turn
-    board = draw_board(turn['grid']) if turn else ''
-    runs = itertools.groupby(tokens[index], key=lambda entry: entry[1]['k'] == 'a')
-    return {
-        'index': index,
-        'turn': turn,
-        'part': turn['part'] if turn and 'part' in turn else '',
-        'staleness': f'weights of {many(turn["staleness"], "update")} ago'
-        if turn and 'staleness' in turn
-        else '',
-        'branch': f'conversation {turn["branch"] + 1}' if turn and 'branch' in turn else '',
-        'reply': reply,
-        'board': board,
-        'cards': [
+            entries.append((position, token))
+    sections = []
+    for index in sorted(tokens):
+        turn = turns.get(index)
+        reply = replies[index][-1] if replies[index] else None  # opened the turn
+        board = draw_board(turn and turn['grid'])
+        # Replies that no prompt shows. If two open a turn, the first ended a trial.
+        first = [r for r in replies[0] if r['fault'] or r['text']] if index == 0 else []
+        last = replies[index + 1][:-1] if index + 1 in tokens else replies[index + 1]
+        cards = [
             _answer(list(run), largest, trained)
             if sampled
             else prompt(list(run), folded=bool(board), reply=reply if index else None)
-            for sampled, run in runs
-        ],
-        'unseen': _unseen(index, replies, tokens),
+            for sampled, run in itertools.groupby(tokens[index], lambda x: x[1]['k'] == 'a')
+        ]
+        sections.append(
+            {
+                'index': index,
+                'turn': turn,  # None: a prompt without an answer
+                'reply': reply,
+                'board': board,
+                'cards': cards,
+                'unseen': first + last,
+            }
+        )
+    waited = [to_float(reply['seconds']) for reply in episode['replies']]
+    return {
+        **episode,
+        'flags': flags_of(episode),
+        'opened': opened,
+        'sampled': sum(token['k'] == 'a' for token in episode['tokens']),
+        'common': bool(common),
+        'seconds': sum(waited) if waited else None,
+        'retries': sum(reply['tries'] - 1 for reply in episode['replies']),
+        'trained': trained,
+        'sections': sections,
+        'final': draw_board(episode['final_grid']),
     }
 
 
-def _unseen(
-    index: int, replies: Mapping[int, Sequence[Reply]], shown: Iterable[int]
-) -> list[Reply]:
-    """Replies for the end of a turn's section: those that no prompt of a turn `shown` has.
-
-    Of two that open one turn the first ended a trial, and the prompt shows the second.
-    """
-    first = replies[0] if index == 0 and 0 in replies else []
-    last = replies.get(index + 1, [])
-    last = last[:-1] if index + 1 in shown else last
-    return [*(reply for reply in first if reply['fault'] or reply['text']), *last]
-
-
-def prompt(run: list, folded: bool, reply: Reply | None = None) -> dict[str, Any]:
-    """Tokens that the policy only read; reply: of a world on a host, that they show."""
+def prompt(
+    run: Sequence[tuple[int, Mapping[str, Any]]],
+    folded: bool = False,
+    reply: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Card of tokens that the policy read; reply: of a world on a host, if they show one."""
     texts = [token['s'] for _, token in run]
     long = sum(map(len, texts)) > (LONG_PROMPT if reply is None else LONG_REPLY)
     return {
         'sampled': False,
         'count': len(run),
-        'text': Markup(''.join(map(_marked, texts))),
+        'text': Markup().join(map(_marked, texts)),
         'reply': reply,
         'opened': not folded and not long,
     }
 
 
-def _answer(run: list, largest: float, trained: bool) -> dict[str, Any]:
-    """Tokens that were sampled, each coloured."""
-    tokens = ''.join(_token(*entry, largest, trained) for entry in run)
-    return {'sampled': True, 'count': len(run), 'text': Markup(tokens)}
+def _answer(
+    run: Sequence[tuple[int, Mapping[str, Any]]], largest: float, trained: bool
+) -> dict[str, Any]:
+    """Card of sampled tokens, each coloured."""
+    text = Markup(''.join(_token(*entry, largest, trained) for entry in run))
+    return {'sampled': True, 'count': len(run), 'text': text}
 
 
-def _marked(text: str) -> str:
-    return f'<b class="special">{escape(text)}</b>' if text in SPECIALS else escape(text)
+def _marked(text: str) -> Markup:
+    shown = escape(text)
+    return Markup(f'<b class="special">{shown}</b>') if text in SPECIALS else shown
 
 
 def _token(position: int, token: Mapping[str, Any], largest: float, trained: bool) -> str:
@@ -185,8 +162,8 @@ def _token(position: int, token: Mapping[str, Any], largest: float, trained: boo
         notes.append(f'advantage {advantage:+.4g}')
         classes.append(_signed('a', advantage / largest if largest else 0.0, ADVANTAGE_EDGES))
     fields = ('lp', 'ratio', 'adv') if trained else ('lp', 'ratio')
-    given = [token[field] for field in fields if token[field] is not None]
-    if not all(math.isfinite(float(value)) for value in given):
+    values = [token[field] for field in fields if token[field] is not None]
+    if not all(math.isfinite(float(value)) for value in values):
         classes.append('odd')
     shown = str(_marked(token['s'])).replace('\n', '<i></i>\n')
     return f'<span class="{" ".join(classes)}" title="{"; ".join(notes)}">{shown}</span>'
@@ -197,7 +174,7 @@ def _signed(letter: str, value: float, edges: Sequence[float]) -> str:
 
 
 def draw_board(grid: Iterable[Sequence[str]] | None) -> Markup:
-    """A world cell by cell; '' where there is nothing to draw."""
+    """Draw a world cell by cell; '' without cells."""
     rows = list(grid or ())
     columns = max(map(len, rows), default=0)
     if not columns:
@@ -206,7 +183,7 @@ def draw_board(grid: Iterable[Sequence[str]] | None) -> Markup:
     for row in rows:
         for name in row:
             glyph, css = CELLS[name] if name in CELLS else (escape(name), '')
-            cells.append(f'<span class="{css}" title="{escape_attribute(name)}">{glyph}</span>')
+            cells.append(f'<span class="{css}" title="{escape(name)}">{glyph}</span>')
         cells += ['<span></span>'] * (columns - len(row))
     style = f'grid-template-columns: repeat({columns}, auto)'
     return Markup(f'<div class="board" style="{style}">{"".join(cells)}</div>')

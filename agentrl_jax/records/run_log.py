@@ -21,6 +21,7 @@ CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
 FINISHED_FILE = 'finished.json'
 ROLL_BACKS_FILE = 'roll_backs.json'
+NOW_FILE = 'now.json'  # written by records/beacon.py
 ABANDONED_FILE = 'metrics_abandoned_{}.jsonl'  # the rows that the n-th roll back undid
 REDACTED = '***'
 WANDB_FILE = 'wandb_id'  # the run's name at W&B, drawn when it began

@@ -26,8 +26,7 @@ from agentrl_jax.run.streams import PAIRS
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.tokens.tokenizer import load_tokenizer
-from agentrl_jax.tokens.wording import wording_of
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.types import Params, Rollout, Scores
 
 PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
@@ -156,7 +155,7 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | N
 
 def opening_of(tokenizer: Any) -> int:
     """The token that opens a message of the tokenizer's chats."""
-    return tokenizer.special(wording_of(tokenizer.chat_template).start)
+    return tokenizer.special(tokenizer.chat_format.start)
 
 
 def build_learn(fns: ModelFns, how: Learning) -> Callable:

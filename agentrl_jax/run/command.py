@@ -63,6 +63,7 @@ EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.t
     'countryinfo': 'search',
     'fastapi': 'hosts',
     'pydantic': 'hosts',
+    'rapidfuzz': 'search',
     'starlette': 'hosts',
     'uvicorn': 'hosts',
     'websockets': 'hosts',
@@ -88,7 +89,14 @@ SYNONYMS = {  # names that people look for -> ours
 
 
 class WrongUsage(ValueError):
-    """The command line, or the config that it names, is invalid: exit code 2."""
+    """The command line, or the config that it names, is invalid: exit code 2.
+
+    fields: of the config, where rules between them are broken.
+    """
+
+    def __init__(self, message: str, fields: Sequence[str] = ()):
+        super().__init__(message)
+        self.fields = tuple(fields)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
-from agentrl_jax.run import outside, sections
+from agentrl_jax.run import outside, rules, sections
 from agentrl_jax.run.command import WrongUsage, no_field
 from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
@@ -106,6 +106,8 @@ class Config:
     # Sections of worlds, by their names in env: those that train, and those of eval.worlds
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
     others: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
+    # Data shards of the mesh, for rules
+    shards: int = dataclasses.field(default=1, compare=False, metadata=tree.APART)
 
     @property
     def extensions(self) -> tuple[Extension, ...]:
@@ -226,24 +228,21 @@ class Config:
         return self.curriculum.turn_limit(step, self.env.max_turns)
 
     @property
+    def fewest_turns(self) -> int:
+        """The turns of the shortest episodes: the curriculum and the clone have limits too."""
+        turns = min((self.env.max_turns, *self.curriculum.rounds))
+        return min(turns, self.clone.max_turns or turns)
+
+    @property
+    def acting_turns(self) -> int:
+        """Turns that act in a trial of the shortest episodes."""
+        agent = self.agent.build()
+        return agent.acting_turns(max(self.fewest_turns, agent.least_turns))
+
+    @property
     def continuations(self) -> int:
         """Continuations that an episode of a rollout can have; 0 = it is never forked."""
         return self.algorithm.continuations(self.env.max_turns)
-
-    def problems(self, shards: int = 1) -> list[str]:
-        """A sentence for each rule between fields that is broken; shards: of rows over the mesh."""
-        parts = [
-            getattr(owner, field.name)
-            for owner in (self, self.extras)
-            for field in dataclasses.fields(owner)
-        ]
-        rules = [part for part in parts if hasattr(part, 'problems')]
-        found = [line for part in rules for line in part.problems()]
-        if not found:  # what follows divides by numbers that are right
-            rules = [part for part in parts if hasattr(part, 'conflicts')]
-            found = [line for part in rules for line in part.conflicts(self, shards)]
-        worlds = (*self.worlds, *self.others)
-        return found + [line for world in worlds for line in world.problems()]
 
 
 def get_config() -> Any:
@@ -275,8 +274,11 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
             for names in (run.env.worlds, run.eval.worlds)
         )
     run = dataclasses.replace(run, worlds=train, others=other)
-    if shards is not None and (found := run.problems(shards)):
-        raise WrongUsage('impossible configuration: ' + '; '.join(found))
+    run = dataclasses.replace(run, shards=shards or 1)
+    if shards is not None and (broken := rules.broken(run)):
+        sentences = '; '.join(rule.sentence for rule in broken)
+        fields = tuple(field for rule in broken for field in rule.fields)
+        raise WrongUsage(f'impossible configuration: {sentences}', fields)
     if shards is not None and run.clone.file:
         trajectories.read_records(run.clone.file)  # before the model is loaded
     return run

@@ -32,7 +32,7 @@ from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_ho
 from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.chat import build_chat
-from agentrl_jax.tokens.tokenizer import check_fits, load_tokenizer
+from agentrl_jax.tokens.load import check_fits, load_tokenizer
 from agentrl_jax.types import Params, Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'

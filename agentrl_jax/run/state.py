@@ -134,16 +134,9 @@ def open_run(
     fallback: an older checkpoint where newer ones are damaged; else checkpoint.Damaged.
     """
     if fallback:
-        checkpoint.set_aside_damaged(workdir)  # as far as their files tell
-    while True:
-        checkpoints = checkpoint.open_checkpoints(workdir, keep=run.cfg.checkpoint.keep)
-        try:
-            return checkpoints, open_state(run, checkpoints, Streams(run.cfg.seed))
-        except checkpoint.Damaged as damage:
-            checkpoint.close(checkpoints)
-            own = damage.path.parent == checkpoints.directory  # and not a teacher's, or a base
-            if not (fallback and own and checkpoint.set_aside(damage)):
-                raise
+        checkpoint.set_aside_damaged(workdir)
+    checkpoints = checkpoint.open_checkpoints(workdir, keep=run.cfg.checkpoint.keep)
+    return checkpoints, open_state(run, checkpoints, Streams(run.cfg.seed))
 
 
 def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:

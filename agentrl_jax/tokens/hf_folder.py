@@ -14,7 +14,8 @@ import tokenizers
 
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.tokens import gguf_tokenizer as byte_pair
-from agentrl_jax.tokens.tokenizer import Tokenizer, load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 COPIED = (
     'tokenizer.json',
@@ -69,7 +70,7 @@ def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
         settings['bos_token'] = begin
     said = template
     if calls:
-        said = chats.with_tools(template, begin)
+        said = chats.with_tools(tokenizer, begin)
     elif template is None or not chats.keeps_thoughts(tokenizer):
         said = chats.plain_template(begin, chats.thought_of(tokenizer, wording))
     if said != template:

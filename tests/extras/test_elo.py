@@ -59,7 +59,7 @@ def test_more_games_of_the_same_kind_narrow_the_interval_by_the_root():
 def test_the_expert_of_connect_four_beats_random_play_from_both_seats():
     """Both play each deal from either seat, and what one earns the other one loses."""
     from agentrl_jax import elo
-    from agentrl_jax.envs.borrowed.connect_four import ConnectFour
+    from agentrl_jax.extras.games.connect_four import ConnectFour
 
     world = ConnectFour(True, 'self')
     game = elo.Game(world, world.make_params('test', num_levels=16), most=42)

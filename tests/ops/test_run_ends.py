@@ -6,7 +6,6 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
-from agentrl_jax.run import state
 
 # Entropy is above 0 x its start in every row after the first three: an alarm in step 4
 SETTINGS = {
@@ -51,24 +50,3 @@ def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(
     with pytest.raises(error, match='all worlds failed'):
         train.train(micro_runs.config('frozen_lake', **SETTINGS), folder / 'fails')
     assert waited == [(folder / 'fails' / 'checkpoints').resolve()]
-
-
-def test_arrays_that_changed_are_set_aside_for_fallback_if_they_are_the_run_s_own(
-    folder, monkeypatch
-):
-    aside, damaged = [], []
-
-    def opened(run, checkpoints, streams):
-        if not damaged:
-            raise ValueError('opened again')
-        raise checkpoint.Damaged(damaged.pop(), 'its arrays are others')
-
-    monkeypatch.setattr(state, 'open_state', opened)
-    monkeypatch.setattr(checkpoint, 'set_aside', lambda damage: aside.append(damage) or True)
-    cfg, workdir = micro_runs.config('frozen_lake', **SETTINGS), folder / 'changed'
-    own = (workdir / 'checkpoints' / '4').resolve()
-    for path, error in ((own, 'opened again'), (folder / 'teacher' / '7', 'arrays are others')):
-        damaged.append(path)
-        with pytest.raises(ValueError, match=error):
-            train.train(cfg, workdir, fallback=True)
-    assert [damage.path for damage in aside] == [own]

@@ -128,7 +128,7 @@ def test_overrides_are_held_as_the_config_holds_them():
         ({'env.think': 1}, 'sets env.think=1 where the config has True'),
         ({'loss.kl_coef': float('inf')}, 'which no command line can give'),
         ({'algorithm': 'ppoo'}, r"s.py, run 2 \(algorithm='ppoo'\): .*'ppoo' must be one of ppo"),
-        ({'batch.minibatch_rows': 7}, 'no multiple of batch.minibatch_rows=7'),
+        ({'batch.minibatch_rows': 7}, 'batch.minibatch_rows=7'),
         ({'model.path': 'm', 'model.num_layers': 2}, 'model.num_layers=2 is a size of a model'),
         ({'seed': 5}, r'run 2 \(seed=5\) has the same config as run 1; list it once'),
         (

@@ -22,7 +22,8 @@ from agentrl_jax.models import weights
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML
-from agentrl_jax.tokens.tokenizer import gpt2_byte_characters, load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.tokens.tokenizer import gpt2_byte_characters
 
 # 128 is what transformers takes for Qwen3, whatever a GGUF file says of the heads' width
 QWEN3 = dataclasses.replace(tiny_models.QWEN3, head_dim=128)

@@ -44,7 +44,7 @@ def test_the_alarm_ends_the_collapsing_runs_of_the_ragen_paper():
     assert [n + 1 for n, alarm in enumerate(found) if alarm.news] == [133, 138, 148]
     sokoban = [(10, 1.55), (20, 0.71), (40, 1.14), (120, 0.46), (130, 0.011)]
     found = judge(interpolated(sokoban, 150), 'std_drop', **STD)
-    assert found.level == 'alarm' and 'in-group std of returns below 0.155' in found.reason
+    assert found.level == 'alarm' and '0.155' in found.reason
 
 
 def test_a_std_that_only_shrinks_is_no_alarm():
@@ -105,7 +105,7 @@ def test_updates_that_train_nothing_end_the_run():
 
 def test_a_short_run_that_trained_nothing_is_told_from_one_that_did():
     dead = rows_of('update/applied', [math.nan, 0.0, 0.0]) + [{'step': 3, 'eval/success': 0.1}]
-    assert 'no optimiser step of 2 updates changed the policy' in collapse.untrained(dead)
+    assert 'changed the policy' in collapse.untrained(dead)
     assert collapse.untrained([*dead, {'step': 4, 'update/applied': 0.5}]) == ''
     assert collapse.untrained([{'step': 0, 'eval/success': 0.1}]) == ''  # a run of no steps
 
@@ -113,7 +113,7 @@ def test_a_short_run_that_trained_nothing_is_told_from_one_that_did():
 def test_a_critic_whose_every_step_is_skipped_is_said_though_the_policy_trains():
     """Parameters of one of the two had changed, so all was well."""
     rows = [{'step': n, 'update/applied': 1.0, 'update/critic_applied': 0.0} for n in range(5)]
-    assert 'no optimiser step of 5 updates changed the critic' in collapse.untrained(rows)
+    assert 'changed the critic' in collapse.untrained(rows)
     alarms = judge_all(rows, base.get_config().alarm)
     assert roll_back.reaction(alarms, base.get_config().alarm, used=0) == ('stop', 'critic_skipped')
     held = [row | {'update/applied': math.nan, 'update/critic_applied': 1.0} for row in rows]
@@ -129,39 +129,34 @@ def empty_row(lost=0.0, alike=1.0, **others):
 
 
 WHY = {
-    'all episodes were lost to environment faults': empty_row(lost=1.0, alike=math.nan),
-    'no group had two left': empty_row(lost=0.8, alike=math.nan),
-    'all members of every group have the same return': empty_row(lost=0.2),
-    'groups vary, but none': empty_row(alike=0.5),
+    collapse.LOST: empty_row(lost=1.0, alike=math.nan),
+    collapse.TOO_FEW: empty_row(lost=0.8, alike=math.nan),
+    collapse.ALIKE: empty_row(lost=0.2),
+    collapse.DROPPED: empty_row(alike=0.5),
 }
 
 
 @pytest.mark.parametrize('reason', WHY)
-def test_a_run_without_a_trained_token_is_a_failure_that_says_why(reason):
-    """All worlds had failed, and the run was a success or said that returns were equal."""
-    others = WHY.keys() - {reason}
-    for said in (
+def test_steps_without_a_trained_token_name_the_reason(reason):
+    for text in (
         collapse.untrained([WHY[reason]] * 2),
         collapse.starved([WHY[reason]] * 5, 5),
     ):
-        assert reason in said and not any(other in said for other in others)
-    assert 'nothing was trained in 2 steps' in collapse.untrained([WHY[reason]] * 2)
-    assert 'kept nothing in 5 steps in a row' in collapse.starved([WHY[reason]] * 5, 5)
+        assert [why for why in WHY if why in text] == [reason]
 
 
-def test_steps_that_trained_nothing_for_several_reasons_name_each_with_its_share():
-    lost = WHY['all episodes were lost to environment faults']
-    rows = [WHY['groups vary, but none'], lost, lost]
-    said = collapse.untrained(rows)
-    assert said.index('in 2 of 3 steps all episodes were lost') < said.index('in 1 of 3 steps')
+def test_several_reasons_are_named_with_their_steps():
+    rows = [WHY[collapse.DROPPED], WHY[collapse.LOST], WHY[collapse.LOST]]
+    text = collapse.untrained(rows)
+    assert f'2 of 3 steps {collapse.LOST}' in text and f'1 of 3 steps {collapse.DROPPED}' in text
 
 
 def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
-    def said(*empty, patience=2):
+    def starved(*empty, patience=2):
         return collapse.starved([empty_row(**{'filter/empty': x}) for x in empty], patience)
 
-    assert 'kept nothing in 2 steps in a row' in said(0, 1, 1)
-    assert said(1, 0, 1) == said(1) == said() == '' and said(1, 1, patience=0) == ''
+    assert starved(0, 1, 1) and starved(1, 0, 1) == starved(1) == starved() == ''
+    assert starved(1, 1, patience=0) == ''
     assert collapse.starved([empty_row(), {'eval/success': 0.0}, empty_row()], 2)
 
 
@@ -176,9 +171,6 @@ def test_a_run_in_which_no_group_varies_says_what_helps_and_says_it_once():
     assert said(1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1) == [10]
     assert said(1, 1, math.nan, 1, 1, 1) == []
     assert said(*[1.0] * 12, solved=1.0) == []  # nothing is left to learn
-    hint = collapse.unvaried([empty_row()] * 5)
-    for word in ('clone.', 'easier levels', 'rollout.temperature', 'group_size', 'format_penalty'):
-        assert word in hint
 
 
 def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
@@ -189,14 +181,6 @@ def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
     for name in ('std_drop', 'grad_spike', 'entropy_drop', 'entropy_rise'):
         metric = collapse.SIGNALS[name].metric
         assert judge(rows_of(metric, [0.0] * 50), name, limit=0.1, patience=2) == collapse.OK
-
-
-def test_the_four_regimes():
-    names = [
-        collapse.QUADRANTS[collapse.quadrant(mi, entropy, low_mi=0.1, low_entropy=0.05)]
-        for mi, entropy in [(0.5, 1.0), (0.05, 1.0), (0.5, 0.01), (0.05, 0.01)]
-    ]
-    assert names == ['diverse', 'template collapse', 'compressed', 'low-entropy collapse']
 
 
 def test_the_smoothed_z_score_by_hand():
@@ -308,15 +292,15 @@ def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'says'),
     [
-        ({'alarm.std_drop.action': 'rollback'}, 'must be one of off, warn, stop, roll_back'),
-        ({'alarm.mi_pairs': 1}, 'mi_pairs=1 must be at least 2'),
-        ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window=0'),
-        ({'alarm.mi_every': 5, 'env.think': False}, 'needs env.think=True'),
-        ({'alarm.information_drop.action': 'stop'}, 'alarm.mi_every > 0'),
+        ({'alarm.std_drop.action': 'rollback'}, 'alarm.std_drop.action'),
+        ({'alarm.mi_pairs': 1}, 'alarm.mi_pairs'),
+        ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window'),
+        ({'alarm.mi_every': 5, 'env.think': False}, 'env.think'),
+        ({'alarm.information_drop.action': 'stop'}, 'alarm.information_drop.action'),
         # five validations 25 steps apart, and one checkpoint behind the newest
         (
             {'alarm.no_success.action': 'roll_back', 'eval.every': 25},
-            'looks back over 125 steps, and checkpoint.keep, checkpoint.every only keep 50',
+            'alarm.no_success.action',
         ),
     ],
 )

@@ -116,7 +116,7 @@ def test_the_interval_on_a_page_takes_levels_as_independent_and_not_their_episod
     documents.check(made)
     assert '95 % interval 9.5 to 90.5' in render_page(made)
     made['totals']['success_low'] = 'much'
-    with pytest.raises(ValueError, match='success_high'):
+    with pytest.raises(ValueError, match='success_low'):
         documents.check(made)
 
 
@@ -193,16 +193,6 @@ def test_a_turn_that_is_written_says_what_it_is_and_takes_no_action():
         documents.check(made)
         first, second = (episode['turns'][0] for episode in made['episodes'])
         assert (first['part'], first['actions']) == ('plan', []) and 'part' not in second
-
-
-def test_a_turn_of_a_conversation_that_has_no_number_is_refused():
-    """The check let it pass, and its page ended in a TypeError."""
-    made = small_document()
-    made['episodes'][1]['turns'][0]['branch'] = 1
-    documents.check(made)
-    made['episodes'][1]['turns'][0]['branch'] = 'second'
-    with pytest.raises(ValueError, match='branch of a turn of episode 1 must be a whole number'):
-        documents.check(made)
 
 
 def test_pages_of_a_run_link_to_their_neighbours(tmp_path):

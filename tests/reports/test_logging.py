@@ -5,51 +5,30 @@ import re
 import shutil
 import struct
 import sys
-import threading
 import time
 import types
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import micro_runs
 import numpy as np
 import pytest
 
 from agentrl_jax.machine import files, processes
 from agentrl_jax.machine.files import write_atomic
 from agentrl_jax.records import run_log
-from agentrl_jax.records.progress import Compiling, Progress, live_line
+from agentrl_jax.records.progress import Compiling, Progress
 from agentrl_jax.records.run_log import (
     RunLog,
-    is_secret_name,
     plain_number,
     read_metrics,
     write_config,
 )
-from agentrl_jax.run import recorder
-from agentrl_jax.run.config import read as read_config
 
 CANARY = 'canary-8f2b1c'
 
 
 def without_time(path):
     return [{k: v for k, v in row.items() if k != 'time_s'} for row in read_metrics(path)]
-
-
-def test_a_row_is_one_json_object_on_a_line_that_is_there_at_once(tmp_path):
-    log = RunLog(tmp_path)
-    log.write(3, {'policy/loss': jnp.float32(0.1), 'rollout/turns': np.int32(2), 'a/b': 1 / 3})
-    line = (tmp_path / 'metrics.jsonl').read_text()
-    row = json.loads(line)
-    assert line.endswith('}\n') and list(row) == [
-        'step',
-        'time_s',
-        'a/b',
-        'policy/loss',
-        'rollout/turns',
-    ]
-    assert row['policy/loss'] == 0.1 and row['a/b'] == 1 / 3 and row['rollout/turns'] == 2
 
 
 def test_numbers_take_their_shortest_form_and_come_back_exactly():
@@ -118,56 +97,9 @@ def test_a_broken_line_inside_is_an_error_that_names_it(tmp_path):
             read_metrics(path)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
-    path = tmp_path / 'file.json'
-    for contents, reason in (
-        (b'{"a":\n1,}', 'file.json: broken JSON in line 2'),
-        (b'\xff', r'file.json is no UTF-8 text \(byte 0\)'),
-        (b'[' * 100_000, 'file.json: JSON that is too deep or too long'),
-        (b'1' * 5000, 'file.json: JSON that is too deep or too long'),
-    ):
-        path.write_bytes(contents)
-        with pytest.raises(ValueError, match=reason):
-            files.read_json(path)
-    os.mkfifo(tmp_path / 'pipe')
-    for name in ('pipe', '.'):  # a pipe without a writer was waited for for ever
-        for read in (read_metrics, files.read_json):
-            with pytest.raises(ValueError, match='is no regular file'):
-                read(tmp_path / name)
-    (tmp_path / run_log.FINISHED_FILE).write_text('[3]')
-    with pytest.raises(ValueError, match='finished.json: an object with the last step'):
-        run_log.finished_step(tmp_path)
-
-
-def test_rows_that_a_checkpoint_has_behind_it_and_the_record_lacks_are_said(tmp_path, capsys):
-    """The run went on and ended with a record without its beginning, and nothing was said."""
-    RunLog(tmp_path / 'fresh').close()
-    path = tmp_path / 'metrics.jsonl'
-    for kept, said in ((range(4), ''), ((0, 1, 3), 'steps 2,'), ((1,), '0, 2 to 3,')):
-        rows = [json.dumps({'step': step, 'time_s': 1.0}) + '\n' for step in kept]
-        path.write_text(''.join(rows))
-        with RunLog(tmp_path, resume_step=4) as log:
-            log.write(4, {})
-        found = capsys.readouterr().err
-        assert bool(said) == bool(found) and said in found
-        assert not said or f'warning: {path} lacks the rows of' in found
-    path.unlink()
-    RunLog(tmp_path, resume_step=4).close()
-    assert 'steps 0 to 3, which the checkpoint of step 4' in capsys.readouterr().err
-    RunLog(tmp_path, resume_step=4, process_index=1)
-    assert capsys.readouterr().err == ''
-
-
 def test_gaps_by_hand():
     assert run_log.gaps({0, 1, 2}, 3) == '' and run_log.gaps(set(), 0) == ''
     assert run_log.gaps({2, 4, 9}, 7) == '0 to 1, 3, 5 to 6'
-
-
-def test_the_newest_checkpoint_is_told_by_its_name(tmp_path):
-    assert run_log.newest_checkpoint(tmp_path) is None
-    for name in ('4', '12', '16.orbax-checkpoint-tmp', 'notes', '9' * 30):
-        (tmp_path / 'checkpoints' / name).mkdir(parents=True)
-    assert run_log.newest_checkpoint(tmp_path) == 12
 
 
 def tensorboard_scalars(folder):
@@ -188,29 +120,6 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     with RunLog(tmp_path, tensorboard=True) as log:
         log.write(7, {'eval/success': np.float32(0.25)})
     assert ('eval/success', 7, 0.25) in tensorboard_scalars(tmp_path / 'tensorboard')
-
-
-@pytest.mark.parametrize('package', ['tensorboardX', 'wandb'])
-def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    asked = {'tensorboardX': {'tensorboard': True}, 'wandb': {'wandb_project': 'p'}}[package]
-    with pytest.raises(ModuleNotFoundError, match=f'pip install {package}'):
-        RunLog(tmp_path / 'run', **asked)
-    assert not (tmp_path / 'run').exists()
-
-
-def test_names_that_sound_secret():
-    for name in (
-        'api_key',
-        'HF_TOKEN',
-        'accessToken',
-        'db.password',
-        'wandb.apikey',
-        'clientSecret',
-    ):
-        assert is_secret_name(name), name
-    for name in ('tokenizer', 'tokenizer_path', 'max_len', 'keyboard', 'workdir', 'model.path'):
-        assert not is_secret_name(name), name
 
 
 def test_the_config_dump_holds_no_secret_and_keeps_the_rest(tmp_path, monkeypatch):
@@ -291,20 +200,6 @@ def test_wandb_gets_no_step_twice_after_a_crash(tmp_path, monkeypatch, checkpoin
     assert [row['step'] for row in read_metrics(tmp_path / 'metrics.jsonl')] == list(range(5))
 
 
-def test_what_wandb_refuses_is_said_in_a_sentence(tmp_path, monkeypatch):
-    """Without a login a training ended in a traceback: an error of W&B is an Exception alone."""
-
-    class Refused(Exception):
-        pass
-
-    def init(**given):
-        raise Refused('api_key not configured')
-
-    monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=init, Error=Refused))
-    with pytest.raises(ValueError, match=r"wandb_project='p': .* \(api_key not configured\)"):
-        RunLog(tmp_path, wandb_project='p')
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / 'page.html'
     write_atomic(path, 'old')
@@ -313,16 +208,30 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
 
 
-def test_progress_without_a_terminal_is_a_few_plain_lines():
-    stream = io.StringIO()
-    with Progress(1000, 'train', stream=stream) as progress:
-        for step in range(1000):
-            progress.advance(1, success=step / 1000)
-        progress.say('done [bold]')
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 22 and '\x1b' not in stream.getvalue()
-    assert lines[0].startswith('train 1/1000') and lines[-2].startswith('train 1000/1000')
-    assert lines[-2].endswith('success 0.999') and lines[-1] == 'done [bold]'
+@pytest.mark.parametrize('package', ['tensorboardX', 'wandb'])
+def test_a_missing_package_is_an_error_before_anything_is_written(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    options = {'tensorboardX': {'tensorboard': True}, 'wandb': {'wandb_project': 'p'}}[package]
+    with pytest.raises(ModuleNotFoundError, match=package):
+        RunLog(tmp_path / 'run', **options)
+    assert not (tmp_path / 'run').exists()
+
+
+def test_rows_that_are_missing_before_a_checkpoint_are_reported(tmp_path, capsys):
+    path = tmp_path / 'metrics.jsonl'
+    for steps, missing in ((range(4), ''), ((0, 1, 3), 'steps 2,'), ((1,), '0, 2 to 3,')):
+        path.write_text(''.join(json.dumps({'step': n, 'time_s': 1.0}) + '\n' for n in steps))
+        RunLog(tmp_path, resume_step=4).close()
+        err = capsys.readouterr().err
+        assert bool(missing) == bool(err) and missing in err
+
+
+@pytest.mark.parametrize('contents', [b'{"a":\n1,}', b'\xff', b'[' * 100_000, b'1' * 5000, None])
+def test_unreadable_files_are_named(tmp_path, contents):
+    path = tmp_path / 'file.json'
+    os.mkfifo(path) if contents is None else path.write_bytes(contents)
+    with pytest.raises(ValueError, match='file.json'):
+        files.read_json(path)
 
 
 class Terminal(io.StringIO):
@@ -339,29 +248,6 @@ def test_progress_on_a_terminal_draws_a_bar_and_continues_a_resumed_run(monkeypa
         progress.say('saved')
     text = stream.getvalue()
     assert '6/10' in text and 'train [x]' in text and '[red]raw' in text and 'saved' in text
-
-
-def test_a_live_line_stands_on_a_terminal_and_nowhere_else(monkeypatch):
-    monkeypatch.setenv('TERM', 'xterm')
-    shown = {'waited for': 3, 'slowest': '4.2 s', 'share': 0.25, 'note': '[red]'}
-    line = 'worlds  waited for 3  slowest 4.2 s  share 0.25  note [red]'
-    for kind, seen in ((Terminal, True), (io.StringIO, False)):
-        alone, below = kind(), kind()
-        with live_line('worlds', lambda: shown, stream=alone):
-            pass
-        with Progress(2, 'train', stream=below) as progress:
-            progress.watch('worlds', lambda: shown)
-            progress.advance(1)
-        assert (line in alone.getvalue()) == (line in below.getvalue()) == seen
-    with Progress(2, 'train', stream=io.StringIO()) as progress:
-        progress.watch('worlds', lambda: shown)
-        progress.watch('quiet', lambda: None)
-        progress.advance(1)
-        assert progress.now() == {'job': 'train', 'done': 1, 'total': 2, 'worlds': shown}
-    quiet = Terminal()
-    with live_line('worlds', lambda: None, stream=quiet):
-        pass
-    assert 'worlds' not in quiet.getvalue()
 
 
 def compile_events(name, seconds):
@@ -388,32 +274,6 @@ def test_what_takes_long_to_compile_is_said_while_it_does():
     assert len(said) == 2
 
 
-def test_a_program_is_named_by_its_purpose():
-    """'compiling the rollout' was printed twice, for validation and for training."""
-    said = io.StringIO()
-    with Progress(1, 'training', stream=said) as progress:
-        for phase in ('of validation', 'of training'):
-            with progress.phase(phase):
-                progress._compiling._done('collect', 3.0)
-        progress._compiling._done('my_function', 3.0)
-    assert said.getvalue().splitlines() == [
-        'compiled the rollout of validation: 3 s',
-        'compiled the rollout of training: 3 s',
-        'compiled the program my_function: 3 s',
-    ]
-
-
-def test_a_recorder_that_cannot_open_leaves_no_thread_and_no_file(tmp_path, monkeypatch):
-    """Beacon and progress lived on, and now.json called the run alive."""
-    cfg = micro_runs.plain('frozen_lake')
-    run = types.SimpleNamespace(cfg=read_config(cfg, None), face=cfg)
-    monkeypatch.setattr(recorder.profiling, 'Trace', mock.Mock(side_effect=OSError('no disk')))
-    before = set(threading.enumerate())
-    with pytest.raises(OSError, match='no disk'), recorder.Recorder(run, tmp_path, 0, 0, None):
-        pass
-    assert set(threading.enumerate()) == before and not (tmp_path / 'now.json').exists()
-
-
 def test_the_name_of_a_program_is_that_of_its_function():
     names = []
     with processes.CompileWatch(names.append, lambda name, seconds: names.append((name, seconds))):
@@ -425,13 +285,3 @@ def test_the_name_of_a_program_is_that_of_its_function():
     assert 'no_other_function' in names
     (seconds,) = [found[1] for found in names if found[0] == 'no_other_function']
     assert seconds > 0
-
-
-def test_on_a_terminal_what_compiles_has_a_live_line(monkeypatch):
-    monkeypatch.setenv('TERM', 'xterm')
-    stream = Terminal()
-    monkeypatch.setattr(Compiling.__init__, '__kwdefaults__', {'long_s': 0.05})
-    with Progress(2, 'train', stream=stream):
-        compile_events('collect', 0.6)
-    text = re.sub(r'\x1b\[[\d;?]*[A-Za-z]', '', stream.getvalue())
-    assert 'compiling  the rollout ' in text and 'compiled the rollout: 1 s' in text

@@ -50,7 +50,7 @@ def test_two_answers_and_two_prompts_by_hand():
     assert out['quadrant'] == 0  # entropy .69, share .55: diverse
 
 
-def test_the_bound_is_the_logarithm_of_the_number_of_prompts():
+def test_the_four_regimes_and_the_bound_log_n():
     out = reduce(np.where(np.eye(4, dtype=bool), -1.0, -200.0), np.arange(4))
     assert out['mi'] == pytest.approx(math.log(4), abs=1e-6)
     assert out['mi_share'] == pytest.approx(1, abs=1e-6)
@@ -279,14 +279,6 @@ def test_reasoning_ends_where_the_tags_begin(response, reasoning):
     tokens, live = jnp.array([ids + [0] * 3]), jnp.arange(len(ids) + 3)[None] < len(ids)
     length = int(answers.reasoning_length(table(), tokens, live)[0])
     assert tiny.tokenizer().decode(ids[:length]).strip() == reasoning
-
-
-def test_without_think_there_is_no_reasoning():
-    no_think = answers.build_answer_table(
-        tiny.tokenizer().token_bytes(), ['Up'], max_actions=1, opening='<answer>'
-    )
-    ids = jnp.array([tiny.tokenizer().encode('Up</answer>')])
-    assert int(answers.reasoning_length(no_think, ids, ids >= 0)[0]) == 0
 
 
 def test_the_own_prompt_gives_the_sampler_s_log_probabilities():

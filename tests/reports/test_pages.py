@@ -33,35 +33,6 @@ def test_replayed_worlds_are_those_of_the_rollout(name):
         assert grids[b] == [env.cells(jax.device_get(state)) for state in states]
 
 
-@pytest.mark.parametrize('name', ['frozen_lake', 'sokoban'])
-def test_replayed_worlds_agree_with_the_prompts_and_the_outcome(name):
-    """The grid of turn k is spelled in its prompt; solved episodes end on the goal or target."""
-    out, _ = tiny.played(name)
-    env, grids, signs = tiny.task(name).env, replayed(name), {}
-    symbols = env.symbols if name == 'sokoban' else 'P_OGX√'
-    order = (
-        ('wall', 'empty', 'target', 'box on target', 'box', 'player', 'player on target')
-        if name == 'sokoban'
-        else ('player', 'empty', 'hole', 'goal', 'player in hole', 'player on goal')
-    )
-    signs = dict(zip(order, symbols, strict=True))
-    for b in range(16):
-        for k in range(out.num_turns[b]):
-            prompt = out.tokens[b][(out.turn[b] == k) & ~out.action_mask[b]]
-            drawn = ''.join(''.join(signs[cell] for cell in row) + '\n' for row in grids[b][k])
-            assert drawn in tiny.tokenizer().decode(prompt)
-        last = {cell for row in grids[b][-1] for cell in row}
-        assert out.success[b] == (('player on goal' in last) or ('box on target' in last))
-
-
-def test_another_key_or_stream_replays_other_ice():
-    out, _ = tiny.played('frozen_lake')
-    task, tokenizer = tiny.task('frozen_lake'), tiny.tokenizer()
-    right = pages.replay(out, np.arange(16), task, tokenizer, tiny.KEY)
-    for streams, key in ((np.arange(16) + 1, tiny.KEY), (np.arange(16), jax.random.key(8))):
-        assert pages.replay(out, streams, task, tokenizer, key) != right
-
-
 @pytest.fixture(scope='module')
 def document(tmp_path_factory):
     """The document of a lake rollout with ratios, and advantages for the first half only."""
@@ -162,7 +133,6 @@ def test_the_head_of_a_page_with_less_room_is_of_the_whole_rollout(tmp_path):
             ).sum()
         )
         text = path.read_text(encoding='utf-8')
-        assert f'{len(shown)} of them are shown below: every {made["every"]}' in text
         assert f'{16 - len(shown)} are left out' in text
         for group in made['groups']:
             rows = slice(group['group'] * group_size, (group['group'] + 1) * group_size)

@@ -1,11 +1,22 @@
+"""The rollout page and the live page: what they show, escape and answer."""
+
 import html.parser
-import re
+import json
+import math
+import os
+import time
 
 import pytest
-from golden_text import assert_golden
+from fastapi.testclient import TestClient
 
+from agentrl_jax import view
+from agentrl_jax.machine import lock
+from agentrl_jax.records import live_charts, live_page, live_server, run_log
+from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.page_episode import flags_of
 from agentrl_jax.records.page_html import MAX_TOKENS, render_page
+from agentrl_jax.run.config import effective
+from configs import demo_cloned
 
 HOSTILE = (
     '<script>alert(1)</script>',
@@ -83,7 +94,6 @@ def episode(**changes):
 
 
 def reply(turn=1, **changes):
-    """What a world on a host said."""
     return {'turn': turn, 'seconds': 0.25, 'tries': 1, 'fault': '', 'text': ''} | changes
 
 
@@ -129,56 +139,50 @@ def document(*episodes, **changes):
     return made | changes
 
 
-def test_the_page_has_no_script_loads_nothing_and_says_so():
-    links = {'step 1': 'step_000001.html'}
-    text = render_page(document(episode(), episode(row=13)), links=links)
-    page = Page(text)
-    assert {'#e12', '#e13', '#g2', './step_000001.html'} <= {
-        a['href'] for _, a in page.elements if 'href' in a
-    }
-    tags = {tag for tag, _ in page.elements}
-    assert not tags & {'script', 'img', 'link', 'iframe', 'object', 'base', 'svg'}
-    policy = next(a['content'] for _, a in page.elements if 'http-equiv' in a)
-    assert "default-src 'none'" in policy and 'script-src' not in policy and 'http' not in policy
-    assert 'url(' not in text and '@import' not in text and '//' not in text.replace('-//', '')
-    for _, attributes in page.elements:
-        assert not [name for name in attributes if name.startswith('on')]
-        assert not {'src', 'action', 'srcset', 'ping'} & attributes.keys()
-        # Links lead to other places of the page or to files beside it.
-        assert re.fullmatch(r'#(e|g)\d+|#overview|\./[\w.]+\.html', attributes.get('href', '#e1'))
+def prompt(*texts):
+    return [token(text, k='p', lp=None, ratio=None, adv=None) for text in texts]
+
+
+# ---- rollout page --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('text', HOSTILE)
-def test_hostile_text_anywhere_is_shown_and_never_markup(text):
-    clean = Page(render_page(document(episode())))
-    page_text = render_page(
-        document(
-            episode(
-                episode_stop=text,
-                turns=[turn(stop=text, actions=[text], grid=[['wall', text], ['box', 'x']])],
-                tokens=[token(text, k='p', lp=None, ratio=None, adv=None), token(text)],
-            ),
-            title=text,
-            env=text,
-            about={'model': text},
-        )
-    )
-    page_text.encode('utf-8')
-    page = Page(page_text)
-    assert page.duplicates == []
-    # Only the marks for unseen characters are new; nothing that the text asked for.
-    tags = [tag for tag, attributes in page.elements if attributes != {'class': 'esc'}]
-    assert tags == [tag for tag, _ in clean.elements]
+def test_the_rollout_page_escapes_all_text_and_loads_nothing(text):
+    def shown(text):
+        turns = [turn(stop=text, actions=[text], grid=[['wall', text], ['box', 'x']])]
+        tokens = [*prompt(text), token(text)]
+        replies = [reply(2, text=text), reply(3, fault=text)]
+        made = episode(episode_stop=text, turns=turns, tokens=tokens, replies=replies)
+        return render_page(document(made, title=text, env=text, about={'model': text}))
+
+    page, clean = Page(shown(text)), Page(shown('clean'))
+    assert [tag for tag, _ in page.elements] == [tag for tag, _ in clean.elements]
+    assert page.duplicates == [] and not {'script', 'img', 'link'} & {t for t, _ in page.elements}
     for _, attributes in page.elements:
         assert not [name for name in attributes if name.startswith('on') or name == 'autofocus']
-    seen = [c for c in page_text if not c.isprintable() and c != '\n']
-    assert seen == [], seen
-    shown = ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    assert page.text.count(shown) >= 4
+        assert not {'src', 'action', 'srcset'} & attributes.keys()
+    visible = ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    assert page.text.count(visible) >= 6
 
 
-def prompt(*texts):
-    return [token(text, k='p', lp=None, ratio=None, adv=None) for text in texts]
+def test_the_rollout_page_shows_its_figures():
+    totals = TOTALS | {'episodes': 256, 'faulty': 6, 'solved': 50, 'turns': 500, 'invalid': 125}
+    episodes = [
+        episode(row=0, turns=[turn(), turn(1, part='plan', actions=[], staleness=2)]),
+        episode(row=1, success=False, episode_stop='env_error', replies=[reply(fault='lost')]),
+        episode(row=2, group=3, turns=[turn(valid=None)], final_grid=[['goal']]),
+    ]
+    made = document(*episodes, every=128, totals=totals)
+    text = ' '.join(Page(render_page(made, links={'step 1': 'step_000001.html'})).text.split())
+    for words in (
+        *('20.0 %', '50 of 250', '125 of 500 turns', 'one in 128; 253 are left out', 'step 1'),
+        *('1 of 4 solved', 'return 0.25 ± 0.5', 'advantages 1.5 apart', '2 of 4 shown'),
+        *('plan', 'weights of 2 updates ago', 'lost', 'faulty', 'the world at the end'),
+    ):
+        assert words in text, words
+    assert 'shows 1 of them' in render_page(made, max_episodes=1)
+    long = episode(tokens=[token()] * (MAX_TOKENS // 2 + 1))
+    assert render_page(document(long, long)).count('class="episode ') == 1
 
 
 def test_tokens_carry_their_numbers_and_a_class_for_each_heat_map():
@@ -194,101 +198,212 @@ def test_tokens_carry_their_numbers_and_a_class_for_each_heat_map():
     assert spans[1]['title'] == 'token 1; log p -20 (p 2.06e-09); ratio 0.5; advantage -1.2'
 
 
-def test_documents_that_do_not_fit_are_refused_with_the_reason():
-    for wrong, reason in (
-        ([], 'version is missing'),
-        ({'version': 2}, 'version 2; this code reads 3'),
-        (document(episode(), env=None), 'env of the document must be a text'),
-        (document(episode(), about={'model': None}), "'model' in about is no text"),
-        (document(episode(), totals={}), 'totals lacks episodes'),
-        (document(episode(), worlds={}), 'worlds lacks replies'),
-        (document(episode(), worlds=3), 'worlds of the document must be an object, or null'),
-        (document(episode(replies=[reply(tries=0.5)])), 'tries of a reply of episode 0 must be a'),
-        (document(episode(), groups=[group(level='x')]), 'level of group 0 must be a whole number'),
-        (document({}), 'episode 0 lacks row'),
-        (document(episode(turns=None)), 'turns of episode 0 must be a list'),
-        (document(episode(success=1)), 'success of episode 0 must be true or false'),
-        (document(episode(level=10**30)), 'level of episode 0 must be a whole number'),
-        (document(episode(turns=[turn(grid=[3])])), 'grid of a turn of episode 0 must be rows of'),
-        (document(episode(turns=[turn(actions='Up')])), 'actions of a turn of episode 0 must be'),
-        (document(episode(tokens=[token(lp='low')])), 'lp of a token of episode 0 must be a num'),
-        (document(episode(turns=[{'index': 0}])), 'a turn of episode 0 lacks stop'),
-        (document(episode(), episode(tokens=[3])), 'a token of episode 1 lacks s'),
+def test_a_lost_world_is_no_invalid_answer():
+    lost = episode(turns=[turn(valid=False)], replies=[reply(0), reply(1, fault='gone')])
+    assert not flags_of(lost)['invalid'] and flags_of(episode(turns=[turn(valid=False)]))['invalid']
+
+
+@pytest.mark.parametrize(
+    'wrong, field',
+    [
+        ([], 'the document'),
+        ({'version': 2}, 'version'),
+        (document(episode(), env=None), 'env'),
+        (document(episode(), about={'model': None}), 'about.model'),
+        (document(episode(), totals={}), 'totals.episodes'),
+        (document(episode(), worlds={}), 'worlds.replies'),
+        (document(episode(replies=[reply(tries=0.5)])), 'episodes.0.replies.0.tries'),
+        (document(episode(), groups=[group(level='x')]), 'groups.0.level'),
+        (document(episode(success=1)), 'episodes.0.success'),
+        (document(episode(level=10**30)), 'episodes.0.level'),
+        (document(episode(turns=[turn(grid=[3])])), 'episodes.0.turns.0.grid.0'),
+        (document(episode(tokens=[token(lp='low')])), 'episodes.0.tokens.0.lp'),
+        (document(episode(turns=[turn(branch='x')])), 'episodes.0.turns.0.branch'),
+        (document(episode(), episode(tokens=[3])), 'episodes.1.tokens.0'),
+    ],
+)
+def test_wrong_documents_name_the_field(wrong, field):
+    with pytest.raises(ValueError, match=f'document: {field}'):
+        render_page(wrong)
+
+
+# ---- live page -----------------------------------------------------------------------------------
+
+
+def row(step, **changes):
+    made = {'step': step, 'time_s': 2.0 * step + 1, 'progress/tokens': 1000 * (step + 1)}
+    made |= {'rollout/success': 0.3 + 0.01 * step, 'optim/lr': 1e-6}
+    if step % 2 == 0:
+        made |= {'eval/success': 0.4, 'eval/success_low': 0.3, 'eval/success_high': 0.5}
+    return made | {name.replace('__', '/'): value for name, value in changes.items()}
+
+
+def make_run(folder, steps=5, pages=(), **changes):
+    (folder / 'rollouts').mkdir(parents=True)
+    cfg = effective(demo_cloned.get_config())
+    run_log.write_config(folder, cfg, ['train.py', '--config=configs/demo.py'])
+    (folder / run_log.REFERENCE_FILE).write_text('{"random": 0.25, "oracle": 1.0}')
+    rows = ''.join(run_log.json_line(row(step, **changes)) for step in range(steps))
+    (folder / run_log.METRICS_FILE).write_text(rows)
+    for name in pages:
+        (folder / 'rollouts' / name).write_text(f'<p>{name}</p>')
+    return folder
+
+
+def live(folder, x='step', others=()):
+    others = [live_page.read(other) for other in others]
+    return live_page.render(live_page.read(folder), others, 0, x)
+
+
+@pytest.mark.parametrize('x', ['step', 'tokens', 'seconds'])
+def test_the_live_page_shows_its_figures(tmp_path, x):
+    names = ('step_000001.html', 'no "page.html')
+    folder = make_run(tmp_path / 'a', 40, names, rollout__token_budget_stop=0.5)
+    roll_back = {'at_step': 9, 'to_step': 4, 'signal': 's', 'reason': 'it spiked'}
+    (folder / run_log.ROLL_BACKS_FILE).write_text(json.dumps([roll_back]))
+    text = Page(live(folder, x, [make_run(tmp_path / 'b')])).text
+    for words in (
+        *('StarPO-S on frozen_lake', '40 of 200', '40.0 % 30.0 to 50.0', 'random 0.25', '69 %'),
+        *('alarm: episodes cut by', 'at step 9 back to step 4: it spiked', 'step 1', 'stopped'),
     ):
-        with pytest.raises(ValueError, match=reason):
-            render_page(wrong)
+        assert words in ' '.join(text.split()), words
+    assert 'no "page' not in text
+    page = Page(live(make_run(tmp_path / 'c'), x, [tmp_path / 'b']))
+    charts = {a['aria-label'].split(':')[0]: a for a in page.having('chart')}
+    marks = [mark.split(',') for mark in charts['eval/success']['data-points'].split(' ')]
+    # Validation is the first part of a step, so it is drawn where its step starts.
+    starts = {'step': ['0', '2', '4'], 'tokens': ['0', '2000', '4000'], 'seconds': ['0', '3', '7']}
+    assert [mark[2:] for mark in marks] == [[start, '0.4'] for start in starts[x]]
+    assert [len(page.having(css)) for css in ('band', 'reference', 'line o0')] == [1, 2, 0]
+    assert len(page.having('other')) == 1
 
 
-def test_a_page_is_bounded_and_says_of_how_many_episodes_its_head_is():
-    """It was counted from the episodes on the page: 64 of 256, and nothing said so."""
-    totals = TOTALS | {'episodes': 256, 'faulty': 6, 'solved': 50, 'turns': 500, 'invalid': 125}
-    made = document(episode(), episode(), every=128, totals=totals)
-    text = Page(render_page(made)).text
-    assert '20.0 %' in text and '50 of 250' in text and '125 of 500 turns' in text
-    assert 'of all 256 episodes; 2 of them are shown below: every 128th. 254 are left out.' in text
-    text = Page(render_page(made, max_episodes=1)).text
-    assert '1 of them are shown below: every 128th, of these the first 1. 255 are left out' in text
-    for n, ordinal in ((2, '2nd'), (3, '3rd'), (11, '11th'), (21, '21st')):
-        assert f'every {ordinal}.' in render_page(document(episode(), every=n, totals=totals))
-    long = episode(tokens=[token()] * (MAX_TOKENS // 2 + 1))
-    assert render_page(document(long, long)).count('class="episode ') == 1
+@pytest.mark.parametrize('text', HOSTILE)
+def test_the_live_page_escapes_all_text(tmp_path, text):
+    def shown(name, text):
+        folder = make_run(tmp_path / name)
+        path = folder / run_log.CONFIG_FILE
+        record = json.loads(path.read_text())
+        record |= {'commit': text, 'machine': text, 'argv': [text, f'--config={text}']}
+        record['config']['env']['name'] = text
+        path.write_text(json.dumps(record))
+        with (folder / run_log.METRICS_FILE).open('a') as file:
+            file.write(json.dumps(row(5) | {f'a/{text}': 1}) + '\n')
+        return Page(live(folder))
+
+    page, clean = shown('a', text), shown('b', 'clean')
+    assert [tag for tag, _ in page.elements] == [tag for tag, _ in clean.elements]
+    assert not [n for _, a in page.elements for n in a if n.startswith('on') or n == 'autofocus']
 
 
-WORLDS = {'replies': 3, 'seconds': 0.5, 'slowest': 4.25, 'retries': 2, 'faults': 1}
-HEARD = prompt('heard')[0] | {'turn': 1}
-BROKEN = reply(1, tries=3, fault='TimeoutError: no reply \x1b[31m<script>')
-PAGES = {
-    'what the filters look at, and a start that is shown once': document(
-        episode(row=12),
-        episode(row=13, success=False, turns=[turn(valid=False)]),
-        episode(row=14, success=False, episode_stop='token_budget', turns=[turn(valid=None)]),
-        episode(row=15, turns=[turn(), turn(1, stop='length')], final_grid=[['player on goal']]),
-        episode(row=16, group=3, success=False, episode_stop='env_error', turns=[], tokens=[]),
-        totals=TOTALS | {'episodes': 5},
-        about={'method': 'StarPO-S', 'commit': 'e2cb778b1f2c'},
-    ),
-    'groups by their order, what was not trained on, advantages that are nowhere': document(
-        episode(row=0, group=0, success=False, tokens=[token(adv=-1.0)] * 3),
-        episode(row=1, group=0, tokens=[token(adv=1.0)]),
-        episode(row=4, group=1, tokens=[token(adv='nan')] * 2),
-        episode(row=5, group=1, tokens=[token(ratio='inf', adv='nan', lp='-inf'), token()]),
-        groups=[
-            group(0, solved=1, sampled=2.0, advantages=0.5, **{'return': 0.0}),
-            group(1, solved=3, sampled=1.0, advantages=None, **{'return': 'nan'}),
-        ],
-    ),
-    'nothing but probabilities; a cell and characters without a sign; no answer': document(
-        episode(tokens=[token('a\u202eb\x07c', adv=None, ratio=None), HEARD]),
-        totals=TOTALS | {'invalid': None, 'success_low': 0.25, 'success_high': 0.75},
-        groups=[],
-    ),
-    'worlds on hosts, a trial that ended, a plan': document(
-        episode(
-            turns=[turn(grid=None), turn(1, part='plan', actions=[], penalty=-0.1)],
-            tokens=[*prompt('begin'), token('say'), HEARD, token('again', turn=1)],
-            replies=[reply(0), reply(1, text='lost'), reply(1, seconds=1.5, tries=3)]
-            + [reply(2, text='the <b>end</b> is near')],
-        ),
-        worlds=WORLDS,
-    ),
-    'worlds that failed in a turn and before the first': document(
-        episode(turns=[turn(valid=False)], replies=[reply(0), BROKEN], episode_stop='env_error'),
-        episode(
-            row=13,
-            turns=[],
-            tokens=prompt('begin'),
-            replies=[reply(0, fault='WorldDown: nobody is there', seconds=0.0)],
-            episode_stop='env_error',
-        ),
-        worlds=WORLDS,
-    ),
-}
+@pytest.mark.parametrize('text', ['5', '{"a": 1}', 'null', '{"config": {"steps": "x"}}', '{"a'])
+def test_broken_files_break_no_page(tmp_path, text):
+    folder = make_run(tmp_path / 'a')
+    for name in (run_log.CONFIG_FILE, run_log.ROLL_BACKS_FILE, run_log.REFERENCE_FILE):
+        (folder / name).write_text(text)
+    assert bool(live_page.read(folder).problems) == (text == '{"a') and Page(live(folder)).text
+    (folder / run_log.METRICS_FILE).write_text('{"step": 5, "time_s": "<i>"}\n')
+    assert "'time_s' is no number" in Page(live(folder)).text
+    path = make_run(tmp_path / 'b') / run_log.CONFIG_FILE
+    record = json.loads(path.read_text())
+    record['config']['alarm']['std_drop'] = 5
+    path.write_text(json.dumps(record))
+    assert 'alarms of config.json cannot be read' in live(tmp_path / 'b')
 
 
-def test_pages_are_the_golden_ones():
-    def body(text):  # the style sheet is in the template
-        return text.split('<body>')[1].replace('><', '>\n<')
+def test_the_state_of_a_run(tmp_path):
+    folder = make_run(tmp_path / 'a')
+    held = lock.take(folder)
+    assert live_page.read(folder).state == 'training'
+    lease = json.loads((folder / lock.LEASE_FILE).read_text())
+    held.release()
+    assert live_page.read(folder).state == 'stopped'
+    (folder / lock.LEASE_FILE).write_text(json.dumps(lease | {'host': 'tpu-0', 'kernel': 'x'}))
+    assert live_page.read(folder).state == 'training on tpu-0'
+    (folder / lock.LEASE_FILE).unlink()
+    run_log.write_finished(folder, 5)
+    assert live_page.read(folder).state == 'finished'
+    with (folder / run_log.METRICS_FILE).open('a') as file:
+        file.write(run_log.json_line(row(5)) + '{"step": 6, "ti')
+    assert len(live_page.read(folder).rows) == 6
+    assert live_page.is_run(folder) and not live_page.is_run(tmp_path)
 
-    assert_golden('pages.html', {title: body(render_page(made)) for title, made in PAGES.items()})
-    ended = PAGES['worlds that failed in a turn and before the first']['episodes'][0]
-    assert not flags_of(ended)['invalid'] and flags_of(ended)['faulty']  # lost, not answered badly
+
+def test_the_beacon_writes_what_a_run_does_while_it_lives(tmp_path):
+    folder, now = make_run(tmp_path / 'a'), {'worlds': {'waited for': 7, 'slowest': '<b>'}}
+    held = lock.take(folder)
+    with Beacon(folder, lambda: now, every_s=0.01):
+        deadline = time.monotonic() + 10
+        while 'worlds in flight waited for 7' not in Page(live(folder)).text:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    held.release()
+    assert not (folder / run_log.NOW_FILE).exists() and 'in flight' not in live(folder)
+
+
+@pytest.mark.parametrize('scale', [1.0, -1.25e-7, 1e3, 12345.6789e9])
+def test_charts_stay_inside_their_box(scale):
+    values = [scale * (1 + 1e-4 * step) for step in range(9)]
+    rows = [row(step, a__b=x) for step, x in enumerate([*values, math.nan, math.inf])]
+    svg = live_charts.chart(rows, 'a/b')
+    (attributes,) = Page(svg).having('chart')
+    top, bottom, left, right = map(float, attributes['data-box'].split(','))
+    marks = [mark.split(',') for mark in attributes['data-points'].split(' ')]
+    assert len(marks) == 9 and 'nan' not in svg
+    assert all(left <= float(x) <= right and top <= float(y) <= bottom for x, y, *_ in marks)
+    assert live_charts.chart(rows, 'value/loss') == ''
+    assert '<circle class="own"' in live_charts.chart(rows[:1], 'a/b')
+    labels = live_charts.ticks(min(values), max(values)).values()
+    assert len(set(labels)) == len(labels) > 1
+    assert list(live_charts.ticks(0.5, 2000, log=True).values()) == ['1', '10', '100', '1000']
+
+
+def test_the_server_answers_with_runs_and_their_pages_only(tmp_path):
+    run = make_run(tmp_path / 'runs' / 'a b', pages=('step_000001.html', 'note.txt'))
+    for k in range(24):
+        path = make_run(tmp_path / 'runs' / f'run{k:02d}', 1) / run_log.METRICS_FILE
+        os.utime(path, (1e9 + k, 1e9 + k))
+    (tmp_path / 'runs' / 'no run').mkdir()
+    (tmp_path / 'secret.html').write_text('secret')
+    client = TestClient(live_server.build_app(run), 'http://127.0.0.1:9', follow_redirects=False)
+    assert client.get('/').headers['Location'] == '/run/a%20b/'
+    page = client.get('/run/a%20b/?x=tokens')
+    assert '<b>tokens</b>' in page.text and '4 older runs left out' in page.text
+    assert 'run04' in page.text and 'run03' not in page.text
+    policy = page.headers['Content-Security-Policy']
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy
+    assert client.get('/live_page.js').headers['Content-Type'].startswith('text/javascript')
+    rollout = client.get('/run/a%20b/rollouts/step_000001.html')
+    assert 'step_000001' in rollout.text
+    assert 'script-src' not in rollout.headers['Content-Security-Policy']
+    for path in (
+        *('/run/none/', '/run/no%20run/', '/run/..%2f/', '/run/a%20b/config.json', '/etc/passwd'),
+        *('/run/a%20b/rollouts/..%2f..%2f..%2fsecret.html', '/run/a%20b/rollouts/note.txt', '/%00'),
+    ):
+        answer = client.get(path)
+        assert answer.status_code == 404 and 'secret' not in answer.text, path
+    assert client.get('/', headers={'Host': 'evil.example'}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    'words', [['runs/dmeo'], ['--workdir=runs/a'], ['runs/a', '--port=70000'], ['runs'], []]
+)
+def test_wrong_arguments_of_view_are_one_line(tmp_path, monkeypatch, capsys, words):
+    make_run(tmp_path / 'runs' / 'a')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        view.main(words)
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and err.startswith('error: ') and err.count('\n') == 1
+
+
+def test_view_serves_the_page_of_a_run(tmp_path, capsys, monkeypatch):
+    def run(server, sockets):
+        address = sockets[0].getsockname()
+        sockets[0].close()
+        assert address[0] == '127.0.0.1' and server.config.app.routes
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(view.uvicorn.Server, 'run', run)
+    view.main([str(make_run(tmp_path / 'a'))])
+    assert capsys.readouterr().out.startswith('http://127.0.0.1:')

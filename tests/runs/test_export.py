@@ -37,7 +37,8 @@ from agentrl_jax.tokens.chat import (
     render,
     tokenize,
 )
-from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 transformers = pytest.importorskip('transformers')

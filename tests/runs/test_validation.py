@@ -308,14 +308,14 @@ def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected
 @pytest.mark.parametrize(
     'changes, sentence',
     [
-        ({'optim.schedule': 'cosine'}, 'do not go together'),
-        ({'optim.schedule_steps': 9}, 'do not go together'),
-        ({'optim.final_lr': 0.1}, 'no effect on optim.schedule=constant'),
-        ({'eval.also': ('tests',)}, 'must name splits'),
-        ({'eval.also': ('validation',)}, 'other than eval.split'),
-        ({'eval.worlds': ('chess',)}, 'must name worlds of frozen_lake, sokoban'),
-        ({'eval.worlds': ('sokoban', 'frozen_lake')}, "other than env.name='frozen_lake'"),
-        ({'checkpoint.best': True, 'eval.split': 'test'}, 'no test figure left'),
+        ({'optim.schedule': 'cosine'}, 'optim.schedule'),
+        ({'optim.schedule_steps': 9}, 'optim.schedule_steps'),
+        ({'optim.final_lr': 0.1}, 'optim.final_lr'),
+        ({'eval.also': ('tests',)}, 'eval.also'),
+        ({'eval.also': ('validation',)}, 'eval.also'),
+        ({'eval.worlds': ('chess',)}, 'eval.worlds'),
+        ({'eval.worlds': ('sokoban', 'frozen_lake')}, 'eval.worlds'),
+        ({'checkpoint.best': True, 'eval.split': 'test'}, 'eval.split'),
     ],
 )
 def test_what_cannot_be_is_refused(changes, sentence):

@@ -9,7 +9,7 @@ import qwen_vocabulary
 
 from agentrl_jax.envs import Bandit
 from agentrl_jax.text import answer
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
 MOVES = ['Up', 'Down', 'Left', 'Right']

@@ -14,7 +14,7 @@ from agentrl_jax.envs.sokoban import world as sokoban
 from agentrl_jax.envs.sokoban.solver import FLOOR, TARGET, WALL
 from agentrl_jax.text import lines
 from agentrl_jax.tokens import chat
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
 COUNT = 3000  # random states of a world

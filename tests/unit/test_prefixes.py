@@ -191,11 +191,11 @@ def test_only_what_is_left_of_rows_takes_columns():
 @pytest.mark.parametrize(
     'fields, message',
     [
-        ({'batch.prefix_rows': 3}, 'batch.prefix_rows=3 must divide batch.microbatch_rows='),
-        ({'batch.widths': 1}, 'batch.prefix_rows=2 needs batch.widths above 1'),
-        ({'parity.microbatch_means': True}, 'needs parity.microbatch_means=False'),
-        ({'rollout.group_size': 3}, 'and rollout.group_size=3 must divide one another'),
-        ({'context.window': 1}, 'needs context.window=0'),
+        ({'batch.prefix_rows': 3}, 'batch.prefix_rows'),
+        ({'batch.widths': 1}, 'batch.widths'),
+        ({'parity.microbatch_means': True}, 'parity.microbatch_means'),
+        ({'rollout.group_size': 3}, 'rollout.group_size'),
+        ({'context.window': 1}, 'context.window'),
     ],
 )
 def test_what_does_not_go_together_is_refused(fields, message):

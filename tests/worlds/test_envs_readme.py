@@ -6,22 +6,15 @@ import json
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import every_world
 import jax
-import jax.numpy as jnp
 import micro_runs
-import numpy as np
 import pytest
-import tiny_agents as tiny
 
 from agentrl_jax import envs, train
-from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.records import page_episode, run_log
-from agentrl_jax.text import task as text
-from agentrl_jax.types import EpisodeStop
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / 'agentrl_jax' / 'envs'
@@ -65,48 +58,6 @@ def world(corridor):
     return every_world.World(corridor())
 
 
-def test_the_table_lists_the_worlds_there_are():
-    every, known = README.split('## Environments')
-    known = known.split('## Add an environment')[0]
-    device = [*envs.ENVIRONMENTS, *envs.GAMES]
-    assert re.findall(r'^\| `(\w+)` \|', known, flags=re.MULTILINE) == device
-    rows = [re.split(r' *\| *', line)[1:-1] for line in re.findall(r'^\| `.*', every, re.MULTILINE)]
-    assert [row[0].strip('`') for row in rows] == [*device, *HOSTS]
-    pinned = (ROOT / 'pyproject.toml').read_text(encoding='utf-8')
-    for name, plays, needs, _, rate, _, expert, config in rows:
-        name = name.strip('`')
-        assert (plays == 'on the device') == (name in device)
-        assert all(f'"{package}' in pinned for package in re.findall('`(.*?)`', needs))
-        if name in HOSTS:
-            assert (expert != 'none') == HOSTS[name]().has_player() == bool(rate)
-        if config:
-            path = pathlib.Path(config.strip('`'))
-            world = importlib.import_module('.'.join(path.with_suffix('').parts)).get_config()
-            assert world.env.name == name or path.stem == 'games' and name in envs.GAMES
-    smallest = {path.stem for path in (ROOT / 'configs').glob('demo*.py')}
-    assert len({row[-1] for row in rows} & {f'`configs/{name}.py`' for name in smallest}) > 7
-
-
-def test_files_and_methods_that_are_named_exist():
-    named = set(re.findall(r'`([a-z_/]+\.py)`', README)) - {'corridor.py', 'my_worlds.py'}
-    assert len(named) > 5
-    places = [(FOLDER / path, FOLDER.parent / path, ROOT / path) for path in named]
-    assert all(any(path.is_file() for path in place) for place in places), named
-    offers = README.split('| method | for |')[1]
-    rows = re.findall(r'^\| (.*?) \|', offers, flags=re.MULTILINE)
-    methods = [name for row in rows for name in re.findall(r'`(\w+)`', row)]
-    assert len(methods) > 5
-    assert all(hasattr(envs.TextEnvironment, name) for name in methods), methods
-
-
-@pytest.mark.parametrize('arguments', [['check'], ['format', '--check']])
-@pytest.mark.parametrize('source', [WORLD, NAME], ids=['world', 'name'])
-def test_the_formatter_has_nothing_to_say(source, arguments):
-    ruff = [sys.executable, '-m', 'ruff', *arguments]
-    file = ['--stdin-filename', 'agentrl_jax/envs/corridor.py', '-']
-    subprocess.run([*ruff, *file], input=source, text=True, check=True, cwd=ROOT)
-
-
 @pytest.mark.parametrize('check', every_world.CHECKS, ids=lambda check: check.__name__)
 def test_it_passes_what_every_world_passes(world, check):
     check(world)
@@ -115,24 +66,6 @@ def test_it_passes_what_every_world_passes(world, check):
 def test_pages_know_its_cells(world):
     state = jax.tree.map(lambda x: x[0], world.states)
     assert set(world.env.cells(state)[0]) == {'player', 'goal', 'empty'} <= set(page_episode.CELLS)
-
-
-def test_it_is_walked_to_its_door_as_text(world):
-    env, params = world.env, world.params
-    level = int(np.flatnonzero(np.asarray(params.starts[:, 1] - params.starts[:, 0]) == 4)[0])
-    task = text.build_task(env, params, tiny.tokenizer(), style='ragen', **tiny.BUDGETS)
-    episode = text.begin(task, jnp.int32(level))
-    tokens, count = text.turn_tokens(task, episode, jnp.bool_(True))
-    shown = tiny.tokenizer().decode([*task.prefix.tolist(), *tokens[:count].tolist()])
-    assert env.instruction in shown and env.observation_text(episode.state) in shown
-    right = jnp.array([1, 1, 1], jnp.int32)
-    play = jax.jit(text.play_turn)
-    episode, first = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
-    assert int(first.stop) == EpisodeStop.NONE and not first.success
-    episode, second = play(task, jax.random.key(0), episode, right, jnp.bool_(True))
-    # Four steps to the door: the second turn executes one of its three actions.
-    assert int(second.stop) == EpisodeStop.TERMINATED and second.success
-    assert (int(second.num_actions), float(second.reward)) == (1, 1.0)
 
 
 @pytest.mark.soak

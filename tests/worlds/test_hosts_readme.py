@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from agentrl_jax import train
-from agentrl_jax.envs.hosts import HOSTS
 from agentrl_jax.records import run_log
 from agentrl_jax.run.config import read as read_config
 from configs import base, demo_cloned
@@ -48,10 +47,6 @@ def guess(tmp_path, monkeypatch):
     return guess
 
 
-def test_the_world_has_thirty_lines_or_so():
-    assert len([line for line in WORLD.splitlines() if line.strip()]) <= 30
-
-
 def test_the_world_is_played_by_hand(guess):
     world = guess.Guess()
     assert world.reset(7) == '4 left\n'
@@ -80,16 +75,3 @@ def test_its_commands_are_possible(words, guess):
     cfg = demo_cloned.get_config()
     cfg.update_from_flattened_dict(fields(words))
     read_config(cfg)
-
-
-def test_files_and_kinds_of_worlds_that_are_named_exist():
-    for name in re.findall(r'`(\w+\.py)`', README):
-        assert (FOLDER / name).is_file() or name == 'guess.py'
-    listed = re.findall(
-        r'^\| `([\w.]+)` \|', README.partition('## On several')[2], flags=re.MULTILINE
-    )
-    deployed = {path.name for path in (FOLDER / 'deploy').iterdir()}
-    assert deployed == {name for name in listed if name not in HOSTS}
-    assert HOSTS.keys() - set(listed) == {'gymnasium', 'objects'}  # said before
-    named = {fields(words)['env.name'] for words in COMMANDS}
-    assert named <= HOSTS.keys()

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 import urllib.parse
 
 import fastapi
@@ -25,16 +24,7 @@ from fastapi.testclient import TestClient
 
 from agentrl_jax.envs.hosts import server
 from agentrl_jax.envs.hosts.answers import READERS, Unreadable
-from agentrl_jax.envs.hosts.web import (
-    actions,
-    chromium,
-    experts,
-    scoring,
-    tabs,
-    tasks,
-    tree,
-    world,
-)
+from agentrl_jax.envs.hosts.web import actions, chromium, experts, scoring, tabs, tasks, tree, world
 from agentrl_jax.envs.hosts.web.actions import Action, read_action
 from agentrl_jax.envs.hosts.web.miniwob import MiniWoB, MiniWoBEnvironment
 from agentrl_jax.envs.hosts.web.world import WebArena, WebEnvironment
@@ -51,22 +41,16 @@ needs_miniwob = pytest.mark.skipif(
 )
 
 
-# ---- text ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     'text, action',
     [
         ('click [12]', Action('click', 12)),
         ('type [3] [a [b] c] [0]', Action('type', 3, 'a [b] c', False)),
-        ('type [3] [x]', Action('type', 3, 'x')),
         ('type [3] [x ] [press_enter_after=1]', Action('type', 3, 'x ')),
         ('scroll [direction=down]', Action('scroll', text='down')),
         ('press [Ctrl+a]', Action('press', text='Ctrl+a')),
-        ('stop []', Action('stop')),
         ('stop', Action('stop')),
         ('stop [two\nlines]', Action('stop', text='two\nlines')),
-        ('go_back', Action('go_back')),
     ],
 )
 def test_actions_are_read_as_webarena_writes_them(text, action):
@@ -75,11 +59,10 @@ def test_actions_are_read_as_webarena_writes_them(text, action):
 
 
 @pytest.mark.parametrize('text', ['', 'click', 'click [a]', 'press []', 'scroll [left]', 'fly [1]'])
-def test_what_is_no_action_is_said(text):
-    with pytest.raises(Unreadable):
-        read_action(text)
-    with pytest.raises(Unreadable, match="'stop' is no action"):
-        read_action('stop [x]', actions.ON_A_PAGE)
+def test_text_without_an_action_is_unreadable(text):
+    for verbs in (tuple(actions.FORMS), actions.ON_A_PAGE):
+        with pytest.raises(Unreadable):
+            read_action(text, verbs)
 
 
 def node(number, role, name='', children=(), ignored=False, **told):
@@ -222,46 +205,31 @@ def test_tasks_of_listed_sites_are_read(read_rows):
     assert judged - alone == {5} and judged == found.keys()
 
 
-@pytest.mark.parametrize(
-    'changes, reason',
-    [
-        (dict(eval_types=['taste']), 'task 0: eval_types .* are of string_match'),
-        (dict(reference_answers={'guess': 'x'}), "task 0: reference_answers: 'guess' is one of"),
-        (dict(url_note='exact'), "task 0: url_note 'exact' is not GOLD in PRED"),
-        (dict(program_html=[NOTE | {'locator': 'lambda: 1'}]), "locator 'lambda: 1' begins with"),
-        (dict(program_html=[{'url': 'last'}]), "task 0: it has no 'required_contents'"),
-        (dict(sites=['elsewhere']), 'no task is on the sites shop'),
-    ],
-)
-def test_what_is_no_task_is_named(read_rows, changes, reason):
-    path, sites = read_rows([row(0, 'x', **changes)])
-    with pytest.raises(ValueError, match=reason):
-        tasks.read_tasks(path, tasks.read_sites(sites))
+NOTHING = NOTE | {'required_contents': {'must_include': ['a |OR| ']}}
 
 
 @pytest.mark.parametrize(
-    'changes, field',
+    'field, changes',
     [
-        (dict(reference_answers=None), 'reference_answers None'),
-        (dict(reference_answers={}), 'reference_answers'),
-        (dict(reference_answers={'must_include': []}), 'reference_answers'),
-        (dict(reference_answers={'exact_match': 'x', 'must_include': ['a', ' ']}), 'reference_ans'),
-        (dict(eval_types=['string_match', 'url_match'], reference_url=''), "reference_url ''"),
-        (dict(eval_types=['url_match'], reference_url='__SHOP__/a |OR| '), 'reference_url'),
-        (dict(eval_types=['program_html'], program_html=[]), r'program_html \[\]'),
-        (
-            dict(
-                eval_types=['program_html'],
-                program_html=[NOTE | {'required_contents': {'must_include': ['a |OR| ']}}],
-            ),
-            'required_contents',
-        ),
+        ('eval_types', dict(eval_types=['taste'])),
+        ('reference_answers', dict(reference_answers={'guess': 'x'})),
+        ('url_note', dict(url_note='exact')),
+        ('locator', dict(program_html=[NOTE | {'locator': 'lambda: 1'}])),
+        ('required_contents', dict(program_html=[{'url': 'last'}])),
+        ('shop', dict(sites=['elsewhere'])),
+        # Any stop would solve these: an evaluator with nothing to compare scored 1
+        ('reference_answers', dict(reference_answers=None)),
+        ('reference_answers', dict(reference_answers={'must_include': []})),
+        ('reference_answers', dict(reference_answers={'must_include': ['a', ' ']})),
+        ('reference_url', dict(eval_types=['string_match', 'url_match'], reference_url='')),
+        ('reference_url', dict(eval_types=['url_match'], reference_url='__SHOP__/a |OR| ')),
+        ('program_html', dict(eval_types=['program_html'], program_html=[])),
+        ('required_contents', dict(eval_types=['program_html'], program_html=[NOTHING])),
     ],
 )
-def test_a_task_that_any_stop_would_solve_is_refused(read_rows, changes, field):
-    """An evaluator with nothing to compare scored 1 whatever was done."""
+def test_tasks_that_cannot_be_scored_are_rejected_by_field(read_rows, field, changes):
     path, sites = read_rows([row(0, 'x', **changes)])
-    with pytest.raises(ValueError, match=f'task 0: {field}.*: say what'):
+    with pytest.raises(ValueError, match=field):
         tasks.read_tasks(path, tasks.read_sites(sites))
 
 
@@ -272,12 +240,12 @@ def test_a_program_may_want_a_part_of_a_page_to_be_empty():
 
 def test_sites_are_names_and_addresses():
     for site in ('shop', 'Shop=http://a', 'shop=ftp://a', 'shop=a', 'shop=http://me:secret@host'):
-        with pytest.raises(ValueError, match=r'web\.sites|is no address') as raised:
+        with pytest.raises(ValueError) as raised:
             tasks.read_sites([site])
         assert 'secret' not in str(raised.value)
     assert chromium.origin('https://a.b/c?d') == 'https://a.b:443'
     assert chromium.origin('http://[::1]:80/') == 'http://[::1]:80'
-    with pytest.raises(ValueError, match='web.tasks names the file'):
+    with pytest.raises(ValueError, match='web.tasks'):
         world.read('', ())
 
 
@@ -286,19 +254,26 @@ def scored(answers, answer, judge=None, reason=''):
     return scoring.string_score(tasks.read_task(told, {'shop': 'http://a'}), answer, judge)
 
 
-def test_answers_are_scored_as_webarena_does():
-    assert scored({'exact_match': 'Two Lamps'}, ' "two lamps" ') == 1
-    assert scored({'exact_match': 'Two Lamps'}, 'two lamps, red') == 0
-    assert scored({'must_include': ['lamp', '20']}, 'The LAMP costs 20.00') == 1
-    assert scored({'must_include': ['lamp', '20']}, 'The lamp') == 0
-    # One phrase of one character is a word of its own; one of several is not
-    assert scored({'must_include': ['0']}, '10') == 0 and scored({'must_include': ['0']}, '0.') == 1
-    assert scored({'must_include': ['0', '1']}, '10') == 1
-    assert scored({'fuzzy_match': 'N/A'}, 'n/a') == 1 and scored({'fuzzy_match': 'N/A'}, 'no') == 0
+@pytest.mark.parametrize(
+    'wanted, answer, score',
+    [
+        ({'exact_match': 'Two Lamps'}, ' "two lamps" ', 1),
+        ({'exact_match': 'Two Lamps'}, 'two lamps, red', 0),
+        ({'must_include': ['lamp', '20']}, 'The LAMP costs 20.00', 1),
+        ({'must_include': ['lamp', '20']}, 'The lamp', 0),
+        # One phrase of one character is a separate word; one of several is not
+        ({'must_include': ['0']}, '10', 0),
+        ({'must_include': ['0']}, '0.', 1),
+        ({'must_include': ['0', '1']}, '10', 1),
+        ({'fuzzy_match': 'N/A'}, 'n/a', 1),
+        ({'fuzzy_match': 'N/A'}, 'no', 0),
+    ],
+)
+def test_answers_are_scored_as_webarena_does(wanted, answer, score):
+    assert scored(wanted, answer) == score
 
 
-def test_a_part_of_one_character_is_looked_for_among_the_words_that_nltk_finds():
-    """Punctuation was stripped instead: the 0 of "0's" and of "#0" was not found."""
+def test_words_of_one_character_are_those_of_nltk():
     lines = (ROOT / 'tests/data/webarena_words.tsv').read_text(encoding='utf-8').splitlines()
     rows = [line.split('\t') for line in lines if not line.startswith('#')]
     assert len(rows) > 600
@@ -307,20 +282,20 @@ def test_a_part_of_one_character_is_looked_for_among_the_words_that_nltk_finds()
         assert score == int(found), (character, text)
 
 
-def test_a_judge_hears_answer_reference_and_intent():
-    asked = []
+def test_a_judge_receives_answer_reference_and_intent():
+    calls = []
 
     def judge(*words):
-        asked.append(words)
+        calls.append(words)
         return words[0] == 'it is'
 
     assert scored({'fuzzy_match': ['so', 'yes']}, 'It is', judge) == 1
     assert scored({'fuzzy_match': ['so']}, '', judge) == 0
     assert scored({'fuzzy_match': 'N/A'}, 'cannot', judge, 'too far') == 0
-    assert asked[0] == ('it is', 'so', 'Why?') and asked[-1] == ('cannot', 'too far', 'Why?')
-    with pytest.raises(WorldError, match='task 0 needs a judge'):
+    assert calls[0] == ('it is', 'so', 'Why?') and calls[-1] == ('cannot', 'too far', 'Why?')
+    with pytest.raises(WorldError, match='web.judge'):
         scored({'fuzzy_match': ['so']}, 'x')
-    with pytest.raises(ValueError, match='module:function'):
+    with pytest.raises(ValueError, match='web.judge'):
         world.judge_of('judge')
 
 
@@ -566,10 +541,10 @@ def test_a_login_may_come_from_a_file(site, read_rows, tmp_path):
     cookie = {'name': 'user', 'value': 'ann', 'domain': '127.0.0.1', 'path': '/', 'expires': -1}
     state = tmp_path / 'shop_state.json'
     with contextlib.closing(WebArena(tasks=path, sites=sites, states=str(tmp_path))) as play:
-        with pytest.raises(WorldError, match='no cookies of a login'):
+        with pytest.raises(WorldError, match='shop_state.json'):
             play.reset(2)
         state.write_text(json.dumps({'cookies': [cookie | {'expires': 5}], 'origins': []}))
-        with pytest.raises(WorldError, match='the login has expired'):
+        with pytest.raises(WorldError, match='shop_state.json'):
             play.reset(2)
         state.write_text(json.dumps({'cookies': [cookie], 'origins': []}))
         play.reset(2)
@@ -582,7 +557,7 @@ def test_programs_call_what_webarena_has(arena):
     assert text.startswith('OBSERVATION:\nTab 0 (current): ') and '| Tab 1: Item' in text
     assert arena.step('stop').success
     for wrong in ('func:open("x")', 'func:1 + 1'):
-        with pytest.raises(ValueError, match='none of the functions|is no call'):
+        with pytest.raises(ValueError):
             scoring.call(wrong, '', arena.visitor, arena.sites, arena.login)
 
 
@@ -619,75 +594,66 @@ def test_pages_reach_no_address_that_is_not_listed(arena, site):
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def wait_until_gone(group, profile):
-    """No process of a browser's group and no profile is left, after twenty seconds at most."""
+def wait_until(true):
     deadline = time.monotonic() + 20
-    while running(group) or os.path.exists(profile):
-        assert time.monotonic() < deadline, (running(group), os.path.exists(profile))
+    while not true():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def running(group):
+def ended(group):
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False
+
+
+@pytest.fixture
+def profiles(tmp_path, monkeypatch):
+    """The folder for temporary files of browsers that start in this test."""
+    monkeypatch.setenv('TMPDIR', str(tmp_path))
+    monkeypatch.setattr(tabs, 'SHARED', chromium.Shared(0.0))
+    yield tmp_path
+    wait_until(lambda: not list(tmp_path.glob('playwright*')))
 
 
 @needs_chromium
 @needs_miniwob
-def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, monkeypatch):
+def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, profiles):
     """Rollouts close their worlds: a browser for each rollout would be started again and again."""
     miniwob.reset(0)
-    browser = miniwob.visitor.browser
-    assert browser is not arena.visitor.browser and browser.memory_mb() > 10
-    shared = chromium.Shared(60.0)
-    monkeypatch.setattr(tabs, 'SHARED', shared)
+    assert miniwob.visitor.browser is not arena.visitor.browser
+    tabs.SHARED.linger_s = 60.0
     with contextlib.closing(MiniWoB()) as one, contextlib.closing(MiniWoB()) as other:
         kept = one.visitor.browser
-        assert kept is other.visitor.browser is not browser
+        assert kept is other.visitor.browser is not miniwob.visitor.browser
         one.reset(0)
         assert other.reset(1) and one.step('click [1]').done
         one.close()
         one.close()
-    assert kept.process.poll() is None
-    shared.linger_s = 0.0
+    assert not kept.dead and list(profiles.iterdir())
+    tabs.SHARED.linger_s = 0.0
     with contextlib.closing(MiniWoB()) as again:
         assert again.visitor.browser is kept and again.reset(0)
-    wait_until_gone(kept.process.pid, kept.profile)
+    wait_until(lambda: ended(kept.pid))
 
 
 @needs_chromium
-def test_a_browser_that_dies_fails_its_worlds_and_is_started_again(site, read_rows):
+def test_a_browser_that_dies_fails_its_worlds_and_is_started_again(site, read_rows, profiles):
     path, sites = read_rows(ROWS[:3], site.server_port)
-    with contextlib.closing(WebArena(tasks=path, sites=(*sites, 'map=http://127.0.0.1:1'))) as play:
+    with contextlib.closing(WebArena(tasks=path, sites=sites)) as play:
         play.reset(0)
-        os.killpg(play.visitor.browser.process.pid, signal.SIGKILL)
-        with pytest.raises(WorldError, match='Chromium has ended'):
+        dead = play.visitor.browser
+        os.killpg(dead.pid, signal.SIGKILL)
+        with pytest.raises(WorldError):
             play.step('scroll [down]')
-        assert 'Shop' in play.reset(0)
-
-
-def test_a_broken_pipe_marks_the_browser_as_dead():
-    """The next world disposed of its context in that browser, if the reader was slower."""
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    browser = chromium.Chromium.__new__(chromium.Chromium)
-    browser.process = types.SimpleNamespace(stdin=os.fdopen(write_end, 'wb', buffering=0))
-    browser._lock, browser._number, browser._asked = threading.Lock(), 0, {}
-    browser.dead = False
-    for _ in range(2):
-        with pytest.raises(WorldError, match='Chromium has ended'):
-            browser.send('Target.getTargets')
-        assert browser.dead and not browser._asked
-    browser.process.stdin.close()
+        assert dead.dead and 'Shop' in play.reset(0)
 
 
 @needs_chromium
 @needs_miniwob
-def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(monkeypatch):
-    monkeypatch.setattr(tabs, 'SHARED', chromium.Shared(0.0))
+def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(profiles):
     made = []
 
     def make():
@@ -696,45 +662,97 @@ def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(monkeypa
 
     pool = keepers.Pool(make, lambda text, instruction: text)
 
-    def asked(*said, replies=()):
-        pool.submit(keepers.Request(slot=0, stream=0, item=3, actions=said, replies=replies))
+    def play(*actions, replies=()):
+        pool.submit(keepers.Request(slot=0, stream=0, item=3, actions=actions, replies=replies))
         return pool.done.get(timeout=60)
 
-    begun = asked()
-    chosen = asked('click [1]', replies=(begun.reply,))
-    assert asked().reply == begun.reply and 'checked: True' in chosen.reply.observation
-    browsers = [made[0].visitor.browser]
-    os.killpg(browsers[0].process.pid, signal.SIGKILL)
-    lost = asked('click [1]', replies=(begun.reply,))
-    assert lost.reply is None and lost.deterministic and 'Chromium has ended' in lost.fault
-    again = asked('click [1]', replies=(begun.reply,))
+    first = play()
+    chosen = play('click [1]', replies=(first.reply,))
+    assert play().reply == first.reply and 'checked: True' in chosen.reply.observation
+    os.killpg(made[0].visitor.browser.pid, signal.SIGKILL)
+    lost = play('click [1]', replies=(first.reply,))
+    assert lost.reply is None and lost.deterministic and lost.fault
+    again = play('click [1]', replies=(first.reply,))
     assert again.reply == chosen.reply and not again.fault
-    browsers.append(made[1].visitor.browser)
     pool.close()
-    for browser in browsers:
-        wait_until_gone(browser.process.pid, browser.profile)
 
 
 @needs_chromium
-def test_a_browser_that_hangs_is_replaced():
-    shared = chromium.Shared(0.0)
-    hung = shared.take(())
-    os.killpg(hung.process.pid, signal.SIGSTOP)
-    with pytest.raises(chromium.NoAnswer):
-        hung.call('Browser.getVersion', timeout_s=0.5)
-    fresh = shared.take(())
-    assert fresh is not hung and fresh.call('Browser.getVersion')['product']
+def test_a_browser_that_hangs_is_replaced(profiles, monkeypatch):
+    monkeypatch.setattr(chromium, 'PROBE_S', 0.5)
+    hung = tabs.SHARED.take(())
+    os.killpg(hung.pid, signal.SIGSTOP)
+    with pytest.raises(WorldError):
+        hung.run(hung._session.send('Browser.getVersion'), timeout_s=0.5)
+    fresh = tabs.SHARED.take(())
+    assert fresh is not hung and fresh.pages('') == 0
     for browser in (hung, fresh):
-        shared.give_back(browser)
-        wait_until_gone(browser.process.pid, browser.profile)
+        tabs.SHARED.give_back(browser)
+        wait_until(lambda pid=browser.pid: ended(pid))
 
 
 def test_no_chromium_is_a_clear_error(monkeypatch):
     monkeypatch.setenv('PATH', '')
-    with pytest.raises(FileNotFoundError, match='apt-get install chromium'):
-        WebArena.check()
-    with pytest.raises(FileNotFoundError, match='apt-get install chromium'):
-        chromium.Chromium()
+    for start in (WebArena.check, chromium.Chromium):
+        with pytest.raises(FileNotFoundError, match='apt-get install chromium'):
+            start()
+
+
+@needs_chromium
+@needs_miniwob
+def test_a_page_that_hangs_is_waited_for_as_long_as_settings_say(profiles):
+    """It was 30 s, and a fault."""
+    with contextlib.closing(MiniWoB()) as play:
+        play.reset(0)
+        tab = play.visitor.tab
+        tab.evaluate('setTimeout(() => {while (true);}, 0)')
+        start = time.monotonic()
+        tab.settle(0.2)
+        assert time.monotonic() - start < 2 and tab.late == 1
+
+
+PLAYED = """
+import json, os
+from agentrl_jax.envs.hosts.web.miniwob import MiniWoB, Player
+play = Player(MiniWoB())
+texts = [[play.reset(item), play.step(play.best()).observation] for item in (43, 62, 65)]
+print(json.dumps([texts, play.world.visitor.browser.pid]), flush=True)
+os.kill(os.getpid(), 9)
+"""
+STARTING = """
+import os, threading, time
+from agentrl_jax.envs.hosts.web.chromium import Chromium
+threading.Thread(target=Chromium).start()
+while not any(name.startswith('playwright_') for name in os.listdir(os.environ['TMPDIR'])):
+    time.sleep(0.001)
+os.kill(os.getpid(), 9)
+"""
+
+
+def killed(code, folder):
+    """What a process prints that kills itself."""
+    more = {'PYTHONHASHSEED': '12345', 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
+    other = subprocess.run(
+        [sys.executable, '-c', code],
+        env=os.environ | more | {'TMPDIR': str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.returncode == -signal.SIGKILL
+    return other.stdout
+
+
+@needs_chromium
+@needs_miniwob
+def test_a_killed_process_leaves_no_browser_and_pages_are_the_same_there(miniwob, profiles):
+    texts, group = json.loads(killed(PLAYED, profiles))
+    assert texts == [played(miniwob, item)[1][:2] for item in (43, 62, 65)]
+    wait_until(lambda: ended(group))
+
+
+@needs_chromium
+def test_a_process_killed_while_its_browser_starts_leaves_none(profiles):
+    killed(STARTING, profiles)
 
 
 # ---- MiniWoB++ -----------------------------------------------------------------------------------
@@ -775,7 +793,7 @@ def test_experts_solve_more_than_twenty_tasks_of_miniwob(miniwob):
 @needs_chromium
 @needs_miniwob
 def test_a_wrong_click_costs_and_ends_the_task(miniwob):
-    with pytest.raises(ValueError, match="'../x' is no page"):
+    with pytest.raises(ValueError, match='miniwob.tasks'):
         MiniWoB(tasks=('../x',))
     with contextlib.closing(MiniWoB(tasks=('click-test', 'button-delay'))) as timed:
         assert miniwob.deterministic and not timed.deterministic
@@ -804,75 +822,6 @@ def test_an_element_that_is_gone_and_keys_are_said_to_the_policy(miniwob):
     miniwob.visitor.tab.evaluate('document.querySelector("input").remove()')
     gone = miniwob.step('click [1]')
     assert 'not done, that element' in gone.observation and gone.valid is False
-
-
-class NeverDrawn:
-    """A browser whose page does not draw."""
-
-    def call(self, method, *, session='', timeout_s=30.0, **params):
-        if method == 'Runtime.evaluate':
-            time.sleep(min(timeout_s, 3))
-            raise chromium.NoAnswer(f'{method}: no answer')
-        return {'sessionId': '1'}
-
-    def listen(self, session, listener):
-        pass
-
-
-def test_a_page_that_does_not_draw_is_waited_for_as_long_as_settings_say():
-    """It was 30 s, and a fault."""
-    tab, began = tabs.Tab(NeverDrawn(), '1'), time.monotonic()
-    tab.settle(0.2)
-    assert time.monotonic() - began < 2 and tab.late == 1
-
-
-KILLED = """
-import hashlib, json, os
-from agentrl_jax.envs.hosts.web.miniwob import MiniWoB, Player
-play = Player(MiniWoB())
-texts = [[play.reset(item), play.step(play.best()).observation] for item in (43, 62, 65)]
-browser = play.world.visitor.browser
-print(json.dumps([texts, browser.process.pid, browser.profile]), flush=True)
-os.kill(os.getpid(), 9)
-"""
-
-
-@needs_chromium
-@needs_miniwob
-def test_a_killed_process_leaves_no_browser_and_pages_are_the_same_there(miniwob):
-    paths = os.pathsep.join([str(ROOT), *sys.path])
-    other = subprocess.run(
-        [sys.executable, '-c', KILLED],
-        env=os.environ | {'PYTHONHASHSEED': '12345', 'PYTHONPATH': paths},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.returncode == -signal.SIGKILL
-    texts, group, profile = json.loads(other.stdout)
-    assert texts == [played(miniwob, item)[1][:2] for item in (43, 62, 65)]
-    wait_until_gone(group, profile)
-
-
-KILLED_AT_ONCE = """
-import json, os
-from agentrl_jax.envs.hosts.web.chromium import Chromium
-def die(self, *asked, **given):
-    print(json.dumps([self.process.pid, self.profile]), flush=True)
-    os.kill(os.getpid(), 9)
-Chromium.call = die
-Chromium()
-"""
-
-
-@needs_chromium
-def test_a_process_killed_while_its_browser_starts_leaves_none():
-    """Chromium itself does not end where its pipe has closed before it listens."""
-    other = subprocess.run(
-        [sys.executable, '-c', KILLED_AT_ONCE],
-        env=os.environ | {'PYTHONPATH': str(ROOT)},
-        stdout=subprocess.PIPE,
-    )
-    wait_until_gone(*json.loads(other.stdout))
 
 
 # ---- as environments and servers have it ---------------------------------------------------------
@@ -909,7 +858,7 @@ def test_a_run_s_environment_of_the_web_has_the_tasks_of_its_sites(read_rows, si
     with contextlib.closing(env.make()) as play:
         play.reset(0)
         assert play.step('It is on the page: ```stop [20]```').success
-    with pytest.raises(ValueError, match='web.tasks names the file'):
+    with pytest.raises(ValueError, match='web.tasks'):
         WebEnvironment().item_range('train')
 
 

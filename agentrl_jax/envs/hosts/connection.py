@@ -1,14 +1,11 @@
 """JSON over HTTP to a server that may do anything: a call ends in time, with a reply or an error.
 
-The answer to another call, half an answer, one that was changed on the way (where the server sends
-RFC 9530's Content-Digest), numbers that are none and endless headers are WorldErrors. A call is
-never sent twice: what the server did with it is not known.
+The answer to another call, half an answer, numbers that are none and endless headers are
+WorldErrors. A call is never sent twice: what the server did with it is not known.
 """
 
-import base64
 import contextlib
 import errno
-import hashlib
 import http.client
 import io
 import json
@@ -123,9 +120,6 @@ class Connection:
             raise WorldError(f'{where}: an answer of more than {self.most_bytes} bytes')
         if response.length:  # read(n) does not raise where the rest is missing
             raise http.client.IncompleteRead(body, response.length)
-        sent = response.getheader('Content-Digest')
-        if sent is not None and sent != content_digest(body):
-            raise WorldError(f'{where}: the answer was changed on its way')
         return body
 
     def _refused(self, where: str, status: int, body: bytes) -> NoReturn:
@@ -209,11 +203,6 @@ class Incoming(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         return self.bounded.receive_into(buffer)
-
-
-def content_digest(body: bytes) -> str:
-    """RFC 9530's header of a body."""
-    return f'sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:'
 
 
 def parsed(body: bytes | str, where: str) -> Any:

@@ -6,7 +6,7 @@ import functools
 import importlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from agentrl_jax.envs.hosts.world import World
 from agentrl_jax.envs.splits import SPLITS
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
+from agentrl_jax.settings.rules import Rule, must
 
 STEP_S = 60.0  # that worlds of a server have for a step, at least
 SERVER = ('fastapi', 'uvicorn')  # what a server of this machine imports
@@ -64,9 +65,13 @@ class Remote(HostEnvironment, Calls):
     urls: tuple[str, ...] = ()  # of servers; () = in this process, or launch
     item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test; () = our splits
 
-    def problems(self) -> Iterator[str]:
-        if self.item_files and len(self.item_files) != len(SPLITS):
-            yield f'{self.name}.item_files names one file for each of {SPLITS}'
+    RULES = (
+        must(
+            'item_files',
+            f'a file for each of {", ".join(SPLITS)}',
+            lambda world: len(world.item_files) in (0, len(SPLITS)),
+        ),
+    )
 
     def our_items(self, split: str) -> np.ndarray:
         raise NotImplementedError
@@ -117,17 +122,14 @@ class AgentGymEnvironment(Remote):
     num_items: Annotated[int, ZERO] = 0  # items 0 .. num_items - 1 where there are no files
 
     name = 'agentgym'
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.env not in agentgym.ENVIRONMENTS:
-            known = ', '.join(agentgym.ENVIRONMENTS)
-            yield f'agentgym.env={self.env!r} must be one of {known}'
-        elif not self.instruction:
-            yield (
-                f"agentgym.instruction='' leaves the policy without its task, since AgentGym's "
-                f'words for agentgym.env={self.env!r} are not known here: write them'
-            )
+    RULES = (
+        Rule({'env': set(agentgym.ENVIRONMENTS)}),
+        must(
+            'instruction',
+            'the task, which is not known here',
+            lambda world: world.env not in agentgym.ENVIRONMENTS or world.instruction,
+        ),
+    )
 
     @property
     def instruction(self) -> str:

@@ -52,6 +52,10 @@ SWEEP_S = 0.5
 CREATED = 'textcraft'  # AgentGym's server of it resets a world as it makes it, to item id
 
 
+# UTF-8: half of a surrogate pair is invalid
+Text = Annotated[str, pydantic.AfterValidator(lambda text: text.encode().decode())]
+
+
 class Create(pydantic.BaseModel):
     lease_s: float | None = pydantic.Field(default=None, gt=0, allow_inf_nan=False)
     commands: None = None  # AgentGym's TextCraft takes a goal of one's own here; these do not
@@ -72,7 +76,7 @@ class Reset(Named):
 
 
 class Step(Named):
-    action: str
+    action: Text
 
 
 class Steps(pydantic.BaseModel):
@@ -84,7 +88,7 @@ class Indexed(pydantic.BaseModel):
 
 
 class IndexedStep(Indexed):
-    action: str
+    action: Text
 
 
 DAY_S = 86400

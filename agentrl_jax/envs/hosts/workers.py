@@ -14,13 +14,12 @@ import inspect
 import json
 import os
 import pathlib
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 from agentrl_jax.envs.hosts.world import (
     BOUNDS,
@@ -31,6 +30,7 @@ from agentrl_jax.envs.hosts.world import (
     fits,
     shown,
 )
+from agentrl_jax.machine import children
 from agentrl_jax.settings.callables import import_module
 from agentrl_jax.settings.marks import suggestion
 
@@ -51,7 +51,6 @@ NEEDED = ('reset', 'step', 'close')  # of a World
 # Settings that no client learns: of a machine, how others are reached from it, and secrets
 PRIVATE = ('token', 'timeout_s', 'heap_mb', 'settle_s', 'sites', 'states', 'login')
 GRACE_S = 3.0  # for worlds to close when their worker is asked to end
-STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then
 
 
 def place_of(env: str) -> tuple[str, str]:
@@ -167,8 +166,7 @@ class WorkerKeeper(Keeper):
 
 def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     """Plays worlds until the input ends."""
-    threading.Thread(target=stay_awake, daemon=True).start()
-    orders, answers = own_pipes()
+    orders, answers = children.take_pipes()
     lock, keepers = threading.Lock(), {}
 
     def say(seq: int | None = None, **message: Any) -> None:
@@ -193,21 +191,13 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
         keepers[order['id']].orders.put(order)
         if order['verb'] == 'close':
             keepers.pop(order['id']).orders.put(None)
-    threading.Timer(GRACE_S, end_group).start()
+    threading.Timer(GRACE_S, children.end_group).start()
     for keeper in keepers.values():
         keeper.say = lambda **message: None
         keeper.orders.put(None)
     for keeper in keepers.values():
         keeper.join()
-    end_group()
-
-
-def own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The input and the output of this process, for itself: what it plays may print and read."""
-    orders, answers = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    return orders, answers
+    children.end_group()
 
 
 def try_out(make: Callable[[], World]) -> None:
@@ -217,17 +207,6 @@ def try_out(make: Callable[[], World]) -> None:
         json.dumps(world.instruction)
     finally:
         world.close()
-
-
-def stay_awake() -> None:
-    """An alarm that only goes off where a world holds Python's lock for good."""
-    while True:
-        signal.alarm(STUCK_S)
-        time.sleep(1)
-
-
-def end_group() -> None:
-    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 # ---- in the server -----------------------------------------------------------------------------
@@ -319,8 +298,7 @@ class Worker:
     def kill(self) -> None:
         """Ends it and what it started; it is started again, without its worlds."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            children.kill_group(self._process.pid)
 
     async def ask(self, verb: str, world: int, *, timeout_s: float, **rest: Any) -> dict:
         """The worker's answer; TimeoutError, or WorkerDied."""

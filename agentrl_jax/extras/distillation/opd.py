@@ -34,14 +34,14 @@ env.hint=plan.
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl.algorithm import Clip, Clipped, Weights, build_batch, trained
-from agentrl_jax.settings.marks import ZERO, At, Words
+from agentrl_jax.settings.marks import POSITIVE, ZERO, At, In, Words
+from agentrl_jax.settings.rules import Must, Rule, exclude, must
 
 WITHOUT = (
     'on opd.divergence=full without opd.reward_coef, whose loss has no advantages: leave it unset'
@@ -62,6 +62,35 @@ class OPD(Clipped):
     reward_coef: Annotated[float, ZERO, At('opd.reward_coef')] = 0.0  # weight of the
     # return less the group's mean, beside the KL
 
+    RULES = (
+        must(
+            'opd.teachers',
+            'checkpoints, or opd.privileged to what the policy does not read',
+            lambda run: run.algorithm.other_models,
+        ),
+        Rule({'loss.kl_coef': 0}, 'the teachers replace the start policy'),
+        *exclude(
+            {'opd.divergence': 'sampled', 'opd.reward_coef': POSITIVE},
+            {
+                'loss.sampler_correction': 'off',
+                'loss.clip_low': Must(
+                    'its default, like loss.clip_high and loss.dual_clip',
+                    lambda run: run.algorithm.clip == Clip(),
+                ),
+            },
+            'the loss has no advantages',
+        ),
+        *exclude(
+            {'opd.privileged': 'none'},
+            {
+                'env.hint': 'none',
+                'env.mix': (),
+                'env.name': Must('a world on the device', lambda run: not run.on_hosts),
+            },
+        ),
+        Rule({'opd.reward_coef': 0, 'rollout.group_size': In(low=2)}, 'groups are compared'),
+        Rule({'parity.loss_on': 'sampled'}, 'teachers score sampled tokens'),
+    )
     COMPARES_GROUPS = False
     COMPARES_REFERENCE = False
 
@@ -90,52 +119,3 @@ class OPD(Clipped):
             )
             advantages = advantages + self.reward_coef * centred[:, None] * mask
         return build_batch(rollout, scores, mask, advantages)
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if not self.teachers and self.privileged == 'none':
-            yield (
-                "algorithm='opd' learns from checkpoints: name them in opd.teachers, or let the "
-                'policy teach itself by what opd.privileged shows it'
-            )
-        if self.kl.coef:
-            yield (
-                f'loss.kl_coef={self.kl.coef} compares with the start policy, and '
-                "algorithm='opd' with opd.teachers in its place: set it to 0"
-            )
-        if self.divergence == 'full' and not self.reward_coef:
-            if self.clip != Clip():
-                yield f'loss.clip_low, loss.clip_high or loss.dual_clip has no effect {WITHOUT}'
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        if self.privileged != 'none':
-            yield from self._without_hints(run)
-        if self.reward_coef and run.rollout.group_size == 1:
-            yield (
-                f'opd.reward_coef={self.reward_coef} compares the episodes of a group, and '
-                'rollout.group_size=1: set it to 2 or more, or opd.reward_coef to 0'
-            )
-        if run.sampler.corrects and self.divergence == 'full' and not self.reward_coef:
-            yield f'loss.sampler_correction has no effect {WITHOUT}'
-        if run.parity.loss_on != 'sampled':
-            yield (
-                f'parity.loss_on={run.parity.loss_on!r} trains tokens that the policy did not '
-                "choose, of which algorithm='opd' asks no teacher: set it to sampled"
-            )
-
-    def _without_hints(self, run: Any) -> Iterator[str]:
-        """What has no hints that the policy does not read."""
-        asked = f'opd.privileged={self.privileged!r}'
-        if run.env.hint != 'none':
-            yield (
-                f'{asked} is what the policy reads as well with env.hint={run.env.hint!r}: set one '
-                'of them to none'
-            )
-        if run.env.mix:
-            yield f'{asked} is for one world, and env.mix={run.env.mix!r} has several: set it to ()'
-        elif run.on_hosts:
-            yield (
-                f'{asked} needs the plans of a world on the device, and {run.env.name} is on '
-                'hosts: set it to none'
-            )

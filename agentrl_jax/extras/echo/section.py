@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import jax
@@ -10,8 +9,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from agentrl_jax.extras.echo import observations
 from agentrl_jax.run.hooks import Addition, Extension, Setup
+from agentrl_jax.run.rules import SAMPLED, SEES_ANSWERS
 from agentrl_jax.settings.marks import ZERO, At
-from agentrl_jax.tokens.wording import wording_of
+from agentrl_jax.settings.rules import exclude
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,25 +23,10 @@ class Echo(Extension):
     validates: Annotated[bool, At('eval.observations')] = False  # measure the likelihood of
     # observations (eval/observation_nll)
 
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        asked = f'loss.observation_coef={self.coef}'
-        if self.coef and run.parity.loss_on != 'sampled':
-            yield (
-                f'{asked} and parity.loss_on={run.parity.loss_on!r} both train observations: set '
-                'parity.loss_on=sampled'
-            )
-        if not self.coef:
-            asked = 'eval.observations=True'
-            if not self.validates:
-                return
-        if run.env.max_turns < 2:
-            yield f'{asked} has no effect with env.max_turns=1: no observation follows an answer'
-        if run.context.window == 1:
-            yield (
-                f'{asked} predicts what follows an answer, and context.window=1 hides the answer: '
-                'set it to 0, or to 2 or more'
-            )
+    RULES = (
+        *exclude({'loss.observation_coef': 0}, SAMPLED | SEES_ANSWERS),
+        *exclude({'eval.observations': False}, SEES_ANSWERS),
+    )
 
     def load(self, setup: Setup, *, learns: bool) -> Addition:
         del learns
@@ -75,7 +60,7 @@ class EchoAddition(Addition):
 
 def markers_of(tokenizer: Any) -> observations.Markers:
     """The markers of the tokenizer's chats."""
-    wording, encode = wording_of(tokenizer.chat_template), tokenizer.encode
+    wording, encode = tokenizer.chat_format, tokenizer.encode
     role = len(encode(f'user{wording.space}'))
     if wording.role_end:
         role = len(encode('user')) + 1 + len(encode(wording.space))
