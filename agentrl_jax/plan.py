@@ -16,7 +16,7 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
@@ -35,7 +35,7 @@ if __name__ == '__main__':
     try:
         hardware.prepare(sys.argv)
     except ValueError as error:
-        command.refuse(str(error))
+        usage.refuse(str(error))
 
 import contextlib
 import dataclasses
@@ -269,7 +269,7 @@ def main() -> None:
             made = on_paper(given.config, given.topology, model=given.model)
             made['not_compiled'] = str(error)
     except (ValueError, OSError) as error:
-        command.refuse(str(error))
+        usage.refuse(str(error))
     compiled = 'not_compiled' not in made
     if given.json:
         print(json.dumps(made, indent=2))

@@ -10,7 +10,7 @@ names of actions, such as `Right || Down`; an empty line ends the game. Levels a
 from absl import flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
@@ -252,10 +252,10 @@ def main() -> None:
     command.check_backend()
     given = flags.FLAGS
     try:
-        with command.usage():
+        with usage.checked():
             play(given)
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error), error)
+        usage.end(files.in_words(error), error)
     except (EOFError, KeyboardInterrupt):
         print()
 

@@ -12,7 +12,7 @@ import sys
 
 from absl import flags
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     names = (
@@ -112,8 +112,8 @@ def main() -> int:
 
 if __name__ == '__main__':
     try:
-        with command.usage():
+        with usage.checked():
             code = main()
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error), error)
+        usage.end(files.in_words(error), error)
     sys.exit(code)

@@ -16,7 +16,7 @@ what was sampled.
 
 from absl import flags, logging
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     command.define_config_of_run()
@@ -335,13 +335,13 @@ def main() -> None:
     command.check_backend()
     given = flags.FLAGS
     try:
-        with command.usage():
+        with usage.checked():
             served = open_policy(given)
         print(f'serving {served.url}', flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             served.run()
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error, given.workdir or None), error)
+        usage.end(files.in_words(error, given.workdir or None), error)
 
 
 if __name__ == '__main__':

@@ -17,7 +17,7 @@ if __name__ == '__main__':
 from absl import flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
@@ -36,7 +36,7 @@ if __name__ == '__main__':
     try:
         processes.initialize_distributed()
     except ValueError as error:
-        command.refuse(str(error))
+        usage.refuse(str(error))
 
 import contextlib
 import dataclasses
@@ -315,7 +315,7 @@ def main() -> None:
             print(config.show(given.config))
             config.read(given.config)
             sys.exit(0)
-        with command.usage():
+        with usage.checked():
             config.read(given.config)
             fit.check(given.config)
         more = dict(fallback=given.fallback, replay=given.replay)
@@ -323,7 +323,7 @@ def main() -> None:
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:
-        processes.fail(error, command.code_of(error), workdir=given.workdir)
+        processes.fail(error, usage.code_of(error), workdir=given.workdir)
     sys.exit(code)
 
 

@@ -240,9 +240,9 @@ class TextEnvironment(environment.Environment[Any, Any]):
 def read_world(world: type, settings: Mapping[str, Any]) -> Any:
     """The world of a section of a config, or of JSON; ValueError with everything that is wrong."""
     section = {world.name: settings}
-    wrong = tree.unknown(list(tree.flat(section)), tree.leaves(world, f'{world.name}.'))
-    if wrong:
-        raise ValueError('; '.join(wrong))
+    known = tree.leaves(world, f'{world.name}.')
+    if wrong := [name for name in tree.flat(section) if name not in known]:
+        raise ValueError('; '.join(tree.no_field(name, known) for name in wrong))
     return tree.read(world, section, f'{world.name}.')
 
 

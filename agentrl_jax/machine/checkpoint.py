@@ -27,6 +27,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from agentrl_jax.machine import checksums, files, processes
+from agentrl_jax.settings import tree
 
 FOLDER = 'checkpoints'  # below the workdir
 STATE = 'state'  # Orbax's name of the pytree in a step
@@ -366,7 +367,7 @@ def check_config(
     follow: names of fields that change with another one; they are counted, not listed.
     """
     before, now = (
-        {name: json.dumps(value) for name, value in files.flat(config).items()}
+        {name: json.dumps(value) for name, value in tree.flat(config).items()}
         for config in (saved, current)
     )
     absent = dict.fromkeys(sorted({*before, *now}), 'absent')

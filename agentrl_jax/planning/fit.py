@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.planning import advice, programs
 from agentrl_jax.run import parts
-from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import Config, read
+from agentrl_jax.run.usage import WrongUsage
 
 CLOSE = 0.9  # share of the memory from which on a run is warned
 MEMINFO = Path('/proc/meminfo')

@@ -186,16 +186,6 @@ def json_line(row: dict[str, int | float]) -> str:
     return json.dumps(safe, allow_nan=False) + '\n'
 
 
-def read_roll_backs(workdir: Path) -> list[dict[str, Any]]:
-    """Every roll back so far, the oldest first: at_step, to_step, signal, reason."""
-    path = workdir / ROLL_BACKS_FILE
-    past = read_json(path) if path.exists() else []
-    listed = isinstance(past, list) and all(isinstance(one, dict) for one in past)
-    if not listed or not all(type(one.get('to_step')) is int for one in past):
-        raise ValueError(f'{path} does not list roll backs with their to_step: it was changed')
-    return past
-
-
 def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:
     """Rows of a metrics.jsonl, [] if there is none; a half-written last line is left out."""
     path = Path(path)

@@ -19,7 +19,7 @@ from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import collecting, command, hooks, hosts, mixture, parts
+from agentrl_jax.run import collecting, hooks, hosts, mixture, parts, usage
 from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.hooks import Moment, Parts, Probe
 from agentrl_jax.run.streams import PAIRS
@@ -187,10 +187,10 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     """Checks a ConfigDict and assembles the parts of its run.
 
     probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
-    ends the command now. learns: whether it may be trained. A command.WrongUsage is about the
+    ends the command now. learns: whether it may be trained. A usage.WrongUsage is about the
     config.
     """
-    with command.usage():
+    with usage.checked():
         face = effective(given)
         mesh = parts.build_mesh(read(face, None))
         cfg = read(face, sharding.row_shards(mesh))

@@ -28,9 +28,9 @@ from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
 from agentrl_jax.run import outside, rules, sections
-from agentrl_jax.run.command import WrongUsage, no_field
 from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
+from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import Chosen, In, Inline
 
@@ -266,7 +266,10 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     """
     with _impossible():
         outside.register(tree.flat(cfg))
-    _refuse_unknown(cfg)
+    known = tree.flat(get_config())  # sections of games are checked as they are read
+    for name in sorted(tree.flat(cfg).keys() - known.keys()):
+        if name.partition('.')[0] not in GAMES:
+            raise WrongUsage(tree.no_field(name, known))
     with _impossible():
         run = _with_world_names(tree.read(Config, cfg))
         train, other = (
@@ -294,17 +297,6 @@ def _with_world_names(run: Config) -> Config:
         env=dataclasses.replace(run.env, name=name, mix=mix),
         eval=dataclasses.replace(run.eval, worlds=others),
     )
-
-
-def _refuse_unknown(cfg: Any) -> None:
-    """WrongUsage for fields that nothing reads, as where a config file mistypes one.
-
-    What games have is checked as their section is read.
-    """
-    known = get_config()
-    names = tree.flat(cfg).keys() - tree.flat(known).keys()
-    for name in sorted(name for name in names if name.partition('.')[0] not in GAMES):
-        raise WrongUsage(no_field(name, known))
 
 
 def effective(cfg: Any) -> Any:

@@ -16,7 +16,7 @@ from agentrl_jax.envs.hosts.world import Foreign
 from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies, versions
 from agentrl_jax.rollout.keepers import Request, Response
-from agentrl_jax.run.command import WrongUsage
+from agentrl_jax.run.usage import WrongUsage
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
 COUNTED = {

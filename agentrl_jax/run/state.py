@@ -17,7 +17,6 @@ from agentrl_jax.rl import evol
 from agentrl_jax.run import hooks
 from agentrl_jax.run.build import Run
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
-from agentrl_jax.run.command import WrongUsage, usage
 from agentrl_jax.run.config import Config, as_json, comparable, following, saved_with
 from agentrl_jax.run.params import (
     BASE_FOLDER,
@@ -34,6 +33,7 @@ from agentrl_jax.run.params import (
     trained_policy,
 )
 from agentrl_jax.run.streams import Streams
+from agentrl_jax.run.usage import WrongUsage, checked
 from agentrl_jax.types import Demonstrations, Frozen, Params, TrainState
 
 # What a resumed run may change
@@ -167,7 +167,7 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         before, now = comparable(saved), comparable(saved_with(run.face))
         free = [*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg)]
         free += [name for part in run.cfg.extensions for name in part.FREE_ON_RESUME]
-        with usage():
+        with checked():
             follow = following(before, now)
             checkpoint.check_config(before, now, may_differ=free, follow=follow)
             for addition in run.additions:

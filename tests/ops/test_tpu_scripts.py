@@ -62,9 +62,6 @@ def dry_runs(provider, folder):
     return said
 
 
-# ---- the scripts themselves --------------------------------------------------------------------
-
-
 def test_shellcheck_finds_nothing():
     tool = shutil.which('shellcheck') or shutil.which(
         'shellcheck', path=pathlib.Path(sys.executable).parent
@@ -94,32 +91,10 @@ def test_a_wrong_setting_is_named(setting, said, tmp_path):
     assert bench.calls() == []
 
 
-# ---- dry runs ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize('provider', PROVIDERS)
 def test_a_dry_run_prints_the_commands_that_are_expected(provider, tmp_path):
     assert dry_runs(provider, tmp_path / 'x') == (DRY_RUNS / f'{provider}.txt').read_text()
 
-
-@pytest.mark.parametrize('provider', [name for name in PROVIDERS if name != 'local'])
-def test_every_expected_command_is_one_that_gcloud_knows(provider):
-    """And what is said about it is what would be done: it was "synced demo" and "launched"."""
-    text = (DRY_RUNS / f'{provider}.txt').read_text()
-    about = re.findall('^# .*', text, flags=re.MULTILINE)
-    assert '# dry run: this would launch the command on demo' in about
-    for done in ('synced', 'launched', 'is set up', 'failed', 'deleted', 'costs money until'):
-        assert done not in '\n'.join(about)
-    seen = set()
-    for block in re.split(r'^\$ .*\n', re.sub('(?m)^# .*\n', '', text), flags=re.MULTILINE):
-        for line in re.split(r'\n(?=gcloud )', block.strip()):
-            program, *words = shlex.split(line) or ['gcloud', 'compute', 'ssh', 'demo']
-            assert program == 'gcloud'
-            seen.add(fake_gcloud.parse(words)[0])
-    assert len(seen) >= 4
-
-
-# ---- quoting -----------------------------------------------------------------------------------
 
 LIB = f'ALLOWS=""; . {shlex.quote(str(SCRIPTS / "lib.sh"))}; '
 
@@ -139,13 +114,7 @@ def test_arguments_reach_the_hosts_unchanged(provider, tmp_path):
     write = 'mkdir -p "$JAX_COMPILATION_CACHE_DIR"; echo x > "$JAX_COMPILATION_CACHE_DIR/program"'
     bench.call('run', 'demo', '--', 'bash', '-c', write)
     assert (bench.buckets / 'my-bucket/runs/programs/program').exists()
-    named = ['JAX_COMPILATION_CACHE_DIR=gs://b/mine', 'bash', '-c']
-    said = bench.call('run', 'demo', '--', *named, 'echo $JAX_COMPILATION_CACHE_DIR')
-    assert '[0] gs://b/mine' in said
     bench.call('delete', 'demo', '--yes')
-
-
-# ---- a TPU that gcloud plays -------------------------------------------------------------------
 
 
 def verbs_called(bench, *wanted):
@@ -202,8 +171,6 @@ def test_a_login_that_has_expired_creates_nothing_and_delete_asks_first(tmp_path
     assert 'demo: none' in bench.call('status', 'demo')
 
 
-# ---- a simulated week --------------------------------------------------------------------------
-
 STOCK_OUT = """ERROR: (gcloud.compute.tpus.tpu-vm.create) {
   "code": 8,
   "message": "There is no more capacity in the zone \\"us-west4-a\\"; you can try in another zone"
@@ -226,26 +193,20 @@ KINDS = {
     'Insufficient reserved capacity. Contact customer support.': 'wait',
     "code: ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS\nmessage: The zone 'projects/p/zones/z' does "
     "not have enough resources available to fulfill the request. '(state:STOCKOUT)": 'wait',
-    'Cloud TPU received a bad request. update is not supported while in state PREEMPTED': 'wait',
     "RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Create requests' and limit 'Create "
     "requests per minute' of service 'tpu.googleapis.com'": 'wait',
     '{"code": 13, "message": "an internal error has occurred"}': 'wait',
-    'UNAVAILABLE: The service is currently unavailable.': 'wait',
     'There was a problem refreshing your current auth tokens: HTTPSConnectionPool(host='
     "'oauth2.googleapis.com', port=443): Max retries exceeded with url: /token": 'wait',
     'ALREADY_EXISTS: Resource demo already exists': 'exists',
     NO_QUOTA: 'quota',
     "Could not fetch resource:\n - Quota 'TPU_LITE_PODSLICE_V5' exceeded.  Limit: 0.0": 'quota',
-    'Insufficient project quota to satisfy request': 'quota',
     NO_PERMISSION: 'never',
     NO_SUCH_TYPE: 'never',
     "Could not fetch resource:\n - Invalid value for field 'resource.machineType'": 'never',
     "Required 'compute.instances.create' permission for 'projects/p'": 'never',
     'Cloud TPU API has not been used in project 1 before or it is disabled.': 'never',
-    'This API method requires billing to be enabled.': 'never',
-    'You do not currently have an active account selected.': 'never',
     'Reauthentication failed. cannot prompt during non-interactive execution.': 'never',
-    'UNAUTHENTICATED: Request had invalid authentication credentials.': 'never',
     "'nodes/quota-invalid' is UNAVAILABLE in projects/denied/locations/z": 'wait',  # names
     'something new': 'unknown',
 }
@@ -278,12 +239,8 @@ case $verb in
     if [ "$clock" -lt "$CAPACITY_AT" ]; then echo "$STOCK_OUT" >&2; exit 1; fi
     touch "$FAKE_GCLOUD/there" ;;
   describe)
-    if [ ! -e "$FAKE_GCLOUD/there" ]; then
-      case " $* " in *' queued-resources '*) ;; *) echo 'NOT_FOUND' >&2; exit 1 ;; esac
-      [ -s "$FAKE_GCLOUD/asked" ] || { echo x > "$FAKE_GCLOUD/asked"; echo NOT_FOUND >&2; exit 1; }
-      echo WAITING_FOR_RESOURCES; exit
-    fi
-    case " $* " in *' queued-resources '*) echo ACTIVE ;; *) echo READY ;; esac ;;
+    if [ ! -e "$FAKE_GCLOUD/there" ]; then echo NOT_FOUND >&2; exit 1; fi
+    echo READY ;;
   delete) rm "$FAKE_GCLOUD/there" ;;
   ssh)
     case "$*" in
@@ -390,18 +347,14 @@ def test_a_preemption_while_it_compiles_is_followed_by_another_tpu(tmp_path):
         ({}, ['-m', 'agentrl_jax.train', '--workdir=runs/x'], 'has no --config'),
         ({}, [*TRAIN[1:], '--config', 'configs/nope.py'], 'configs/nope.py: '),
         ({}, [*TRAIN[1:], '--workdir=gs://other/x'], 'set TPU_BUCKET=other'),
-        ({}, [*TRAIN[1:], '--config.model.path', 'gs://other/x'], 'set TPU_BUCKET=other'),
         ({'TPU_BUCKET': ''}, TRAIN[1:], 'set TPU_BUCKET=my-bucket'),
         ({}, ['-m', 'agentrl_jax.trian', '--workdir=runs/x'], 'there is no such module'),
         ({}, [*TRAIN[1:], '--config.nope=3'], 'nope'),
         ({'TPU_TYPE': 'v5litepod-16', 'TPU_HOSTS': '1'}, TRAIN[1:], 'set TPU_HOSTS=4'),
         ({'TPU_TYPE': 'v6e-8', 'TPU_HOSTS': '2'}, TRAIN[1:], 'set TPU_HOSTS=1'),
-        ({'TPU_TYPE': 'v5p-32', 'TPU_HOSTS': '1'}, TRAIN[1:], 'set TPU_HOSTS=4'),
-        ({'TPU_TYPE': 'tpu7x-8'}, TRAIN[1:], 'TPU_TYPE=tpu7x-8'),
         ({'TPU_RUNTIME': ''}, TRAIN[1:], 'TPU_RUNTIME is not set'),
         ({'TPU_ENV_FILE': '/nope'}, TRAIN[1:], 'TPU_ENV_FILE=/nope: no such file'),
         ({'TPU_POLL': 'often'}, TRAIN[1:], 'TPU_POLL=often must be'),
-        ({'TPU_FAILURES': 'x'}, TRAIN[1:], 'TPU_FAILURES=x must be'),
     ],
 )
 def test_babysit_checks_before_it_rents(settings, words, message, tmp_path):
@@ -418,7 +371,6 @@ def test_babysit_checks_before_it_rents(settings, words, message, tmp_path):
     [
         ({'TPU_TOPOLOGY': ''}, 'TPU_TOPOLOGY is not set'),  # it was "!name: unbound variable"
         ({'TPU_TOPOLOGY': '4x4'}, 'set TPU_HOSTS=4'),
-        ({'TPU_TOPOLOGY': 'big'}, 'TPU_TOPOLOGY=big must be'),
         ({'TPU_RUNTIME': 'tpu-image'}, 'TPU_RUNTIME=tpu-image must be PROJECT/FAMILY'),
         ({'TPU_TYPE': 'n2-standard-4'}, 'is no machine type with TPUs'),
         ({'TPU_PROJECT': ''}, 'TPU_PROJECT is not set'),
@@ -443,9 +395,6 @@ def test_ssh_gets_the_flags_and_the_user_that_are_set(provider, tmp_path):
         fake_gcloud.parse(shlex.split(line)[1:])
         assert line.startswith('gcloud alpha ') == (provider == 'tpu_vm')
     assert len(lines) >= 3
-
-
-# ---- two hosts on this machine -----------------------------------------------------------------
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from benchmarks import (
     common,
     decode,
     host_schedule,
-    hosts,
     limits,
     rollout,
     step,
@@ -64,12 +63,6 @@ def test_both_loops_play_the_same_turns_with_the_same_number_of_tokens():
     # Observations depend on what was answered only through the warning after an invalid answer,
     # and three tokens are never a valid one.
     assert result['tokens'] == result['hf_tokens']
-
-
-@pytest.mark.soak
-def test_a_lake_on_hosts_is_played_token_for_token_as_on_the_device():
-    lake = hosts.zero_latency(episodes=4, slots=4, turns=2, new=4, repeats=1, **SHAPE)
-    assert lake['same_tokens'] == 1.0 and lake['turns'] == 4 * 2 and lake['world_ms_a_turn'] > 0
 
 
 @pytest.mark.soak
@@ -136,12 +129,6 @@ def test_the_script_for_another_library_says_what_the_policy_was_shown():
         first, second = episode
         answer = played.tokens[row, len(first) : len(first) + 3].tolist()
         assert played.tokens[row, : length - 3].tolist() == first + answer + second
-
-
-def test_a_benchmark_without_the_other_library_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'tunix', None)  # importing it fails
-    with pytest.raises(SystemExit, match='make bench-tunix'):
-        tunix.load_peer()
 
 
 def test_ratios_are_of_pairs():

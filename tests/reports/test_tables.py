@@ -206,20 +206,6 @@ def test_an_area_starts_at_step_0_and_a_clone_samples_no_tokens(longer, clones):
         table_of(longer, at='area')
 
 
-def test_what_a_roll_back_undid_was_sampled_too(tmp_path):
-    """A run that went back from step 15 to 5 had its lost tokens ignored at equal tokens."""
-    folder = tmp_path / 'run'
-    write_run(folder, 0, [0.1, 0.2, 0.3])
-    lines = (folder / 'metrics.jsonl').read_text().splitlines(keepends=True)
-    (folder / 'metrics_abandoned_1.jsonl').write_text(''.join(lines[5:16]))
-    undone = [{'at_step': 15, 'to_step': 5, 'signal': 'x', 'reason': 'y'}]
-    (folder / 'roll_backs.json').write_text(json.dumps(undone))
-    (run,) = load([tmp_path], ['eval/success'])
-    assert [row['tokens'] for row in run.rows] == [7 * k + 77 * (k >= 5) for k in range(21)]
-    seconds = [0.3 * k + 3.3 * (k >= 5) for k in range(21)]
-    np.testing.assert_allclose([row['seconds'] for row in run.rows], seconds, rtol=1e-5)
-
-
 def test_the_last_three_validations_are_averaged(two):
     write_run(two / 'run2', 2, [0.1, 0.2, 0.3, 0.7], steps=40)  # ends at step 30
     table = table_of(two, at='last-three', pooled='steps')

@@ -23,7 +23,7 @@ from agentrl_jax.extras.games import base as games
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
-from agentrl_jax.run import command, parts, state
+from agentrl_jax.run import parts, state, usage
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
@@ -318,7 +318,7 @@ class NeverMade:
 def test_a_world_that_cannot_be_made_is_said_before_a_model_is_made(changes, words, monkeypatch):
     """A mistyped id failed after 160 s of compiling; other ids got the keywords of FrozenLake."""
     monkeypatch.setattr(parts, 'build_model', None)
-    with pytest.raises(command.WrongUsage, match=words) as said:
+    with pytest.raises(usage.WrongUsage, match=words) as said:
         build(config(**LAKE | changes))
     assert '\n' not in str(said.value)
 
@@ -327,7 +327,7 @@ def test_making_the_first_world_is_tried_as_often_as_a_step_and_servers_are_not_
     monkeypatch.setattr(parts, 'build_model', lambda *_: 1 / 0)
     changes = {'objects.make_object': 'test_host_runs:NeverMade'}
     NeverMade.made = 0
-    with pytest.raises(command.WrongUsage, match='no world can be made: OSError: no licence'):
+    with pytest.raises(usage.WrongUsage, match='no world can be made: OSError: no licence'):
         build(config(**changes | {'hosts.tries': 2}))
     NeverMade.made = 0
     with pytest.raises(ZeroDivisionError):  # the model is next
@@ -366,7 +366,7 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
     cfg = config(**{'rollout.max_tokens': 4096, 'hosts.max_observation': 64} | changes)
     with cfg.unlocked():
         cfg.game_2048 = {}
-    with pytest.raises(command.WrongUsage, match=words) as said:
+    with pytest.raises(usage.WrongUsage, match=words) as said:
         build(cfg)
     assert '\n' not in str(said.value)
 

@@ -10,7 +10,7 @@ import micro_runs
 import pytest
 
 from agentrl_jax.planning import programs
-from agentrl_jax.run import build, command, parts
+from agentrl_jax.run import build, parts, usage
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.settings.marks import suggestion
 
@@ -130,7 +130,7 @@ REJECTED = (
 
 @pytest.mark.parametrize('changes, field', REJECTED)
 def test_a_config_that_cannot_be_is_rejected(changes, field):
-    with pytest.raises(command.WrongUsage) as error:
+    with pytest.raises(usage.WrongUsage) as error:
         read_config(micro_runs.plain('frozen_lake', **changes), 8)
     assert field in (error.value.fields or str(error.value))
 
@@ -173,7 +173,7 @@ def test_values_of_fields_are_suggested():
         ({'model.dtype': 'float16'}, 'did you mean bfloat16'),
         ({'env.mix': (('frozen_lake', 0.5), ('sokobn', 0.5))}, 'did you mean sokoban'),
     ):
-        with pytest.raises(command.WrongUsage, match=words):
+        with pytest.raises(usage.WrongUsage, match=words):
             read_config(micro_runs.plain('frozen_lake', **changes))
 
 
@@ -201,7 +201,7 @@ def test_a_run_is_rejected_before_any_parameter_is_made(changes, field, monkeypa
 def test_a_field_that_a_config_file_mistypes_is_rejected():
     cfg = micro_runs.plain('frozen_lake')
     cfg.optim.lrr = 1e-3
-    with pytest.raises(command.WrongUsage, match='optim.lrr; did you mean optim.lr'):
+    with pytest.raises(usage.WrongUsage, match='optim.lrr; did you mean optim.lr'):
         read_config(cfg, None)
 
 

@@ -18,7 +18,7 @@ from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl.learning import Optim
 from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import params, parts, roll_back
+from agentrl_jax.run import params, parts
 from agentrl_jax.run.build import build_held_out
 from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
@@ -94,21 +94,17 @@ def test_the_best_is_compared_with_what_is_kept(tmp_path):
     def kept():
         return checkpoint.steps(folder / checkpoint.FOLDER)
 
-    def validated(step, success, roll_backs=0):
-        said = {'step': step, 'eval/success': success, 'roll_backs': roll_backs}
-        params.keep_best(tmp_path, {'w': jnp.float32(step)}, said)
+    def validated(step, success):
+        saved = {'step': step, 'eval/success': success}
+        params.keep_best(tmp_path, {'w': jnp.float32(step)}, saved)
 
     for step, success in ((0, 0.3), (10, 0.7), (20, 0.4), (30, 0.7)):
         validated(step, success)
     assert kept() == [10] and checkpoint.read_extra(folder)['eval/success'] == 0.7
     validated(10, 0.7)  # played again after a kill
     assert kept() == [10]
-    (tmp_path / run_log.ROLL_BACKS_FILE).write_text('[{"to_step": 8}]')
-    assert roll_back.settle(tmp_path) == 1 and kept() == []
-    validated(20, 0.2, roll_backs=1)
-    assert roll_back.settle(tmp_path) == 1 and kept() == [20]
-    (folder / checkpoint.FOLDER / '20' / checkpoint.MARK).write_text('x')
-    validated(30, 0.1, roll_backs=1)  # what is damaged is no rival
+    (folder / checkpoint.FOLDER / '10' / checkpoint.MARK).write_text('x')
+    validated(30, 0.1)  # what is damaged is no rival
     assert kept() == [30]
 
 

@@ -17,8 +17,8 @@ import tiny_agents as tiny
 from agentrl_jax import train
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.algorithm import chosen, decided, trained
-from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import read
+from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.text import agents
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars

@@ -22,8 +22,8 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import model_functions
 from agentrl_jax.rl import update
-from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.types import TrainState
 
 UNIT, LENGTH = 4, 24

@@ -28,6 +28,7 @@ from agentrl_jax.rollout.host import counters_of
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.settings.rules import broken_by
 from agentrl_jax.text import agents, conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop

@@ -3,7 +3,6 @@
 import atexit
 import dataclasses
 import functools
-import importlib
 import json
 import threading
 from collections.abc import Mapping
@@ -24,7 +23,6 @@ from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
 from agentrl_jax.settings.rules import Rule, must
 
 STEP_S = 60.0  # that worlds of a server have for a step, at least
-SERVER = ('fastapi', 'uvicorn')  # what a server of this machine imports
 ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
 Settings = TypeVar('Settings')
 
@@ -195,11 +193,8 @@ class Served(Remote):
         return 0 if self.urls else self.launch * self.room
 
     def check(self) -> None:
-        if self.urls:
-            return
-        self.needs()
-        for module in SERVER if self.launch else ():
-            importlib.import_module(module)
+        if not self.urls:
+            self.needs()
 
     def needs(self) -> None:
         """As check, of a world in a process of this machine."""

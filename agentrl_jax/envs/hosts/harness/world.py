@@ -6,7 +6,6 @@ its end is the end of the episode. It returns or posts the reward.
 
 import dataclasses
 import functools
-import importlib
 import queue
 import re
 import threading
@@ -26,7 +25,7 @@ from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
 from agentrl_jax.settings.rules import Rule, exclude, importable, must
 
 if TYPE_CHECKING:
-    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint  # it needs FastAPI
+    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
 
 CUT = {  # why an episode is cut -> what its next request is answered
     'TOKEN_BUDGET': Refused(
@@ -266,9 +265,6 @@ class HarnessEnvironment(HostEnvironment):
             lambda run: run.worlds[0].context <= run.rollout.max_tokens,
         ),
     )
-
-    def check(self) -> None:
-        importlib.import_module('agentrl_jax.envs.hosts.harness.endpoint')  # FastAPI, uvicorn
 
     def make(self) -> Harness:
         return Harness(self, self.stop)
