@@ -61,10 +61,6 @@ GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
 EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.toml
     'bm25s': 'search',
     'countryinfo': 'search',
-    'fastapi': 'hosts',
-    'pydantic': 'hosts',
-    'starlette': 'hosts',
-    'uvicorn': 'hosts',
     'websockets': 'hosts',
     'scienceworld': 'hosts',
     'py4j': 'hosts',
