@@ -26,7 +26,7 @@ PYTHON_NEXT ?= $(shell for python in python3.13 python3.12 \
   "$$python" -c '' 2>/dev/null && { echo "$$python"; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-next test soak cuda chaos chaos-hosts test-reference test-openenv harness-clients bench-tunix tables lint clean python-version
+.PHONY: help demo check check-next test soak cuda chaos chaos-hosts test-reference test-openenv test-tunix harness-clients bench-tunix tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -85,48 +85,45 @@ lint: $(VENV)/test.stamp
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
-# In an environment of its own: verl needs much that nothing else here does.
-test-reference: | python-version
-	$(PYTHON) -m venv .venv-reference
-	.venv-reference/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt
-	.venv-reference/bin/python -m pip install --disable-pip-version-check --no-deps \
-	  -r requirements-reference.txt
-	# the tests skip without these
+# Environments of other libraries, whose pins contradict ours: so these go in without dependencies.
+BASE_reference := requirements-test.txt
+BASE_openenv := requirements-test.txt
+BASE_tunix := requirements.txt
+.venv-%/stamp: requirements/%.txt requirements.txt requirements-test.txt | python-version
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --disable-pip-version-check -r $(BASE_$*)
+	.venv-$*/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+# Each imports the library first: without it the tests skip.
+test-reference: .venv-reference/stamp
 	.venv-reference/bin/python -c "import verl.trainer.ppo.core_algos, trl.trainer.dpo_trainer"
 	.venv-reference/bin/python -m pytest tests/parity/test_against_verl.py tests/unit/test_dpo.py
 
-# In an environment of its own too: OpenEnv needs 35 packages more. Without them its test skips.
-test-openenv: | python-version
-	$(PYTHON) -m venv .venv-openenv
-	.venv-openenv/bin/python -m pip install --disable-pip-version-check -r requirements-test.txt
-	.venv-openenv/bin/python -m pip install --disable-pip-version-check --no-deps \
-	  -r requirements-openenv.txt
+test-openenv: .venv-openenv/stamp
 	.venv-openenv/bin/python -c "import openenv.core.env_server.http_server"
 	.venv-openenv/bin/python -m pytest tests/worlds/test_hosts_openenv.py
 
-# In environments of their own too: real clients as harnesses. Without them their tests skip.
+test-tunix: .venv-tunix/stamp
+	.venv-tunix/bin/python -c "import benchmarks.peers.tunix_peer"
+	.venv-tunix/bin/python -m pytest -W ignore tests/parity/test_against_tunix.py
+
+bench-tunix: test-tunix
+	.venv-tunix/bin/python -m benchmarks.peers.tunix $(ARGS)
+
+# Real clients as harnesses, in two more environments. Without them their tests skip.
 harness-clients: | python-version
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
-	  -r requirements-harness.txt
+	  -r requirements/harness.txt
 	! command -v npm || npm install --no-save --prefix .venv-clients ai@6.0.326 \
 	  @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92
 	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py \
 	  tests/worlds/test_harness_endpoint.py
 	$(PYTHON) -m venv .venv-verifiers
 	.venv-verifiers/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
-	  -r requirements-verifiers.txt
+	  -r requirements/verifiers.txt
 	.venv-verifiers/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py -k verifiers
-
-# In an environment of its own too: Tunix wants an older safetensors than ours.
-bench-tunix: | python-version
-	$(PYTHON) -m venv .venv-tunix
-	.venv-tunix/bin/python -m pip install --disable-pip-version-check -r requirements.txt
-	.venv-tunix/bin/python -m pip install --disable-pip-version-check --no-deps \
-	  -r requirements-tunix.txt
-	.venv-tunix/bin/python -c "import benchmarks.tunix_peer"  # the tests skip without it
-	.venv-tunix/bin/python -m pytest -W ignore tests/parity/test_against_tunix.py
-	.venv-tunix/bin/python -m benchmarks.tunix $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-next .venv-reference .venv-openenv .venv-tunix .venv-clients
@@ -149,7 +146,7 @@ $(VENV)/test.stamp: requirements-test.txt requirements.txt | python-version
 	@touch $(VENV)/run.stamp $@
 
 # Beside the packages of the environment, so that jax finds no plugin for CUDA unless asked to
-$(VENV)/gpu.stamp: requirements-plan-gpu.txt | $(VENV)/test.stamp
+$(VENV)/gpu.stamp: requirements/plan-gpu.txt | $(VENV)/test.stamp
 	$(RUN) -m pip install --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu -r $<
 	@touch $@
 

@@ -19,7 +19,8 @@ import sys
 
 from absl import flags, logging
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
+from agentrl_jax.settings import tree
 
 if __name__ == '__main__':
     command.define_config_of_run()
@@ -199,10 +200,10 @@ def other_rules(
     saved, now: configs, as the checkpoint has it and as it is played. free: what every evaluation
     may choose.
     """
-    before = files.flat(saved)
+    before = tree.flat(saved)
     return {
         name: x
-        for name, x in files.flat({key: now[key] for key in ('env', *WORLDS) if key in now}).items()
+        for name, x in tree.flat({key: now[key] for key in ('env', *WORLDS) if key in now}).items()
         if before.get(name) != x and not checkpoint.is_free(name, free)
     }
 
@@ -328,7 +329,7 @@ def main() -> None:
         if given.fallback and given.workdir and not given.best:
             step = checkpoint.fall_back(given.workdir, step=step)
         workdir = best_of(given.workdir) if given.best else given.workdir
-        with command.usage():
+        with usage.checked():
             evaluate(
                 given.config,
                 workdir,
@@ -339,7 +340,7 @@ def main() -> None:
                 given.transfer,
             )
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error, given.out or given.workdir or None), error)
+        usage.end(files.in_words(error, given.out or given.workdir or None), error)
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ dtype gives the same bytes in every tensor.
 
 from absl import flags, logging
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     command.define_config_of_run()
@@ -334,12 +334,12 @@ def main() -> None:
         workdir = best_of(args.workdir) if args.best else args.workdir
         if args.fallback and not args.best:
             step = checkpoint.fall_back(args.workdir, step=step)
-        with command.usage():
+        with usage.checked():
             folder = export_checkpoint(
                 args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
             )
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error, Path(args.out).parent), error)
+        usage.end(files.in_words(error, Path(args.out).parent), error)
     print(folder)
 
 

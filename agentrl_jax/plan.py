@@ -1,14 +1,13 @@
-"""Will it fit, and how long is a step at best? The real programs, compiled for machines not there.
+"""Will a config fit? The real programs, compiled for machines that are not there.
 
   python -m agentrl_jax.plan --config=configs/frozen_lake.py --topology=v5e:2x4 \\
       --model=Qwen2.5-0.5B [--config.mesh.fsdp=8] [--layers=2,4] [--json]
 
 Compiles rollout (collect) and update (learn) of the config for a TPU slice (with libtpu:
-requirements-plan.txt), for GPUs that are not there (requirements-plan-gpu.txt), for CPU devices or
+requirements/plan.txt), for GPUs that are not there (requirements/plan-gpu.txt), for CPU devices or
 for the GPUs of this machine, from shapes alone: no weights are made. Without these packages it
-estimates the memory and prints the limit on paper. --model names a size instead of a checkpoint.
---layers compiles models of two depths and draws the line through them, if all layers would take
-long.
+estimates the memory. --model names a size instead of a checkpoint. --layers compiles models of two
+depths and extrapolates to the full depth, if all layers would take long.
 """
 
 import os
@@ -17,7 +16,7 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
@@ -26,12 +25,6 @@ if __name__ == '__main__':
     )
     flags.DEFINE_string('model', '', "Qwen2.5-0.5B, -1.5B, -3B or -7B; '' = the config's model.")
     flags.DEFINE_list('layers', [], 'Two depths to compile instead of the whole, as 2,4.')
-    flags.DEFINE_integer(
-        'answer_tokens',
-        0,
-        'Tokens of an answer; 0 = a fifth of rollout.max_response, at least 16 if it is as long.',
-        0,
-    )
     flags.DEFINE_bool('json', False, 'Print JSON.')
     command.begin(__doc__, needs=('config', 'topology'))
 
@@ -42,7 +35,7 @@ if __name__ == '__main__':
     try:
         hardware.prepare(sys.argv)
     except ValueError as error:
-        command.refuse(str(error))
+        usage.refuse(str(error))
 
 import contextlib
 import dataclasses
@@ -53,53 +46,33 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl_jax.machine import sharding
-from agentrl_jax.planning import advice, cost, fit, limit
+from agentrl_jax.planning import advice, fit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
 from agentrl_jax.planning.programs import Compiled
 
 PROGRAMS = ('collect', 'learn')
-# An answer is assumed to be a fifth of rollout.max_response; a short one, all of it
-ANSWER_SHARE, SHORT_ANSWER = 5, 16
-# Facts of the compiled text -> how they are shown
-FACTS = {
-    'kernels_of_a_step': ('kernels in the innermost loop', 1, '.0f'),
-    'largest_copy_in_a_loop': ('MB of the largest copy in a loop', 1e6, '.3g'),
-    'largest_in_a_loop': ('MB of the largest result in one', 1e6, '.4g'),
-    'collectives_in_loops': ('transfers between devices in loops', 1, '.0f'),
-    'fused_attention': ('attention as one kernel', 1, '.0f'),
-}
 WORTH_SAYING = GIB // 100  # bytes: a smaller saving would be printed as 0.00 GiB
 HEARTBEAT_S = 60.0  # between lines about a program that is still compiling
 # Compiled programs took up to this many times the estimate of fit.py (benchmarks/plans.md)
 ESTIMATE_ERROR = 1.6
-NOT_MEASURED = 'no device has confirmed these seconds'
 
 
 def plan(
-    cfg: Any,
-    topology: str,
-    *,
-    model: str = '',
-    layers: tuple[int, ...] = (),
-    answer_tokens: int = 0,
+    cfg: Any, topology: str, *, model: str = '', layers: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """The plan as a dict that JSON can hold; `text` makes a page of it."""
+    """Return the plan as a dict that JSON can hold; `text` formats it."""
     with quiet():
         where = hardware.find(topology)
     whole = plan_programs.shapes(cfg, where.devices, model)
     mesh = whole.mesh
-    answer_tokens = answer_tokens or answers_of(cfg)
-    machine = machine_of(cfg, where, mesh, answer_tokens)
     parts = [plan_programs.shapes(cfg, where.devices, model, depth) for depth in layers]
     programs = {}
     for name in PROGRAMS:
         with reporting(f'{name} for {topology}'):
-            made = [plan_programs.compile_program(name, s, machine) for s in parts or [whole]]
+            made = [plan_programs.compile_program(name, s) for s in parts or [whole]]
         one = extrapolate(made, layers, whole.config.num_layers) if layers else made[0]
         programs[name] = program_row(one, where.chip)
-    counts = machine.trips
     tightest = max(PROGRAMS, key=lambda name: programs[name]['device_bytes'])
     validation = programs['collect']['device_bytes'] + of_validation(whole)
     fits = all(row['fits'] for row in programs.values()) and validation <= where.chip.usable
@@ -112,13 +85,6 @@ def plan(
         'layers_compiled': list(layers) or [whole.config.num_layers],
         'memory': where.chip.memory,
         'usable_bytes': int(where.chip.usable),
-        'assumed': {
-            'answer_tokens': answer_tokens,
-            'row_tokens': limit.row_tokens(whole.cfg, whole.task, answer_tokens),
-            'turns': cfg.env.max_turns,
-            'serves_per_shard': counts[0],
-            'decodes_per_shard': counts[0] * counts[1],
-        },
         'state_bytes': plan_programs.device_bytes(whole.state),
         'programs': programs,
         'validation_bytes': validation,
@@ -129,8 +95,6 @@ def plan(
             for knob in advice.knobs(whole, tightest)
             if knob.saves >= WORTH_SAYING
         ],
-        'limit': limits(whole, machine, answer_tokens),
-        'step_seconds': sum(row['seconds'] for row in programs.values()) if machine.flops else None,
     }
 
 
@@ -181,15 +145,12 @@ def of_validation(shapes: Any) -> int:
     return max(cache(fit.rows(cfg)) - cache(trained), 0)
 
 
-def on_paper(cfg: Any, topology: str, *, model: str = '', answer_tokens: int = 0) -> dict[str, Any]:
-    """A plan without a compiler: the least seconds of a step (limit.py) and the memory (fit.py)."""
+def on_paper(cfg: Any, topology: str, *, model: str = '') -> dict[str, Any]:
+    """Estimate the memory (fit.py) without a compiler."""
     where = hardware.stand_ins(topology)
-    whole = plan_programs.shapes(cfg, where.devices, model)
-    answer_tokens = answer_tokens or answers_of(cfg)
-    estimate = fit.estimate(whole)
+    estimate = fit.estimate(plan_programs.shapes(cfg, where.devices, model))
     return {
         'topology': topology,
-        'limit': limits(whole, machine_of(cfg, where, whole.mesh, answer_tokens), answer_tokens),
         'usable_bytes': int(where.chip.usable),
         'certain_bytes': estimate.certain,
         'estimated_bytes': estimate.likely - estimate.program,  # the host's, not a device's
@@ -197,7 +158,7 @@ def on_paper(cfg: Any, topology: str, *, model: str = '', answer_tokens: int = 0
 
 
 def paper_text(made: dict[str, Any]) -> str:
-    """The result of on_paper as two sentences."""
+    """Format the result of on_paper as one sentence."""
     usable, estimated = made['usable_bytes'], made['estimated_bytes']
     verdict = f'may not fit: compiled programs took up to {ESTIMATE_ERROR} times such an estimate'
     if made['certain_bytes'] > usable:
@@ -205,69 +166,28 @@ def paper_text(made: dict[str, Any]) -> str:
         verdict = f'DOES NOT FIT: state with caches or gradients alone is {certain:.2f} GiB'
     elif ESTIMATE_ERROR * estimated <= usable:
         verdict = 'fits'
-    listed = ', '.join(f'{name} {x:.3g} s' for name, x in made['limit'].items())
-    return (
-        f'Estimated memory: {estimated / GIB:.2f} of {usable / GIB:.2f} GiB a device: {verdict}.\n'
-        f'On paper a step takes at least {sum(made["limit"].values()):.3g} s ({listed}), without '
-        f'padding and with every transfer hidden; {NOT_MEASURED}.'
-    )
-
-
-def limits(
-    shapes: plan_programs.Shapes, machine: cost.Machine, answer_tokens: int
-) -> dict[str, float]:
-    """Least seconds of collect and learn for rows as long as they are; {} of unknown peaks."""
-    if machine.flops is None:
-        return {}
-    length = limit.row_tokens(shapes.cfg, shapes.task, answer_tokens)
-    return limit.seconds(
-        shapes.cfg, shapes.config, machine, length=length, answer_tokens=answer_tokens
-    )
-
-
-def answers_of(cfg: Any) -> int:
-    """Tokens that an answer is assumed to have."""
-    longest = cfg.rollout.max_response
-    return max(-(-longest // ANSWER_SHARE), min(longest, SHORT_ANSWER))
-
-
-def machine_of(cfg: Any, where: Any, mesh: Any, answer_tokens: int) -> cost.Machine:
-    """The device as plan_cost sees it, and how often the loops of a rollout run."""
-    return cost.Machine(
-        platform=cost.lowered_for(where.devices[0].platform),
-        flops=where.chip.flops,
-        bandwidth=where.chip.bandwidth,
-        trips=cost.trips(cfg, sharding.row_shards(mesh), answer_tokens),
-        **dict(mesh.shape),
-    )
+    return f'Estimated memory: {estimated / GIB:.2f} of {usable / GIB:.2f} GiB a device: {verdict}.'
 
 
 def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> Compiled:
-    """The line through two depths, at the depth of the model; every layer is alike."""
+    """Extrapolate linearly from two depths to the depth of the model."""
     (few, many), (a, b) = parts, layers
 
-    def line(name):
+    def line(name: str) -> int:
         low, high = getattr(few, name), getattr(many, name)
-        return type(low)(low + (high - low) * (depth - a) / (b - a))
+        return int(low + (high - low) * (depth - a) / (b - a))
 
-    fields = dataclasses.fields(Compiled)
-    numbers = [field.name for field in fields if field.type in (int, float)]
-    spent = few.compile_seconds + many.compile_seconds
-    facts = {
-        name: round(x + (many.facts[name] - x) * (depth - a) / (b - a))
-        for name, x in few.facts.items()
-        if name in many.facts
-    }
+    sizes = [field.name for field in dataclasses.fields(Compiled) if field.type is int]
     return Compiled(
         name=few.name,
         refused=few.refused or many.refused,
-        facts=facts,
-        **{name: line(name) for name in numbers} | {'compile_seconds': spent},
+        compile_seconds=few.compile_seconds + many.compile_seconds,
+        **{name: line(name) for name in sizes},
     )
 
 
 def program_row(program: Compiled, chip: hardware.Chip) -> dict[str, Any]:
-    """Of one program: what the compiler and the count say, all memory in use, does it fit."""
+    """Return the fields of a program, its memory in use and whether it fits."""
     fits = not program.refused and program.total <= chip.usable
     return dataclasses.asdict(program) | {'device_bytes': program.total, 'fits': fits}
 
@@ -306,38 +226,13 @@ def text(plan: dict[str, Any]) -> str:
         if programs[name]['refused']
     ]
     lines.append('')
-    row('TFLOP a device', lambda p: p['flops'], 1e12, '.3g')
-    row('GB moved a device', lambda p: p['bytes'], 1e9, '.4g')
-    if plan['step_seconds'] is not None:
-        row('roofline seconds, whole arrays', lambda p: p['seconds'], 1, '.3g')
-        least = (format(plan['limit'][name], '.3g') for name in PROGRAMS)
-        lines.append(f'{"... rows as long as they are":<34}' + ''.join(f'{x:>10}' for x in least))
-    for name, (label, unit, form) in FACTS.items():
-        if all(name in programs[p]['facts'] for p in PROGRAMS):
-            row(label, lambda p, name=name: p['facts'][name], unit, form)
     row('seconds to compile, here', lambda p: p['compile_seconds'], 1, '.0f')
     lines += ['', *notes(plan)]
     return '\n'.join(lines)
 
 
 def notes(plan: dict[str, Any]) -> list[str]:
-    assumed = plan['assumed']
-    out = [
-        f'Assumed: every episode has {assumed["turns"]} turns with answers of '
-        f'{assumed["answer_tokens"]} tokens (--answer_tokens) and then '
-        f'{assumed["row_tokens"]} in all, so a shard decodes '
-        f'{assumed["decodes_per_shard"]:.0f} times and serves '
-        f'{assumed["serves_per_shard"]:.0f} times.'
-    ]
-    if plan['step_seconds'] is None:
-        out.append('No time is estimated: the peaks of this machine are not known.')
-    else:
-        out.append(
-            f'A step of these programs takes at least {plan["step_seconds"]:.3g} s: padding '
-            'included, each product at the longer of peak arithmetic and full bandwidth, transfers '
-            f'between devices hidden. Without padding it is {sum(plan["limit"].values()):.3g} s, '
-            f'as plan prints where it cannot compile; {NOT_MEASURED}.'
-        )
+    out = []
     if len(plan['layers_compiled']) == 2:
         a, b = plan['layers_compiled']
         out.append(f'Memory is the line through models of {a} and {b} layers.')
@@ -366,15 +261,15 @@ def layer_pair(words: list[str]) -> tuple[int, ...]:
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
-    options = {'model': given.model, 'answer_tokens': given.answer_tokens}
     try:
         try:
             layers = layer_pair(given.layers)
-            made = plan(given.config, given.topology, layers=layers, **options)
+            made = plan(given.config, given.topology, model=given.model, layers=layers)
         except hardware.NotInstalled as error:
-            made = on_paper(given.config, given.topology, **options) | {'not_compiled': str(error)}
+            made = on_paper(given.config, given.topology, model=given.model)
+            made['not_compiled'] = str(error)
     except (ValueError, OSError) as error:
-        command.refuse(str(error))
+        usage.refuse(str(error))
     compiled = 'not_compiled' not in made
     if given.json:
         print(json.dumps(made, indent=2))

@@ -10,7 +10,8 @@ names of actions, such as `Right || Down`; an empty line ends the game. Levels a
 from absl import flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
@@ -138,7 +139,7 @@ def play_by_hand(
             return total, solved
 
 
-def pieces(rollout: Rollout, tokenizer: Any) -> Iterator[tuple[str, bool]]:
+def pieces(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
     """(text, sampled?) of the tokens of the first episode; what was shown comes in one piece."""
     row = jax.tree.map(lambda x: np.asarray(x)[0], rollout)
     real = row.tokens[: row.attention_mask.sum()].tolist()
@@ -252,10 +253,10 @@ def main() -> None:
     command.check_backend()
     given = flags.FLAGS
     try:
-        with command.usage():
+        with usage.checked():
             play(given)
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error), error)
+        usage.end(files.in_words(error), error)
     except (EOFError, KeyboardInterrupt):
         print()
 

@@ -16,7 +16,7 @@ what was sampled.
 
 from absl import flags, logging
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     command.define_config_of_run()
@@ -45,17 +45,9 @@ import jax
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
-from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.envs.hosts.harness import wire
-from agentrl_jax.envs.hosts.harness.endpoint import (
-    OVER,
-    Caller,
-    End,
-    Endpoint,
-    Episode,
-    Handler,
-    digest_of,
-)
+from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
+from agentrl_jax.envs.hosts.harness.episode import OVER, Caller, End, Episode, digest_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply, shown
@@ -214,14 +206,6 @@ class Clients(HostEnvironment):
         return range(1)
 
 
-class DeskHandler(Handler):
-    """A connection of any client: /v1/chat/completions, without an episode."""
-
-    def route(self) -> tuple[Any, str]:
-        where = self.path.partition('?')[0].strip('/')
-        return self.endpoint.desk, '' if where == 'reward' else where
-
-
 def build_served_task(cfg: Config, conversation: Conversation) -> HostTask:
     """Conversations whose answers follow the run's grammar."""
     params = Clients().make_params(num_levels=1)
@@ -285,9 +269,7 @@ class Served:
         stops = (*getattr(world, 'stop', ()), *stops)
         drops = getattr(world, 'thoughts', '') == 'drop'
         self.desk = Desk(slots, stops, drops, self.round)
-        with listening_at(address, port, '--port'):
-            self.endpoint = Endpoint(address, port, DeskHandler)
-        self.endpoint.desk = self.desk
+        self.endpoint = Endpoint(address, port, answering=self.desk, setting='--port')
         chat = build_chat(tokenizer)
         conversation = Conversation(chat, cfg.answer_opening, cfg.hosts.max_observation)
         self.task = build_served_task(cfg, conversation)
@@ -353,13 +335,13 @@ def main() -> None:
     command.check_backend()
     given = flags.FLAGS
     try:
-        with command.usage():
+        with usage.checked():
             served = open_policy(given)
         print(f'serving {served.url}', flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             served.run()
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error, given.workdir or None), error)
+        usage.end(files.in_words(error, given.workdir or None), error)
 
 
 if __name__ == '__main__':

@@ -12,7 +12,7 @@ if __name__ == '__main__':
 
     interrupts.stop_when_asked()
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 from agentrl_jax.sweeps.options import define_flags
 
 if __name__ == '__main__':
@@ -227,10 +227,10 @@ def run_sweep(args: flags.FlagValues) -> int:
 def main() -> None:
     command.show_frames_of(flags.FLAGS.sweep)
     try:
-        with command.usage():
+        with usage.checked():
             code = run_sweep(flags.FLAGS)
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error, flags.FLAGS.workdir), error)
+        usage.end(files.in_words(error, flags.FLAGS.workdir), error)
     sys.exit(code)
 
 

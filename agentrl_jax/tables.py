@@ -35,7 +35,7 @@ from agentrl_jax.results.spec import (
     metrics_of,
     split_names,
 )
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
 PAGE_ENDINGS = ('png',)  # of curves of experiments: what their READMEs show
@@ -205,10 +205,10 @@ def run(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     args = _arguments(argv)
     try:
-        with command.usage():
+        with usage.checked():
             run(args)
     except (OSError, ValueError) as error:
-        command.end(files.in_words(error), error)
+        usage.end(files.in_words(error), error)
 
 
 if __name__ == '__main__':

@@ -17,7 +17,7 @@ if __name__ == '__main__':
 from absl import flags, logging
 from ml_collections import config_flags
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
@@ -36,7 +36,7 @@ if __name__ == '__main__':
     try:
         processes.initialize_distributed()
     except ValueError as error:
-        command.refuse(str(error))
+        usage.refuse(str(error))
 
 import contextlib
 import dataclasses
@@ -52,14 +52,15 @@ from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.measure import collapse, validation
 from agentrl_jax.planning import fit, work
 from agentrl_jax.records import report, run_log
-from agentrl_jax.run import collecting, config, hosts, interrupts, roll_back
-from agentrl_jax.run.build import Run, Validation, build
+from agentrl_jax.run import collecting, config, hosts, interrupts
+from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.hooks import Moment
 from agentrl_jax.run.params import keep_best, player_of, policy_of
 from agentrl_jax.run.recorder import Played, Recorder
-from agentrl_jax.run.state import RunState, next_iteration, open_state, saved_beside, space_needed
+from agentrl_jax.run.run import Run, Validation
+from agentrl_jax.run.state import RunState, next_iteration, open_run, saved_beside, space_needed
 from agentrl_jax.run.streams import COLLECT, EVALUATE, SHUFFLE, Streams
 from agentrl_jax.types import Params, TrainState
 
@@ -101,11 +102,10 @@ def train_step(
             measured |= {} if step % probe.every else found
     probed = time.monotonic()
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
-    lr_scale = np.float32(cfg.alarm.roll_back_lr**streams.roll_backs)
     base = draw_base(run, opened.base, step)
     check(f'the update of step {step}')
     state, learned, rows, advantages = programs.learn(
-        state, frozen, rollout, shuffle, lr_scale, base
+        state, frozen, rollout, shuffle, np.float32(1), base
     )
     measured = jax.device_get(learned | measured | {'rollout/horizon': horizon})
     measured['time/collect_s'] = collected - began
@@ -180,45 +180,32 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     if jax.process_index() == 0:
         pools = {pool.prefix: pool.task for pool in run.pools}
         report.write_reference(workdir, pools, len(cfg.env.worlds), cfg.env.eval_levels)
-    if fallback:
-        checkpoint.set_aside_damaged(workdir)  # as far as their files tell
-    code, curves = None, report.Curves(workdir, run.face)
+    curves = report.Curves(workdir, run.face)
     preemption = processes.Preemption(silent=interrupts.listens())
-    while code is None:  # after a roll back the run resumes as if it had been killed
-        streams = Streams(cfg.seed, roll_back.settle(workdir))
-        checkpoints = checkpoint.open_checkpoints(workdir, keep=cfg.checkpoint.keep)
+    checkpoints, opened = open_run(run, workdir, fallback=fallback)
+    if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
+        run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
+    first = int(opened.state.step)
+    done = run_log.finished_step(workdir)
+    if done is not None and done == cfg.steps == first:
+        checkpoint.close(checkpoints)
+        if jax.process_index() == 0:
+            words = [word for word in sys.argv if not word.startswith('--config.steps=')]
+            print(report.finished(workdir, command.resume_line(words, 'agentrl_jax.train')))
+        return 0
+    # Hold until saved: launchers resend signals.
+    with preemption, interrupts.answering(preemption.notice):
         try:
-            opened = open_state(run, checkpoints, streams)
-        except checkpoint.Damaged as damage:
-            checkpoint.close(checkpoints)
-            own = damage.path.parent == checkpoints.directory  # and not a teacher's, or a base
-            if not (fallback and own and checkpoint.set_aside(damage)):
-                raise
-            continue
-        if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
-            run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
-        done = run_log.finished_step(workdir)
-        if done is not None and done == cfg.steps == int(opened.state.step):
-            checkpoint.close(checkpoints)
-            if jax.process_index() == 0:
-                words = [word for word in sys.argv if not word.startswith('--config.steps=')]
-                print(report.finished(workdir, command.resume_line(words, 'agentrl_jax.train')))
-            return 0
-        # Hold until saved: launchers resend signals.
-        with preemption, interrupts.answering(preemption.notice):
-            first = int(opened.state.step)
-            try:
-                with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
-                    code, state = play(run, opened, checkpoints, workdir, preemption, curves)
-                    if code is not None and state is not None:  # before worlds take their time
-                        saved = saved_beside(run, streams)
-                        checkpoint.save(checkpoints, int(state.step), state, saved)
-            except (ValueError, OSError, RuntimeError):
-                if jax.process_count() == 1:  # of several the others may be gone
-                    with contextlib.suppress(ValueError, OSError, RuntimeError):  # as reported
-                        checkpoint.wait(checkpoints)  # what is being written is whole
-                raise
-            checkpoint.close(checkpoints)
+            with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
+                code, state = play(run, opened, checkpoints, workdir, preemption, curves)
+                if state is not None:  # before worlds take their time
+                    checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
+        except (ValueError, OSError, RuntimeError):
+            if jax.process_count() == 1:  # of several the others may be gone
+                with contextlib.suppress(ValueError, OSError, RuntimeError):  # as reported
+                    checkpoint.wait(checkpoints)  # what is being written is whole
+            raise
+        checkpoint.close(checkpoints)
     if jax.process_index() == 0:
         if code != processes.EXIT_PREEMPTED:
             curves.draw()
@@ -238,18 +225,18 @@ def play(
     workdir: Path,
     preemption: processes.Preemption,
     curves: report.Curves,
-) -> tuple[int | None, TrainState | None]:
-    """The steps from the state on: (exit code, None after a roll back; state to be saved)."""
+) -> tuple[int, TrainState | None]:
+    """The steps from the state on: (exit code, state to be saved)."""
     cfg, state, streams = run.cfg, opened.state, opened.streams
     first, model, begun = int(state.step), opened.frozen.model, False
 
     def save() -> None:
         """Save the state; it is saved already if its iteration has begun."""
         if not begun:
-            checkpoint.save(checkpoints, int(state.step), state, saved_beside(run, streams))
+            checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
 
     with (
-        Recorder(run, workdir, first, streams.roll_backs, work.rates) as record,
+        Recorder(run, workdir, first, work.rates) as record,
         saving(save),  # before records are closed, which may wait for a network
     ):
         for step in range(first, cfg.steps + 1):
@@ -261,7 +248,7 @@ def play(
                     row |= validate(run, policy, streams, step, preemption.check)
                 if cfg.checkpoint.best:
                     success = {'step': step, 'eval/success': row['eval/success']}
-                    saved = saved_beside(run, streams) | success
+                    saved = saved_beside(run) | success
                     keep_best(workdir, state.params, saved)
             if step < cfg.steps:  # the last iteration only evaluates
                 if step > first and cfg.begins_iteration(step):
@@ -274,7 +261,7 @@ def play(
                     )
                     begun = False
                     row |= measured
-            row, alarms = record.write(row, sampled)
+            row, alarm = record.write(row, sampled)
             if sampled is None:
                 break
             where = f'step {step}, training episodes'
@@ -284,28 +271,19 @@ def play(
             if not preemption.agreed():
                 curves.draw_if_due()
                 record.page(policy_of(state.params, model), played)
-            # Before anything is saved: a run that is killed here and resumed comes here again.
-            action = roll_back.react(
-                alarms,
-                record.alarm,
-                step,
-                workdir,
-                checkpoints,
-                used=streams.roll_backs,
-                say=record.say,
-            )
-            if action:
-                return (1 if action == 'stop' else None), state
+            if alarm:
+                record.say(f'step {step}: the run ends here ({alarm})')
+                return 1, state
             if preemption.agreed():
                 record.say(f'asked to stop: step {step + 1} is being saved')
                 save()
                 return processes.EXIT_PREEMPTED, state
             if (step + 1) % cfg.checkpoint.every == 0:
-                checkpoint.save(checkpoints, step + 1, state, saved_beside(run, streams))
+                checkpoint.save(checkpoints, step + 1, state, saved_beside(run))
             if problem := collapse.starved(record.history, cfg.algorithm.filter.max_empty):
                 record.say(f'step {step}: {problem}')
                 return 1, state
-            if not cfg.algorithm.has_teachers and (hint := collapse.unvaried(record.history)):
+            if not cfg.algorithm.other_models and (hint := collapse.unvaried(record.history)):
                 record.say(f'step {step}: {hint}')
         if problem := collapse.untrained(record.history):
             record.say(problem)
@@ -338,7 +316,7 @@ def main() -> None:
             print(config.show(given.config))
             config.read(given.config)
             sys.exit(0)
-        with command.usage():
+        with usage.checked():
             config.read(given.config)
             fit.check(given.config)
         more = dict(fallback=given.fallback, replay=given.replay)
@@ -346,7 +324,7 @@ def main() -> None:
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:
-        processes.fail(error, command.code_of(error), workdir=given.workdir)
+        processes.fail(error, usage.code_of(error), workdir=given.workdir)
     sys.exit(code)
 
 

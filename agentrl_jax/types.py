@@ -191,11 +191,9 @@ class Batch:
     returns: jax.Array  # float32 [B, T] targets of the critic; 0 off the mask
     old_values: jax.Array  # float32 [B, T]
     allowed: jax.Array | None = None  # uint32 [B, T, W]  as Rollout.allowed
-    observed: jax.Array | None = None  # bool [B, T]   tokens of observations that are learnt too;
-    # None without loss.observation_coef
-    hint: jax.Array | None = None  # int32 [B, H]  what teachers read after the prefix, and the
-    # policy does not; -1 past the end; None: nothing
     pair: jax.Array | None = None  # int32 [B]  rows compared with each other, 0 = none (DPO only)
+    # Of extensions (rl.learning.Extra): bool [B, T] masks of tokens, other types [B, ...]
+    extra: dict[str, jax.Array] = struct.field(default_factory=dict)
 
 
 @struct.dataclass
@@ -243,6 +241,4 @@ class Frozen:
 
     model: Params  # under the adapters of policy and critic; {} without LoRA
     reference: Params | None  # what was trained, as it was at step 0; None if no loss asks for it
-    teachers: tuple[Params, ...] = ()  # whole models, whose probabilities are learnt
-    hints: jax.Array | None = None  # int32 [levels, H]  what they read of each level beside what
-    # the policy reads (text.task.hint_tokens); None: nothing
+    extra: dict[str, Any] = struct.field(default_factory=dict)  # arrays of extensions

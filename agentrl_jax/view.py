@@ -17,7 +17,7 @@ import uvicorn
 from agentrl_jax.envs.hosts.connection import listening_at
 from agentrl_jax.machine import files
 from agentrl_jax.records import document, live_page, live_server, page_html
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 from agentrl_jax.settings.marks import suggestion
 
 LOOPBACK = '127.0.0.1'
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--open', action='store_true', help='open the page in the browser')
     args = parser.parse_args(argv)
     try:
-        with command.usage():
+        with usage.checked():
             source = files.local_path(args.source)
             if not source.exists():
                 raise FileNotFoundError(missing(source))
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             else:
                 print(write_page(source, args.out, args.max_episodes))
     except (OSError, ValueError) as error:
-        command.end(files.in_words(error), error)
+        usage.end(files.in_words(error), error)
 
 
 def missing(source: Path) -> str:

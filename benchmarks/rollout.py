@@ -30,7 +30,7 @@ from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.tokens import chat as chats
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from benchmarks import common, decode, limits
 
 SHORT, LONG = 5, 60  # answers of the second part

@@ -5,12 +5,9 @@
 Any config of training; weights are random unless model.path names some. The parts are the programs
 of a run, timed within steps as a run does them, with metrics fetched; the rest is what they leave.
 Scores and update are one program; scoring is timed alone, the update is the difference.
-FLOPs and bytes are counted in the programs (agentrl_jax.planning.cost), loops as often as they ran,
-micro-batches of an update as wide as they were; a limit is what these would take at the copy
-bandwidth and matmul rate measured here. The host's share is CPU time of the Python thread. Wanted
-are slots that decoded a token for an episode; positions read that belong to a prompt of one; and
-positions trained (rows as wide as their micro-batch) up to the last token of a row that trains.
-The least seconds for these lengths are those of agentrl_jax.planning.limit at the same rates.
+The host's share is CPU time of the Python thread. Wanted are slots that decoded a token for an
+episode; positions read that belong to a prompt of one; and positions trained (rows as wide as their
+micro-batch) up to the last token of a row that trains.
 """
 
 import dataclasses
@@ -32,18 +29,16 @@ from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import on_base
-from agentrl_jax.planning import cost as plan_cost
-from agentrl_jax.planning import limit
-from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.rl import learn, update, widths
 from agentrl_jax.rl.learning import Learning
-from agentrl_jax.run import collecting, parts, streams
+from agentrl_jax.run import collecting, hooks, parts, streams
 from agentrl_jax.run import params as run_params
-from agentrl_jax.run.build import Run, build, build_learning
-from agentrl_jax.run.state import RunState, start_state
+from agentrl_jax.run.build import build, build_learning
+from agentrl_jax.run.run import Run
+from agentrl_jax.run.state import RunState, extra_arrays, start_state
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.types import Frozen
-from benchmarks import common, limits
+from benchmarks import common
 
 CONFIG = pathlib.Path(__file__).resolve().parent / 'step_config.py'
 PROGRAMS = ('collect', 'learn')
@@ -103,13 +98,15 @@ def open_session(cfg: Any) -> Session:
     reference = None
     if cfg.needs_reference:
         reference = jax.tree.map(jax.numpy.copy, run_params.policy_of(state.params, {}))
-    teachers = tuple(own.params for own in run.teachers)
-    return Session(run, state, Frozen(run.params if cfg.lora.rank else {}, reference, teachers))
+    model = run.params if cfg.lora.rank else {}
+    return Session(run, state, Frozen(model, reference, extra_arrays(run)))
 
 
 def learning(run: Run) -> Learning:
     """The settings of the run's update."""
-    return build_learning(run.cfg, run.mesh, run.training.tasks[0], run.tokenizer)
+    task = run.training.tasks[0]
+    extras = hooks.extras_of(run.additions, task)
+    return build_learning(run.cfg, run.mesh, task, run.tokenizer, extras)
 
 
 def build_score(session: Session) -> Any:
@@ -117,69 +114,21 @@ def build_score(session: Session) -> Any:
     run = session.run
     fns = on_base(parts.build_functions(run.cfg, run.config, run.mesh), session.frozen.model)
     program = jax.jit(functools.partial(learn.prepare, fns=fns, how=learning(run)))
-    return lambda: program(session.state, session.frozen.reference, session.rollout)
+    return lambda: program(session.state, session.frozen, session.rollout)
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A program of the run, compiled but not yet run."""
-
-    traced: Any
-    memory: Any
-    weights: list[bool]  # which flat inputs are parameters
-    compile_s: float  # tracing, lowering and compiling
-
-
-def compile_program(session: Session, name: str) -> Program:
+def compile_program(session: Session, name: str) -> dict[str, float]:
+    """Compile time and memory of a program on one device."""
     arguments = getattr(session, f'{name}_arguments')()
     began = time.monotonic()
     training = session.run.training
     program = training.collects[0] if name == 'collect' else training.learn
-    traced = program.trace(*arguments)
-    memory = traced.lower().compile().memory_analysis()
-    spent = time.monotonic() - began
-    return Program(traced, memory, plan_programs.parameters_of(name, arguments), spent)
-
-
-def machine_of(mesh: Any, found: limits.Limits, trips: tuple = ()) -> plan_cost.Machine:
-    """A device as fast as was measured here."""
-    return plan_cost.Machine(
-        platform=plan_cost.lowered_for(jax.default_backend()),
-        flops=found.flops,
-        bandwidth=found.bandwidth,
-        trips=trips,
-        **dict(mesh.shape),
-    )
-
-
-def analyse(
-    session: Session,
-    programs: dict[str, Program],
-    found: limits.Limits,
-    counters: dict[str, Any],
-    branches: tuple,
-) -> dict[str, Any]:
-    """Of each program, on a device: compile time, memory, and what it computes and moves.
-
-    counters: of a rollout, one number for each shard; the slowest counts. branches: of an update.
-    """
-    mesh, out = session.run.mesh, {}
-    serves, decodes = (float(counters[name].max()) for name in ('serves', 'decodes'))
-    again = (serves, decodes / serves)
-    machine = machine_of(mesh, found, again)
-    for name, program in programs.items():
-        taken = dataclasses.replace(machine, branches=branches if name == 'learn' else ())
-        cost = plan_cost.count(program.traced.jaxpr, program.weights, taken)
-        memory = program.memory
-        new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
-        out[name] = {
-            'flops': cost.flops,
-            'bytes': cost.bytes,
-            'limit_s': cost.seconds,
-            'compile_s': program.compile_s,
-            'memory_mib': (memory.argument_size_in_bytes + new) / MIB,
-        }
-    return out
+    memory = program.trace(*arguments).lower().compile().memory_analysis()
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+    return {
+        'compile_s': time.monotonic() - began,
+        'memory_mib': (memory.argument_size_in_bytes + new) / MIB,
+    }
 
 
 def time_steps(session: Session, repeats: int) -> dict[str, float]:
@@ -243,16 +192,6 @@ def trained_columns(how: Learning, batch: Any) -> np.ndarray:
     return np.concatenate(columns)
 
 
-def branch_shares(how: Learning, columns: np.ndarray, length: int) -> tuple:
-    """How often an update takes each of its nested branches: left out or not, then the widths."""
-    menu, computed, shares = widths.menu(length, how.batch.widths), columns[columns > 0], []
-    if how.sparse and how.microbatches > 1:
-        shares.append((1 - computed.size / columns.size, computed.size / columns.size))
-    if len(menu) > 1:
-        shares.append([(computed == width).sum() / max(computed.size, 1) for width in menu])
-    return tuple(shares)
-
-
 def trained_share(columns: np.ndarray, batch: Any, unit: int = 1) -> float:
     """Wanted positions of a batch over those that one pass over it computes.
 
@@ -305,13 +244,12 @@ def split(times: dict[str, float]) -> dict[str, float]:
 
 def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     """All measurements, as the dictionary that is printed."""
-    found = limits.measure(cfg.model.dtype)
     session = open_session(cfg)
     with processes.CompileCounter() as counter:
-        built = {'collect': compile_program(session, 'collect')}
+        programs = {'collect': compile_program(session, 'collect')}
         (session.rollout, _), counted = session.play()
         generated = collecting.sampled(counted)
-        built['learn'] = compile_program(session, 'learn')
+        programs['learn'] = compile_program(session, 'learn')
         session.step()
     times = time_steps(session, repeats)
     score = build_score(session)
@@ -320,27 +258,10 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
     session.rollout, counters = jax.device_get(
         session.run.training.collects[0](*session.collect_arguments())
     )
-    rows, devices = session.rollout.tokens.shape[0], session.run.mesh.size
-    tokens = int(session.rollout.attention_mask.sum())
+    rows, tokens = session.rollout.tokens.shape[0], int(session.rollout.attention_mask.sum())
     batch = score()[0]
-    how = learning(session.run)
-    columns = trained_columns(how, batch)
-    branches = branch_shares(how, columns, batch.mask.shape[1])
-    programs = analyse(session, built, found, counters, branches)
-    for name, program in programs.items():
-        program['share_of_limit'] = program['limit_s'] / times[name]
-        program['share_of_matmul'] = program['flops'] / found.flops / times[name]
-        program['mflop_a_token'] = program['flops'] * devices / tokens / 1e6
-        program['mb_a_token'] = program['bytes'] * devices / tokens / 1e6
-    paper = limit.seconds(
-        session.run.cfg,
-        session.run.config,
-        machine_of(session.run.mesh, found),
-        length=round(tokens / rows),
-        answer_tokens=round(generated / int(session.rollout.num_turns.sum())),
-    )
+    columns = trained_columns(learning(session.run), batch)
     return {
-        'on_paper_s': paper,
         'algorithm': cfg.algorithm,
         'episodes': rows,
         'turns': int(session.rollout.num_turns.sum()),
@@ -355,7 +276,6 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         'wanted': wanted_shares(session, columns, batch, counters),
         'compile_s': counter.seconds,
         'peak_mib': peak_bytes() / MIB,
-        'limits': vars(found),
     }
 
 
@@ -367,26 +287,8 @@ def show(result: dict[str, Any]) -> str:
         f'{result["tokens"]:,} tokens ({result["generated"]:,} sampled)'
     )
     first = common.table(title, ['part', 'seconds', 'share'], [*rows, ['step', whole, 1.0]])
-    names = (
-        'limit_s',
-        'share_of_limit',
-        'share_of_matmul',
-        'mflop_a_token',
-        'mb_a_token',
-        'memory_mib',
-        'compile_s',
-    )
-    columns = [
-        'program',
-        'least s',
-        'share of limit',
-        'of matmul',
-        'MFLOP/token',
-        'MB/token',
-        'MiB',
-        'compile s',
-    ]
-    rows = [[name, *(x[n] for n in names)] for name, x in result['programs'].items()]
+    columns = ['program', 'MiB', 'compile s']
+    rows = [[name, x['memory_mib'], x['compile_s']] for name, x in result['programs'].items()]
     host = result['host_share']
     facts = [
         ['tokens/s', result['tokens_per_s']],
@@ -394,7 +296,6 @@ def show(result: dict[str, Any]) -> str:
         ['host share of the rollout', host['rollout']],
         ['host share of the step', host['step']],
         *([f'{name}: wanted', share] for name, share in result['wanted'].items()),
-        *([f'{name}: least s for these lengths', s] for name, s in result['on_paper_s'].items()),
         ['all compiling, s', result['compile_s']],
         ['peak memory, MiB', result['peak_mib']],
     ]

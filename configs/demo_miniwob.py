@@ -1,6 +1,6 @@
 """Turn-GRPO on pages of MiniWoB++ in Chromium with the demo's small policy, two CPU cores.
 
-  apt-get install chromium && pip install miniwob==1.1.0
+  apt-get install chromium && pip install miniwob==1.1.0 playwright
   python -m agentrl_jax.train --config=configs/demo_miniwob.py --workdir=runs/miniwob
 
 Dialogs with two or three buttons, of which the one that is named is to be clicked; another one ends

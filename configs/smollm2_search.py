@@ -28,7 +28,7 @@ def get_config():
     cfg.env.format_penalty = 0.0
     cfg.search = small.search
     cfg.hosts.max_observation = 32
-    cfg.hosts.read_tokens, cfg.rollout.read_tokens = 16, 0
+    cfg.hosts.read_tokens = 16
 
     # As it was run; smollm2_library.py has become faster since
     cfg.model.remat, cfg.batch.widths = True, 5

@@ -36,8 +36,8 @@ from agentrl_jax.results import render
 from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec, metrics_of, show, split_names
-from agentrl_jax.run.command import EXIT_USAGE
 from agentrl_jax.run.config import effective
+from agentrl_jax.run.usage import EXIT_USAGE
 from agentrl_jax.sweeps import spec as sweep_spec
 from agentrl_jax.sweeps.status import Overrides, under_existing_names
 

@@ -25,7 +25,7 @@ from agentrl_jax.records import report
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import read
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from configs import smollm2_frozen_lake, smollm2_library
 
 RESULTS = pathlib.Path(__file__).parent / 'zero_shot' / 'results.jsonl'

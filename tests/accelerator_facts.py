@@ -13,7 +13,8 @@ from agentrl_jax.planning import hardware
 if __name__ == '__main__':
     hardware.prepare([f'--topology={sys.argv[1]}'])
 
-from agentrl_jax.planning import hlo
+import hlo
+
 from agentrl_jax.planning import programs as plan_programs
 from configs import small
 
@@ -49,7 +50,8 @@ def facts(topology, name, **fields):
     text = compiled.as_text()
     program = hlo.read(text)
     moved = hlo.collectives_in_loops(program)
-    return hlo.facts(text) | {
+    return {
+        'fused_attention': hlo.fused_attention(text),
         'copies_of_a_cache': [one.shape for one in hlo.copies(program, cache)],
         'scores': sorted(hlo.square_arrays(program, TOKENS)),
         'largest_transfer': max((one.bytes for one in moved), default=0),

@@ -127,11 +127,7 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd',
         | TWICE
         | {'agent.name': 'plan', 'agent.plan_every': 1, 'rollout.max_tokens': 320}
     ),
-    'reflect': Kind(
-        GRPO.changes
-        | TWICE
-        | {'agent.name': 'reflect', 'agent.reward': 'gain', 'rollout.max_tokens': 320}
-    ),
+    'reflect': Kind(GRPO.changes | TWICE | {'agent.name': 'reflect', 'rollout.max_tokens': 320}),
     'lora': Kind(
         GRPO.changes | {'lora.rank': 2, 'lora.alpha': 8.0, 'lora.targets': 'q_proj,down_proj'}
     ),
@@ -200,14 +196,9 @@ def replies_of(workdir: pathlib.Path) -> dict[str, list[str]]:
 
 
 def kept_best(workdir: pathlib.Path) -> dict[str, Any]:
-    """Steps of the best policy (one, or none) and the checksums of its arrays."""
+    """Steps of the best policy (one, or none) and what their checkpoints hold beside arrays."""
     folder = pathlib.Path(best_of(workdir), checkpoint.FOLDER)
-    steps = checkpoint.steps(folder)
-    lines = ((folder / f'{step}' / checkpoint.CONTENTS).read_text() for step in steps)
-    return {
-        step: json.loads(text.splitlines()[1])['arrays']
-        for step, text in zip(steps, lines, strict=True)
-    }
+    return {step: checkpoint.read_extra(folder, step=step) for step in checkpoint.steps(folder)}
 
 
 def rows_below(folder: pathlib.Path) -> int:

@@ -24,7 +24,6 @@ TROUBLES = (
     'twice',  # the reply comes two times
     'nan',  # a reward of nan; written as servers of Python write it
     'huge',  # an observation of 10 MB
-    'garbled',  # some letters and numbers are other ones
     'no_json',
     'silent',  # no reply ever comes, but the connection stays
     'dripping',  # one byte of the reply at a time
@@ -110,7 +109,7 @@ class Proxy:
         return self._answer(client, reply, trouble, other)
 
     def _answer(self, client, reply, trouble, other) -> bool:
-        head, _, body = reply.partition(b'\r\n\r\n')
+        body = reply.partition(b'\r\n\r\n')[2]
         if trouble == 'dropped_after':
             return False
         if trouble == 'silent':  # until the client has had enough
@@ -127,8 +126,6 @@ class Proxy:
                 client.sendall(bytes([byte]))
                 if self._ended.wait(0.05):
                     return False
-        if trouble == 'garbled':
-            reply = head + b'\r\n\r\n' + body.replace(b'a', b'e').replace(b'1', b'2')
         if trouble in ('nan', 'huge', 'no_json'):
             reply = response(changed(body, trouble))
         if trouble == 'other':
@@ -139,7 +136,7 @@ class Proxy:
 
 
 def changed(body: bytes, trouble: str) -> bytes:
-    """A body without a digest, as other servers send them."""
+    """The body that a trouble makes of a reply."""
     if trouble == 'no_json':
         return b'<html>busy</html>'
     told = json.loads(body)

@@ -36,7 +36,8 @@ def pytest_configure(config):
         os.environ['XLA_FLAGS'] = f'{quick_xla.FLAGS} {os.environ.get("XLA_FLAGS", "")}'
         os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
         os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
-        os.environ.setdefault(PROGRAMS, str(kept_programs(config)))
+        if PROGRAMS not in os.environ:
+            os.environ[PROGRAMS] = str(kept_programs(config))
     import jax  # reads the environment
 
     # Everybody draws the same examples; HYPOTHESIS_PROFILE=default draws others every time.

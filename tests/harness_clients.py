@@ -144,11 +144,6 @@ def crashing(task):
     return 1.0
 
 
-def leaving(task):
-    Client(task).ask([user('Go.')])
-    raise SystemExit(3)
-
-
 def silent(task):
     if task.item % 2:
         time.sleep(30)

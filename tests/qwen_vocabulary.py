@@ -14,7 +14,8 @@ import pytest
 import tokenizers
 
 from agentrl_jax.tokens.gguf_tokenizer import build_byte_pair
-from agentrl_jax.tokens.tokenizer import BytePairTokenizer, gpt2_byte_characters, load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.tokens.tokenizer import BytePairTokenizer, gpt2_byte_characters
 
 # Ids 151643.. in this order (Qwen2.5's tokenizer_config.json); True = special there.
 ADDED = [

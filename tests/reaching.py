@@ -34,17 +34,9 @@ def long_ones():
     )
 
 
-@functools.cache
-def short_ones():
-    """What is not followed: it starts a process that ends in a tenth of a second."""
-    from agentrl_jax.tokens import rendering
-
-    return {_plain(rendering.render), rendering.Renderer}
-
-
 def reaches_long_ones(functions):
     """Whether any of the functions comes to call one of them."""
-    todo, seen = [_plain(f) for f in functions], {id(f) for f in short_ones()}
+    todo, seen = [_plain(f) for f in functions], set()
     while todo:
         function = todo.pop()
         if function in long_ones():

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 
 FILES = {'smollm2': 'smollm2*.gguf', 'qwen2.5': 'qwen2.5*.gguf'}
 

@@ -25,7 +25,7 @@ from agentrl_jax.rollout.sampling import Sampler
 from agentrl_jax.rollout.slots import RolloutSettings, Schedule
 from agentrl_jax.text.answer import END, parse_answer
 from agentrl_jax.text.task import build_task
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 from agentrl_jax.types import EpisodeStop, TurnStop
 

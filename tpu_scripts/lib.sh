@@ -1,7 +1,6 @@
 # shellcheck shell=bash disable=SC2034  # what is set here is used by the verbs
 # What the verbs share: arguments, settings, quoting, dry runs, work on every host.
-# A verb sets ALLOWS (its own options, '--lines=' takes a value), sources this, calls `begin "$@"`;
-# `reproduce`, which needs no TPU's name and no provider, calls `arguments "$@"`.
+# A verb sets ALLOWS (its own options, '--lines=' takes a value), sources this, calls `begin "$@"`.
 set -euo pipefail
 shopt -s inherit_errexit
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -14,7 +14,6 @@ from agentrl_jax.algorithms.gspo import GSPO
 from agentrl_jax.algorithms.gspo_turn import GSPOTurn
 from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
-from agentrl_jax.algorithms.opd import OPD
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
@@ -43,5 +42,4 @@ ALGORITHMS = {
     'gigpo': GiGPO,
     'agent_evol': AgentEvol,
     'dpo': DPO,
-    'opd': OPD,
 }

@@ -25,15 +25,15 @@ penalties. configs/agent_evol.py is the whole method. Tables: the main results o
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.rl.algorithm import Exploring, build_batch, trained
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, Exploring, build_batch, trained
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.settings.marks import FINITE, At
+from agentrl_jax.settings.marks import FINITE, ZERO, At
+from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch
 
 
@@ -44,6 +44,10 @@ class AgentEvol(Exploring):
     weigh_by: Annotated[Literal['reward', 'equal'], At('evol.weights')] = 'reward'  # weight of an
     # episode: its return (reward) or equal
 
+    RULES = (
+        Rule({'evol.threshold': ZERO, 'evol.weights': 'equal'}, 'no weight may be negative'),
+        Rule(KL_IN_LOSS, 'returns decide which episodes are kept'),
+    )
     HAS_RATIO = False
     EXPLORES = True
     COMPARES_GROUPS = False
@@ -71,16 +75,3 @@ class AgentEvol(Exploring):
             return kept.astype(returns.dtype)
         mean = masked_mean(returns, kept)
         return jnp.where(kept, returns, 0.0) / jnp.where(mean > 0, mean, 1.0)
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.threshold < 0 and self.weigh_by != 'equal':
-            yield (
-                f'evol.threshold={self.threshold} is negative: set evol.weights=equal, or episodes '
-                'of negative return would be unlearnt'
-            )
-        if self.kl.in_reward:
-            yield (
-                'loss.kl_in=reward changes returns, by whose sign algorithm=agent_evol keeps '
-                'episodes: set loss.kl_in=loss'
-            )

@@ -9,7 +9,6 @@ out.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl.algorithm import KL, Clip, Filter, Weights, most_sampled
 from agentrl_jax.settings.marks import ZERO, From, Off, When
+from agentrl_jax.settings.rules import must
 
 PENALISES = When(lambda dapo: bool(dapo.max_length), 'loss.max_length')
 
@@ -39,6 +39,14 @@ class DAPO(GRPO):
     ] = None  # last tokens before max_length that cost (paper: 4096 of 20480)
     overlong_coef: Annotated[float, ZERO, PENALISES] = 1.0  # penalty at max_length
 
+    RULES = (
+        must(
+            'loss.overlong_buffer',
+            'less than loss.max_length',
+            lambda run: not 0 < run.algorithm.max_length <= (run.algorithm.overlong_buffer or 0),
+        ),
+    )
+
     def returns(self, rollout, scores, mask, kl_coef):
         """Those of episodes, less the penalty for their length; [B]."""
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
@@ -51,11 +59,3 @@ class DAPO(GRPO):
             coef=self.overlong_coef,
         )
         return returns + penalty, scale + jnp.abs(penalty)
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.max_length and (self.overlong_buffer or 0) >= self.max_length:
-            yield (
-                f'loss.overlong_buffer={self.overlong_buffer} must be smaller than '
-                f'loss.max_length={self.max_length}'
-            )

@@ -20,15 +20,15 @@ Tables: none of the papers'; AgentGym ships it as an example (examples/dpo).
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import Algorithm, Weights, build_batch, trained
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, Algorithm, Weights, build_batch, trained
 from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
+from agentrl_jax.settings.rules import Rule, must
 from agentrl_jax.types import Batch
 
 
@@ -41,17 +41,19 @@ class DPO(Algorithm):
     # second, ...
     min_gap: Annotated[float, ZERO, At('dpo.min_gap')] = 0.01  # returns of a pair differ by more
 
+    RULES = (
+        Rule({'loss.aggregation': 'seq_mean_token_sum'}, 'the loss is a mean over pairs'),
+        Rule(KL_IN_LOSS, 'returns are compared'),
+        must('rollout.group_size', 'an even number', lambda run: run.rollout.group_size % 2 == 0),
+        must(
+            'batch.microbatch_rows',
+            'an even number',
+            lambda run: run.batch.microbatch_rows % 2 == 0,
+        ),
+    )
     HAS_RATIO = False
     WHOLE_EPISODES = True
     ROWS_PER_PAIR = 2
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        if run.rollout.group_size % 2 or run.batch.microbatch_rows % 2:
-            yield (
-                f'rollout.group_size={run.rollout.group_size} and batch.microbatch_rows='
-                f'{run.batch.microbatch_rows} must be even: dpo compares two episodes'
-            )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Advantages are beta on the tokens of the better episode of a pair, -beta on the worse's.
@@ -87,19 +89,6 @@ class DPO(Algorithm):
     @property
     def uses_reference(self) -> bool:
         return True
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.weights.aggregation != 'seq_mean_token_sum':
-            yield (
-                f'loss.aggregation={self.weights.aggregation!r} does not go with dpo, whose loss '
-                'is a mean over pairs: leave it unset'
-            )
-        if self.kl.in_reward:
-            yield (
-                "loss.kl_in='reward' does not go with dpo, which compares returns: set "
-                'loss.kl_in=loss'
-            )
 
 
 def slots(returns: jax.Array, rows: jax.Array, *, group_size: int) -> tuple[jax.Array, jax.Array]:

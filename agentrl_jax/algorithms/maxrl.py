@@ -8,27 +8,27 @@ says nothing.
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
 
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import Clipped, build_batch, trained
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, Clipped, build_batch, trained
+from agentrl_jax.settings.rules import Rule, must
+
+WHY = 'returns are divided by the mean of their group, so they must not be negative'
 
 
 @dataclasses.dataclass(frozen=True)
 class MaxRL(Clipped):
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        why = 'and algorithm=maxrl divides by the mean return of a group, which such cancel'
-        if run.env.format_penalty < 0:
-            yield f'env.format_penalty={run.env.format_penalty} is negative, {why}: set it to 0'
-        if self.kl.in_reward:
-            yield f'loss.kl_in=reward makes returns negative, {why}: set loss.kl_in=loss'
-        for world in run.worlds:
-            if getattr(world, 'REWARD_BOUNDS', (0.0,))[0] < 0:
-                yield f'rewards of {world.name} can be negative, {why}: choose another algorithm'
+    RULES = (
+        Rule({'env.format_penalty': 0}, WHY),
+        Rule(KL_IN_LOSS, WHY),
+        must(
+            'env.name',
+            'worlds without negative rewards',
+            lambda run: all(getattr(w, 'REWARD_BOUNDS', (0.0,))[0] >= 0 for w in run.worlds),
+        ),
+    )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per episode."""

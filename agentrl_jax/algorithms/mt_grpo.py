@@ -19,18 +19,19 @@ That turn k >= 1 of independent episodes starts from different states costs vari
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
-from agentrl_jax.rl.algorithm import Clipped, Comparison, build_batch, trained
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, Clipped, Comparison, build_batch, trained
 from agentrl_jax.settings.marks import FINITE, SHARE, At, OneOf, When
+from agentrl_jax.settings.rules import Rule, must
 from agentrl_jax.types import EpisodeStop, Rollout
 
+PER_TURN = {'turn_credit.mode': set(turn_credit.MODES) - {'or', 'mt_v1'}}
 DISCOUNTS = When(lambda mt: mt.mode in ('gtpo', 'hybrid'), 'turn_credit.mode=gtpo or hybrid')
 
 
@@ -50,28 +51,15 @@ class MTGRPO(Clipped):
     # per turn
     comparison: Comparison = Comparison(eps=1e-4)
 
-    @property
-    def credits_locally(self) -> bool:
-        return self.mode == 'mt_local'
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.kl.in_reward and (self.mode in ('or', 'mt_v1') or not self.turn_coef):
-            yield (
-                "loss.kl_in='reward' takes the KL off the rewards of turns, which turn_credit.mode="
-                f'{self.mode!r} with turn_credit.turn_coef={self.turn_coef} leaves out, all or '
-                'those after the first: set loss.kl_in=loss'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        ahead = self.mode in ('or', 'mt_v1') and self.outcome != 'return'
-        if run.agent.reward == 'gain' and ahead:
-            yield (
-                f'turn_credit.mode={self.mode!r} credits later turns with the outcome, and '
-                f'agent.reward=gain changes no turn_credit.outcome={self.outcome!r}: set that to '
-                'return (what the last trial earned), or agent.reward to whole'
-            )
+    RULES = (
+        Rule(KL_IN_LOSS | PER_TURN, 'a KL in the reward belongs to turns'),
+        must(
+            'turn_credit.turn_coef',
+            'a number other than 0',
+            lambda run: run.algorithm.turn_coef,
+            unless=KL_IN_LOSS,
+        ),
+    )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn."""

@@ -12,15 +12,15 @@ from the return of the next turn. A budget of actions is part of the task: it is
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, token_rewards, trained
-from agentrl_jax.settings.marks import SHARE, At, Off, OneOf, When
+from agentrl_jax.settings.marks import SHARE, At, In, Off, OneOf, When
+from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
 
 BY_TOKENS = When(lambda ppo: ppo.estimator != 'turn', 'loss.estimator=token or bi_level')
@@ -49,54 +49,19 @@ class PPO(Clipped):
     bootstrap_truncated: Annotated[bool, Off(False)] = False  # episodes cut by a budget of turns or
     # tokens go on with the critic's value; False: they are over
 
+    RULES = (
+        Rule(
+            {'loss.bootstrap_truncated': False, 'loss.reward_on': 'turn'},
+            'what was earned would count twice',
+        ),
+        Rule({'loss.reward_normalization': 'identity', 'rollout.group_size': In(low=2)}),
+    )
     USES_CRITIC = True
     COMPARES_GROUPS = False
 
     @property
     def bootstraps(self) -> bool:
         return self.bootstrap_truncated
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.bootstrap_truncated and self.reward_on == 'episode':
-            yield (
-                'loss.bootstrap_truncated adds what is still to come to what was earned, and with '
-                'loss.reward_on=episode values hold both, so that it would count twice: set '
-                'loss.reward_on=turn'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        if self.reward_normalization != 'identity':  # returns of a group
-            if run.rollout.group_size == 1:
-                yield (
-                    f'loss.reward_normalization={self.reward_normalization} compares the episodes '
-                    'of a group, and rollout.group_size=1 leaves none: set one of them otherwise'
-                )
-
-    def unlike_returns(self) -> Iterator[str]:
-        yield from super().unlike_returns()
-        if self.estimator == 'turn':
-            yield (
-                'reads values where answers begin, and loss.estimator=turn trains those where they '
-                'end: set it to 0'
-            )
-        discounts = {} if self.estimator == 'turn' else {'loss.gamma': self.gamma}
-        if self.estimator != 'token':
-            discounts['turn_credit.turn_gamma'] = self.turn_gamma
-        for name, x in discounts.items():
-            if x != 1:
-                yield f'needs undiscounted values: set {name}={x} to 1'
-        if self.reward_normalization != 'identity':
-            yield (
-                'needs values of returns, and loss.reward_normalization='
-                f'{self.reward_normalization} has them of another quantity: set it to identity'
-            )
-        if self.bootstrap_truncated:
-            yield (
-                'needs values of episodes that end with their budget: set '
-                'loss.bootstrap_truncated=False'
-            )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Advantages and critic targets."""

@@ -17,16 +17,22 @@ critic learns A + V at the same lam, the paper's reward to go, as here. Advantag
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import Exploring, Range, build_batch, token_rewards, trained
+from agentrl_jax.rl.algorithm import (
+    Exploring,
+    Range,
+    build_batch,
+    token_rewards,
+    trained,
+)
 from agentrl_jax.settings.marks import POSITIVE, SHARE, Off
+from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch
 
 
@@ -39,6 +45,7 @@ class SAO(Exploring):
     reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
     # its turn's end; episode: all at the last
 
+    RULES = (Rule({'loss.sampler_correction': 'off'}, 'its ratio is to the sampler'),)
     USES_CRITIC = True
     COMPARES_GROUPS = False
 
@@ -65,19 +72,6 @@ class SAO(Exploring):
             'policy/clip_frac_high': ratio >= 1.0 + self.clip.high,
             'policy/clip_frac_low': ratio <= 1.0 - self.clip.low,
         }
-
-    def unlike_returns(self) -> Iterator[str]:
-        yield from super().unlike_returns()
-        if self.gamma != 1:
-            yield f'needs undiscounted values: set loss.gamma={self.gamma} to 1'
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        if run.sampler.corrects:
-            yield (
-                "loss.sampler_correction does not go with algorithm='sao', whose ratio is to the "
-                'sampler already: set it to off'
-            )
 
 
 def adaptive_lambda(length: jax.Array, alpha: float) -> jax.Array:

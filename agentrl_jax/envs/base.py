@@ -12,15 +12,15 @@ offer beside these, on the host and for many levels at once:
   observe, observation_space                                  arrays instead of line_ids (traced)
   episode_metrics                                             figures of its own (traced)
 Its fields are the section of its name in a config, with types, bounds, defaults and comments; what
-bounds cannot say is in `problems`. Those that say which levels are drawn are of_pool: no traced
-method reads them, and worlds that differ in them alone are equal.
+bounds cannot say is in RULES (settings/rules.py). Those that say which levels are drawn are
+of_pool: no traced method reads them, and worlds that differ in them alone are equal.
 """
 
 import dataclasses
 import importlib.util
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs import simulation
-from agentrl_jax.settings import tree
+from agentrl_jax.settings import rules, tree
 
 
 def gymnax_module(name: str) -> ModuleType:
@@ -66,10 +66,6 @@ class TextEnvironment(environment.Environment[Any, Any]):
     REWARD_BOUNDS: ClassVar[tuple[float, float]]  # of one step
     REWARDS_ROUNDED: ClassVar[bool] = False  # prompts show the nearest multiple
     name: ClassVar[str]
-
-    def problems(self) -> Iterator[str]:
-        """A sentence for everything that is wrong with the settings, beside their bounds."""
-        return iter(())
 
     @property
     def instruction(self) -> str:
@@ -244,17 +240,16 @@ class TextEnvironment(environment.Environment[Any, Any]):
 def read_world(world: type, settings: Mapping[str, Any]) -> Any:
     """The world of a section of a config, or of JSON; ValueError with everything that is wrong."""
     section = {world.name: settings}
-    wrong = tree.unknown(list(tree.flat(section)), tree.leaves(world, f'{world.name}.'))
-    if wrong:
-        raise ValueError('; '.join(wrong))
+    known = tree.leaves(world, f'{world.name}.')
+    if wrong := [name for name in tree.flat(section) if name not in known]:
+        raise ValueError('; '.join(tree.no_field(name, known) for name in wrong))
     return tree.read(world, section, f'{world.name}.')
 
 
 def build(env: Any, split: str, *, num_levels: int, seed: int) -> tuple[Any, Any]:
     """(env, its parameters with a pool of the split); ValueError where it cannot be played."""
-    wrong = list(env.problems())
-    if wrong:
-        raise ValueError('; '.join(wrong))
+    if wrong := rules.broken_by(env):
+        raise ValueError('; '.join(rule.sentence for rule in wrong))
     return env, env.make_params(split, num_levels=num_levels, seed=seed)
 
 

@@ -1,12 +1,10 @@
 """All worlds by their names: env.name, and the sections of a config that hold their fields."""
 
+import importlib
+import pathlib
+
 from agentrl_jax.envs.babyai import BabyAI
 from agentrl_jax.envs.bandit import Bandit
-from agentrl_jax.envs.borrowed.catch import Catch
-from agentrl_jax.envs.borrowed.connect_four import ConnectFour
-from agentrl_jax.envs.borrowed.game_2048 import Game2048
-from agentrl_jax.envs.borrowed.leduc import Leduc
-from agentrl_jax.envs.borrowed.minesweeper import Minesweeper
 from agentrl_jax.envs.frozen_lake import FrozenLake
 from agentrl_jax.envs.hosts.gymnasium_text import Gymnasium
 from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment
@@ -23,7 +21,9 @@ from agentrl_jax.envs.library import Library
 from agentrl_jax.envs.sokoban import Sokoban
 
 ENVIRONMENTS = {world.name: world for world in (FrozenLake, Sokoban, Bandit, Library, BabyAI)}
-GAMES = {world.name: world for world in (Game2048, ConnectFour, Leduc, Catch, Minesweeper)}
+GAMES = {}  # worlds on the device that extensions add: WORLDS in extras/NAME/worlds.py
+for _file in sorted((pathlib.Path(__file__).parents[1] / 'extras').glob('*/worlds.py')):
+    GAMES |= importlib.import_module(f'agentrl_jax.extras.{_file.parent.name}.worlds').WORLDS
 HOSTS = {
     world.name: world
     for world in (

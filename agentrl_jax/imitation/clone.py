@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -155,40 +155,3 @@ class Clone:
     def has_limits(self) -> bool:
         """Whether expert demonstrations have limits that are not those of the run's episodes."""
         return any(getattr(self, name) for name in LIMITS)
-
-    def problems(self) -> Iterator[str]:
-        if self.file and self.has_limits:
-            yield (
-                'clone.max_turns and its like are for own demonstrations, not for those of '
-                'clone.file: set them to 0'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        micro = self.microbatch_rows
-        if micro and (self.batch % micro or micro % shards):
-            yield (
-                f'clone.batch={self.batch} must be a multiple of clone.microbatch_rows={micro}, '
-                f'and that of the {shards} data shards of the mesh'
-            )
-        if self.adapters and not (run.lora.rank and self.demonstrates):
-            yield (
-                'clone.adapters=True clones with adapters: it needs lora.rank and demonstrations '
-                '(clone.episodes or clone.file)'
-            )
-        if self.demonstrates and not micro and self.batch % shards:
-            yield (
-                f'clone.batch={self.batch} must be a multiple of the {shards} data shards of the '
-                'mesh'
-            )
-        if self.file and 0 < run.context.window < run.env.max_turns:
-            yield (
-                f'the trajectories of clone.file={self.file} are whole conversations, and with '
-                f'context.window={run.context.window} the policy sees the last turns alone: set it '
-                'to 0, or clone own demonstrations (clone.episodes)'
-            )
-        own = self.episodes and not self.file
-        if self.thoughts and (not own or run.on_hosts or not run.env.think):
-            yield (
-                'clone.thoughts has an effect only on own demonstrations (clone.episodes) of '
-                'worlds on the device whose answers think (env.think=True): set it to False'
-            )

@@ -2,8 +2,8 @@
 
 A step becomes visible by one rename when all of it is on disk, so whatever kills a run, the newest
 step found is whole. A checkpoint does not depend on the mesh: the shardings of the abstract state
-say where its arrays go. Next to the arrays is contents.jsonl: a checksum of each of them, taken
-where they were computed, and a digest of each file; what does not fit them is never loaded.
+say where its arrays go. Next to the arrays is contents.jsonl with a digest of each file; a file
+that does not match its digest is never loaded.
 """
 
 import concurrent.futures
@@ -27,11 +27,12 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from agentrl_jax.machine import checksums, files, processes
+from agentrl_jax.settings import tree
 
 FOLDER = 'checkpoints'  # below the workdir
 STATE = 'state'  # Orbax's name of the pytree in a step
 MARK = '_CHECKPOINT_METADATA'  # Orbax's file about a whole step, `extra` included
-CONTENTS = 'contents.jsonl'  # ours: {'sha256'} of the second line; {'arrays', 'files'}
+CONTENTS = 'contents.jsonl'  # ours: {'sha256'} of the second line; {'files'}
 HAS_CONTENTS = 'has_contents'  # beside `extra`; checkpoints of older versions have none
 NEW, REMOVED, DAMAGED = '.new', '.removed', '.damaged'  # ends of folders that are no steps
 PATIENCE_S = 1200  # for Orbax to write a step
@@ -99,7 +100,6 @@ def save(ckpts: Checkpoints, step: int, state: Any, extra: Mapping[str, Any]) ->
     need, free = state_bytes(state), shutil.disk_usage(ckpts.directory).free
     if free < need // jax.process_count():
         raise _disk_full(ckpts.directory, f'step {step} was not saved', need)
-    arrays = checksums.arrays(state)
     metadata = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
     new = ckpts.directory / f'{step}{NEW}'
     try:
@@ -109,14 +109,12 @@ def save(ckpts: Checkpoints, step: int, state: Any, extra: Mapping[str, Any]) ->
             )
     except (OSError, ValueError) as error:
         raise _explained(error, ckpts.directory, need) from error
-    ckpts.writing = ckpts.writer.submit(_complete, ckpts, step, new, response, arrays)
+    ckpts.writing = ckpts.writer.submit(_complete, ckpts, step, new, response)
     ckpts.need = need
     return True
 
 
-def _complete(
-    ckpts: Checkpoints, step: int, new: pathlib.Path, response: Any, arrays: dict[str, str]
-) -> None:
+def _complete(ckpts: Checkpoints, step: int, new: pathlib.Path, response: Any) -> None:
     """In the background: waits for Orbax, then process 0 makes a step of what it wrote.
 
     The response must be asked for its result, for that is what closes its thread and descriptors.
@@ -126,7 +124,7 @@ def _complete(
         return
     # Reading also brings every file to the disk: an emptied one after a power loss was the most
     # likely damage of all.
-    body = json.dumps({'arrays': arrays, 'files': checksums.files(new)}).encode()
+    body = json.dumps({'files': checksums.files(new)}).encode()
     head = json.dumps({'sha256': hashlib.sha256(body).hexdigest()}).encode()
     with (new / CONTENTS).open('wb') as file:
         file.write(head + b'\n' + body + b'\n')
@@ -213,15 +211,14 @@ def restore(
 
     abstract_state has a ShapeDtypeStruct at every leaf; without a sharding it goes to the first
     device. A leaf that is missing, extra or of another shape or dtype is an error that names it;
-    a file or an array that is not as it was saved is Damaged. All processes must call.
+    a file that is not as it was saved is Damaged. All processes must call.
     """
     wait(ckpts)
     path = find_step(ckpts.directory, step=step)
-    known = check_files(path)
+    check_files(path)
     saved = _array_metadata(path)
     _check_leaves(saved, abstract_state, path)
     state = _fitted(_load(path, _fitted(abstract_state, saved)), abstract_state)
-    _check_arrays(state, known, path)
     return state, _extra(path)
 
 
@@ -239,15 +236,13 @@ def load_params_only(
 ) -> Any:
     """One field of the state; no other array is read. Path as find_step, damage as restore."""
     path = find_step(path, step=step)
-    known = check_files(path)
+    check_files(path)
     saved = _array_metadata(path)
     if field not in saved:
         raise ValueError(f'{path} has no {field!r}, only: {", ".join(sorted(saved))}')
     _check_leaves(saved[field], abstract_params, path)
     others = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved)
-    params = _load(path, {**others, field: abstract_params})[field]
-    _check_arrays({field: params}, known, path)
-    return params
+    return _load(path, {**others, field: abstract_params})[field]
 
 
 def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Path:
@@ -280,8 +275,8 @@ def number_of(path: pathlib.Path) -> int:
     return int(path.name)
 
 
-def check_files(path: pathlib.Path, *, alone: bool = False) -> dict[str, Any] | None:
-    """Is every file of a step as it was written? Its contents; None if an older version saved it.
+def check_files(path: pathlib.Path, *, alone: bool = False) -> None:
+    """Raise Damaged unless every file of a step is as it was written.
 
     The processes of a run share the files out, so all must call, unless one looks alone.
     """
@@ -291,7 +286,6 @@ def check_files(path: pathlib.Path, *, alone: bool = False) -> dict[str, Any] | 
     elif jax.process_index() == 0:
         say = f'WARNING: {path} was saved without checksums: damage to it may go unnoticed'
         print(say, file=sys.stderr, flush=True)
-    return known
 
 
 def _same_files(path: pathlib.Path, known: dict[str, Any], *, alone: bool = True) -> None:
@@ -317,15 +311,6 @@ def _contents(path: pathlib.Path) -> dict[str, Any] | None:
     if head != json.dumps({'sha256': digest}).encode() or not body.endswith(b'\n'):
         raise Damaged(path, f'{file} does not hold what was written')
     return json.loads(body)
-
-
-def _check_arrays(loaded: Any, known: dict[str, Any] | None, path: pathlib.Path) -> None:
-    if known is None:
-        return
-    for name, checksum in checksums.arrays(loaded).items():
-        if checksum != known['arrays'][name]:
-            what = f'{name} is not the array that was saved, though all files are as written'
-            raise Damaged(path, f'{path / STATE}: {what}')
 
 
 def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
@@ -361,32 +346,11 @@ def set_aside_damaged(workdir: str | os.PathLike) -> None:
     if jax.process_index() == 0 and steps(directory):
         whole = fall_back(directory)
         for step in [step for step in steps(directory) if step > whole]:
-            _set_aside(directory / str(step))
+            damaged = directory / str(step)
+            aside = damaged.with_name(f'{step}{DAMAGED}')
+            shutil.rmtree(aside, ignore_errors=True)
+            damaged.rename(aside)
     processes.barrier('damaged checkpoints set aside')
-
-
-def set_aside(damage: Damaged) -> bool:
-    """The same for a step whose arrays are not what its files say; False where none is older.
-
-    Of several processes each would have to find the damage: False too.
-    """
-    older = [step for step in steps(damage.path.parent) if step < int(damage.path.name)]
-    if not older or jax.process_count() > 1:
-        return False
-    print(
-        f'WARNING: checkpoint {damage.path.name} is damaged ({damage.what}), falling back to step '
-        f'{older[-1]}',
-        file=sys.stderr,
-        flush=True,
-    )
-    _set_aside(damage.path)
-    return True
-
-
-def _set_aside(step: pathlib.Path) -> None:
-    aside = step.with_name(f'{step.name}{DAMAGED}')
-    shutil.rmtree(aside, ignore_errors=True)
-    step.rename(aside)
 
 
 def check_config(
@@ -403,7 +367,7 @@ def check_config(
     follow: names of fields that change with another one; they are counted, not listed.
     """
     before, now = (
-        {name: json.dumps(value) for name, value in files.flat(config).items()}
+        {name: json.dumps(value) for name, value in tree.flat(config).items()}
         for config in (saved, current)
     )
     absent = dict.fromkeys(sorted({*before, *now}), 'absent')

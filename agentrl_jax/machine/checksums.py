@@ -1,9 +1,7 @@
-"""Checksums of arrays, which no mesh changes, and digests of the files of a folder.
+"""Digests of the files of a folder, and of parameters whatever their mesh.
 
-An array counts as 32-bit words. Each word is mixed with its place in the whole array by a
-bijection and all are added modulo 2^32: shards need no more than their own words and one sum. If a
-single word differs, and so for any single flipped bit, the sums differ for certain; other damage
-escapes two sums with different mixing with a probability of about 2^-64.
+An array counts as 32-bit words. Each word is mixed with its position in the array by a bijection
+and all are added modulo 2^32, so shards need only their own words and one sum.
 """
 
 import concurrent.futures
@@ -22,8 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 SALTS = (0x9E3779B9, 0x7F4A7C15)  # of the two sums: halves of 2^64 / golden ratio
-WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-SMALL = 1 << 16  # bytes of an array that the host sums
+WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 READERS = 8  # threads that digest files
 
 
@@ -38,39 +35,29 @@ def leaves(tree: Any) -> dict[str, Any]:
     return {key.removeprefix('extra.'): leaf for key, leaf in zip(keys, leaves, strict=True)}
 
 
-def arrays(tree: Any) -> dict[str, str]:
-    """Checksum of every array by dotted path, 16 hexadecimal digits; all processes must call.
-
-    One after another: sums under way at the same time over several devices of several processes can
-    wait for one another for ever.
-    """
-    sums = {name: np.asarray(_sums(leaf)) for name, leaf in leaves(tree).items()}
-    return {name: f'{int(a):08x}{int(b):08x}' for name, (a, b) in sums.items()}
-
-
 def digest(tree: Any) -> str:
-    """SHA-256 of the checksums of all arrays; all processes must call."""
-    return hashlib.sha256(json.dumps(arrays(tree)).encode()).hexdigest()
+    """SHA-256 of two sums of every array, by dotted path; all processes must call.
+
+    One array after another: concurrent sums over several processes can deadlock.
+    """
+    sums = {name: np.asarray(_program(_layout(leaf))(leaf)) for name, leaf in leaves(tree).items()}
+    listed = {name: f'{int(a):08x}{int(b):08x}' for name, (a, b) in sums.items()}
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
-def _sums(leaf: Any) -> jax.Array | np.ndarray:
-    """Small arrays are summed on the host: a program for each of their shapes costs more."""
-    leaf = jnp.asarray(leaf)
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    if leaf.is_fully_addressable and leaf.nbytes <= SMALL:
-        return host_sums(np.asarray(leaf))
-    split = isinstance(leaf.sharding, NamedSharding)  # then every process reads the sums
-    return _program(NamedSharding(leaf.sharding.mesh, P()) if split else None)(leaf)
+def _layout(leaf: jax.Array) -> NamedSharding | None:
+    """The layout in which every process can read the sums."""
+    split = isinstance(leaf.sharding, NamedSharding)
+    return NamedSharding(leaf.sharding.mesh, P()) if split else None
 
 
 @functools.cache
 def _program(layout: NamedSharding | None) -> Any:
-    return jax.jit(device_sums, out_shardings=layout)
+    return jax.jit(array_sums, out_shardings=layout)
 
 
-def device_sums(array: jax.Array) -> jax.Array:
-    """uint32 [2]: the sums of the words of an array of any shape and dtype, where it lies.
+def array_sums(array: jax.Array) -> jax.Array:
+    """uint32 [2]: the two sums of an array of any shape and dtype.
 
     8-byte numbers get a last axis of two words, those of 1 or 2 bytes are a word each.
     """
@@ -80,26 +67,17 @@ def device_sums(array: jax.Array) -> jax.Array:
     place = jnp.zeros(words.shape, jnp.uint32)
     for axis, size in enumerate(words.shape):
         place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-    return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32) for mixed in _mixed(words, place)])
+    sums = [
+        jnp.sum(_mix(words ^ _mix(place ^ jnp.uint32(salt))), dtype=jnp.uint32) for salt in SALTS
+    ]
+    return jnp.stack(sums)
 
 
-def host_sums(array: np.ndarray) -> np.ndarray:
-    """device_sums in NumPy."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    words = flat.view(WORDS[min(array.dtype.itemsize, 4)]).astype(np.uint32)
-    place = np.arange(words.size, dtype=np.uint32)
-    return np.stack([np.sum(mixed, dtype=np.uint32) for mixed in _mixed(words, place)])
-
-
-def _mixed(words: Any, place: Any) -> list[Any]:
-    return [_mix(words ^ _mix(place ^ np.uint32(salt))) for salt in SALTS]
-
-
-def _mix(word: Any) -> Any:
+def _mix(word: jax.Array) -> jax.Array:
     """A bijection of uint32: the finaliser of MurmurHash3 (A. Appleby, public domain)."""
-    word = (word ^ (word >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    word = (word ^ (word >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return word ^ (word >> np.uint32(16))
+    word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
+    word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
+    return word ^ (word >> 16)
 
 
 def files(folder: pathlib.Path) -> dict[str, dict[str, Any]]:

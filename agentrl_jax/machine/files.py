@@ -120,17 +120,6 @@ def size_of(folder: pathlib.Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
 
 
-def flat(tree: Any) -> dict[str, Any]:
-    """{'env': {'name': 'bandit'}} as {'env.name': 'bandit'}; tree: a config, or dicts."""
-    found = {}
-    for name, value in tree.items():
-        if hasattr(value, 'items'):
-            found |= {f'{name}.{inner}': leaf for inner, leaf in flat(value).items()}
-        else:
-            found[name] = value
-    return found
-
-
 def config_hash(config: Mapping[str, Any]) -> str:
     """sha256 of the config as JSON with sorted keys: the same for the same fields and values."""
     text = json.dumps(config, sort_keys=True, separators=(',', ':'), allow_nan=False)

@@ -1,16 +1,15 @@
-"""One training in a workdir: a lock that the kernel frees, and a lease that other hosts can see.
+"""One training per workdir: a lock that the kernel frees, and a lease that other hosts can see.
 
-training.lock is locked (flock) as long as process 0 of a run lives. The kernel frees it however
-that process ends, so after kill -9 the next start on this host works at once. Where hosts share the
-folder (NFS, gcsfuse), flock may not reach the others: for them lease.json names who trains, with a
-count that the owner raises every BEAT_S seconds. Clocks of hosts are never compared: who finds the
-lease of another host watches it for STALE_S seconds of its own monotonic clock, and takes over if
-nothing moves. An owner that was stopped for so long and wakes up finds the other's lease, and ends.
+Process 0 of a run holds training.lock (filelock, flock). The kernel frees it however that process
+ends, so the next start on this host works at once, also after kill -9. Where hosts share the folder
+(NFS, gcsfuse), flock may not reach the others. For them the owner raises a count in lease.json
+every BEAT_S seconds. Clocks of hosts are never compared: a process that finds the lease of another
+host watches it for STALE_S seconds of monotonic time and takes over if the count does not change.
+An owner that was suspended meanwhile finds the other's lease and ends.
 """
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import pathlib
@@ -19,92 +18,81 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
+
+import filelock
 
 from agentrl_jax.machine import files
 
 LOCK_FILE, LEASE_FILE = 'training.lock', 'lease.json'  # in the workdir
-HERE = 'here'  # of owners: a process that this one can see
+HERE = 'here'  # of owners: a process of this host
 BEAT_S = 10.0  # between two signs of life
 STALE_S = 60.0  # without one, after which another host's training counts as dead
-PATIENCE_S = 1.0  # for a lock held for a moment by a process that looks whether it is free
+PATIENCE_S = 1.0  # for a lock held for a moment by a process that checks whether it is free
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # file systems without flock
 
 
-def kernel() -> str:
-    """Equal for two processes that can see each other's numbers; '' where that is not known."""
+def machine() -> tuple[str, str]:
+    """(host name, boot id): equal for processes that share a kernel, and so its locks."""
+    boot = pathlib.Path('/proc/sys/kernel/random/boot_id')
+    return socket.gethostname(), boot.read_text().strip() if boot.exists() else ''
+
+
+def _acquire(workdir: pathlib.Path, patience_s: float) -> filelock.FileLock | None:
+    """The held lock; None where files cannot be locked. filelock.Timeout if another holds it."""
+    lock = filelock.FileLock(workdir / LOCK_FILE, thread_local=False, fallback_to_soft=False)
     try:
-        boot = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
-        return f'{boot} {os.readlink("/proc/self/ns/pid")}'
-    except OSError:
-        return ''
-
-
-def started(pid: int) -> int | None:
-    """When a process of this kernel began, in ticks since the boot; None if it is gone.
-
-    A number is used again after a while, a pair of number and start is not.
-    """
-    try:
-        stat = pathlib.Path(f'/proc/{pid}/stat').read_text()
-    except (FileNotFoundError, ProcessLookupError):
+        lock.acquire(timeout=patience_s, poll_interval=0.05)
+    except filelock.Timeout:
+        raise
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
         return None
-    return int(stat.rpartition(')')[2].split()[19])  # the name before may hold anything
+    return lock
 
 
 def is_held(workdir: pathlib.Path) -> bool:
-    """Does a process of this host train here now?"""
+    """Whether a process of this host trains here now."""
     if not (workdir / LOCK_FILE).exists():
         return False
-    descriptor, free = _lock(workdir / LOCK_FILE)
-    os.close(descriptor)
-    return not free
-
-
-def _lock(path: pathlib.Path) -> tuple[int, bool]:
-    """(descriptor, is it ours?); where files cannot be locked all are, and the lease decides."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return descriptor, False
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                os.close(descriptor)
-                raise
-        if os.fstat(descriptor).st_nlink:
-            return descriptor, True
-        os.close(descriptor)  # its last owner has just removed it: a lock on nothing
+    try:
+        lock = _acquire(workdir, 0)
+    except filelock.Timeout:
+        return True
+    if lock is not None:
+        lock.release()
+    return False
 
 
 def read_lease(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """Who trains in a workdir, as far as a file can tell."""
+    """Return lease.json, 'unknown' for missing fields; None if there is no lease."""
     try:
         text = (workdir / LEASE_FILE).read_text(encoding='utf-8', errors='replace')
     except FileNotFoundError:
         return None
-    unknown = dict.fromkeys(('host', 'pid', 'started', 'kernel', 'since'), 'unknown')
-    try:
-        return {**unknown, 'token': text, **json.loads(text)}
-    except (ValueError, TypeError):  # damaged: liveness is inferred from changes
-        return {**unknown, 'token': text}
+    lease = dict.fromkeys(('host', 'pid', 'kernel', 'since'), 'unknown') | {'token': text}
+    with contextlib.suppress(ValueError, TypeError):  # damaged: liveness is inferred from changes
+        lease |= json.loads(text)
+    return lease
 
 
 def owner(workdir: pathlib.Path) -> str:
     """Who trains in a workdir at this moment: HERE, the name of another host, or '' for nobody.
 
-    Only reads, and does not wait: of another host the age of the lease decides.
+    Does not wait: for another host the age of the lease decides.
     """
     lease = read_lease(workdir)
     if lease is None:
         return ''
-    if (lease['kernel'], lease['host']) == (kernel(), socket.gethostname()):
-        lives = isinstance(lease['pid'], int) and started(lease['pid']) == lease['started']
-        return HERE if lives else ''
+    here = (lease['host'], lease['kernel']) == machine()
+    with contextlib.suppress(PermissionError):  # of readers: then the age decides
+        if here:
+            return HERE if is_held(workdir) else ''
     with contextlib.suppress(FileNotFoundError):
         if time.time() - (workdir / LEASE_FILE).stat().st_mtime < STALE_S:
-            return str(lease['host'])
+            return HERE if here else str(lease['host'])
     return ''
 
 
@@ -119,38 +107,33 @@ def _in_use(workdir: pathlib.Path, lease: dict[str, Any] | None) -> ValueError:
 
 
 def take(
-    workdir: pathlib.Path, *, beat_s: float = BEAT_S, stale_s: float = STALE_S, lost: Any = None
+    workdir: pathlib.Path,
+    *,
+    beat_s: float = BEAT_S,
+    stale_s: float = STALE_S,
+    lost: Callable[[str], None] | None = None,
 ) -> 'Lease':
-    """The workdir for this process, until release(); ValueError if another training has it.
+    """Take the workdir for this process until release(); ValueError if another training has it.
 
     lost: called with a sentence if another one took it meanwhile; by default the process ends.
     """
-    tried = time.monotonic()
-    while True:
-        descriptor, ours = _lock(workdir / LOCK_FILE)
-        if ours:
-            break
-        os.close(descriptor)
-        if time.monotonic() > tried + PATIENCE_S:
-            raise _in_use(workdir, read_lease(workdir))
-        time.sleep(PATIENCE_S / 20)
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, descriptor)
-        _wait_for_signs_of_life(workdir, stale_s)
-        lease = Lease(workdir, descriptor, beat_s, lost or _end)
-        stack.pop_all()
-    return lease
+    try:
+        lock = _acquire(workdir, PATIENCE_S)
+    except filelock.Timeout as error:
+        raise _in_use(workdir, read_lease(workdir)) from error
+    try:
+        _wait_for_signs_of_life(workdir, stale_s, locked=lock is not None)
+        return Lease(workdir, lock, beat_s, lost or _end)
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        raise
 
 
-def _wait_for_signs_of_life(workdir: pathlib.Path, stale_s: float) -> None:
-    """Returns when no other training can be alive though its lease is there."""
+def _wait_for_signs_of_life(workdir: pathlib.Path, stale_s: float, *, locked: bool) -> None:
+    """Return when the owner of the lease cannot be alive; ValueError if it is."""
     lease = read_lease(workdir)
-    if lease is None:
-        return
-    if (lease['kernel'], lease['host']) == (kernel(), socket.gethostname()):
-        lives = lease['started'] is not None and started(lease['pid']) == lease['started']
-        if lives and lease['pid'] != os.getpid():
-            raise _in_use(workdir, lease)
+    if lease is None or (locked and (lease['host'], lease['kernel']) == machine()):
         return
     print(
         f'{workdir} was in use by process {lease["pid"]} on {lease["host"]}: waiting {stale_s:.0f} '
@@ -174,57 +157,51 @@ def _end(sentence: str) -> None:
 
 
 class Lease:
-    """What the owner of a workdir holds; made by take()."""
+    """The hold of an owner on its workdir; made by take()."""
 
-    def __init__(self, workdir: pathlib.Path, descriptor: int, beat_s: float, lost: Any):
-        self._workdir, self._descriptor, self._beat_s = workdir, descriptor, beat_s
-        self._lost, self._beats, self._ended = lost, 0, threading.Event()
-        self._known = {
-            'host': socket.gethostname(),
-            'pid': os.getpid(),
-            'started': started(os.getpid()),
-            'kernel': kernel(),
-            'since': time.strftime('%Y-%m-%d %H:%M:%S'),  # for people
-            'token': secrets.token_hex(8),
-        }
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        lock: filelock.FileLock | None,
+        beat_s: float,
+        lost: Callable[[str], None],
+    ):
+        self._workdir, self._lock, self._beat_s, self._lost = workdir, lock, beat_s, lost
+        self._beats, self._ended = 0, threading.Event()
+        self.token = secrets.token_hex(8)  # identifies this owner in lease.json
+        host, kernel = machine()
+        since = time.strftime('%Y-%m-%d %H:%M:%S')  # for people
+        self._known = {'host': host, 'pid': os.getpid(), 'kernel': kernel, 'since': since}
         self._write()
         self._thread = threading.Thread(target=self._live, name='lease', daemon=True)
         self._thread.start()
 
     def _write(self) -> None:
-        document = {**self._known, 'beats': self._beats}
+        document = {**self._known, 'token': self.token, 'beats': self._beats}
         files.write_atomic(self._workdir / LEASE_FILE, json.dumps(document) + '\n')
 
     def _live(self) -> None:
         while not self._ended.wait(self._beat_s):
             self._beats += 1
-            with contextlib.suppress(OSError):  # a full disk, a server that is away: once more
-                if self._is_ours():
+            with contextlib.suppress(OSError):  # a full disk, a server that is away: try again
+                other = read_lease(self._workdir)
+                if other is None or other['token'] == self.token:
                     self._write()
-
-    def _is_ours(self) -> bool:
-        other = read_lease(self._workdir)
-        if other is None or other['token'] == self._known['token']:
-            return True
-        self._ended.set()
-        self._lost(
-            f'{self._workdir} was taken over by process {other["pid"]} on {other["host"]}, as '
-            'this one gave no sign of life; it ends here'
-        )
-        return False
-
-    @property
-    def token(self) -> str:
-        """What lease.json names this owner by."""
-        return self._known['token']
+                    continue
+                self._ended.set()
+                self._lost(
+                    f'{self._workdir} was taken over by process {other["pid"]} on '
+                    f'{other["host"]}, as this one gave no sign of life; it ends here'
+                )
 
     def release(self) -> None:
-        """Ends the lease; what another training has written stays."""
+        """End the lease; files of another owner stay."""
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(OSError):  # the workdir may be gone
             lease = read_lease(self._workdir)
-            if lease is not None and lease['token'] == self._known['token']:
+            if lease is not None and lease['token'] == self.token:
                 (self._workdir / LEASE_FILE).unlink()
-                (self._workdir / LOCK_FILE).unlink()
-        os.close(self._descriptor)
+                (self._workdir / LOCK_FILE).unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.release()

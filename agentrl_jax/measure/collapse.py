@@ -8,13 +8,13 @@ values of the run ('start') or of its highest value ('best').
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from agentrl_jax.settings.marks import FINITE, ONE, PART, ZERO, In, OneOf
+from agentrl_jax.settings.marks import FINITE, ONE, ZERO, In, OneOf
 
 LEVELS = ('ok', 'warn', 'alarm')
-ACTIONS = ('off', 'warn', 'stop', 'roll_back')
+ACTIONS = ('off', 'warn', 'stop')
 APPLIED = {'policy': 'update/applied', 'critic': 'update/critic_applied'}
 UNVARIED_STEPS = 5  # in a row without a group that varies, before a hint
 STD_EPS = 1e-3  # of the z-scores (RAGEN-2)
@@ -244,8 +244,6 @@ class Alarms:
     faults: Reaction = Reaction('warn', 0.2, 4)  # rollout/env_error above 0.2
     cut: Reaction = Reaction('warn', 0.2, 4)  # rollout/token_budget_stop above 0.2
     stale: Reaction = Reaction('warn', 4.0, 4)  # rollout/staleness above 4
-    max_roll_backs: Annotated[int, ZERO] = 2  # the next one is a stop
-    roll_back_lr: Annotated[float, PART] = 0.5  # factor of both learning rates for each roll back
     mi_every: Annotated[int, ZERO] = 0  # steps between measurements of mutual information (RAGEN-2:
     # 5); 0 = off
     mi_pairs: Annotated[int, In(low=2)] = 64  # answers scored under every prompt
@@ -256,27 +254,3 @@ class Alarms:
     low_mi: Annotated[float, FINITE] = 0.1  # collapse/quadrant: share of its bound below which
     # information is low
     low_entropy: Annotated[float, FINITE] = 0.05  # ... and nats a token below which entropy is low
-
-    def problems(self) -> Iterator[str]:
-        if self.information_drop.action in ('stop', 'roll_back') and not self.mi_every:
-            yield 'alarm.information_drop.action can only act with alarm.mi_every > 0'
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        if self.mi_every and self.mi_turns == 'any' and run.context.window:
-            yield (
-                "alarm.mi_turns='any' needs context.window=0: other turns were not played from "
-                'all that comes before them'
-            )
-        if self.mi_every and self.mi_text == 'reasoning' and not run.env.think:
-            yield 'alarm.mi_text=reasoning needs env.think=True; without thinking take answer'
-        every = {'eval/success': run.eval.every, 'collapse/mi_share': self.mi_every}
-        saved = (run.checkpoint.keep - 1) * run.checkpoint.every
-        for name, signal in SIGNALS.items():
-            own = getattr(self, name)
-            steps = own.patience * every.get(signal.metric, 1)
-            if own.action == 'roll_back' and saved <= steps:
-                yield (
-                    f'alarm.{name}.action=roll_back looks back over {steps} steps, and '
-                    f'checkpoint.keep, checkpoint.every only keep {saved}: raise one of them'
-                )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.measure.diversity import distinct_action_rate, repeated_ngrams
-from agentrl_jax.rl import advantages, trials
+from agentrl_jax.rl import advantages
 from agentrl_jax.rl.masked import masked_max, masked_mean
 from agentrl_jax.text.agents import ACT, PARTS, PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
@@ -102,7 +102,7 @@ METRICS = {
     'score sampled tokens alone.',
     'policy/kl_coef': 'Coefficient of the KL term during the update.',
     'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
-    'optim/lr': 'Learning rate of the policy as the update begins, with schedule and roll backs.',
+    'optim/lr': 'Learning rate of the policy as the update begins, with its schedule.',
     'optim/critic_lr': 'The same of a critic with parameters of its own.',
     'update/skipped': 'Optimiser steps skipped for a loss or gradient that is not finite.',
     'update/applied': 'Share of optimiser steps with trained tokens that changed the policy.',
@@ -133,7 +133,7 @@ METRICS = {
     'perf/host_peak_bytes': 'Largest resident memory of process 0 so far, since its start.',
     'perf/device_peak_bytes': 'Most memory in use on a device of process 0 so far, where the '
     'backend says so (not on CPUs).',
-    'progress/tokens': 'Tokens sampled for training so far, of steps that a roll back kept.',
+    'progress/tokens': 'Tokens sampled for training so far.',
     'progress/trained_tokens': 'Sum of batch/trained_tokens so far.',
     'progress/episodes': 'Episodes played for training so far, dynamic sampling included.',
     'eval/success': 'Share of validation episodes that ended solved (mean@k with eval.samples=k).',
@@ -161,7 +161,6 @@ METRICS = {
     'collapse/retrieval_chance': 'The accuracy of guessing.',
     'collapse/retrieval_above_chance': 'What collapse/retrieval_accuracy is above chance.',
     'alarm/level': 'Worst signal: 0 nothing, 1 warning, 2 alarm.',
-    'alarm/roll_backs': 'Roll backs to an earlier checkpoint so far.',
     'eval/exploitability': 'Chips a game that the best response earns of the policy, mean of both '
     'seats, exact (leduc with context.window=1).',
     'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions; nan '
@@ -250,7 +249,7 @@ def trial_figures(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
     """Figures of each episode of an agent with several trials, [B]."""
     if agent.trials == 1:
         return {}
-    last = trials.last(rollout)
+    last = last_trial(rollout)
     first, second = (trial_rewards(rollout, number) for number in (0, 1))
     solved = {
         f'success_{name}': rollout.success & (last <= number)
@@ -264,9 +263,15 @@ def executed(rollout: Rollout) -> jax.Array:
     return jnp.where(rollout.acts[:, :, None], rollout.actions, -1)
 
 
+def last_trial(rollout: Rollout) -> jax.Array:
+    """Number of the last trial in which a turn acted, int32 [B]."""
+    played = jnp.arange(rollout.acts.shape[1])[None] < rollout.num_turns[:, None]
+    return jnp.max(jnp.where(rollout.acts & played, rollout.trial, 0), axis=1)
+
+
 def last_actions(rollout: Rollout) -> jax.Array:
     """Those of the last trial, which is played on the level as it was."""
-    last = rollout.trial == trials.last(rollout)[:, None]
+    last = rollout.trial == last_trial(rollout)[:, None]
     return jnp.where(last[:, :, None], executed(rollout), -1)
 
 

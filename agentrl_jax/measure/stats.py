@@ -1,11 +1,13 @@
-"""Statistics of a few runs: intervals and robust means (NumPy, on the host)."""
+"""Statistics of a few runs: intervals, robust means and tests, on the host."""
 
 import math
 import statistics
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+import scipy  # it loads scipy.stats, which takes a second, where that is first used
+
+Samples = Sequence[np.ndarray]  # one array of runs per task
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -61,15 +63,6 @@ def pass_at(solved: np.ndarray, tries: np.ndarray, k: int) -> np.ndarray:
     return np.array([1 - math.comb(n - c, k) / math.comb(n, k) for c, n in pairs if n >= k])
 
 
-def mean_se(x: np.ndarray) -> tuple[float, float]:
-    """Mean and its standard error (unbiased variance); the error of one value is nan."""
-    x = np.asarray(x, np.float64)
-    if x.size == 0:
-        raise ValueError('mean_se needs at least one value')
-    error = float(x.std(ddof=1) / math.sqrt(x.size)) if x.size > 1 else math.nan
-    return float(x.mean()), error
-
-
 def mean(x: np.ndarray) -> np.ndarray:
     """Mean over the last axis."""
     return np.mean(x, axis=-1)
@@ -80,13 +73,11 @@ def iqm(x: np.ndarray) -> np.ndarray:
 
     The definition of Agarwal et al. 2021 (arXiv:2108.13264); up to three values it is the mean.
     """
-    x = np.sort(np.asarray(x, np.float64), axis=-1)
-    cut = x.shape[-1] // 4
-    return x[..., cut : x.shape[-1] - cut].mean(axis=-1)
+    return scipy.stats.trim_mean(np.asarray(x, np.float64), 0.25, axis=-1)
 
 
 def stratified_bootstrap(
-    strata: Sequence[np.ndarray],
+    strata: Samples,
     statistic: Callable[[np.ndarray], np.ndarray] = iqm,
     *,
     confidence: float = 0.95,
@@ -97,48 +88,60 @@ def stratified_bootstrap(
 
     `statistic` reduces the last axis. The same arguments give the same interval.
     """
-    if not strata or any(np.size(runs) == 0 for runs in strata):
-        raise ValueError('stratified_bootstrap needs at least one run in each stratum')
+
+    def joined(draws: Samples) -> np.ndarray:
+        return statistic(np.concatenate(draws, axis=1))
+
+    return _bootstrap(strata, joined, confidence, resamples, seed)
+
+
+def _bootstrap(
+    samples: Samples,
+    statistic: Callable[[Samples], np.ndarray],
+    confidence: float,
+    resamples: int,
+    seed: int,
+) -> tuple[float, float]:
+    """Percentile interval of a statistic of redrawn samples; scipy's rejects samples of one run."""
+    if not samples or any(np.size(runs) == 0 for runs in samples):
+        raise ValueError('a bootstrap needs at least one run in each sample')
     rng = np.random.default_rng(seed)
-    draws = [_redraw(runs, rng, resamples) for runs in strata]
-    return _quantiles(statistic(np.concatenate(draws, axis=1)), confidence)
-
-
-def _redraw(runs: np.ndarray, rng: np.random.Generator, times: int) -> np.ndarray:
-    """float64 [times, n]: n runs drawn with replacement from n, again and again."""
-    runs = np.asarray(runs, np.float64)
-    return runs[rng.integers(0, runs.size, (times, runs.size))]
-
-
-def _quantiles(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    low, high = np.quantile(values, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    arrays = [np.asarray(runs, np.float64) for runs in samples]
+    draws = [x[rng.integers(0, x.size, (resamples, x.size))] for x in arrays]
+    low, high = np.quantile(statistic(draws), [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
 
 
-def probability_of_improvement(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
+def probability_of_improvement(ours: Samples, theirs: Samples) -> float:
     """P(a run of ours beats a run of theirs), ties half, mean over tasks (arXiv:2108.13264).
 
-    Of one task it is Mann and Whitney's U divided by the number of pairs.
+    For one task it is Mann and Whitney's U divided by the number of pairs.
     """
-    _check_tasks(ours, theirs)
     tasks = zip(ours, theirs, strict=True)
     return float(np.mean([_wins(np.asarray(x), np.asarray(y)) for x, y in tasks]))
 
 
 def improvement_interval(
-    ours: Sequence[np.ndarray],
-    theirs: Sequence[np.ndarray],
+    ours: Samples,
+    theirs: Samples,
     *,
     confidence: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile interval of probability_of_improvement, runs of both redrawn within each task."""
-    _check_tasks(ours, theirs)
-    rng = np.random.default_rng(seed)
-    tasks = zip(ours, theirs, strict=True)
-    draws = [(_redraw(x, rng, resamples), _redraw(y, rng, resamples)) for x, y in tasks]
-    return _quantiles(np.mean([_wins(x, y) for x, y in draws], axis=0), confidence)
+
+    def improvement(draws: Samples) -> np.ndarray:
+        return np.mean([_wins(*pair) for pair in zip(draws[::2], draws[1::2], strict=True)], axis=0)
+
+    samples = [runs for pair in zip(ours, theirs, strict=True) for runs in pair]
+    return _bootstrap(samples, improvement, confidence, resamples, seed)
+
+
+def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Share of pairs in which x is larger, ties half: x [..., n], y [..., m] -> [...]."""
+    larger = (x[..., :, None] > y[..., None, :]).mean((-2, -1))
+    return larger + 0.5 * (x[..., :, None] == y[..., None, :]).mean((-2, -1))
 
 
 def paired_difference(
@@ -150,25 +153,24 @@ def paired_difference(
     show no noise to compare them with: nan too, unless the runs repeat each other (_repeats).
     """
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
-    centre, error = mean_se(gaps)
-    tested = gaps.size > 1 and not _alike(gaps)
-    margin = error * stdtrit(gaps.size - 1, 0.5 + confidence / 2) if tested else math.nan
-    margin = 0.0 if _repeats(ours, theirs) else margin
-    return centre, float(centre - margin), float(centre + margin)
+    centre = float(gaps.mean())
+    if _repeats(ours, theirs):
+        return centre, centre, centre
+    if _alike(gaps):
+        return centre, math.nan, math.nan
+    low, high = scipy.stats.ttest_1samp(gaps, 0).confidence_interval(confidence)
+    return centre, float(low), float(high)
 
 
 def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Two-sided p of Student's paired test that ours - theirs has mean 0; nan where there is none.
+    """Two-sided p of Student's paired test that ours - theirs has mean 0.
 
-    There is none for one pair, and none for equal gaps unless the runs repeat each other.
+    nan for one pair, and for equal gaps unless the runs repeat each other.
     """
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
-    centre, error = mean_se(gaps)
     if _repeats(ours, theirs):
         return 1.0
-    if _alike(gaps):
-        return math.nan
-    return float(2 * stdtr(gaps.size - 1, -abs(centre) / error))
+    return math.nan if _alike(gaps) else float(scipy.stats.ttest_1samp(gaps, 0).pvalue)
 
 
 def _repeats(ours: np.ndarray, theirs: np.ndarray) -> bool:
@@ -205,16 +207,3 @@ def holm(p: Sequence[float]) -> np.ndarray:
     adjusted = np.full(given.size, math.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(factors * given[order]), 1)
     return adjusted
-
-
-def _check_tasks(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> None:
-    if len(ours) != len(theirs) or not ours:
-        raise ValueError(f'{len(ours)} and {len(theirs)} tasks: both need the same, at least one')
-    if any(np.size(runs) == 0 for runs in [*ours, *theirs]):
-        raise ValueError('both need at least one run in each task')
-
-
-def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Share of pairs in which x is larger, ties half: x [..., n], y [..., m] -> [...]."""
-    larger = (x[..., :, None] > y[..., None, :]).mean((-2, -1))
-    return larger + 0.5 * (x[..., :, None] == y[..., None, :]).mean((-2, -1))

@@ -84,9 +84,9 @@ def summarise(sums: dict[str, Any], prefix: str = 'eval') -> dict[str, float]:
         'valid_format': valid_format if not int(sums['unjudged']) else math.nan,
     }
     found |= {name: float(x) / max(episodes, 1) for name, x in sums['own'].items()}
-    if 'observed' in sums:
-        observed = int(sums['observed'])
-        found['observation_nll'] = float(sums['surprise']) / observed if observed else math.nan
+    for name in [name.removesuffix('/total') for name in sums if name.endswith('/total')]:
+        count = int(sums[f'{name}/count'])
+        found[name] = float(sums[f'{name}/total']) / count if count else math.nan
     found = {name: x if episodes else math.nan for name, x in found.items()}
     found['env_error'] = int(sums['lost']) / max(int(sums['lost']) + episodes, 1)
     return {f'{prefix}/{name}': x for name, x in found.items()}

@@ -27,8 +27,6 @@ class ModelFns:
     # shared states
     sharing: Callable | None = struct.field(pytree_node=False, default=None)
     rest: Callable = struct.field(pytree_node=False, default=prefixes.rest)
-    teachers: tuple[tuple['ModelFns', Any], ...] = struct.field(pytree_node=False, default=())
-    # functions and parameters of each model whose probabilities are learnt
 
 
 def model_functions(

@@ -9,8 +9,7 @@ if the gradient went through `merge`. Sampling uses `merge`, once for all tokens
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -82,20 +81,3 @@ class Lora:
     def scale(self) -> float:
         """Factor of the corrections."""
         return self.alpha / self.rank if self.rank else 1.0
-
-    def problems(self) -> Iterator[str]:
-        try:
-            target_names(self.targets) if self.rank else ()
-        except ValueError as error:
-            yield str(error)
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        size = run.model
-        head = size.hidden_size // size.num_heads
-        narrowest = min(size.hidden_size, size.intermediate_size, head * size.num_kv_heads)
-        if not size.path and self.rank > narrowest:
-            yield (
-                f'lora.rank={self.rank} must be at most {narrowest}, the narrowest side of an '
-                'adapted matrix: more would train nothing else'
-            )

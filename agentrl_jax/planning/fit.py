@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.planning import advice, programs
 from agentrl_jax.run import parts
-from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import Config, read
+from agentrl_jax.run.usage import WrongUsage
 
 CLOSE = 0.9  # share of the memory from which on a run is warned
 MEMINFO = Path('/proc/meminfo')
@@ -31,7 +31,7 @@ PROCESS = 10**9  # bytes of interpreter, packages and compiled programs
 class Estimate:
     """Bytes on one device. Exact: state, cache, gradients; the others are counted from shapes."""
 
-    state: int  # parameters, moments, critic, reference, base or teachers
+    state: int  # parameters, moments, critic, reference, base or other models
     cache: int  # of the rollout with the most rows
     sampler: int  # copy of the parameters that plays, where it has another form
     gradients: int  # one tree, of the policy or the critic, whichever is larger
@@ -99,9 +99,8 @@ def estimate(shapes: programs.Shapes) -> Estimate:
         for x in (state.params, frozen.model)
     ]
     policy, critic = (programs.device_bytes(x) for x in (state.params, state.critic_params))
-    teachers = len(frozen.teachers) + cfg.algorithm.teaches_itself
-    # And their gradient, and those of teachers
-    logits = (2 + teachers) * advice.logit_bytes(cfg, config, mesh)
+    # And their gradient, and those of other models
+    logits = (2 + cfg.algorithm.other_models) * advice.logit_bytes(cfg, config, mesh)
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return Estimate(
         state=programs.device_bytes((state, frozen)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
-PACKAGE, REQUIREMENTS = 'jax_cuda13_plugin', 'requirements-plan-gpu.txt'
+PACKAGE, REQUIREMENTS = 'jax_cuda13_plugin', 'requirements/plan-gpu.txt'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Machines that a program can be compiled for without having them, and what their chips can do.
 
-TPU topologies come from libtpu (requirements-plan.txt), which compiles for slices it does not see,
-GPUs from CUDA's compiler (requirements-plan-gpu.txt; gpus.py), which needs neither GPU nor driver.
+TPU topologies come from libtpu (requirements/plan.txt), which compiles for slices it does not see,
+GPUs from CUDA's compiler (requirements/plan-gpu.txt; gpus.py), which needs neither GPU nor driver.
 Peaks are the vendors' published figures a chip: bfloat16 matrix products without sparsity, memory
 bandwidth. Sources: docs.cloud.google.com/tpu/docs pages v5e, v5p, v6e, tpu7x; NVIDIA's A100, H100
 and H200 data sheets (SXM).
@@ -173,7 +173,7 @@ def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
         if compiles_for('v5e'):
             raise ValueError(f'topology {name!r}: {error}') from error
         raise NotInstalled(
-            f'topology {name!r} needs libtpu (Linux, x86-64): pip install -r requirements-plan.txt'
+            f'topology {name!r} needs libtpu (Linux, x86-64): pip install -r requirements/plan.txt'
         ) from error
 
 

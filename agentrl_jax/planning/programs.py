@@ -14,12 +14,10 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax import types
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
-from agentrl_jax.planning import cost as plan_cost
-from agentrl_jax.planning import hlo
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
-from agentrl_jax.run import parts, teachers
-from agentrl_jax.run.build import build_learn, build_learning
+from agentrl_jax.run import hooks, parts
+from agentrl_jax.run.build import build_learn, build_learning, build_setup
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import holds_run, player_of, policy_of
 from agentrl_jax.run.state import make_state
@@ -42,28 +40,21 @@ class Shapes:
     frozen: Any  # types.Frozen
     collect: tuple  # (jitted, arguments)
     learn: tuple
-    task: Any = None  # text.TextTask
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a program, and what it costs by plan_cost; of one device."""
+    """Memory of a compiled program on one device, in bytes."""
 
     name: str
-    beside: int  # bytes: state in memory that is not among the arguments
+    beside: int  # state in memory that is not among the arguments
     arguments: int
     outputs: int
     shared: int  # outputs that take the place of arguments
     temporaries: int
     code: int
-    flops: float
-    bytes: float
-    seconds: float  # by the roofline
-    xla_flops: float  # by the compiler: bodies of loops counted once; 0 where it does not say
-    xla_bytes: float
     compile_seconds: float  # spent tracing and compiling
     refused: str = ''  # why the compiler gave up; temporaries are then all that it wanted
-    facts: dict[str, int] = dataclasses.field(default_factory=dict)  # of its text: hlo.facts
 
     @property
     def total(self) -> int:
@@ -91,12 +82,6 @@ def sizes_at(name: str) -> Any:
     return weights.open_source(path).config()
 
 
-def teacher_sizes(cfg: Config) -> list[Any]:
-    """Sizes of the models of opd.teachers."""
-    how = parts.execution(cfg)
-    return [dataclasses.replace(sizes_at(name), **how) for name in cfg.algorithm.teachers]
-
-
 def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
     """The collect and learn programs of a ConfigDict with their arguments, over the devices."""
     cfg = settings.read(given, None)
@@ -114,7 +99,12 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # a grammar is part of programs
     task = sharding.with_layout(on_host, whole)
     txs = parts.build_optimisers(cfg)
+    shaped = build_setup(cfg, config, tokenizer, mesh)
+    shaped = dataclasses.replace(shaped, load_policy=functools.partial(shapes_at, cfg, mesh))
+    additions = tuple(extension.load(shaped, learns=True) for extension in cfg.extensions)
     state, frozen = state_of(cfg, config, mesh, txs)
+    place = functools.partial(sharding.with_layout, layout=whole)
+    frozen = frozen.replace(extra=hooks.frozen_of(additions, on_host, place))
     policy = player_of(state, frozen.model)
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), whole)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
@@ -126,10 +116,8 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     played = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *played)
     fns = parts.build_functions(cfg, config, mesh)
-    taught = teachers.functions(cfg, config, teacher_sizes(cfg), mesh)
-    learn = build_learn(fns, build_learning(cfg, mesh, on_host, tokenizer, taught))
-    if (hints := teachers.hints(cfg, on_host, None)) is not None:
-        frozen = frozen.replace(hints=sharding.with_layout(hints, whole))
+    extras = hooks.extras_of(additions, on_host)
+    learn = build_learn(fns, build_learning(cfg, mesh, on_host, tokenizer, extras))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
@@ -142,24 +130,29 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
         frozen=frozen,
         collect=(collect, played),
         learn=(learn, (state, frozen, rollout, shuffle, scale, joining)),
-        task=task,
     )
 
 
 def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
     """(TrainState, Frozen) as state.open_state makes them."""
-
-    def parameters(config):
-        shapes = config.abstract_params()
-        return sharding.with_layout(shapes, sharding.specs(shapes, sharding.TRAIN_RULES, mesh))
-
-    params = parameters(config)
+    params = parameter_shapes(config, mesh)
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
     state = sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, mesh))
     reference = policy_of(state.params, {}) if cfg.needs_reference else None
-    others = tuple(map(parameters, teacher_sizes(cfg)))
-    return state, types.Frozen(params if cfg.lora.rank else {}, reference, others)
+    return state, types.Frozen(params if cfg.lora.rank else {}, reference)
+
+
+def parameter_shapes(config: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Shapes and layouts of a model's parameters in training."""
+    shapes = config.abstract_params()
+    return sharding.with_layout(shapes, sharding.specs(shapes, sharding.TRAIN_RULES, mesh))
+
+
+def shapes_at(cfg: Config, mesh: jax.sharding.Mesh, path: Any) -> tuple[Any, Any]:
+    """(sizes, shapes of the parameters) of another checkpoint, or of the policy of a run."""
+    config = dataclasses.replace(sizes_at(str(path)), **parts.execution(cfg))
+    return config, parameter_shapes(config, mesh)
 
 
 def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
@@ -173,21 +166,17 @@ def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
     return types.Demonstrations(tokens=tokens, attention_mask=mask, mask=mask)
 
 
-def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Compiled:
-    """Compiles 'collect' or 'learn'; that it is too large for a device is an answer too."""
+def compile_program(name: str, shapes: Shapes) -> Compiled:
+    """Compile 'collect' or 'learn'; a program too large for the device is a result as well."""
     function, arguments = getattr(shapes, name)
     began = time.monotonic()
-    traced = function.trace(*arguments)
-    cost = plan_cost.count(traced.jaxpr, parameters_of(name, arguments), machine)
-    known = dataclasses.asdict(cost) | {'name': name, 'beside': beside(name, shapes)}
+    known = {'name': name, 'beside': beside(name, shapes)}
     try:
-        compiled = traced.lower().compile()
+        memory = function.trace(*arguments).lower().compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         return Compiled(
             **known, **refused(name, str(error)), compile_seconds=time.monotonic() - began
         )
-    # For GPUs that are not there it says nothing of cost
-    memory, xla = compiled.memory_analysis(), compiled.cost_analysis() or {}
     return Compiled(
         **known,
         arguments=memory.argument_size_in_bytes,
@@ -195,10 +184,7 @@ def compile_program(name: str, shapes: Shapes, machine: plan_cost.Machine) -> Co
         shared=memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        xla_flops=xla.get('flops', 0.0),
-        xla_bytes=xla.get('bytes accessed', 0.0),
         compile_seconds=time.monotonic() - began,
-        facts=hlo.facts(compiled.as_text()),
     )
 
 
@@ -215,27 +201,9 @@ def refused(name: str, message: str) -> dict[str, Any]:
     used = next((m for m in (p.search(message) for p in OUT_OF_MEMORY) if m), None)
     if used is None:
         raise ValueError(f'{name} does not compile: {message[:2000]}')
-    sizes = dict.fromkeys(('arguments', 'outputs', 'shared', 'code', 'xla_flops', 'xla_bytes'), 0)
+    sizes = dict.fromkeys(('arguments', 'outputs', 'shared', 'code'), 0)
     total = int(float(used[1]) * UNITS[used[2]])
     return sizes | {'temporaries': total, 'refused': used[0]}
-
-
-def parameters_of(name: str, arguments: tuple) -> list[bool]:
-    """Which flat inputs of a program are parameters of a model."""
-
-    def mark(value, tree):
-        return jax.tree.map(lambda _: value, tree)
-
-    marks = [mark(False, argument) for argument in arguments]
-    if name == 'collect':
-        marks[0] = mark(True, arguments[0])
-    else:
-        state = marks[0]
-        marks[0] = state.replace(
-            params=mark(True, state.params), critic_params=mark(True, state.critic_params)
-        )
-        marks[1] = mark(True, arguments[1])
-    return jax.tree.leaves(marks)
 
 
 def device_bytes(tree: Any) -> int:

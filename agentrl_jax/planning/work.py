@@ -34,11 +34,11 @@ def head(config: Model, tokens: float) -> float:
 def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | None:
     """FLOPs of the rollouts, scores and updates of a step, by its metrics.
 
-    None where rows are no whole episodes (context.window, continuations), none trained, or teachers
+    None with context.window, continuations or other models, and if no row was trained
     of other sizes read them as well.
     """
     rows = float(row['batch/trained_rows'])
-    if cfg.context.window or cfg.continuations or cfg.algorithm.has_teachers or not rows > 0:
+    if cfg.context.window or cfg.continuations or cfg.algorithm.other_models or not rows > 0:
         return None
     episodes = cfg.rollout.episodes * float(row['filter/collects'])
     length, sampled = float(row['rollout/tokens']), float(row['rollout/response_length'])

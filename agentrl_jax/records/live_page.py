@@ -70,7 +70,6 @@ class RunFiles:
     rows: list[dict[str, float]]
     record: Mapping[str, Any]  # config.json
     reference: dict[str, float]  # success of random play and of the oracle
-    roll_backs: list[Any]
     now: Mapping[str, Any]  # now.json, see records/beacon.py
     pages: list[str]  # names of rollout pages, the newest first
     problems: list[str]  # files that could not be read
@@ -127,7 +126,6 @@ def read(folder: Path) -> RunFiles:
         rows=attempt(lambda: _rows(folder / run_log.METRICS_FILE), []),
         record=json_file(run_log.CONFIG_FILE, dict),
         reference={name: value for name, value in numbers.items() if value is not None},
-        roll_backs=json_file(run_log.ROLL_BACKS_FILE, list),
         now=json_file(run_log.NOW_FILE, dict) if 'training' in state else {},
         pages=sorted(
             (name for name, match in pages.items() if match),
@@ -245,11 +243,7 @@ def _alarms(run: RunFiles) -> list[tuple[str, str]]:
         for alarm in alarms.values()
         if alarm.level != 'ok'
     ]
-    return texts + [
-        ('warn', f'at step {x["at_step"]} back to step {x["to_step"]}: {x["reason"]}')
-        for x in run.roll_backs
-        if isinstance(x, dict) and {'at_step', 'to_step', 'reason'} <= x.keys()
-    ]
+    return texts
 
 
 def _charts(

@@ -26,7 +26,7 @@ PROGRAMS = {  # name of a compiled function -> its purpose
     'copy': 'the copy of a cache',
     'count': 'the success',
     'decode': 'the sampling of tokens',
-    'device_sums': 'the checksums of a checkpoint',
+    'array_sums': 'a digest of parameters',
     'draw': 'the draw of levels',
     'equal': 'the comparison with a checkpoint',
     'information': 'the mutual information',

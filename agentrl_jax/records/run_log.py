@@ -20,7 +20,6 @@ METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
 FINISHED_FILE = 'finished.json'
-ROLL_BACKS_FILE = 'roll_backs.json'
 NOW_FILE = 'now.json'  # written by records/beacon.py
 ABANDONED_FILE = 'metrics_abandoned_{}.jsonl'  # the rows that the n-th roll back undid
 REDACTED = '***'
@@ -184,16 +183,6 @@ def json_line(row: dict[str, int | float]) -> str:
     """JSON has no nan and inf: they are written as the strings 'nan', 'inf' and '-inf'."""
     safe = {name: value if math.isfinite(value) else str(value) for name, value in row.items()}
     return json.dumps(safe, allow_nan=False) + '\n'
-
-
-def read_roll_backs(workdir: Path) -> list[dict[str, Any]]:
-    """Every roll back so far, the oldest first: at_step, to_step, signal, reason."""
-    path = workdir / ROLL_BACKS_FILE
-    past = read_json(path) if path.exists() else []
-    listed = isinstance(past, list) and all(isinstance(one, dict) for one in past)
-    if not listed or not all(type(one.get('to_step')) is int for one in past):
-        raise ValueError(f'{path} does not list roll backs with their to_step: it was changed')
-    return past
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl_jax.records import plots, series
-from agentrl_jax.results.cells import OVERALL, SUCCESS, Table
+from agentrl_jax.results.cells import ORACLE, OVERALL, RANDOM, RUNS, SUCCESS, Table
 from agentrl_jax.results.render import plain_name
 from agentrl_jax.results.runs import AXES
 
@@ -68,30 +68,21 @@ def _columns(panels: int) -> int:
 
 
 def _panels(table: Table, metric: str) -> list[series.Panel]:
-    """One a column; runs that are not finished, or not begun, are kept apart or counted."""
-    lines = [line for line in table.lines if line.kind == 'runs']
+    """One per column; runs that are not finished, or not begun, are kept apart or counted."""
     panels = []
     for i, column in enumerate(table.columns):
         if column == OVERALL:
             continue
         finished, unfinished = {}, {}
-        for line in lines:
-            cell = line.cells[i]
-            runs = table.runs[line.label, column] if (line.label, column) in table.runs else ()
-            state = {entry.run: entry.finished for entry in cell.entries}
-            finished[line.label] = [run.rows for run in runs if state[run.name]]
-            unfinished[line.label] = [run.rows for run in runs if not state[run.name]]
-            unfinished[line.label] += [[]] * (cell.planned - len(runs))
+        for label, cells in table.lines(RUNS):
+            runs = table.runs.get((label, column), ())
+            state = {e['run']: e['finished'] for e in table.entries_of(label, column)}
+            finished[label] = [run.rows for run in runs if state[run.name]]
+            unfinished[label] = [run.rows for run in runs if not state[run.name]]
+            unfinished[label] += [[]] * (cells[i]['planned'] - len(runs))
         title, label = (column, plain_name(metric)) if table.spec.cols else (plain_name(metric), '')
-        panels.append(
-            series.Panel(title, metric, finished, _references(table, metric, i), unfinished, label)
-        )
+        references = {}  # random play and the oracle, of each row where rows differ
+        if metric == SUCCESS:
+            references = {name: x[i]['mean'] for name, x in table.lines(RANDOM, ORACLE)}
+        panels.append(series.Panel(title, metric, finished, references, unfinished, label))
     return panels
-
-
-def _references(table: Table, metric: str, column: int) -> dict[str, float]:
-    """Random play and the oracle, of each row where rows differ."""
-    if metric != SUCCESS:
-        return {}
-    lines: Sequence = [line for line in table.lines if line.kind in ('random', 'oracle')]
-    return {line.label: line.cells[column].figure.mean for line in lines}

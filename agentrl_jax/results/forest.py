@@ -17,6 +17,7 @@ from agentrl_jax.results.render import is_share, plain_name
 STEM = 'forest'
 ROW_HEIGHT, LEFT, WIDTH = 0.24, 40, 6.4  # inches, letters of a row's name, inches
 MARGIN_COLOUR = '#e6e6e6'
+GAIN = ['gain', 'gain_low', 'gain_high']
 
 
 class Difference(NamedTuple):
@@ -32,10 +33,10 @@ def differences(table: Table) -> dict[str, list[Difference]]:
     """For each column the rows that were compared, from top to bottom; shares in per cent."""
     unit = 100 if is_share(table.spec.metric) else 1
     found: dict[str, list[Difference]] = {}
-    for line, column, cell in table.cells_of_runs():
-        if cell.gain:
-            values = (unit * value for value in cell.gain)
-            found.setdefault(column, []).append(Difference(line.label, *values))
+    compared = table.cells[table.cells.gain.notna()]
+    for label, column, *values in compared[['row', 'column', *GAIN]].itertuples(index=False):
+        rows = found.setdefault(column, [])
+        rows.append(Difference(label, *(unit * value for value in values)))
     return {column: found[column] for column in table.columns if column in found}
 
 

@@ -1,13 +1,24 @@
 """Tables as Markdown, LaTeX and CSV; the same table, the same bytes."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Sequence
 
+import pandas as pd
+
 from agentrl_jax.records.series import SHARES, SUCCESSES
-from agentrl_jax.results.cells import LINE_NAMES, OVERALL, RESAMPLES, Cell, Entry, Figure, Table
+from agentrl_jax.results.cells import (
+    CLONE,
+    COMPARISONS,
+    LINE_NAMES,
+    OVERALL,
+    RESAMPLES,
+    RUNS,
+    START,
+    Cell,
+    Entry,
+    Table,
+)
 from agentrl_jax.results.spec import (
     AREA,
     BEST,
@@ -25,30 +36,24 @@ P_NAME = 'p (Holm)'
 SAME = 'same'  # marks a difference that is shown to be within the margin
 MORE_IS_BETTER = (*SUCCESSES, 'gain', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
 BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
-LATEX = {
-    BOLD[0]: r'\textbf{',
-    BOLD[1]: '}',
-    '\\': r'\textbackslash{}',
-    '{': r'\{',
-    '}': r'\}',
-    '&': r'\&',
-    '%': r'\%',
-    '$': r'\$',
-    '#': r'\#',
-    '_': r'\_',
-    '~': r'\textasciitilde{}',
-    '^': r'\textasciicircum{}',
-    '>': r'$>$',
-    '<': r'$<$',
-    '|': r'$|$',
-    NOTHING: '---',
-    SINGLE: r'\textsuperscript{w}',
-    '±': r'$\pm$',
-}
+LATEX = str.maketrans(
+    {
+        BOLD[0]: r'\textbf{',
+        BOLD[1]: '}',
+        '\\': r'\textbackslash{}',
+        **{sign: rf'\{sign}' for sign in '{}&%$#_'},
+        '~': r'\textasciitilde{}',
+        '^': r'\textasciicircum{}',
+        **{sign: f'${sign}$' for sign in '><|'},
+        NOTHING: '---',
+        SINGLE: r'\textsuperscript{w}',
+        '±': r'$\pm$',
+    }
+)
 
 
 def markdown(table: Table) -> str:
-    """The table, the runs behind each of its figures, and what must be known to read them."""
+    """The table, the runs behind each figure, and notes."""
     parts = [
         _markdown_table(matrix(table)),
         _markdown_table(details(table)),
@@ -59,122 +64,87 @@ def markdown(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """The table as a tabular of booktabs, the best row of each column bold; notes are comments."""
-    marked = matrix(table, bold=True)
-    header, *lines = [[_escape_latex(text) for text in line] for line in marked]
-    body = [' & '.join(line) + r' \\' for line in lines]
-    runs = sum(line.kind == 'runs' for line in table.lines)
-    rows = [
-        r'% \usepackage{booktabs}',
-        rf'\begin{{tabular}}{{l{"r" * (len(header) - 1)}}}',
-        r'\toprule',
-        ' & '.join(header) + r' \\',
-        r'\midrule',
-        *body[:runs],
-        *[r'\midrule'] * (len(body) > runs),
-        *body[runs:],
-        r'\bottomrule',
-        r'\end{tabular}',
-    ]
-    return '\n'.join([*rows, *(f'% {_one_line(note)}' for note in notes(table))]) + '\n'
+    marked = [[_one_line(text).translate(LATEX) for text in x] for x in matrix(table, bold=True)]
+    header, *lines = marked
+    own = len(table.lines(RUNS))
+    if len(lines) > own:
+        lines[own][0] = f'\\midrule\n{lines[own][0]}'
+    form = 'l' + 'r' * (len(header) - 1)
+    text = pd.DataFrame(lines, columns=header).to_latex(index=False, column_format=form)
+    remarks = ''.join(f'% {_one_line(note)}\n' for note in notes(table))
+    return f'% \\usepackage{{booktabs}}\n{text}{remarks}'
 
 
 def csv_text(table: Table) -> str:
-    """One line a cell, unrounded but for the last digits; shares from 0 to 1."""
-    names = ['mean', 'std', 'iqm', 'low', 'high']
-    header = ['kind', 'row', 'column', 'metric', 'at', 'runs', 'planned', 'unfinished', *names]
-    header += ['interval', 'p_better', 'p_low', 'p_high', 'gain', 'gain_low', 'gain_high']
-    header += ['p_holm', 'same']
-    header += [*table.also, 'published', 'values']
-    lines = [header]
-    for line, column, cell in table.cells():
-        *figures, interval = cell.figure
-        lines.append(
-            [
-                line.kind,
-                line.label,
-                column,
-                table.spec.metric,
-                '0' if line.kind == 'start' else table.spec.at,
-                len(cell.values),
-                cell.planned,
-                len(_unfinished(cell)),
-                *map(_exact, figures),
-                interval,
-                *map(_exact, cell.better or (math.nan,) * 3),
-                *map(_exact, cell.gain or (math.nan,) * 3),
-                _exact(cell.p),
-                cell.same if table.spec.margin and cell.gain else '',
-                *map(_exact, cell.also or (math.nan,) * len(table.also)),
-                published(table.spec, line.label, column),
-                ' '.join(map(_exact, cell.values)),
-            ]
-        )
-    return _csv(lines)
+    """One line per cell, to six digits; shares from 0 to 1."""
+    spec, cells = table.spec, table.cells.copy()
+    cells['metric'] = spec.metric
+    cells['at'] = ['0' if kind == START else spec.at for kind in cells.kind]
+    cells['same'] = cells.same.where(cells.gain.notna() & bool(spec.margin), '')
+    keys = zip(cells.row, cells.column, strict=True)
+    cells['published'] = [published(spec, *key) for key in keys]
+    cells['values'] = [' '.join(f'{x:.6g}' for x in values) for values in cells['values']]
+    names = ['kind', 'row', 'column', 'metric', 'at', 'runs', 'planned', 'unfinished', 'mean']
+    names += ['std', 'iqm', 'low', 'high', 'interval', *COMPARISONS, 'same', *table.also]
+    return _csv(cells[[*names, 'published', 'values']])
 
 
 def runs_csv(table: Table) -> str:
-    """One line a run: how far it is, its figure, and the Wilson interval of its episodes."""
-    header = ['row', 'column', 'seed', 'run', 'step', 'steps', 'finished', 'counts', 'value']
-    lines = [[*header, 'wilson_low', 'wilson_high', *table.also]]
-    for line, column, cell in table.cells_of_runs():
-        lines += [_run_line(line.label, column, entry) for entry in cell.entries]
-    return _csv(lines)
+    """One line per run: how far it is, its figure, and the Wilson interval of its episodes."""
+    names = ['row', 'column', 'seed', 'run', 'step', 'steps', 'finished', 'counts', 'value']
+    entries = table.entries[table.entries.kind == RUNS]
+    return _csv(entries[[*names, 'wilson_low', 'wilson_high', *table.also]])
+
+
+def _csv(lines: pd.DataFrame) -> str:
+    return lines.to_csv(index=False, float_format='%.6g', lineterminator='\n')
 
 
 def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
-    """Header and lines: for each column its figure and what is shown beside it.
+    """Header and lines: for each column its figure and what is compared with it.
 
     bold: the best figures of a column are between BOLD.
     """
     spec = table.spec
-    printed = {
-        column: any(published(spec, line.label, column) for line in table.lines)
-        for column in table.columns
-    }
-    tested = _tests(table) > 0
-    header = [', '.join(spec.rows)]
-    lines = [[line.label] for line in table.lines]
+    lines = table.lines()
+    texts = [[', '.join(spec.rows)], *([label] for label, _ in lines)]
     for i, column in enumerate(table.columns):
-        header += [column, *map(plain_name, table.also)]
-        compared = [f'P(> {spec.baseline})', f'less {spec.baseline}', *[P_NAME] * tested]
-        compared = compared[:1] if column == OVERALL else compared
-        header += compared * bool(spec.baseline) + ['published'] * printed[column]
-        best = _best(table, i) if bold else ''
-        for texts, line in zip(lines, table.lines, strict=True):
-            cell = line.cells[i]
-            beside = cell.also if cell.planned else ()
-            figure = _figure_text(cell, spec.metric)
-            if line.kind == 'runs' and figure.split(' ')[0] == best:
-                figure = figure.replace(best, best.join(BOLD), 1)
-            texts.append(figure)
-            texts += [number(name, x) for name, x in zip(table.also, beside, strict=False)]
-            texts += [''] * (len(table.also) - len(beside))
-            if spec.baseline:
-                shown = [_better_text(cell), _gain_text(cell, spec.metric), _p_text(cell.p)]
-                texts += shown[: len(compared)]
-            if printed[column]:
-                texts.append(published(spec, line.label, column))
-    return [header, *lines]
+        cells = [cells[i] for _, cells in lines]
+        best = _best(spec.metric, cells) if bold else ''
+        parts = [[column, *(_figure_text(cell, spec.metric, best) for cell in cells)]]
+        for name in table.also:
+            shown = [number(name, cell[name]) if cell['planned'] else '' for cell in cells]
+            parts.append([plain_name(name), *shown])
+        if spec.baseline:
+            parts.append([f'P(> {spec.baseline})', *map(_better_text, cells)])
+        if spec.baseline and column != OVERALL:
+            gains = [_gain_text(cell, spec.metric) for cell in cells]
+            parts.append([f'less {spec.baseline}', *gains])
+            if _tests(table):
+                parts.append([P_NAME, *(_p_text(cell['p_holm']) for cell in cells)])
+        printed = [published(spec, label, column) for label, _ in lines]
+        parts += [['published', *printed]] * any(printed)
+        for line, added in zip(texts, zip(*parts, strict=True), strict=True):
+            line += added
+    return texts
 
 
 def details(table: Table) -> list[list[str]]:
-    """One line a cell: mean, standard deviation, and the figure of every run by its seed."""
+    """One line per cell: mean, standard deviation, and the figure of every run by its seed."""
     spec = table.spec
+    axes = [', '.join(spec.rows), ', '.join(spec.cols) or 'metric']
     seeds = ', '.join(map(str, table.seeds))
-    lines = [
-        [
-            ', '.join(spec.rows),
-            ', '.join(spec.cols) or 'metric',
-            'mean ± s.d. of runs',
-            f'runs of seeds {seeds}',
-        ]
-    ]
-    for line, column, cell in table.cells():
-        if cell.planned and column != OVERALL:
-            runs = [_entry_text(entry, spec) for entry in cell.entries]
-            runs += [f'{NOTHING} (seed {seed})' for seed in _missing_seeds(table, cell)]
-            shown = _mean_text(cell.figure, spec.metric)
-            lines.append([line.label, column, shown, ', '.join(runs)])
+    lines = [[*axes, 'mean ± s.d. of runs', f'runs of seeds {seeds}']]
+    for label, cells in table.lines():
+        for cell in cells:
+            column = cell['column']
+            if cell['planned'] and column != OVERALL:
+                entries = table.entries_of(label, column, cell['kind'])
+                runs = [_entry_text(entry, spec) for entry in entries]
+                runs += [f'{NOTHING} (seed {seed})' for seed in _missing_seeds(table, entries)]
+                spread = number(spec.metric, cell['std'])
+                mean = number(spec.metric, cell['mean']) + f' ± {spread}' * (spread != NOTHING)
+                lines.append([label, column, mean, ', '.join(runs)])
     return lines
 
 
@@ -182,7 +152,7 @@ def notes(table: Table) -> list[str]:
     """What a reader has to know; only what applies to this table."""
     spec = table.spec
     unit = ' in per cent' if is_share(spec.metric) else ''
-    kinds = {cell.figure.interval for _, _, cell in table.cells()}
+    kinds = set(table.cells.interval)
     found = [
         f'`{spec.metric}`{unit} {_place(spec)}: interquartile mean over seeds (runs that count / '
         'runs planned).'
@@ -231,7 +201,7 @@ def notes(table: Table) -> list[str]:
         found.append(
             f'{OVERALL}: the runs of all columns, redrawn within each, where all have as many.'
         )
-    if any(line.kind == 'clone' for line in table.lines):
+    if table.lines(CLONE):
         found.append(
             'Expert clone: no RL, but clean play of an expert who is asked at will, cloned for the '
             f'cost that {" and ".join(spec.clones)} names.'
@@ -261,29 +231,26 @@ def number(metric: str, value: float) -> str:
 
 
 def _shared(table: Table) -> str:
-    """What runs of one seed have in common: a start only where step 0 was measured and is alike."""
-    starts = [line.label for line in table.lines if line.kind == 'start']
-    if starts == [LINE_NAMES['start']]:
+    """What runs of one seed share: a start only if step 0 was measured and equal."""
+    starts = [label for label, _ in table.lines(START)]
+    if starts == [LINE_NAMES[START]]:
         return 'start, levels and noise'
     return 'levels and noise, not all of them the start' if starts else 'levels and noise'
 
 
 def published(spec: Spec, row: str, column: str) -> str:
-    """The figure of others for a cell, '' if there is none."""
-    figures = spec.published[row] if row in spec.published else {}
-    return str(figures[column]) if column in figures else ''
+    """The figure that others published for a cell; '' if there is none."""
+    return str(spec.published.get(row, {}).get(column, ''))
 
 
 def _tests(table: Table) -> int:
     """How many differences could be tested: none of one pair of runs."""
-    return sum(not math.isnan(cell.p) for _, _, cell in table.cells())
+    return int(table.cells.p_holm.count())
 
 
-def _best(table: Table, column: int) -> str:
-    """The best figure of the rows in a column as printed; '' of one row, or if nothing is best."""
-    metric = table.spec.metric
-    figures = [line.cells[column].figure.iqm for line in table.lines if line.kind == 'runs']
-    known = [figure for figure in figures if not math.isnan(figure)]
+def _best(metric: str, cells: Sequence[Cell]) -> str:
+    """The best figure of the rows in a column as printed; '' for one row, or if none is better."""
+    known = [cell['iqm'] for cell in cells if cell['kind'] == RUNS and cell['iqm'] == cell['iqm']]
     rated = metric.split('/')[-1] in MORE_IS_BETTER
     return number(metric, max(known)) if rated and len(known) > 1 else ''
 
@@ -299,34 +266,35 @@ def _place(spec: Spec) -> str:
     return known.get(spec.at, f'at step {spec.at}')
 
 
-def _figure_text(cell: Cell, metric: str) -> str:
-    shown = cell.figure
-    text = number(metric, shown.iqm)
-    if not math.isnan(shown.low):
-        text += f' [{number(metric, shown.low)}, {number(metric, shown.high)}]'
-        text += SINGLE * (shown.interval == 'wilson')
-    if not cell.planned:
+def _figure_text(cell: Cell, metric: str, best: str) -> str:
+    text, low, high = (number(metric, cell[name]) for name in ('iqm', 'low', 'high'))
+    if cell['kind'] == RUNS and text == best:
+        text = best.join(BOLD)
+    if low != NOTHING:
+        text += f' [{low}, {high}]' + SINGLE * (cell['interval'] == 'wilson')
+    if not cell['planned']:
         return text
-    left_out = len([entry for entry in _unfinished(cell) if not entry.counts])
-    more = f', {left_out} unfinished' if left_out else ''
-    refused = sum(bool(entry.fault) for entry in cell.entries)
-    more += f', {refused} refused' if refused else ''
-    return f'{text} ({len(cell.values)}/{cell.planned}{more})'
+    more = [f', {n} {what}' for what, n in _left_out(cell) if n]
+    return f'{text} ({cell["runs"]}/{cell["planned"]}{"".join(more)})'
+
+
+def _left_out(cell: Cell) -> list[tuple[str, int]]:
+    return [('unfinished', cell['left_out']), ('refused', cell['refused'])]
 
 
 def _better_text(cell: Cell) -> str:
-    if cell.better is None:
-        return ''
-    p, low, high = cell.better
-    return f'{p:.2f}' + ('' if math.isnan(low) else f' [{low:.2f}, {high:.2f}]')
+    p, low, high = (cell[name] for name in ('p_better', 'p_low', 'p_high'))
+    interval = '' if math.isnan(low) else f' [{low:.2f}, {high:.2f}]'
+    return '' if math.isnan(p) else f'{p:.2f}{interval}'
 
 
 def _gain_text(cell: Cell, metric: str) -> str:
-    if cell.gain is None:
+    values = [cell[name] for name in ('gain', 'gain_low', 'gain_high')]
+    mean, low, high = (('+' if x > 0 else '') + number(metric, x) for x in values)
+    if math.isnan(values[0]):
         return ''
-    mean, *ends = (('+' if x > 0 else '') + number(metric, x) for x in cell.gain)
-    text = mean if math.isnan(cell.gain[1]) else f'{mean} [{", ".join(ends)}]'
-    return f'{text} {SAME}' if cell.same else text
+    text = mean if low == NOTHING else f'{mean} [{low}, {high}]'
+    return f'{text} {SAME}' if cell['same'] else text
 
 
 def _p_text(p: float) -> str:
@@ -335,79 +303,45 @@ def _p_text(p: float) -> str:
     return f'{p:.3f}' if p >= 0.001 else '<0.001'
 
 
-def _mean_text(shown: Figure, metric: str) -> str:
-    spread = '' if math.isnan(shown.spread) else f' ± {number(metric, shown.spread)}'
-    return number(metric, shown.mean) + spread
-
-
 def _entry_text(entry: Entry, spec: Spec) -> str:
-    text = number(spec.metric, entry.value)
-    if entry.fault:
+    text = number(spec.metric, entry['value'])
+    if entry['fault']:
         return f'{NOTHING} (refused)'
-    if entry.step is None:
-        return f'{NOTHING} (not begun)'
-    return text if entry.finished else f'{text} (at step {entry.step} of {entry.steps})'
+    return text if entry['finished'] else f'{text} ({_progress(entry)})'
 
 
-def _missing_seeds(table: Table, cell: Cell) -> list[str]:
-    known = {entry.seed for entry in cell.entries}
+def _progress(entry: Entry) -> str:
+    begun = not pd.isna(entry['step'])
+    return f'at step {entry["step"]} of {entry["steps"]}' if begun else 'not begun'
+
+
+def _missing_seeds(table: Table, entries: Sequence[Entry]) -> list[str]:
+    known = {entry['seed'] for entry in entries}
     return [str(seed) for seed in table.seeds if seed not in known]
-
-
-def _unfinished(cell: Cell) -> list[Entry]:
-    return [entry for entry in cell.entries if not entry.finished and not entry.fault]
 
 
 def _absent(table: Table) -> list[str]:
     """Notes on runs that are refused or did not get there, and on seeds without a run."""
     refused, unfinished, missing = [], [], []
-    for line, column, cell in table.cells_of_runs():
-        place = f'{line.label} / {column}'
-        faulty = [entry for entry in cell.entries if entry.fault]
-        refused += [f'{place}, seed {entry.seed}: {entry.fault}' for entry in faulty]
-        unfinished += [(place, entry) for entry in _unfinished(cell)]
-        seeds = _missing_seeds(table, cell)
-        missing += [f'{place} of seed {", ".join(seeds)}'] * bool(seeds)
-    found = [f'Refused, in no figure: {"; ".join(refused)}.'] if refused else []
-    if unfinished:
-        counted = table.spec.unfinished == COUNT
-        last = 'last validations' if table.spec.at == LAST_THREE else 'last validation'
-        verdict = f'counted by their {last}' if counted else 'not counted'
-        found.append(f'Unfinished, {verdict}: ' + '; '.join(map(_stands, unfinished)) + '.')
-    if missing:
-        found.append(f'Missing: {"; ".join(missing)}.')
-    return found
-
-
-def _stands(found: tuple[str, Entry]) -> str:
-    place, entry = found
-    where = 'not begun' if entry.step is None else f'at step {entry.step} of {entry.steps}'
-    return f'{place}, seed {entry.seed}, {where}'
-
-
-def _run_line(row: str, column: str, entry: Entry) -> list:
-    low, high = entry.wilson or (math.nan, math.nan)
-    return [
-        row,
-        column,
-        entry.seed,
-        entry.run,
-        '' if entry.step is None else entry.step,
-        entry.steps,
-        entry.finished,
-        entry.counts,
-        *map(_exact, (entry.value, low, high, *entry.also)),
-    ]
-
-
-def _exact(value: float) -> str:
-    return '' if math.isnan(value) else f'{value:.6g}'
-
-
-def _csv(lines: Sequence[Sequence]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator='\n').writerows(lines)
-    return text.getvalue()
+    for label, cells in table.lines(RUNS):
+        for column in (cell['column'] for cell in cells if cell['column'] != OVERALL):
+            place, entries = f'{label} / {column}', table.entries_of(label, column)
+            for entry in entries:
+                where = f'{place}, seed {entry["seed"]}'
+                if entry['fault']:
+                    refused.append(f'{where}: {entry["fault"]}')
+                elif not entry['finished']:
+                    unfinished.append(f'{where}, {_progress(entry)}')
+            seeds = _missing_seeds(table, entries)
+            missing += [f'{place} of seed {", ".join(seeds)}'] * bool(seeds)
+    last = 'last validations' if table.spec.at == LAST_THREE else 'last validation'
+    verdict = f'counted by their {last}' if table.spec.unfinished == COUNT else 'not counted'
+    notes = {
+        'Refused, in no figure': refused,
+        f'Unfinished, {verdict}': unfinished,
+        'Missing': missing,
+    }
+    return [f'{title}: {"; ".join(places)}.' for title, places in notes.items() if places]
 
 
 def _markdown_table(lines: Sequence[Sequence[str]]) -> str:
@@ -420,10 +354,6 @@ def _escape_markdown(text: str) -> str:
     """Names of configs and folders are text: no markup, no link, no line of their own."""
     text = re.sub(r'&(?=#?\w+;)', '&amp;', _one_line(text))
     return re.sub(r'<(?=[A-Za-z/!?])', '&lt;', text).replace('](', r']\(')
-
-
-def _escape_latex(text: str) -> str:
-    return ''.join(LATEX.get(letter, letter) for letter in _one_line(text))
 
 
 def _one_line(text: str) -> str:

@@ -41,12 +41,15 @@ KEPT = (  # metrics that are always kept, where a run has them
 WHOLE = {'algorithm', 'env.name', 'seed', 'steps'}  # what a run's config has in any version
 
 
+Row = dict[str, float]  # step, tokens, seconds and the metrics that were measured
+
+
 class Run(NamedTuple):
     """One run; no rows when it was planned and has not begun."""
 
     name: str
     fields: dict[str, Any]  # the resolved config by dotted names
-    rows: list[dict[str, float]]  # step, tokens, seconds and the metrics that were measured
+    rows: list[Row]
     reference: dict[str, float]  # success of 'random' play and the 'oracle'; may be empty
     fault: str = ''  # why its figures are in no table; '' = they may be
     machine: str = ''  # hardware it was trained on, 'a; b' if on several; '' = not noted
@@ -164,7 +167,7 @@ def _read_run(folder: Path, kept: Sequence[str]) -> Run:
         fields = flatten(run_log.redact(config))
     except RecursionError as error:
         raise ValueError(f'{path}: JSON that is too deep to read') from error
-    rows = _axes_and_metrics(measured, kept, _undone(folder))
+    rows = _axes_and_metrics(measured, kept)
     return Run(
         name=folder.resolve().name,
         fields=_checked_fields(fields, path),
@@ -282,32 +285,15 @@ def rounded(value: float) -> float:
     return float(f'{value:.{DIGITS}g}')
 
 
-Undone = tuple[int, list[Mapping[str, float]]]  # a roll back: to which step, and the rows it undid
-
-
-def _undone(folder: Path) -> list[Undone]:
-    return [
-        (one['to_step'], run_log.read_metrics(folder / run_log.ABANDONED_FILE.format(number)))
-        for number, one in enumerate(run_log.read_roll_backs(folder), 1)
-    ]
-
-
-def _axes_and_metrics(
-    rows: Sequence[Mapping[str, float]], kept: Sequence[str], undone: Sequence[Undone] = ()
-) -> list[dict]:
+def _axes_and_metrics(rows: Sequence[Mapping[str, float]], kept: Sequence[str]) -> list[dict]:
     """Rows of metrics.jsonl with the tokens sampled and the seconds spent before each step.
 
     Validation comes first in a step, so what it finds was reached with what came before. Tokens are
-    known as long as every row says how many were sampled. What roll backs undid was spent too: it
-    counts from the step on to which the run went back.
+    known as long as every row says how many were sampled.
     """
-    found, tokens, seconds, lost, waiting = [], 0, 0.0, 0.0, list(undone)
+    found, tokens, seconds = [], 0, 0.0
     for row in rows:
-        while any(to_step <= row['step'] for to_step, _ in waiting):
-            _, gone = waiting.pop(0)
-            tokens = _sum_of([tokens, *map(_sampled, gone)])
-            lost += gone[-1]['time_s'] - seconds if gone else 0.0
-        known = {'step': row['step'], 'tokens': tokens, 'seconds': rounded(seconds + lost)}
+        known = {'step': row['step'], 'tokens': tokens, 'seconds': rounded(seconds)}
         if tokens is None:
             del known['tokens']
         known |= {name: rounded(row[name]) for name in kept if name in row}

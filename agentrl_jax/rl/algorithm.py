@@ -5,7 +5,6 @@ their paper's values; PRESETS.md names the sources.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -29,6 +28,7 @@ from agentrl_jax.settings.marks import (
 )
 from agentrl_jax.types import Batch, Rollout, Scores
 
+KL_IN_LOSS = {'loss.kl_coef': 0, 'loss.kl_in': 'loss'}  # needs of a rule: no KL in the reward
 ZERO_RULES = ('top_p', 'top_p_softmax', 'min_p')  # of a filter, with include_zero
 
 
@@ -91,22 +91,6 @@ class KL:
     @property
     def in_reward(self) -> bool:
         return self.coef > 0 and self.where == 'reward'
-
-    def problems(self) -> Iterator[str]:
-        """A sentence for each combination of its fields that cannot be."""
-        if self.target > 0 and self.coef == 0:
-            yield (
-                f'loss.kl_target={self.target} has no effect without loss.kl_coef > 0, the '
-                'coefficient that it steers'
-            )
-
-    def conflicts(self, episodes: int) -> Iterator[str]:
-        """Where one step of so many episodes could turn the coefficient around."""
-        if self.target > 0 and self.horizon < episodes:
-            yield (
-                f'loss.kl_horizon={self.horizon:g} is counted in episodes, of which a step has '
-                f'{episodes}: set it to that or more (10000 is usual)'
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,21 +204,6 @@ class Filter:
             count=self.kept(groups) * group_size,
         )
 
-    def problems(self) -> Iterator[str]:
-        """A sentence for each combination of its fields that cannot be."""
-        if self.keep != 1 and self.rule != 'top_k':
-            yield (
-                f'filter.keep={self.keep} has no effect on filter.rule={self.rule!r}, only on '
-                'top_k: set it to 1'
-            )
-        if self.smallest and self.rule != 'top_k':
-            yield f'filter.smallest has no effect on filter.rule={self.rule!r}, only on top_k'
-        if self.include_zero is not None and self.rule not in ZERO_RULES:
-            yield (
-                f'filter.include_zero has no effect on filter.rule={self.rule!r}, only on '
-                f'{", ".join(ZERO_RULES)}'
-            )
-
 
 # ---- algorithms ----------------------------------------------------------------------------------
 
@@ -254,6 +223,7 @@ class Algorithm:
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
     ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
     CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game, and nothing else
+    COMPARES_REFERENCE: ClassVar[bool] = True  # with the policy of step 0, where that is used
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
 
     def make_batch(
@@ -286,33 +256,13 @@ class Algorithm:
 
     @property
     def uses_reference(self) -> bool:
-        """Whether the start policy is needed: compared with, or as a teacher."""
-        return self.kl.coef > 0 or self.teaches_itself
+        """Whether the policy of step 0 is needed."""
+        return self.kl.coef > 0
 
     @property
-    def teachers(self) -> tuple[str, ...]:
-        """Checkpoints whose probabilities it learns."""
-        return ()
-
-    @property
-    def privileged(self) -> str:
-        """What its teachers read that the policy does not; none: nothing."""
-        return 'none'
-
-    @property
-    def teaches_itself(self) -> bool:
-        """Whether the policy of step 0 is its teacher."""
-        return self.privileged != 'none' and not self.teachers
-
-    @property
-    def has_teachers(self) -> bool:
-        """Whether it learns from what other models, or other prompts, would have said."""
-        return bool(self.teachers) or self.teaches_itself
-
-    @property
-    def scores_teachers(self) -> bool:
-        """Whether their log-probabilities of sampled tokens are all it needs of its teachers."""
-        return False
+    def other_models(self) -> int:
+        """Models whose probabilities it learns, instead of rewards."""
+        return 0
 
     @property
     def bootstraps(self) -> bool:
@@ -336,61 +286,6 @@ class Algorithm:
         """Metrics of a batch of all rows."""
         del batch, rows_per_episode
         return {}
-
-    @property
-    def credits_locally(self) -> bool:
-        """Whether a turn is credited with its own reward alone."""
-        return False
-
-    def problems(self) -> Iterator[str]:
-        """A sentence for each combination of its fields that cannot be."""
-        yield from self.kl.problems()
-        yield from self.filter.problems()
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        """A sentence for each combination with the rest of the run that cannot be."""
-        del shards
-        yield from self.kl.conflicts(run.rollout.episodes)
-        if self.WHOLE_EPISODES and run.context.window:
-            yield (
-                f'algorithm={run.algorithm_name!r} compares whole episodes, and context.window='
-                f'{run.context.window} makes each turn a sample of its own: set it to 0, or use '
-                'gspo_turn'
-            )
-        if self.WHOLE_EPISODES and run.most_branches > 1:
-            yield (
-                f'algorithm={run.algorithm_name!r} compares whole episodes, and one may have '
-                f'{run.most_branches} conversations (harness.branches), a sample each: '
-                'set it to 1, or choose another algorithm'
-            )
-        if self.bootstraps and run.context.window:
-            yield (
-                f'loss.bootstrap_truncated needs the whole conversation: context.window='
-                f'{run.context.window} has no row that holds a turn and what comes after it'
-            )
-        if self.bootstraps and run.most_branches > 1:
-            yield (
-                'loss.bootstrap_truncated needs the whole conversation, and an episode may have '
-                f'{run.most_branches} (harness.branches): set it to False'
-            )
-        if self.bootstraps and any(getattr(world, 'finishes', False) for world in run.worlds):
-            yield (
-                'loss.bootstrap_truncated adds what is still to come, and a harness has earned all '
-                'of it when its episode is cut: set it to False'
-            )
-        if self.EXPLORES and self.kl.target > 0:
-            yield (
-                f'loss.kl_target={self.kl.target} steers by the policy that played, and of '
-                f'algorithm={run.algorithm_name!r} that is not the one that learns: set it to 0'
-            )
-
-    def unlike_returns(self) -> Iterator[str]:
-        """Why its critic's values are no returns of episodes, and what to set."""
-        if self.kl.in_reward:
-            yield (
-                'needs values of returns, and loss.kl_in=reward has them of returns less their KL: '
-                'set loss.kl_in=loss'
-            )
 
     def token_kl(self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float) -> jax.Array:
         """kl_coef (log pi_old - log pi_ref), what token rewards lose; 0 unless asked. [B, T]"""

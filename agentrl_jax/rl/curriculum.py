@@ -16,8 +16,7 @@ SciWorld 10, 20, 30 / 100; BabyAI 6, 13, 20 / 100. The paper finds other stages 
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from agentrl_jax.settings.marks import ONE, Words
 
@@ -54,16 +53,3 @@ class Curriculum:
             return max_turns
         stages = dict(stage_steps=self.stage_steps, interpolate=self.interpolate)
         return horizon(step, rounds=self.rounds, **stages)
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        rounds, max_turns = self.rounds, run.env.max_turns
-        if self.interpolate and len(rounds) < 2:
-            yield f'curriculum.interpolate has no effect with curriculum.rounds={rounds}: give two'
-        if any(after <= before for before, after in zip((0, *rounds), rounds, strict=False)):
-            yield f'curriculum.rounds={rounds} must be positive and increasing'
-        if max(rounds, default=0) > max_turns:
-            yield (
-                f'curriculum.rounds={rounds} asks for more turns than env.max_turns={max_turns}, '
-                'which fixes the shapes of an episode: raise it to the last of the rounds'
-            )

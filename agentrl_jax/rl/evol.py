@@ -6,7 +6,6 @@ learning start again. Everything else is an ordinary run of algorithms/agent_evo
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import jax
@@ -57,8 +56,14 @@ def base_batch(base: Demonstrations, scores: Scores) -> Batch:
 
 
 def join(batch: Batch, other: Batch) -> Batch:
-    """Rows of both, mixed evenly: any run of rows holds its share of each."""
+    """Rows of both, mixed evenly: any run of rows holds its share of each.
+
+    What extensions added to one of them is 0 in the rows of the other.
+    """
     sizes = (batch.tokens.shape[0], other.tokens.shape[0])
+    other = other.replace(
+        extra={n: jnp.zeros((sizes[1], *x.shape[1:]), x.dtype) for n, x in batch.extra.items()}
+    )
     place = np.concatenate([(np.arange(n) + 0.5) / n for n in sizes])
     order = np.argsort(place, kind='stable')
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b])[order], batch, other)
@@ -83,31 +88,3 @@ class Evolution:
     restart: bool = True  # each iteration learns from the policy of step 0, not the last one
     base_rows: Annotated[int, ZERO] = 0  # demonstrations (those of cfg.clone) that join each step's
     # episodes
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        asked, micro = f'evol.base_rows={self.base_rows}', run.batch.microbatch_rows
-        if self.base_rows and not run.explores:
-            yield (
-                f'{asked} has no effect on algorithm={run.algorithm_name!r}, only on agent_evol: '
-                'set it to 0'
-            )
-        if not run.base_rows:
-            return
-        if not run.clone.demonstrates:
-            yield f'{asked} needs demonstrations: set clone.file or clone.episodes'
-        if self.base_rows % shards:
-            yield f'{asked} must be a multiple of the {shards} data shards of the mesh'
-        if self.base_rows % micro:
-            yield (
-                f'{asked} must be a multiple of batch.microbatch_rows={micro}, by which they are '
-                'scored'
-            )
-        if run.context.window:
-            yield f'{asked} are whole conversations: set context.window=0'
-        if run.most_branches > 1:
-            yield f'{asked} are one conversation each: set harness.branches=1'
-        if run.clone.has_limits:
-            yield (
-                'the play that evol.base_rows joins to batches has the limits of rollouts: set '
-                'those of clone (clone.max_turns and its like) to 0'
-            )

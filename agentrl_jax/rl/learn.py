@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl import evol, losses, observations, parity, trials, update
-from agentrl_jax.rl.learning import Learning, recomputes
+from agentrl_jax.rl import evol, losses, parity, update
+from agentrl_jax.rl.learning import Learning, Models, recomputes
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
-from agentrl_jax.rollout import windows as context
-from agentrl_jax.types import Batch, Demonstrations, Frozen, Params, Rollout, TrainState
+from agentrl_jax.rollout.windows import Windows, split_batch
+from agentrl_jax.types import Batch, Demonstrations, Frozen, Params, Rollout, Scores, TrainState
 
 
 def learn(
@@ -31,26 +31,19 @@ def learn(
     rows that did not train). A key shuffles; base: demonstrations that join the batch.
     """
     fns = on_base(fns, frozen.model)
-    models = zip(how.teachers, frozen.teachers, strict=True)
-    reference, own = frozen.reference, ()
-    if how.algorithm.teaches_itself:
-        reference, own = None, ((fns, frozen.reference),)
-    taught = fns.replace(teachers=(*models, *own))
-    scoring, learning = (taught, fns) if how.algorithm.scores_teachers else (fns, taught)
     rates = update.learning_rates(state, lr_scale, how.optim, how.critic.updates)
-    batch, rows, advantages, metrics = prepare(
-        state, reference, rollout, base, frozen.hints, fns=scoring, how=how
+    batch, rows, advantages, metrics = prepare(state, frozen, rollout, base, fns=fns, how=how)
+    state, measured = update.update_step(
+        state, batch, key, lr_scale, fns=fns, how=how, frozen=frozen
     )
-    state, measured = update.update_step(state, batch, key, lr_scale, fns=learning, how=how)
     return state, measured | metrics | rates, rows, advantages
 
 
 def prepare(
     state: TrainState,
-    reference: Params | None,
+    frozen: Frozen,
     rollout: Rollout,
     base: Demonstrations | None = None,
-    hints: jax.Array | None = None,
     *,
     fns: ModelFns,
     how: Learning,
@@ -59,9 +52,23 @@ def prepare(
 
     Where the policy saw only the last turns the batch has a row for each turn; continuations that
     train have theirs after their episode's. Advantages are nan in rows that do not train.
-    hints: as Frozen.hints.
     """
-    rollout = credited(rollout, how)
+    models = Models(fns, frozen)
+    rollout, rows, keep, metrics = select(rollout, how)
+    scores, played, windows = score_rollout(state, models, rollout, how)
+    batch, advantages, more = make_batch(state, models, rollout, played, scores, keep, how)
+    if windows is not None:
+        batch = split_batch(batch, windows)
+    if base is not None:
+        batch = with_base(batch, base, state.params, models, how)
+    metrics |= more | {'filter/empty': (~batch.mask.any()).astype(jnp.float32)}
+    return batch, rows, advantages, metrics
+
+
+def select(
+    rollout: Rollout, how: Learning
+) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
+    """(rollout of the rows of an update, their numbers, those that are kept bool [b], metrics)."""
     rollout, rows, keep, metrics = how.algorithm.filter.select(
         rollout,
         groups=how.num_groups,
@@ -74,51 +81,56 @@ def prepare(
     if how.algorithm.ROWS_PER_PAIR > 1:
         usable = rollout.healthy & keep & rollout.action_mask.any(1)
         placed = how.algorithm.order_rows(rollout.returns, usable, group_size=how.group_size)
-        taken = (rollout, rows, keep)
-        rollout, rows, keep = jax.tree.map(lambda x: x[placed], taken)
+        rollout, rows, keep = jax.tree.map(lambda x: x[placed], (rollout, rows, keep))
+    return rollout, rows, keep, metrics
+
+
+def reference_of(frozen: Frozen, how: Learning) -> Params | None:
+    """The policy of step 0 where the algorithm compares with it."""
+    return frozen.reference if how.algorithm.COMPARES_REFERENCE else None
+
+
+def score_rollout(
+    state: TrainState, models: Models, rollout: Rollout, how: Learning
+) -> tuple[Scores, Rollout, Windows | None]:
+    """(scores, the rows of the rollout that train, windows of what the policy saw)."""
     played = how.algorithm.rows(rollout)
     windows = None if how.context is None else how.context.windows(played)
-    hint = None if hints is None else hints[rollout.level]
     scores = score(
         state.params,
         state.critic_params,
-        reference,
+        reference_of(models.frozen, how),
         played,
-        windows=windows,
-        fns=fns,
-        microbatch_rows=how.batch.microbatch_rows,
+        fns=models.fns,
+        how=how,
         recompute=recomputes(how.sampler, how.parity),
-        with_next=how.algorithm.bootstraps,
-        hint=hint,
-        prefix=how.prefix,
-        **how.head,
+        windows=windows,
     )
+    for extra in how.extras:
+        scores = extra.score(played, scores, models, how, windows)
+    return scores, played, windows
+
+
+def make_batch(
+    state: TrainState,
+    models: Models,
+    rollout: Rollout,
+    played: Rollout,
+    scores: Scores,
+    keep: jax.Array,
+    how: Learning,
+) -> tuple[Batch, jax.Array, dict[str, jax.Array]]:
+    """(batch, advantages [b, T] of the episodes, metrics); arguments from select, score_rollout."""
     batch = how.algorithm.make_batch(
         rollout, scores, group_size=how.group_size, keep=keep, kl_coef=state.kl_coef
     )
-    if how.observing.coef:
-        observed = observations.of_batch(played, batch.mask, how.markers)
-        batch = batch.replace(observed=observed)
-    batch = batch.replace(hint=hint)
-    each = played.tokens.shape[0] // rows.shape[0]  # rows of the batch for an episode
+    each, metrics = played.tokens.shape[0] // rollout.tokens.shape[0], {}
+    for extra in how.extras:
+        batch = batch.replace(extra=batch.extra | extra.arrays(played, batch.mask, models, how))
     if how.sampler.corrects:
-        batch, measured = correct(batch, played.logprobs, how)
-        metrics |= measured
+        batch, metrics = correct(batch, played.logprobs, how)
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
-    metrics |= how.algorithm.batch_metrics(batch, each)
-    if windows is not None:
-        batch = context.split_batch(batch, windows)
-    if base is not None:
-        batch = with_base(batch, base, state.params, reference, fns=fns, how=how)
-    metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
-    return batch, rows, advantages, metrics
-
-
-def credited(rollout: Rollout, how: Learning) -> Rollout:
-    """The rollout with the rewards that train: those that the worlds paid, or what trials gain."""
-    if not how.gain:
-        return rollout
-    return trials.gain_rewards(rollout, local=how.algorithm.credits_locally)
+    return batch, advantages, metrics | how.algorithm.batch_metrics(batch, each)
 
 
 def correct(
@@ -143,29 +155,12 @@ def correct(
 
 
 def with_base(
-    batch: Batch,
-    base: Demonstrations,
-    params: Params,
-    reference: Params | None,
-    *,
-    fns: ModelFns,
-    how: Learning,
+    batch: Batch, base: Demonstrations, params: Params, models: Models, how: Learning
 ) -> Batch:
     """The batch with demonstrations among its rows, scored by the policy before the update."""
-    scores = score(
-        params,
-        None,
-        reference,
-        base,
-        fns=fns.replace(values=None),
-        microbatch_rows=how.batch.microbatch_rows,
-        recompute=True,
-        **how.head,
-    )
-    shown = evol.base_batch(base, scores)
-    if batch.observed is not None:  # demonstrations are answers to imitate
-        shown = shown.replace(observed=jnp.zeros_like(shown.mask))
-    return evol.join(batch, shown)
+    fns, reference = models.fns.replace(values=None), reference_of(models.frozen, how)
+    scores = score(params, None, reference, base, fns=fns, how=how, recompute=True)
+    return evol.join(batch, evol.base_batch(base, scores))
 
 
 def learning_of(run: Any, **task: Any) -> Learning:
@@ -176,7 +171,6 @@ def learning_of(run: Any, **task: Any) -> Learning:
         critic=run.critic,
         sampler=run.sampler,
         parity=run.parity,
-        observing=run.observing,
         optim=run.optim,
         num_groups=run.rollout.num_groups,
         group_size=run.rollout.group_size,
@@ -184,7 +178,6 @@ def learning_of(run: Any, **task: Any) -> Learning:
         max_response=run.rollout.max_response,
         temperature=run.rollout.temperature,
         base_rows=run.base_rows,
-        gain=run.agent.reward == 'gain',
-        has_reference=run.needs_reference and not run.algorithm.teaches_itself,
+        has_reference=run.needs_reference and run.algorithm.COMPARES_REFERENCE,
         **task,
     )

@@ -1,18 +1,18 @@
 """Settings of an update, each section once, and what follows from them."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import jax
 import optax
 from jax.sharding import NamedSharding
 
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.algorithm import Algorithm
-from agentrl_jax.rl.observations import Markers, Observing
-from agentrl_jax.rollout.windows import Branches, Context
+from agentrl_jax.rollout.windows import Branches, Context, Windows
 from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
 from agentrl_jax.text.grammar import Bits
+from agentrl_jax.types import Batch, Frozen, Params, Rollout, Scores
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
 
@@ -32,50 +32,6 @@ class Batching:
     # update computes once what they begin with alike, and which batch.shuffle leaves together; 1 =
     # none. Widths are then those of what is left of a row
 
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        kept = run.algorithm.filter.kept(run.rollout.num_groups) * run.rollout.group_size
-        joined = ''
-        if run.base_rows:
-            joined = f' and {run.base_rows} demonstrations join them (evol.base_rows)'
-        if (kept + run.base_rows) % self.minibatch_rows:
-            yield (
-                f'{kept} episodes of each rollout ({run.rollout.episodes} played) enter an '
-                f'update{joined}, which is no multiple of '
-                f'batch.minibatch_rows={self.minibatch_rows}'
-            )
-        if self.minibatch_rows % self.microbatch_rows:
-            yield (
-                f'batch.minibatch_rows={self.minibatch_rows} must be a multiple of '
-                f'batch.microbatch_rows={self.microbatch_rows}'
-            )
-        if self.microbatch_rows % shards:
-            yield (
-                f'batch.microbatch_rows={self.microbatch_rows} must be a multiple of the {shards} '
-                'data shards of the mesh'
-            )
-        if self.prefix_rows > 1:
-            yield from self._prefix_conflicts(run, shards)
-
-    def _prefix_conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        name = f'batch.prefix_rows={self.prefix_rows}'
-        if self.microbatch_rows % (shards * self.prefix_rows):
-            of_each = f' on each of {shards} data shards' if shards > 1 else ''
-            yield f'{name} must divide batch.microbatch_rows={self.microbatch_rows}{of_each}'
-        if self.widths == 1:
-            yield f'{name} needs batch.widths above 1, the widths of what is left of a row'
-        if self.prefix_rows % run.algorithm.ROWS_PER_PAIR:
-            yield f'{name} must be even with algorithm={run.algorithm_name!r}, whose rows are pairs'
-        groups = sorted((self.prefix_rows, run.rollout.group_size))
-        if groups[1] % groups[0]:
-            yield f'{name} and rollout.group_size={run.rollout.group_size} must divide one another'
-        for other, set_ in {
-            'parity.microbatch_means=False': run.parity.microbatch_means,
-            'context.window=0': run.context.window,
-            'evol.base_rows=0': run.base_rows,
-        }.items():
-            if set_:
-                yield f'{name} needs {other}'
-
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
@@ -91,25 +47,6 @@ class Critic:
     coef: Annotated[float, ZERO, At('loss.value_coef')] = 1.0  # weight of the value loss with
     # critic.share_backbone; that loss is in squared units of the return: returns up to 10 need a
     # hundredth of what suits 1
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        asked = {
-            'warmup_steps': self.warmup_steps,
-            'updates': self.updates - 1,
-            'freeze_attention': self.freeze_attention,
-        }
-        for name, wanted in asked.items():
-            if wanted and (self.share_backbone or not run.algorithm.USES_CRITIC):
-                yield (
-                    f'critic.{name}={getattr(self, name)} needs a separate critic '
-                    '(algorithm=ppo or sao, critic.share_backbone=False)'
-                )
-        if self.warmup_steps >= run.steps > 0:
-            yield (
-                f'critic.warmup_steps={self.warmup_steps} must be below steps={run.steps}: no step '
-                'would be left to train the policy'
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,27 +69,6 @@ class Sampler:
         low, high = SAMPLER_BOUNDS[self.correction]
         return low if self.low is None else self.low, high if self.high is None else self.high
 
-    def problems(self) -> Iterator[str]:
-        none = (None, None, False)
-        if self.correction == 'off' and (self.low, self.high, self.sequence) != none:
-            yield (
-                'loss.sampler_low, loss.sampler_high and loss.sampler_sequence have no effect with '
-                'loss.sampler_correction=off'
-            )
-        if (self.low or 0) > 1 or (self.high is not None and self.high < 1):
-            yield (
-                f'loss.sampler_low={self.low} must be at most 1 and loss.sampler_high={self.high} '
-                'at least 1, the factor of equal models'
-            )
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        if self.corrects and not run.algorithm.HAS_RATIO:
-            yield (
-                f'loss.sampler_correction={self.correction!r} has no effect on algorithm='
-                f'{run.algorithm_name!r}, which has no ratio: set it to off'
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
@@ -163,28 +79,6 @@ class Parity:
     # system message (all)
     microbatch_means: bool = False  # losses are averaged in each micro-batch, then over them
     filter_normalised: bool = False  # the filter ranks returns that are normalised already
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        del shards
-        weighted = run.algorithm.rows_per_episode(run.env.max_turns) > 1
-        if self.microbatch_means and weighted:
-            yield (
-                'parity.microbatch_means would undo the weights of fork.train=weighted: leave it '
-                'False'
-            )
-        if self.microbatch_means and run.algorithm.ROWS_PER_PAIR > 1:
-            yield 'parity.microbatch_means does not go with dpo, whose loss is a mean over pairs'
-        if self.loss_on == 'sampled':
-            return
-        beyond = f'parity.loss_on={self.loss_on!r} trains tokens that nobody sampled: it needs '
-        if run.sampler.corrects:
-            yield f'{beyond}loss.sampler_correction=off'
-        if run.context.window:
-            yield f'{beyond}context.window=0'
-        if run.most_branches > 1:
-            yield f'{beyond}harness.branches=1'
-        if getattr(run.algorithm, 'max_length', 0):
-            yield f'{beyond}loss.max_length=0'
 
 
 def recomputes(sampler: Sampler, parity: Parity) -> bool:
@@ -237,18 +131,64 @@ class Optim:
             optax.adamw(rate, b1=self.beta1, b2=self.beta2, weight_decay=self.weight_decay),
         )
 
-    def problems(self) -> Iterator[str]:
-        if (self.schedule == 'constant') != (self.schedule_steps == 0):
-            yield (
-                f'optim.schedule={self.schedule!r} and optim.schedule_steps={self.schedule_steps} '
-                'do not go together: linear and cosine need the optimiser steps they take, '
-                'constant 0'
-            )
-        if self.schedule == 'constant' and self.final_lr:
-            yield (
-                f'optim.final_lr={self.final_lr} has no effect on optim.schedule=constant: set it '
-                'to 0'
-            )
+
+class Forward(NamedTuple):
+    """The policy's forward pass over a micro-batch."""
+
+    params: Params
+    hidden: jax.Array  # [B, T, D]
+    logprobs: jax.Array  # float32 [B, T] of the trained tokens; without a gradient
+
+
+class Models(NamedTuple):
+    """The functions of the policy's model, and the parameters that a run never changes."""
+
+    fns: ModelFns
+    frozen: Frozen
+
+
+@dataclasses.dataclass(frozen=True)
+class Extra:
+    """What an extension adds to an update; the defaults add nothing. It has to be hashable."""
+
+    METRICS: ClassVar[tuple[str, ...]] = ()  # of loss(), as means over the tokens of reads()
+
+    def score(
+        self,
+        rollout: Rollout,
+        scores: Scores,
+        models: Models,
+        how: 'Learning',
+        windows: Windows | None,
+    ) -> Scores:
+        """The scores of a rollout, some of them replaced."""
+        return scores
+
+    def arrays(
+        self, rollout: Rollout, mask: jax.Array, models: Models, how: 'Learning'
+    ) -> dict[str, jax.Array]:
+        """Arrays for Batch.extra; mask bool [B, T]: the trained tokens."""
+        return {}
+
+    def reads(self, batch: Batch) -> jax.Array:
+        """bool [B, T]: the tokens at which loss() is computed."""
+        return batch.mask
+
+    def loss(
+        self,
+        forward: Forward,
+        batch: Batch,
+        weights: jax.Array,
+        total: jax.Array | int,
+        models: Models,
+        how: 'Learning',
+    ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
+        """(term of the loss, sums of METRICS) of a micro-batch.
+
+        Of the optimiser batch that it is a part of: weights float32 [B, T] (losses.token_weights),
+        and total, its number of tokens of reads().
+        """
+        return 0.0, {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +200,6 @@ class Learning:
     critic: Critic = Critic()
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
-    observing: Observing = Observing()
     optim: Optim = Optim()
     num_groups: int = 1
     group_size: int = 1
@@ -268,13 +207,10 @@ class Learning:
     max_response: int | None = None  # sampled tokens of a turn at most; None = any number
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
-    gain: bool = False  # trials are paid for what they gain (rl/trials.py)
     context: Context | Branches | None = None  # what the policy sees; None = all of an episode
     start_id: int = -1  # token that opens a message, for parity.loss_on
-    markers: Markers | None = None  # around observations; None where nobody learns them
     has_reference: bool = False
-    teachers: tuple[ModelFns, ...] = ()  # functions of the models of Frozen.teachers
-    prefix: int = 0  # tokens in front of every episode, after which teachers read their hints
+    extras: tuple[Extra, ...] = ()  # of extensions
     bits: Bits | None = None  # of a grammar
     layout: NamedSharding | None = None  # of rows over the mesh
 

@@ -8,7 +8,8 @@ Entropy, KL and the critic's loss have the same weights as the surrogate. The ro
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,24 +46,8 @@ def _logits_backward(saved, grad):
 _logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _chunk_logprobs(
-    hidden, targets, *more, head, inverse_temperature, with_entropy, index, teachers
-):
-    """Log-probabilities of targets [B, C], and entropies [B, C] or zeros, from hidden [B, C, D].
-
-    more: allowed uint32 [B, C, W] if index int32 [V] has the bit of each column of the head (None:
-    all are), and hidden [B, C, D] of each teacher; teachers: their heads, which add reverse_kl.
-    """
-    allowed, states = (None, more) if index is None else (more[0], more[1:])
-
-    def logits_of(hidden, head):
-        logits = _logits(hidden, head) * inverse_temperature
-        if index is None:
-            return logits
-        legal = grammars.unpack(allowed, allowed.shape[-1] * grammars.WORD)[..., index]
-        return jnp.where(legal, logits, grammars.NEVER)
-
-    logits = logits_of(hidden, head)
+def _logprobs_and_entropy(targets, logits, *, with_entropy):
+    """Log-probabilities of targets [B, C], and entropies [B, C] or zeros, of logits [B, C, V]."""
     top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
     exp = jnp.exp(logits - top)
     normaliser = exp.sum(-1)
@@ -73,48 +58,39 @@ def _chunk_logprobs(
     entropy = jnp.zeros_like(logprobs)
     if with_entropy:
         entropy = logsumexp - (exp * logits).sum(-1) / normaliser
-    if not teachers:
-        return logprobs, entropy
-    taught = [logits_of(*own) for own in zip(states, teachers, strict=True)]
-    whole, *taught = map(jax.nn.log_softmax, (logits, *taught))  # of equal logits the same bits
-    return logprobs, entropy, reverse_kl(whole, taught)
-
-
-def mixture(logprobs: Sequence[jax.Array]) -> jax.Array:
-    """log of the mean of n probabilities, from their logarithms, all of one shape."""
-    return jax.nn.logsumexp(jnp.stack(logprobs), axis=0) - np.float32(np.log(len(logprobs)))
-
-
-def reverse_kl(logprobs: jax.Array, teachers: Sequence[jax.Array]) -> jax.Array:
-    """sum_v p_v (log p_v - log q_v), q the mixture of the teachers; [..., V] each -> [...].
-
-    The slope of log p_v adds up to nothing, sum_v p_v grad log p_v = grad 1, and is left out: where
-    p is q the gradient is 0 and no rounding.
-    """
-    gap = jax.lax.stop_gradient(logprobs - mixture(teachers))
-    return (jnp.exp(logprobs) * gap).sum(-1)
+    return logprobs, entropy
 
 
 def token_logprobs(
-    hidden: jax.Array,
-    head: jax.Array,
+    hidden: jax.Array, head: jax.Array, tokens: jax.Array, *, with_entropy: bool = False, **how: Any
+) -> tuple[jax.Array, jax.Array]:
+    """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
+
+    hidden [B, T, D], head [D, V]; how: keywords of of_logits. The second result is zeros without
+    with_entropy.
+    """
+    fn = functools.partial(_logprobs_and_entropy, with_entropy=with_entropy)
+    return of_logits(fn, [(hidden, head)], tokens, **how)
+
+
+def of_logits(
+    fn: Callable,
+    models: Sequence[tuple[jax.Array, jax.Array]],
     tokens: jax.Array,
     *,
     temperature: float = 1.0,
     chunk_size: int | None = None,
-    with_entropy: bool = False,
     mask: jax.Array | None = None,
     row_tokens: int | None = None,
     bits: grammars.Bits | None = None,
     allowed: jax.Array | None = None,
-    teachers: Sequence[tuple[jax.Array, jax.Array]] = (),
 ) -> tuple[jax.Array, ...]:
-    """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
+    """Results [B, T] of fn(tokens [B, C], logits [B, C, V] of each model), computed by chunks.
 
-    hidden [B, T, D], head [D, V]. This is the one shift: position t reads hidden[b, t - 1]; t = 0
-    gets 0. At most about chunk_size tokens have their logits alive at a time, forward and backward
-    (each chunk is rematerialised); None computes all at once. Chunks are cut along T, so rows keep
-    their sharding. The second result is zeros without with_entropy.
+    models: (hidden [B, T, D], head [D, V]) of each. This is the one shift: position t reads
+    hidden[b, t - 1]; t = 0 gets 0. At most about chunk_size tokens have their logits alive at a
+    time, forward and backward (each chunk is rematerialised); None computes all at once. Chunks are
+    cut along T, so rows keep their sharding.
 
     With mask bool [B, T] and row_tokens, the most that a row has in the mask, only those tokens see
     the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
@@ -122,46 +98,44 @@ def token_logprobs(
     bits: of tokens in allowed uint32 [B, T, W]; probabilities are then among the tokens whose bit
     is set, and where only few ever have one, there are no other logits. Without allowed all tokens
     are.
-
-    teachers: (hidden [B, T, D], head [D, V]) of each; with them there is a third result,
-    reverse_kl among the same tokens.
     """
-    targets, index, legal, heads = tokens, None, (), [head for _, head in teachers]
+    targets, index, legal = tokens, None, ()
+    states, heads = ([model[i] for model in models] for i in (0, 1))
     if allowed is not None:
         if bits is None:
-            raise ValueError('what was allowed is given without the tokens that its bits stand for')
+            raise ValueError('allowed was given without bits, the tokens that its bits stand for')
         legal = (allowed,)
         if bits.ids:
-            head, *heads = (one[:, np.array(bits.ids)] for one in (head, *heads))
+            heads = [head[:, np.array(bits.ids)] for head in heads]
             index = np.arange(len(bits.ids))
             targets = grammars.column_of(np.array(bits.ids), tokens)
         else:
-            index = bits.index(head.shape[1])
-    chunked = functools.partial(
-        _chunked_logprobs,
-        index=index,
-        head=head.astype(hidden.dtype),
-        inverse_temperature=1.0 / temperature,
-        chunk_size=chunk_size,
-        with_entropy=with_entropy,
-        teachers=[own.astype(hidden.dtype) for own in heads],
-    )
+            index = bits.index(heads[0].shape[1])
+    heads = [head.astype(state.dtype) for state, head in zip(states, heads, strict=True)]
+
+    def of_chunk(*rows):
+        hidden, (targets, *words) = rows[: len(heads)], rows[len(heads) :]
+        pairs = zip(hidden, heads, strict=True)
+        logits = [_logits(x, head) * (1.0 / temperature) for x, head in pairs]
+        for word in words:
+            may = grammars.unpack(word, word.shape[-1] * grammars.WORD)[..., index]
+            logits = [jnp.where(may, x, grammars.NEVER) for x in logits]
+        return fn(targets, *logits)
+
     rows, length = tokens.shape
-    states = [own for own, _ in teachers]
     if row_tokens is None or row_tokens >= length:
-        out = chunked(hidden, *map(_following, (targets, *legal)), *states)
+        out = _by_chunks(of_chunk, chunk_size, *states, *map(_following, (targets, *legal)))
         return tuple(map(token_values, out))
     mask = mask.at[:, 0].set(False)
-    index = jnp.sort(jnp.where(mask, jnp.arange(length)[None], length), axis=1)[:, :row_tokens]
-    before = jnp.clip(index - 1, 0, length - 2)
-    hidden, *states = (
-        jnp.take_along_axis(x, before[:, :, None], axis=1) for x in (hidden, *states)
-    )
+    index_of = jnp.sort(jnp.where(mask, jnp.arange(length)[None], length), axis=1)[:, :row_tokens]
+    before = jnp.clip(index_of - 1, 0, length - 2)
+    states = [jnp.take_along_axis(x, before[:, :, None], axis=1) for x in states]
     legal = [jnp.take_along_axis(x, before[:, :, None] + 1, axis=1) for x in legal]
-    out = chunked(hidden, jnp.take_along_axis(targets, before + 1, axis=1), *legal, *states)
+    targets = jnp.take_along_axis(targets, before + 1, axis=1)
+    out = _by_chunks(of_chunk, chunk_size, *states, targets, *legal)
     empty = jnp.where(mask & (jnp.cumsum(mask, axis=1) > row_tokens), jnp.nan, 0.0)
     row = jnp.arange(rows)[:, None]
-    return tuple(empty.at[row, index].set(x, mode='drop') for x in out)
+    return tuple(empty.at[row, index_of].set(x, mode='drop') for x in out)
 
 
 def _following(x: jax.Array) -> jax.Array:
@@ -169,24 +143,19 @@ def _following(x: jax.Array) -> jax.Array:
     return jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0))[: x.ndim])
 
 
-def _chunked_logprobs(hidden, targets, *more, chunk_size, **settings):
-    """_chunk_logprobs of hidden [B, N, D], targets [B, N] and more [B, N, ...], by chunks."""
-    rows, length = targets.shape
-    chunks = 1 if chunk_size is None else -(-rows * length // chunk_size)
+def _by_chunks(fn, chunk_size, *rows):
+    """Results [B, N] of fn over chunks of rows [B, N, ...], at most chunk_size tokens each."""
+    count, length = rows[0].shape[:2]
+    chunks = 1 if chunk_size is None else -(-count * length // chunk_size)
     width = -(-length // chunks)
     chunks = -(-length // width)
     rest = (0, chunks * width - length)
-    rows_of = (hidden, targets, *more)
-    parts = tuple(jnp.pad(x, ((0, 0), rest, (0, 0))[: x.ndim]) for x in rows_of)
-
-    def one_chunk(xs):
-        return _chunk_logprobs(*xs, **settings)
-
+    parts = tuple(jnp.pad(x, ((0, 0), rest, (0, 0))[: x.ndim]) for x in rows)
     if chunks == 1:
-        return one_chunk(parts)
-    by_chunk = tuple(x.reshape(rows, chunks, width, *x.shape[2:]).swapaxes(0, 1) for x in parts)
-    stacked = jax.lax.map(jax.checkpoint(one_chunk), by_chunk)
-    return tuple(x.swapaxes(0, 1).reshape(rows, -1)[:, :length] for x in stacked)
+        return fn(*parts)
+    by_chunk = tuple(x.reshape(count, chunks, width, *x.shape[2:]).swapaxes(0, 1) for x in parts)
+    stacked = jax.lax.map(jax.checkpoint(lambda xs: fn(*xs)), by_chunk)
+    return tuple(x.swapaxes(0, 1).reshape(count, -1)[:, :length] for x in stacked)
 
 
 def token_values(raw: jax.Array) -> jax.Array:

@@ -1,11 +1,13 @@
 """The objective around an algorithm's per-token surrogate: entropy, KL, the critic, and metrics."""
 
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import hints, losses, observations
-from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.learning import Forward, Learning
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.types import Batch, Params
 
@@ -22,6 +24,11 @@ def ratio_sums(logprobs: jax.Array, batch: Batch) -> dict:
     }
 
 
+def no_extra(forward: Forward, batch: Batch, weights: jax.Array) -> tuple[Sequence, dict]:
+    """(terms of the loss, metric sums) without extensions."""
+    return (), {}
+
+
 def policy_loss(
     params: Params,
     batch: Batch,
@@ -29,29 +36,24 @@ def policy_loss(
     kl_coef: jax.Array,
     fns: ModelFns,
     how: Learning,
-    observed: jax.Array | int = 1,
+    extra_loss: Callable = no_extra,
 ) -> tuple[jax.Array, tuple[dict, jax.Array]]:
     """sum of weights * (surrogate - entropy_coef H + kl_coef KL); (loss, (metric sums, hidden)).
 
     weights float32 [B, T] from losses.token_weights on the whole optimiser batch. The KL is
-    measured wherever there is a reference, and part of the loss where the algorithm says so; that
-    to fns.teachers is added as it is. Where observations are learnt, their term is added;
-    observed: their tokens in the whole batch.
+    measured wherever there is a reference, and part of the loss where the algorithm says so.
+    extra_loss: see no_extra.
     """
     algorithm, attention = how.algorithm, batch.attention_mask
     rows = batch.tokens, positions_of(attention), attention
-    hidden, read = fns.hidden(params, *rows), (batch.tokens, attention, batch.hint)
-    logprobs, entropy, *taught = losses.token_logprobs(
+    hidden = fns.hidden(params, *rows)
+    logprobs, entropy = losses.token_logprobs(
         hidden,
         fns.head(params),
         batch.tokens,
         with_entropy=True,
         mask=batch.mask,
         allowed=batch.allowed,
-        teachers=[
-            (hints.hidden(own, model, *read, prefix=how.prefix), own.head(model))
-            for own, model in fns.teachers
-        ],
         **how.head,
     )
     per_token, fixed = algorithm.loss(logprobs, batch), jax.lax.stop_gradient(logprobs)
@@ -68,19 +70,8 @@ def policy_loss(
         sums['policy/kl_ref'] = jax.lax.stop_gradient(kl).sum()
         if algorithm.kl.in_loss:
             per_token = per_token + kl_coef * kl
-    if taught:
-        kl = jnp.where(batch.mask, taught[0], 0.0)
-        sums['policy/kl_teacher'] = jax.lax.stop_gradient(kl).sum()
-        per_token = per_token + kl
-    if algorithm.scores_teachers:
-        sums['policy/kl_teacher'] = losses.log_ratio(fixed, batch.ref_logprobs, batch.mask).sum()
-    loss = losses.weighted_sum(weights, per_token)
-    if batch.observed is not None:
-        seen = batch.tokens, batch.observed, how.batch.head_chunk
-        surprise = -observations.log_likelihood(hidden, fns.head(params), *seen).sum()
-        sums['policy/observation_nll'] = jax.lax.stop_gradient(surprise)
-        loss = loss + how.observing.coef * surprise / jnp.maximum(observed, 1)
-    return loss, (sums, hidden)
+    terms, more = extra_loss(Forward(params, hidden, fixed), batch, weights)
+    return sum(terms, losses.weighted_sum(weights, per_token)), ({**sums, **more}, hidden)
 
 
 def joint_loss(
@@ -91,10 +82,10 @@ def joint_loss(
     kl_coef: jax.Array,
     fns: ModelFns,
     how: Learning,
-    observed: jax.Array | int = 1,
+    extra_loss: Callable = no_extra,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy loss, plus critic.coef * value loss where a critic shares the backbone (fns)."""
-    total, (sums, hidden) = policy_loss(params, batch, weights, kl_coef, fns, how, observed)
+    total, (sums, hidden) = policy_loss(params, batch, weights, kl_coef, fns, how, extra_loss)
     if fns.value_head is not None:
         raw = fns.value_head(params, hidden)
     elif fns.values is not None:

@@ -1,18 +1,47 @@
-"""score: values and log-probabilities of a rollout under critic, reference, teachers and policy."""
+"""score: values and log-probabilities of a rollout under critic, reference and policy."""
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import hints, losses
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rl.masked import positions_of
-from agentrl_jax.rollout import windows as context
-from agentrl_jax.text.grammar import Bits
-from agentrl_jax.types import Params, Rollout, Scores
+from agentrl_jax.rollout.windows import Windows, own_rows, put_back, split_turns
+from agentrl_jax.types import Demonstrations, Params, Rollout, Scores
+
+
+class TokenRows(NamedTuple):
+    """What is needed of rows to score their tokens."""
+
+    tokens: jax.Array  # int32 [B, T]
+    attention_mask: jax.Array  # bool [B, T]
+    mask: jax.Array | None  # bool [B, T]  tokens to score; None: all
+    allowed: jax.Array | None  # uint32 [B, T, W]  as Rollout.allowed
+
+    @classmethod
+    def of(cls, rollout: Rollout | Demonstrations, windows: Windows | None) -> 'TokenRows':
+        """The rows of a rollout; with windows one for each turn, as the policy saw it."""
+        rows = cls(rollout.tokens, rollout.attention_mask, rollout.action_mask, rollout.allowed)
+        if windows is None:
+            return rows
+        mask = own_rows(rows.mask, windows)
+        return split_turns(rows._replace(mask=None), windows)._replace(mask=mask)
+
+    def hidden(self, fns: ModelFns, params: Params) -> jax.Array:
+        """States [B, T, D] of a model."""
+        attention = self.attention_mask
+        return fns.hidden(params, self.tokens, positions_of(attention), attention)
+
+    def logprobs(self, hidden: jax.Array, head: jax.Array, how: Learning) -> jax.Array:
+        """Log-probabilities [B, T] of the tokens, after states [B, T, D] of a model."""
+        masks = dict(mask=self.mask, allowed=self.allowed)
+        return losses.token_logprobs(hidden, head, self.tokens, **masks, **how.head)[0]
 
 
 def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
@@ -39,80 +68,57 @@ def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(total, *x.shape[2:])[:count], out)
 
 
+def of_tokens(
+    fn: Callable,
+    rows: tuple,
+    *,
+    rollout: Rollout | Demonstrations,
+    how: Learning,
+    windows: Windows | None,
+) -> Any:
+    """Results [B, T] of fn over slices of rows: TokenRows.of a rollout, and more arrays of them."""
+    scores = score_rows(fn, rows, how.batch.microbatch_rows)
+    if windows is None:
+        return scores
+    return jax.tree.map(lambda x: put_back(x, windows, rollout.tokens.shape[1]), scores)
+
+
 def score(
     params: Params,
     critic_params: Params | None,
     ref_params: Params | None,
-    rollout: Rollout,
+    rollout: Rollout | Demonstrations,
     *,
     fns: ModelFns,
-    microbatch_rows: int,
-    temperature: float,
-    chunk_size: int,
+    how: Learning,
     recompute: bool,
-    row_tokens: int | None = None,
-    bits: Bits | None = None,
-    with_next: bool = False,
-    windows: context.Windows | None = None,
-    hint: jax.Array | None = None,
-    prefix: int = 0,
+    windows: Windows | None = None,
 ) -> Scores:
     """Scores of every token; zeros where no model is given.
 
-    The old log-probabilities are the sampler's own; `recompute` asks the trainer's forward pass
-    again (for a sampler of another precision). Where there are fns.teachers the mixture of their
-    probabilities is in the place of the reference. row_tokens, bits: as in
-    losses.token_logprobs. with_next: the values after tokens as well (not with windows).
-    With windows every token is scored after what the policy saw of the conversation.
-    hint int32 [B, H]: what the teachers read after the `prefix` tokens (rl.hints); None: nothing.
+    The old log-probabilities are the sampler's own; with `recompute` those of the trainer's forward
+    pass (for a sampler of another precision). With windows every token is scored after what the
+    policy saw of the conversation.
     """
-    rows = (rollout.tokens, rollout.attention_mask, rollout.action_mask)
-    if rollout.allowed is not None:
-        rows += (rollout.allowed,)
-    zeros = jnp.zeros_like(rollout.logprobs)
-    if windows is not None:
-        own = context.own_rows(rows[2], windows)
-        tokens, attention, *more = context.split_turns((*rows[:2], *rows[3:]), windows)
-        rows = (tokens, attention, own, *more)
-        hint = context.of_episode(hint, windows)
+    rows, with_next = TokenRows.of(rollout, windows), how.algorithm.bootstraps
 
-    def logprobs(fns, model, tokens, attention, mask, allowed=None, *, hint=None):
-        hidden = hints.hidden(fns, model, tokens, attention, hint, prefix=prefix)
-        return losses.token_logprobs(
-            hidden,
-            fns.head(model),
-            tokens,
-            temperature=temperature,
-            chunk_size=chunk_size,
-            mask=mask,
-            row_tokens=row_tokens,
-            bits=bits,
-            allowed=allowed,
-        )[0]
+    def logprobs(model):
+        return lambda rows: rows.logprobs(rows.hidden(fns, model), fns.head(model), how)
 
-    def taught(hint, *rows):
-        return losses.mixture([logprobs(*one, *rows, hint=hint) for one in fns.teachers])
-
-    def values(tokens, attention):
-        raw = fns.values(params, critic_params, tokens, positions_of(attention), attention)
+    def values(rows):
+        given = rows.tokens, positions_of(rows.attention_mask), rows.attention_mask
+        raw = fns.values(params, critic_params, *given)
         return (losses.token_values(raw), raw) if with_next else losses.token_values(raw)
 
-    def every(fn, *rows):
-        scores = score_rows(fn, rows, microbatch_rows)
-        if windows is None:
-            return scores
-        longest = rollout.tokens.shape[1]
-        return jax.tree.map(lambda x: context.put_back(x, windows, longest), scores)
-
+    every = functools.partial(of_tokens, rollout=rollout, how=how, windows=windows)
+    zeros = jnp.zeros_like(rollout.logprobs)
     old, ref, value, following = rollout.logprobs, zeros, zeros, None
     if recompute:
-        old = every(lambda *x: logprobs(fns, params, *x), *rows)
+        old = every(logprobs(params), (rows,))
     if ref_params is not None:
-        ref = every(lambda *x: logprobs(fns, ref_params, *x), *rows)
-    if fns.teachers:
-        ref = every(taught, hint, *rows)
+        ref = every(logprobs(ref_params), (rows,))
     if fns.values is not None:
-        value = every(values, *rows[:2])
+        value = every(values, (rows._replace(mask=None, allowed=None),))
         if with_next:
             value, following = value
     mask = rollout.action_mask

@@ -6,8 +6,9 @@ In each mini-batch the critic moves before the policy. A step whose loss or grad
 or that has no trained token, leaves parameters and optimiser as they were.
 """
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,9 +22,9 @@ from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl import widths as row_widths
 from agentrl_jax.rl.advantages import equal
 from agentrl_jax.rl.algorithm import KL
-from agentrl_jax.rl.learning import Learning, Optim
+from agentrl_jax.rl.learning import Forward, Learning, Models, Optim
 from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
-from agentrl_jax.types import Batch, Params, TrainState
+from agentrl_jax.types import Batch, Frozen, Params, TrainState
 
 GAP = 'sampler/logprob_gap'  # only the first optimiser step sees the policy that sampled
 MAXIMA = ('policy/ratio_max', GAP)  # metrics that are maxima; all others are sums
@@ -274,26 +275,40 @@ def critic_step(
     return state, metrics, finite, taken
 
 
+def extra_terms(models: Models, how: Learning, totals: Sequence[jax.Array]) -> Callable:
+    """The terms of all extensions, as objective.no_extra."""
+
+    def terms(forward: Forward, batch: Batch, weights: jax.Array) -> tuple[list, dict]:
+        each = [
+            extra.loss(forward, batch, weights, total, models, how)
+            for extra, total in zip(how.extras, totals, strict=True)
+        ]
+        sums = {name: x for _, sums in each for name, x in sums.items()}
+        return [term for term, _ in each], jax.lax.stop_gradient(sums)
+
+    return terms
+
+
 def policy_step(
     state: TrainState,
+    models: Models,
     batch: Batch,
     weights: jax.Array,
     value_weights: jax.Array,
     lr_scale: Any,
-    fns: ModelFns,
     how: Learning,
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of the policy, and of a critic in its backbone; (state, metrics, finite, taken)."""
+    fns, read = models.fns, [extra.reads(batch) for extra in how.extras]
     if state.critic_params is not None:  # it has its own step
         fns = fns.replace(values=None, value_head=None)
-
-    mask, observed = batch.mask | batch.value_mask, 0
-    if batch.observed is not None:
-        mask, observed = mask | batch.observed, batch.observed.sum()
+    mask = functools.reduce(jnp.logical_or, read, batch.mask | batch.value_mask)
+    totals = [tokens.sum() for tokens in read]
+    extra_loss = extra_terms(models, how, totals)
 
     def loss_of(params, *rows, room=0):
         own = functions_at(fns, how, room)
-        return objective.joint_loss(params, *rows, state.kl_coef, own, how, observed)
+        return objective.joint_loss(params, *rows, state.kl_coef, own, how, extra_loss)
 
     loss, sums, grads = accumulate(
         loss_of,
@@ -318,7 +333,9 @@ def policy_step(
         lr_scale,
     )
     counts = {name: value_tokens if name.startswith('value/') else tokens for name in sums}
-    counts |= {name: 1 for name in NOT_PER_TOKEN} | {'policy/observation_nll': observed}
+    counts |= dict.fromkeys(NOT_PER_TOKEN, 1)
+    for extra, total in zip(how.extras, totals, strict=True):
+        counts |= dict.fromkeys(extra.METRICS, total)
     metrics = {name: x / jnp.maximum(counts[name], 1) for name, x in sums.items()}
     metrics |= {'policy/loss': loss, 'policy/grad_norm': norm}
     return state.replace(params=params, opt_state=opt_state), metrics, finite, taken
@@ -327,10 +344,10 @@ def policy_step(
 def one_step(
     state: TrainState,
     rows: jax.Array,
+    models: Models,
     batch: Batch,
     weigh: Callable,
     lr_scale: Any,
-    fns: ModelFns,
     how: Learning,
 ) -> tuple[TrainState, dict]:
     """One mini-batch: the critic's optimiser steps, then the policy's; metrics are of the last."""
@@ -345,12 +362,12 @@ def one_step(
     if state.critic_params is not None:
         for _ in range(how.critic.updates):
             state, metrics, finite, taken = critic_step(
-                state, part, value_weights, lr_scale, fns, how
+                state, part, value_weights, lr_scale, models.fns, how
             )
             skipped += ~finite
         metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), taken, jnp.nan)
     state, measured, finite, taken = policy_step(
-        state, part, weights, value_weights, lr_scale, fns, how
+        state, models, part, weights, value_weights, lr_scale, how
     )
     state = state.replace(skipped=state.skipped + skipped + ~finite)
     metrics |= measured
@@ -369,13 +386,14 @@ def update_step(
     *,
     fns: ModelFns,
     how: Learning,
+    frozen: Frozen | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Optimiser steps over the rows of a batch, how.batch.epochs times.
 
     Without state.critic_params the critic shares the backbone and critic.coef * value loss joins
     the policy's loss; fns.value_head then saves a forward pass. key permutes rows, None keeps their
     order; lr_scale: factor of both learning rates. The how.rows_per_episode rows of an episode are
-    in one optimiser step and weigh as one sequence.
+    in one optimiser step and weigh as one sequence. frozen: only extensions read it.
     """
     together, weights = how.rows_per_episode, how.algorithm.weights
     weigh = make_token_weights(
@@ -391,9 +409,9 @@ def update_step(
         epochs=how.batch.epochs,
         unit=math.lcm(how.unit, how.algorithm.ROWS_PER_PAIR * together),
     )
-    before = state.skipped
+    before, models = state.skipped, Models(fns, frozen)
     state, steps = jax.lax.scan(
-        lambda s, r: one_step(s, r, batch, weigh, lr_scale, fns, how), state, rows
+        lambda s, r: one_step(s, r, models, batch, weigh, lr_scale, how), state, rows
     )
     metrics = reduce_steps(steps) | batch_metrics(batch, fns.values is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)

@@ -37,11 +37,16 @@ def sorted_rows(lengths: jax.Array, *, parts: int, unit: int) -> jax.Array:
 
 
 def cut(rows: Sequence[Any], width: int) -> tuple:
-    """The first columns of every array [B, T] among rows; hints stay whole."""
+    """The first columns of every array [B, T] among rows, and of the masks of Batch.extra."""
+
+    def columns(x):
+        return x[:, :width] if x.ndim > 1 else x
 
     def one(part):
-        short = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, part)
-        return short.replace(hint=part.hint) if isinstance(part, Batch) else short
+        if not isinstance(part, Batch):
+            return jax.tree.map(columns, part)
+        extra = {name: columns(x) if x.dtype == bool else x for name, x in part.extra.items()}
+        return jax.tree.map(columns, part.replace(extra={})).replace(extra=extra)
 
     return tuple(map(one, rows))
 

@@ -198,9 +198,9 @@ def split_turns(x: Any, found: Windows) -> Any:
     return jax.tree.map(one, x)
 
 
-def of_episode(x: jax.Array | None, found: Windows) -> jax.Array | None:
+def of_episode(x: jax.Array, found: Windows) -> jax.Array:
     """What an episode has once, [B, ...], for each of its samples: [B * K, ...]."""
-    return None if x is None else jnp.repeat(x, found.index.shape[1], axis=0)
+    return jnp.repeat(x, found.index.shape[1], axis=0)
 
 
 def own_rows(mask: jax.Array, found: Windows) -> jax.Array:
@@ -210,10 +210,13 @@ def own_rows(mask: jax.Array, found: Windows) -> jax.Array:
 
 def split_batch(batch: Batch, found: Windows) -> Batch:
     """The batch as one row for each turn, in which only that turn's tokens are trained."""
-    masks = {name: getattr(batch, name) for name in ('mask', 'value_mask', 'observed')}
-    own = {name: own_rows(mask, found) for name, mask in masks.items() if mask is not None}
-    hint = of_episode(batch.hint, found)
-    return split_turns(batch.replace(hint=None), found).replace(**own, hint=hint)
+    masks = {name: own_rows(getattr(batch, name), found) for name in ('mask', 'value_mask')}
+
+    def split(x):
+        return own_rows(x, found) if x.dtype == bool else of_episode(x, found)
+
+    extra = jax.tree.map(split, batch.extra)
+    return split_turns(batch.replace(extra={}), found).replace(**masks, extra=extra)
 
 
 def put_back(x: jax.Array, found: Windows, length: int) -> jax.Array:

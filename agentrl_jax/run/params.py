@@ -161,8 +161,8 @@ def keep_best(workdir: Path, params: Params, saved: dict[str, Any]) -> None:
     """Keeps what is trained if `saved`, said beside it, has a better eval/success than is kept.
 
     A validation that lost all of its episodes (nan) is no best one. What was kept of this step or
-    of later ones goes, for it is played again after a kill; roll_back.settle removes what a roll
-    back has abandoned. What was the best before that is not there any more.
+    of later ones goes, for it is played again after a kill. What was the best before that is not
+    there any more.
     """
     new, folder = saved['eval/success'], workdir / BEST_FOLDER
     if math.isnan(new):

@@ -19,9 +19,9 @@ from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.markup import many
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import hosts, mixture, roll_back
-from agentrl_jax.run.build import Run
+from agentrl_jax.run import hosts, mixture
 from agentrl_jax.run.config import Config
+from agentrl_jax.run.run import Run
 from agentrl_jax.types import Params, Rollout
 
 WARM_UP_STEPS = 2  # steps in which programs may compile
@@ -43,10 +43,10 @@ class Played(NamedTuple):
 class Recorder(contextlib.ExitStack):
     """Rows, progress and pages of the steps from `first` on; a context around them."""
 
-    def __init__(self, run: Run, workdir: Path, first: int, used: int, rates: Callable):
-        """used: roll backs so far; rates(cfg, model, devices, row) -> perf/ metrics of a row."""
+    def __init__(self, run: Run, workdir: Path, first: int, rates: Callable):
+        """rates(cfg, model, devices, row) -> perf/ metrics of a row."""
         super().__init__()
-        self.run, self.workdir, self.first, self.used = run, workdir, first, used
+        self.run, self.workdir, self.first = run, workdir, first
         self.rates = rates
         self.compiled, self.warm, self.validated = processes.CompileCounter(), None, False
         self.fetched, self.host_s = None, 0.0
@@ -106,12 +106,10 @@ class Recorder(contextlib.ExitStack):
             yield
             self.fetched = time.monotonic()
 
-    def write(
-        self, row: dict[str, Any], sampled: int | None
-    ) -> tuple[dict[str, float], Mapping[str, collapse.Alarm]]:
-        """Completes and writes the row of the step: (it, alarms); sampled: tokens of training.
+    def write(self, row: dict[str, Any], sampled: int | None) -> tuple[dict[str, float], str]:
+        """Complete and write the row of a step: (row, the alarm that ends the run, '' without).
 
-        None: the step did not train.
+        sampled: tokens of training; None: the step did not train.
         """
         cfg, run, step = self.run.cfg, self.run, self.step
         spent = time.monotonic() - self.began
@@ -131,9 +129,26 @@ class Recorder(contextlib.ExitStack):
         )
         row |= memory.peaks()
         self.history.append(run_log.plain_row(step, row))
-        alarms = roll_back.watch(self.history, self.alarm, used=self.used)
+        alarms = self.check_alarms()
         self.log.write(step, self.history[-1])
-        return self.history[-1], alarms
+        for alarm in alarms.values():
+            if alarm.news:
+                self.say(f'step {step}: {alarm.reason}')
+        stops = (
+            name
+            for name, alarm in alarms.items()
+            if alarm.level == 'alarm' and self.alarm[name]['action'] == 'stop'
+        )
+        return self.history[-1], next(stops, '')
+
+    def check_alarms(self) -> Mapping[str, collapse.Alarm]:
+        """The alarms of the rows so far; the newest row gets its alarm/ metrics."""
+        newest = self.history[-1]
+        if 'collapse/mi_token' in newest:
+            newest['collapse/mi_z_ema'] = collapse.smoothed_z(self.history)
+        alarms = collapse.judge_all(self.history, self.alarm)
+        newest['alarm/level'] = collapse.worst_level(alarms)
+        return alarms
 
     def advance(self) -> None:
         """A step further on the progress bar."""

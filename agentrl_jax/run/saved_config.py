@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import checkpoint, files, provenance
-from agentrl_jax.run import command, config
+from agentrl_jax.run import config, usage
 
 MAY_DIFFER = tuple(  # of a config that opens a run: not what the model is
     f'model.{name}' for name in ('path', 'tokenizer', 'dtype', 'remat', 'attention', 'scan_layers')
@@ -125,13 +125,13 @@ def default(argv: Sequence[str]) -> str | None:
         return None
     number = int(step) if step and step.isdigit() else None
     try:
-        with command.usage():
+        with usage.checked():
             folder = checkpoint.find_step(workdir, step=number)
-            if command.wants_fallback(argv):
+            if usage.wants_fallback(argv):
                 folder = readable(folder)
             get_config(str(folder))
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error), error)
+        usage.end(files.in_words(error), error)
     return f'{__file__}:{folder}'
 
 

@@ -14,10 +14,8 @@ from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import critic
 from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
-from agentrl_jax.run import teachers
-from agentrl_jax.run.build import Run
+from agentrl_jax.run import hooks
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
-from agentrl_jax.run.command import WrongUsage, usage
 from agentrl_jax.run.config import Config, as_json, comparable, following, saved_with
 from agentrl_jax.run.params import (
     BASE_FOLDER,
@@ -33,7 +31,9 @@ from agentrl_jax.run.params import (
     trained_part,
     trained_policy,
 )
+from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import Streams
+from agentrl_jax.run.usage import WrongUsage, checked
 from agentrl_jax.types import Demonstrations, Frozen, Params, TrainState
 
 # What a resumed run may change
@@ -45,7 +45,6 @@ CHANGEABLE_ON_RESUME = (
     'alarm',
     'clone.keep_in',
     'fork.value_every',
-    'opd.teachers',  # their places; what they hold is compared by teachers.check
     *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
 )
 
@@ -75,11 +74,12 @@ def free_of_worlds(cfg: Config) -> set[str]:
     return free
 
 
-def saved_beside(run: Run, streams: Streams) -> dict[str, Any]:
+def saved_beside(run: Run) -> dict[str, Any]:
     """What a checkpoint holds beside the state."""
-    saved = saved_with(run.face) | {'roll_backs': streams.roll_backs}
-    saved |= start_of(run.cfg, run.config, run.params)
-    return saved | ({'teachers': [own.digest for own in run.teachers]} if run.teachers else {})
+    saved = saved_with(run.face) | start_of(run.cfg, run.config, run.params)
+    for addition in run.additions:
+        saved |= addition.saved()
+    return saved
 
 
 def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
@@ -126,6 +126,19 @@ def abstract_state(run: Run) -> TrainState:
     return sharding.with_layout(state, layout)
 
 
+def open_run(
+    run: Run, workdir: Path, *, fallback: bool = False
+) -> tuple[checkpoint.Checkpoints, RunState]:
+    """The checkpoints of a workdir and what to continue from.
+
+    fallback: an older checkpoint where newer ones are damaged; else checkpoint.Damaged.
+    """
+    if fallback:
+        checkpoint.set_aside_damaged(workdir)
+    checkpoints = checkpoint.open_checkpoints(workdir, keep=run.cfg.checkpoint.keep)
+    return checkpoints, open_state(run, checkpoints, Streams(run.cfg.seed))
+
+
 def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
     """What to continue from: the newest checkpoint, or a fresh step 0."""
     workdir = checkpoints.directory.parent
@@ -135,7 +148,7 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         params = first_params(run, workdir, examples)
         state = start_state(run, params)
         keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it
-        checkpoint.save(checkpoints, 0, state, saved_beside(run, streams))
+        checkpoint.save(checkpoints, 0, state, saved_beside(run))
         if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
             checkpoint.wait(checkpoints)
         model = params if run.cfg.lora.rank else {}
@@ -146,24 +159,35 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
                 f'{step} or more, or choose another workdir'
             )
         saved = checkpoint.read_extra(checkpoints.directory)
+        if saved.get('roll_backs'):
+            raise WrongUsage(
+                f'{workdir} went back to an earlier checkpoint after an alarm, which this version '
+                'does not do; commit 55cb303 is the last one that resumes it'
+            )
         before, now = comparable(saved), comparable(saved_with(run.face))
-        free = (*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg))
-        with usage():
+        free = [*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg)]
+        free += [name for part in run.cfg.extensions for name in part.FREE_ON_RESUME]
+        with checked():
             follow = following(before, now)
             checkpoint.check_config(before, now, may_differ=free, follow=follow)
-            teachers.check(run.cfg, run.teachers, saved)
+            for addition in run.additions:
+                addition.check(saved)
             check_sizes(run.cfg, run.config, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
         model = open_base(run.cfg, workdir, run.params, saved)
     reference = open_reference(run, workdir, state)
-    taught = tuple(own.params for own in run.teachers)
-    hints = teachers.hints(run.cfg, run.training.tasks[0], run.mesh)
     return RunState(
         state=state,
-        frozen=Frozen(model, reference, taught, hints),
+        frozen=Frozen(model, reference, extra_arrays(run)),
         base=jax.device_get(examples) if joins else None,
         streams=streams,
     )
+
+
+def extra_arrays(run: Run) -> dict[str, Any]:
+    """Frozen.extra of a run."""
+    place = functools.partial(sharding.replicate, mesh=run.mesh)
+    return hooks.frozen_of(run.additions, run.training.tasks[0], place)
 
 
 def first_params(run: Run, workdir: Path, examples: Demonstrations | None) -> Params:

@@ -14,7 +14,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import ml_collections
@@ -35,6 +35,14 @@ from agentrl_jax.settings.marks import (
 
 APART = types.MappingProxyType({'apart': True})  # metadata of fields that are no settings
 LARGEST = 2**31 - 1  # whole numbers are counted in int32, unless their field says how far they go
+SYNONYMS = {  # names that people look for -> ours
+    'learning_rate': 'lr',
+    'batch_size': 'minibatch_rows',
+    'micro_batch_size': 'microbatch_rows',
+    'max_length': 'max_tokens',
+    'gradient_checkpointing': 'remat',
+    'num_episodes': 'num_groups',
+}
 WORDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
 
 
@@ -278,13 +286,20 @@ def values(made: Any, at: str = '') -> dict[str, Any]:
     return found
 
 
-def unknown(names: Sequence[str], known: Mapping[str, Any]) -> list[str]:
-    """A sentence for each dotted name that is not among the known ones."""
-    close = {n: difflib.get_close_matches(n, known, 1) for n in names if n not in known}
-    return [
-        f'{name} is no field' + ''.join(f'; did you mean {x}?' for x in near)
-        for name, near in close.items()
-    ]
+def no_field(name: str, known: Iterable[str]) -> str:
+    """That the config has no field of this dotted name, and what there is instead."""
+    section, dot, field = name.rpartition('.')
+    known, asked = list(known), f'the config has no field {name}'
+    near = [other.removeprefix(section + dot) for other in known if other.startswith(section + dot)]
+    synonym = SYNONYMS.get(field, field)
+    close = [section + dot + word for word in difflib.get_close_matches(synonym, near, n=1)]
+    elsewhere = [other for other in known if other.rpartition('.')[2] in (field, synonym)]
+    suggested = close or elsewhere if section else elsewhere or close
+    if suggested:
+        return f'{asked}; did you mean {" or ".join(suggested[:4])}?'
+    if section and near:
+        return f'{asked}; {section} has {", ".join(near)}'
+    return f'{asked}; --show_config prints those there are'
 
 
 def migrate(saved: Any, steps: Sequence[Callable[[dict], dict]]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from typing import Any
 
 from agentrl_jax.machine import files
 from agentrl_jax.run import config
-from agentrl_jax.run.command import check_sizes, no_field, suggest_file
+from agentrl_jax.run.command import check_sizes, suggest_file
+from agentrl_jax.settings import tree
 from agentrl_jax.sweeps.status import Overrides, Run
 
 TRAIN = 'agentrl_jax.train'
@@ -160,7 +161,7 @@ def _why_equal(settings: Overrides, other: Overrides, number: int) -> str:
 
 def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides]:
     """(a copy of the config with the overrides set, the overrides as the config holds them)."""
-    cfg, settings, known = copy.deepcopy(base), {}, files.flat(base)
+    cfg, settings, known = copy.deepcopy(base), {}, tree.flat(base)
     for name, value in overrides.items():
         name = name.removeprefix('config.')
         inside = [other for other in known if other.startswith(f'{name}.')]
@@ -169,7 +170,7 @@ def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides
                 f'{where} sets {name}, which is a group of fields: name one, such as {inside[0]}'
             )
         if name not in known:
-            raise ValueError(f'{where} sets {name}, but {no_field(name, base)}')
+            raise ValueError(f'{where} sets {name}, but {tree.no_field(name, known)}')
         *groups, leaf = name.split('.')
         parent = functools.reduce(lambda part, key: part[key], groups, cfg)
         value, old = _plain(value), parent[leaf]
@@ -291,7 +292,7 @@ def matches(run: Run, text: str) -> bool:
     pairs = [part.partition('=') for part in text.split(',')]
     if not all(name and equals for name, equals, _ in pairs):
         return False
-    values = files.flat(run.config)
+    values = tree.flat(run.config)
     return all(
         (field := _full_name(name, run, values)) is not None and _equal(values[field], value)
         for name, _, value in pairs

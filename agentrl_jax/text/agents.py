@@ -48,6 +48,11 @@ class Agent:
     def writes(self) -> bool:
         return self.plans or self.reflects
 
+    @property
+    def least_turns(self) -> int:
+        """The fewest turns of an episode: each trial acts once."""
+        return self.trials * (1 + self.plans) + (self.trials - 1) * self.reflects
+
     def trial_turns(self, turn_limit: jax.Array | int) -> jax.Array | int:
         """Turns of a trial where an episode has turn_limit of them; a reflection is in no trial's.
 

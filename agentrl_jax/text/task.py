@@ -14,15 +14,14 @@ import numpy as np
 from flax import struct
 
 from agentrl_jax.envs.base import TextEnvironment
-from agentrl_jax.envs.simulation import check_rewards, episodes
-from agentrl_jax.text import agents, history
+from agentrl_jax.envs.simulation import check_rewards
+from agentrl_jax.text import agents, history, prompt_lines
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import lines as line_tables
-from agentrl_jax.text.prompts import SEPARATOR, STYLES, PromptStyle, in_react, react_text
+from agentrl_jax.text.prompts import STYLES, PromptStyle, in_react, react_text
 from agentrl_jax.tokens import chat as chats
-
-CHECKED_LEVELS, CHECKED_TURNS = 8, 8  # of random play that shows how pieces are tokenised
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 
 @struct.dataclass
@@ -360,18 +359,6 @@ def turn_tokens(
     return line_tables.gather_lines(task.table, rows, width=task.width)
 
 
-def system_text(env: Any, style: PromptStyle, max_actions: int, opening: str = '<think>') -> str:
-    """System message of every episode."""
-    react = opening == 'Thought:'
-    return style.system.format(
-        name=env.name,
-        instruction=react_text(env.instruction) if react else env.instruction,
-        actions=', '.join(env.ACTION_NAMES),
-        max_actions=max_actions,
-        separator=SEPARATOR,
-    )
-
-
 def _families(
     env,
     observations,
@@ -420,7 +407,7 @@ def _families(
 def build_task(
     env: Any,
     env_params: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     style: str = 'ragen',
     generation_prefix: str = '<think>',
@@ -475,11 +462,15 @@ def build_task(
         tokenizer, chat, families, pieces, quanta, words, openings
     )
     if pieces.all:
-        _check_observations(env, env_params, tokenizer, observed, max_actions_per_episode)
+        prompt_lines.check_observations(
+            env, env_params, tokenizer, observed, max_actions_per_episode
+        )
     first = families | {'observation': [line for line in observed if line not in pieces.inner]}
-    prefix = _prefix(tokenizer, chat, env, words, first, max_actions_per_episode, generation_prefix)
+    prefix = prompt_lines.prefix_tokens(
+        tokenizer, chat, env, words, first, max_actions_per_episode, generation_prefix
+    )
     if plans is not None:
-        _check_hints(tokenizer, families)
+        prompt_lines.check_hints(tokenizer, families)
     answer, grammar = build_answers(
         tokenizer,
         env.ACTION_NAMES,
@@ -504,7 +495,7 @@ def build_task(
         style=words,
         agent=agent,
         pad_id=tokenizer.pad_id,
-        width=_width(
+        width=prompt_lines.prompt_width(
             env,
             env_params,
             line_tables.longest(table),
@@ -531,7 +522,7 @@ def limits_actions(env: Any) -> bool:
 
 
 def build_answers(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     names: Sequence[str],
     *,
     max_actions: int,
@@ -569,49 +560,6 @@ def build_answers(
     )
 
 
-def _prefix(tokenizer, chat, env, style, families, max_actions, opening) -> list[int]:
-    """Tokens in front of every first observation, spelled as they are in front of it."""
-    ids = chat.episode_prefix(system_text(env, style, max_actions, opening), style.lead)
-    text = line_tables.open_end(tokenizer, ids)
-    shown = [*(families['past_summary'] if 'past_summary' in families else ()), *families['header']]
-    if not all(shown):
-        shown += families['observation']
-    shown += families['hint'] if 'hint' in families else []
-    cut = len(ids) - len(tokenizer.encode(text))
-    return [*ids[:cut], *line_tables.in_front_of_all(tokenizer, text, shown)]
-
-
-def _check_hints(tokenizer, families) -> None:
-    """Raises if a line of a hint is spelled otherwise in front of one line than of another.
-
-    What a level's hint is must not depend on the prompt that follows it.
-    """
-    lines = [*families['hint'], *families['hint_action']]
-    shown = [line for name in ('header', 'observation') for line in families[name]]
-    if moved := line_tables.looking_ahead(tokenizer, lines, [line for line in shown if line]):
-        raise ValueError(
-            f'the tokens of {next(iter(moved.values()))!r}, a line of a hint, depend on the line '
-            'after it: set env.hint and opd.privileged to none, or take another tokenizer'
-        )
-
-
-def _check_observations(env, env_params, tokenizer, lines, budget) -> None:
-    """Raises if the text of a state of a little random play is not the tokens of its pieces."""
-    level = np.arange(CHECKED_LEVELS) % env.num_levels(env_params)
-    states, _ = episodes(env, env_params, level, min(budget, CHECKED_TURNS), plans=0)
-    states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), states)
-    ids = np.asarray(jax.jit(jax.vmap(env.line_ids, (0, None)))(states, env_params))
-    for row in ids:
-        shown = [lines[i] for i in row if i >= 0]
-        if tokenizer.encode(''.join(shown)) != [
-            token for piece in tokenizer.encode_batch(shown) for token in piece
-        ]:
-            raise ValueError(
-                f'{env.name}: the tokens of its pieces are not those of the text '
-                f'{"".join(shown)!r}; separate the pieces otherwise'
-            )
-
-
 def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
     """(table, offsets, first row of each family, lines of each family).
 
@@ -631,22 +579,3 @@ def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
     starts = np.concatenate([[0], np.cumsum([*sizes.values(), *[1] * len(extra)])])
     at = dict(zip([*sizes, *extra], starts[:-1].tolist(), strict=True))
     return table, Offsets(reward_low=quanta[0], reward_high=quanta[-1], **at), at, sizes
-
-
-def _width(env, env_params, length, at, sizes, past_turns, per_turn, hinted) -> int:
-    """Tokens of the longest possible turn prompt: the longest line at each of its places."""
-
-    def longest(first, count):
-        return int(length[first : first + count].max()) if count else 0
-
-    most = {name: longest(at[name], count) for name, count in sizes.items()}
-    slots = env.line_slots(env_params)
-    observation = sum(longest(at['observation'] + r.start, len(r)) for r in slots)
-    past = 0
-    if past_turns:
-        a_turn = most['past_turn'] + per_turn * most['past_action'] + most['past_reward']
-        past = most['past_summary'] + past_turns * (observation + a_turn)
-    fixed = [most[name] for name in ('reward', 'header', 'again', 'warning')]
-    markers = longest(at['end_turn'], 1) + longest(at['close'], len(length) - at['close'])
-    hint = most['hint'] + hinted * most['hint_action'] if hinted else 0
-    return observation + sum(fixed) + max(most['tail'], most['asks']) + markers + past + hint

@@ -5,7 +5,6 @@ or with other marks (wording.py). Pieces are only ever appended, so an episode o
 prefix of the same episode with n + 1.
 """
 
-import atexit
 import dataclasses
 import functools
 import json
@@ -15,15 +14,16 @@ from typing import Any
 
 from agentrl_jax.machine import files
 from agentrl_jax.tokens import rendering
-from agentrl_jax.tokens.wording import CHAT_ML, LLAMA_3, Wording, wording_of
+from agentrl_jax.tokens.tokenizer import Tokenizer
+from agentrl_jax.tokens.wording import CHAT_ML, LLAMA_3, Wording
 
-# What `Chat` says, as a template: for exports of tokenizers that came without one.
+# The format of `Chat` as a template, for exports of tokenizers without one.
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{{ message['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-# The same with tools, in Hermes' words, which Qwen2.5 and Qwen3 use too.
+# The same with tools, in the format of Hermes, Qwen2.5 and Qwen3.
 CHATML_TOOLS = (
     "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
     "{% if tools %}{{ '<|im_start|>system\n' + system + ('\n\n' if system else '') }}"
@@ -51,9 +51,8 @@ CHATML_TOOLS = (
     "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-SPOILT = '\ue000'  # in the middle of what would be a special token, from its text to its tokens
-LONGEST_TEXT = 2**22  # characters of a conversation
-LONGEST_QUOTE = 500  # characters of what a template renders that an error repeats
+SPOILT = '\ue000'  # breaks up special tokens that messages spell, until they are tokenised
+LONGEST_QUOTE = 500  # characters of a rendered text in an error
 ANSWER = 'An answer.'  # of no importance
 THOUGHTFUL = '<think>\nt\n</think>\n\nA'
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
@@ -64,17 +63,17 @@ GREETING = [{'role': 'system', 'content': 'S'}, {'role': 'user', 'content': 'U'}
 class Chat:
     """Token pieces between messages."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     start_id: int  # opens a message: <|im_start|>
     end_id: int  # ends one: <|im_end|>
     wording: Wording = CHAT_ML
-    preface: str = ''  # what the template says itself at the beginning of a system message
+    preface: str = ''  # text that the template puts at the start of a system message
     call_id: int = -1  # may announce a call; -1: no token does
     thought: str = ''  # the template puts it in front of each sampled answer: '<think>\n'
 
     @property
     def begin(self) -> list[int]:
-        """What is in front of the first message."""
+        """Tokens before the first message."""
         begin = self.wording.begin
         return [self.tokenizer.special(begin)] if begin else []
 
@@ -98,7 +97,7 @@ class Chat:
         template = self.tokenizer.chat_template
         if template is None:
             return user
-        rendered = render_of(self.tokenizer, [message('user', 'U')])
+        rendered = render(self.tokenizer, [message('user', 'U')])
         ids = tokenize(self.tokenizer, rendered)
         tail = [*self._opened('user', 'U'), *self.answer_open(self.thought)]
         if ids[-len(tail) :] != tail:
@@ -118,8 +117,9 @@ class Chat:
         return self._tokens(self._rendered(messages, tools))
 
     def following(self, messages: Messages, tools: Sequence[dict] = ()) -> list[int]:
-        """What the template puts between the <|im_end|> of an answer and the next answer, with new
-        messages between them: what it shows after an answer of no importance."""
+        """Tokens from after the <|im_end|> of an answer to the start of the next answer.
+
+        They hold the new messages, as the template renders them after a short answer."""
         before = [message('user', 'U'), message('assistant', ANSWER)]
         rendered = self._rendered([*before, *messages], tools)
         _, answered, new = rendered.partition(f'{ANSWER}{self.wording.end}')
@@ -133,27 +133,19 @@ class Chat:
     def _rendered(self, messages: Messages, tools: Sequence[dict]) -> str:
         template, called = self.tokenizer.chat_template or CHATML_TOOLS, tools
         called = called or any(one['role'] == 'tool' or 'tool_calls' in one for one in messages)
-        if called and 'tools' not in template:  # it would leave calls out without a word
+        if called and 'tools' not in template:  # it would silently drop calls
             if self.wording.name != CHAT_ML.name:
                 raise ValueError(f'the chat template of {self.tokenizer.source} knows no tools')
             template = begun(CHATML_TOOLS, self.wording.begin)
         spoilt = functools.partial(_spoilt, specials=self.tokenizer.spelled)
-        try:
-            return _renderer(template).render(
-                spoilt(list(messages)),
-                tools=spoilt(list(tools)) or None,
-                **named_tokens(self.tokenizer),
-            )
-        except rendering.TemplateError as error:
-            why = files.in_line(str(error))
-            source = self.tokenizer.source
-            raise ValueError(f'the chat template of {source} fails: {why}') from error
+        messages, tools = spoilt(list(messages)), spoilt(list(tools)) or None
+        return render(self.tokenizer, messages, tools=tools, template=template)
 
     def _tokens(self, rendered: str) -> list[int]:
         return tokenize(self.tokenizer, rendered, whole=lambda text: text.replace(SPOILT, ''))
 
     def user_open(self, user_start: str) -> list[int]:
-        """From after the <|im_end|> of an answer into the next user message."""
+        """Tokens from after the <|im_end|> of an answer into the next user message."""
         return [*self.tokenizer.encode(self.wording.after), *self._opened('user', user_start)]
 
     def answer_open(self, prefix: str) -> list[int]:
@@ -187,7 +179,7 @@ class Chat:
         return decode(ids[:at]) + self.wording.call + decode(ids[at + 1 :])
 
 
-def build_chat(tokenizer: Any) -> Chat:
+def build_chat(tokenizer: Tokenizer) -> Chat:
     """The pieces; a ValueError if the checkpoint's template words a chat in another way.
 
     A tokenizer without a template (the project's own) speaks ChatML by definition.
@@ -213,13 +205,13 @@ def build_chat(tokenizer: Any) -> Chat:
     return chat
 
 
-def spoken(tokenizer: Any) -> Wording:
+def spoken(tokenizer: Tokenizer) -> Wording:
     """The family of a tokenizer's template, beginning with its bos_token if the template does."""
-    wording, bos = wording_of(tokenizer.chat_template), tokenizer.bos
+    wording, bos = tokenizer.chat_format, tokenizer.bos
     if tokenizer.chat_template is None or not bos:
         return wording
     # SmolLM2's bos_token is what messages begin with, and its template adds no other
-    begins = render_of(tokenizer, GREETING).startswith(bos + wording.start)
+    begins = render(tokenizer, GREETING).startswith(bos + wording.start)
     return dataclasses.replace(wording, begin=bos) if begins else wording
 
 
@@ -231,30 +223,30 @@ def plain_template(begin: str, thought: str) -> str:
 
 
 def begun(template: str, begin: str) -> str:
-    """A template of ours, with the bos_token in front if conversations begin with one."""
+    """One of our templates, with the bos_token in front if conversations start with one."""
     return f'{{{{ bos_token }}}}{template}' if begin else template
 
 
-def _preface(wording: Wording, tokenizer: Any) -> str:
-    """What a template puts in front of the text of a system message, within the message."""
-    rendered = render_of(tokenizer, GREETING)
+def _preface(wording: Wording, tokenizer: Tokenizer) -> str:
+    """Text that a template puts before the system text, within the system message."""
+    rendered = render(tokenizer, GREETING)
     head = f'{wording.begin}{wording.start}system{wording.role_end}{wording.space}'
     system, ended, _ = rendered.partition(f'S{wording.end}')
     return system.removeprefix(head) if ended and system.startswith(head) else ''
 
 
-def thought_of(tokenizer: Any, wording: Wording) -> str:
+def thought_of(tokenizer: Tokenizer, wording: Wording) -> str:
     """The thought that a template opens, or leaves empty, in front of the next answer."""
     if tokenizer.chat_template is None:
         return ''
     head = f'{wording.start}assistant{wording.role_end}{wording.space}'
-    _, _, opened = render_of(tokenizer, GREETING).rpartition(head)
+    _, _, opened = render(tokenizer, GREETING).rpartition(head)
     return opened if opened.startswith('<think>') else ''
 
 
 def _check_template(chat: Chat) -> None:
-    """One turn and two turns of the template must be the pieces, token for token."""
-    # White space around the texts shows a template that strips them.
+    """Raise ValueError unless one and two turns of the template are the pieces, token for token."""
+    # White space around the texts reveals templates that strip them.
     system, user, other = ('S', 'U', 'V') if chat.wording.strips else (' S\n', '\nU\n', 'V\n')
     messages = [message('system', system), message('user', user)]
     pieces, opening = chat.episode_prefix(system, user), chat.answer_open(chat.thought)
@@ -271,14 +263,15 @@ def _check_template(chat: Chat) -> None:
     raise ValueError(problems[0])
 
 
-def with_tools(template: str | None, begin: str = '') -> str:
-    """A template that words all messages as Chat.opening does for a source with this one.
+def with_tools(tokenizer: Tokenizer, begin: str = '') -> str:
+    """Return a template that renders all messages as Chat.opening does.
 
-    One that knows no tools is left to conversations without calls. begin: of `spoken`.
+    A template without tools keeps the conversations without calls. begin: of `spoken`.
     """
+    template = tokenizer.chat_template
     if template is None:
         return CHATML_TOOLS
-    if 'tools' in template or wording_of(template) != CHAT_ML:
+    if 'tools' in template or tokenizer.chat_format != CHAT_ML:
         return template
     return (
         '{% set ns = namespace(called=tools) %}{% for one in messages %}'
@@ -288,20 +281,20 @@ def with_tools(template: str | None, begin: str = '') -> str:
     )
 
 
-def keeps_thoughts(tokenizer: Any) -> bool:
-    """Whether the template repeats earlier answers whole, as episodes do.
+def keeps_thoughts(tokenizer: Tokenizer) -> bool:
+    """Whether the template repeats earlier answers with their thoughts, as episodes do.
 
-    Qwen3's leaves out what comes before </think>.
+    Qwen3's drops everything before </think>.
     """
     answer = '<think>t</think><answer>A</answer>'
     messages = [message('user', 'U'), message('assistant', answer), message('user', 'V')]
-    return answer in render_of(tokenizer, messages)
+    return answer in render(tokenizer, messages)
 
 
 def _difference(chat: Chat, messages: Messages, pieces: list[int]) -> str:
-    """An error message if the template renders other tokens than the pieces, else ''."""
+    """Return an error message if the template renders other tokens than the pieces, else ''."""
     tokenizer = chat.tokenizer
-    rendered = render_of(tokenizer, messages)
+    rendered = render(tokenizer, messages)
     if tokenize(tokenizer, rendered) == pieces:
         return ''
     return (
@@ -312,7 +305,7 @@ def _difference(chat: Chat, messages: Messages, pieces: list[int]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text as Python spells it, its end left out where it is long."""
+    """Return the repr of a text; long texts are cut."""
     return repr(text) if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]!r}...'
 
 
@@ -321,45 +314,28 @@ def message(role: str, content: str) -> dict[str, str]:
     return {'role': role, 'content': content}
 
 
-def render_of(tokenizer: Any, messages: Messages) -> str:
-    """render by a tokenizer's own template."""
-    named = named_tokens(tokenizer)
-    return render(tokenizer.chat_template, messages, tokenizer.source, named)
-
-
-def named_tokens(tokenizer: Any) -> dict[str, str]:
-    """The special tokens that a template gets; bos_token is that of its family by default."""
-    begin = tokenizer.bos or wording_of(tokenizer.chat_template).begin
-    return tokenizer.named | ({'bos_token': begin} if begin else {})
-
-
 def render(
-    template: str,
+    tokenizer: Tokenizer,
     messages: Messages,
-    source: str = 'this checkpoint',
-    named: dict[str, str] | None = None,
+    *,
+    tools: Sequence[dict] | None = None,
+    template: str | None = None,
 ) -> str:
-    """The template's own text of a conversation, up to where the next answer begins.
+    """Return the text of a conversation up to the start of the next answer.
 
-    source: where the template is from, for the ValueError of one that fails or has no end;
-    named: special tokens, by default the bos_token of its family.
+    template: by default the tokenizer's.
     """
+    names = dict(tokenizer.named)
+    if begin := tokenizer.bos or tokenizer.chat_format.begin:
+        names['bos_token'] = begin
     try:
-        begin = wording_of(template).begin
-        named = ({'bos_token': begin} if begin else {}) if named is None else named
-        text = rendering.render(template, json.dumps(messages), json.dumps(named))
-        text.encode('utf-8')
-        return text
+        return rendering.render(template or tokenizer.chat_template, messages, tools=tools, **names)
     except rendering.TemplateError as error:
         why = files.in_line(str(error))
-        raise ValueError(f'the chat template of {source} fails: {why}') from error
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f'the chat template of {source} fails: it renders half of a surrogate pair'
-        ) from error
+        raise ValueError(f'the chat template of {tokenizer.source} fails: {why}') from error
 
 
-def tokenize(tokenizer: Any, rendered: str, whole: Callable[[str], str] = str) -> list[int]:
+def tokenize(tokenizer: Tokenizer, rendered: str, whole: Callable[[str], str] = str) -> list[int]:
     """Ids of a rendered conversation whose special tokens are spelled out.
 
     whole: of a text between them, what is to be tokenised.
@@ -371,7 +347,7 @@ def tokenize(tokenizer: Any, rendered: str, whole: Callable[[str], str] = str) -
 
 
 def _spoilt(value: Any, specials: re.Pattern) -> Any:
-    """A value of JSON in whose texts no special token is spelled: a mark is put into each."""
+    """Return a JSON value with a mark inside each special token that its texts spell."""
     if isinstance(value, str):
         value = value.replace(SPOILT, '')
         while specials.search(value):  # one may begin in another
@@ -380,11 +356,3 @@ def _spoilt(value: Any, specials: re.Pattern) -> Any:
     if isinstance(value, dict):
         return {_spoilt(key, specials): _spoilt(one, specials) for key, one in value.items()}
     return [_spoilt(one, specials) for one in value] if isinstance(value, list) else value
-
-
-@functools.cache
-def _renderer(template: str) -> rendering.Renderer:
-    """That of this process."""
-    made = rendering.Renderer(template, LONGEST_TEXT)
-    atexit.register(made.close)
-    return made

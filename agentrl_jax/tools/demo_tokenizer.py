@@ -338,11 +338,8 @@ def train_miniwob(vocab_size: int = MINIWOB_VOCAB_SIZE) -> bytes:
 def harness_symbols() -> list[str]:
     """What the template says of tools, the call of a box, and the boxes' agent, in few pieces."""
     tool = json.dumps(boxes.TOOL)
-    spoken = rendering.Renderer(chat.CHATML_TOOLS)
-    try:
-        text = spoken.render([{'role': 'user', 'content': 'U'}], tools=[boxes.TOOL])
-    finally:
-        spoken.close()
+    messages = [{'role': 'user', 'content': 'U'}]
+    text = rendering.render(chat.CHATML_TOOLS, messages, tools=[boxes.TOOL])
     system = text.split('system\n')[1].split('<|im_end|>')[0]
     frame = [*system.split(tool), tool, '<tool_call>\n{"name": "open", "arguments": {"box": "']
     frame += ['"}}\n</tool_call>', '<tool_response>\n', '\n</tool_response>', 'Find the prize. ']

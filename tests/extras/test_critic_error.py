@@ -150,21 +150,21 @@ def test_measuring_changes_no_bit_of_training_and_compiles_nothing(tmp_path):
 @pytest.mark.parametrize(
     'changes, words',
     [
-        ({'algorithm': 'grpo'}, "measures a critic, and algorithm='grpo' has none"),
-        ({'env.max_turns': 1}, 'env.max_turns=1 has none: set it to 0'),
-        ({'loss.estimator': 'turn'}, 'trains those where they end'),
-        ({'loss.gamma': 0.9}, 'set loss.gamma=0.9 to 1'),
+        ({'algorithm': 'grpo'}, 'algorithm'),
+        ({'env.max_turns': 1}, 'env.max_turns'),
+        ({'loss.estimator': 'turn'}, 'loss.estimator'),
+        ({'loss.gamma': 0.9}, 'loss.gamma'),
         (
             {'loss.estimator': 'bi_level', 'turn_credit.turn_gamma': 0.9},
-            'set turn_credit.turn_gamma=0.9 to 1',
+            'turn_credit.turn_gamma',
         ),
         (
             {'loss.reward_on': 'episode', 'loss.reward_normalization': 'mean'},
-            'loss.reward_normalization=mean has them of another quantity',
+            'loss.reward_normalization',
         ),
-        ({'loss.bootstrap_truncated': True}, 'set loss.bootstrap_truncated=False'),
-        ({'env.name': 'textcraft'}, 'fork.value_every=2 rewinds worlds on the device'),
-        ({'fork.value_every': -1}, 'fork.value_every=-1 must be at least 0'),
+        ({'loss.bootstrap_truncated': True}, 'loss.bootstrap_truncated'),
+        ({'env.name': 'textcraft'}, 'env.name'),
+        ({'fork.value_every': -1}, 'fork.value_every'),
     ],
 )
 def test_what_continuations_say_nothing_about_is_refused(changes, words):

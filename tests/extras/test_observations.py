@@ -1,6 +1,5 @@
-"""Learning what the world says: which tokens are its words, once each, and what they add."""
+"""Observation losses: which tokens count, each of them once, and the term that they add."""
 
-import dataclasses
 import functools
 import re
 
@@ -14,16 +13,17 @@ import test_forks as forked_runs
 import test_update as toy_updates
 import tiny_agents as tiny
 import toy_rollouts as toy
-import updates
 
 from agentrl_jax.algorithms.grpo import GRPO
+from agentrl_jax.extras.echo import observations
+from agentrl_jax.extras.echo.observations import Markers, ObservationLoss
+from agentrl_jax.extras.echo.section import markers_of
 from agentrl_jax.extras.vine.forks import with_continuations
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import evol, learn, losses, objective, observations
-from agentrl_jax.rl.learning import Learning
-from agentrl_jax.rl.observations import Markers, Observing
+from agentrl_jax.rl import evol
+from agentrl_jax.rl.learning import Batching, Forward, Learning, Models
 from agentrl_jax.rollout import windows
-from agentrl_jax.run.build import markers_of
+from agentrl_jax.types import EpisodeStop
 
 # <s> sys END | <s> usr obs END <s> asst ACT END | <s> usr obs obs END <s> asst ACT | END <s> ...
 START, END, PLAIN = 9, 8, Markers(9, 8, 1)
@@ -49,26 +49,27 @@ def places(mask):
     return np.flatnonzero(np.asarray(mask)[0]).tolist()
 
 
-def test_observations_of_a_conversation_by_hand():
+BRANCHES = {'one': None, 'returns': [[0, 1, 0]], 'stays': [[0, 1, 1]]}  # turn 1 opens another one
+
+
+@pytest.mark.parametrize(
+    ('branch', 'role', 'after', 'want'),
+    [
+        ('one', 1, 0, [13, 14, 22]),
+        ('one', 1, [1], [22]),
+        ('one', 2, 0, [14]),
+        ('returns', 1, 0, [22]),
+        ('stays', 1, 0, [22]),
+    ],
+)
+def test_observations_of_a_conversation_by_hand(branch, role, after, want):
     """Not the first one, no marker, role, answer or padding, no end that the program wrote."""
-    rollout = conversation()
-    assert places(observations.written(rollout, PLAIN)) == [13, 14, 22]
-    assert places(observations.written(rollout, PLAIN, jnp.array([1]))) == [22]
-    assert places(observations.written(rollout, PLAIN._replace(role=2))) == [14]
-
-
-def test_what_opens_another_conversation_was_no_answer_to_anything():
-    """Turn 1 opens a conversation beside the first, to which turn 2 goes back."""
-    rollout = conversation(branch=jnp.array([[0, 1, 0]]))
-    assert places(observations.written(rollout, PLAIN)) == [22]
-    both = conversation(branch=jnp.array([[0, 1, 1]]))
-    assert places(observations.written(both, PLAIN)) == [22]
-
-
-def test_markers_that_the_policy_samples_open_and_close_nothing():
-    rollout = conversation()
-    spoilt = rollout.tokens.at[0, 18].set(START)  # its answer is a marker
-    assert places(observations.written(rollout.replace(tokens=spoilt), PLAIN)) == [13, 14, 22]
+    rollout = conversation(branch=BRANCHES[branch] and jnp.array(BRANCHES[branch]))
+    markers, after = PLAIN._replace(role=role), jnp.array(after)
+    assert places(observations.written(rollout, markers, after)) == want
+    spoilt = rollout.tokens.at[0, 18].set(START)  # markers that the policy samples change nothing
+    rollout = rollout.replace(tokens=spoilt)
+    assert places(observations.written(rollout, markers, after)) == want
 
 
 @functools.cache
@@ -132,7 +133,7 @@ def test_rows_that_do_not_train_teach_nothing():
     rollout = conversation()
     idle = jnp.zeros_like(rollout.action_mask)
     assert not observations.of_batch(rollout, idle, PLAIN).any()
-    assert observations.of_batch(rollout, rollout.action_mask, PLAIN, forked=False).sum() == 3
+    assert observations.of_batch(rollout, rollout.action_mask, PLAIN).sum() == 3
 
 
 # ---- the loss ------------------------------------------------------------------------------------
@@ -146,28 +147,23 @@ def test_the_loss_adds_the_mean_cross_entropy_by_hand():
     """A model without layers: logits [0, ln 3], so tokens 0 and 1 have 1/4 and 3/4."""
     rollout = toy.rollout_of([[(1, 1), (2, 1)]], [[0.0, 1.0]], length=6)
     rollout = rollout.replace(tokens=jnp.array([[0, 1, 1, 0, 0, 1]]))
-    batch = batch_of(rollout, 1)
     observed = jnp.array([[False, False, True, True, False, False]])
-    fns = ModelFns(
-        lambda *_: jnp.ones((1, 6, 1)), lambda _: jnp.log(jnp.array([[1.0, 3.0]])), None, None
-    )
-    weights = losses.token_weights(batch.mask, 'token_mean')
-    how = Learning(algorithm=GRPO(), observing=Observing(0.5), temperature=0.7)
-    plain, (sums, _) = objective.policy_loss({}, batch, weights, 0.0, fns, how)
-    assert 'policy/observation_nll' not in sums
-    both, (sums, _) = objective.policy_loss(
-        {}, batch.replace(observed=observed), weights, 0.0, fns, how, observed.sum()
-    )
+    batch = batch_of(rollout, 1).replace(extra={'observed': observed})
+    fns = ModelFns(lambda *_: None, lambda _: jnp.log(jnp.array([[1.0, 3.0]])))
+    extra = ObservationLoss(0.5, PLAIN)
+    how = Learning(algorithm=GRPO(), temperature=0.7)
+    given = Forward({}, jnp.ones((1, 6, 1)), None), batch, None, extra.reads(batch).sum()
+    term, sums = extra.loss(*given, Models(fns, None), how)
     # At temperature 1, whatever answers are sampled at: -ln(3/4) - ln(1/4) = 1.673976
     np.testing.assert_allclose(sums['policy/observation_nll'], 1.673976, rtol=1e-5)
-    np.testing.assert_allclose(both - plain, 0.5 * 1.673976 / 2, rtol=1e-5)
+    np.testing.assert_allclose(term, 0.5 * 1.673976 / 2, rtol=1e-5)
 
 
 def observed_batch(seed=0):
     """A toy batch with given tokens of later turns as observations; two rows have none."""
     batch = toy_updates.toy_batch(seed)
     given = batch.attention_mask & ~batch.mask & (batch.turn > 0)
-    return batch.replace(observed=given.at[:2].set(False))
+    return batch.replace(extra={'observed': given.at[:2].set(False)})
 
 
 def reference_gradient(params, batch, coef):
@@ -178,75 +174,46 @@ def reference_gradient(params, batch, coef):
         states = toy.toy_hidden(params, batch.tokens, place, batch.attention_mask)
         logits = jax.nn.log_softmax(states @ toy.toy_head(params))
         total = 0.0
-        for b, t in zip(*np.nonzero(batch.observed), strict=True):
+        for b, t in zip(*np.nonzero(batch.extra['observed']), strict=True):
             total -= logits[b, t - 1, batch.tokens[b, t]]
-        return coef * total / batch.observed.sum()
+        return coef * total / batch.extra['observed'].sum()
 
     return jax.grad(loss)(params)
 
 
-@pytest.mark.parametrize('split', [dict(), dict(num_microbatches=4), dict(widths=2)])
+MESH = jax.make_mesh((4,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+ROWS = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec('data'))
+LEARNT = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE)
+SPLITS = [{}, {'num_microbatches': 4}, {'widths': 2}, {'layout': ROWS}]
+
+
+@pytest.mark.parametrize('split', SPLITS, ids=['one', 'microbatches', 'widths', 'mesh'])
 def test_a_step_adds_the_gradient_of_the_mean_over_the_whole_batch(split):
     """With sgd: the difference of two steps is the rate times the reference's gradient."""
     state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
-    run = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE, **split)
-    alone, _ = run()(state, batch.replace(observed=None))
-    both, measured = run(observing=Observing(0.3))(state, batch)
-    change = jax.tree.map(lambda a, b: (a - b) / 0.1, alone.params, both.params)
+    alone, measured = LEARNT()(state, batch)
+    assert 'policy/observation_nll' not in measured
+    given = jax.device_put(batch, ROWS) if 'layout' in split else batch
+    both, measured = LEARNT(extras=(ObservationLoss(0.3, PLAIN),), **split)(state, given)
+    change = jax.tree.map(lambda a, b: (a - b) / 0.1, alone.params, jax.device_get(both.params))
     want = reference_gradient(state.params, batch, 0.3)
     for name, x in change.items():
-        np.testing.assert_allclose(x, want[name], atol=2e-6)
+        np.testing.assert_allclose(x, want[name], atol=3e-6)
     assert float(measured['policy/observation_nll']) > 0.5
 
 
-def test_a_weight_of_zero_is_the_update_without_the_field():
-    state, batch = toy_updates.state_of(toy.toy_params(0)), toy_updates.toy_batch()
-    run = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE)
-    one, two = run()(state, batch), run(observing=Observing())(state, batch)
-    toy_updates.assert_same(one, two)
-
-
-def test_four_devices_make_the_same_step():
-    mesh = jax.make_mesh((4,), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+def test_padding_changes_neither_loss_nor_gradient():
     state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
-    run = functools.partial(toy_updates.toy_update, fns=toy_updates.ALONE)
-    one, _ = run(observing=Observing(0.3))(state, batch)
-    spread, _ = run(observing=Observing(0.3), layout=rows)(state, jax.device_put(batch, rows))
-    toy_updates.assert_close(one.params, spread.params, atol=3e-7)
-
-
-def test_what_is_off_the_masks_is_never_seen():
-    """Tokens after the last observation and answer change neither loss nor gradient."""
-    state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
-    run = toy_updates.toy_update(fns=toy_updates.ALONE, observing=Observing(0.3))
+    run = LEARNT(extras=(ObservationLoss(0.3, PLAIN),))
     poisoned = jnp.where(batch.attention_mask, batch.tokens, 6)
     toy_updates.assert_same(run(state, batch), run(state, batch.replace(tokens=poisoned)))
 
 
 def test_demonstrations_that_join_a_batch_have_no_observations():
-    """evol.join needs the same fields of both."""
     batch = observed_batch()
-    rows = 4
-    base = evol.base_batch(
-        learn.Demonstrations(
-            tokens=batch.tokens[:rows],
-            attention_mask=batch.attention_mask[:rows],
-            mask=batch.mask[:rows],
-        ),
-        jax.tree.map(lambda x: x[:rows], toy.scores_of(toy.random_rollout(0))),
-    )
-    fns = ModelFns(toy.toy_hidden, toy.toy_head)
-    how = updates.settings(8)
-    joined = learn.with_base(
-        batch,
-        learn.Demonstrations(base.tokens, base.attention_mask, base.mask),
-        toy.toy_params(0),
-        None,
-        fns=fns,
-        how=dataclasses.replace(how, batch=dataclasses.replace(how.batch, microbatch_rows=4)),
-    )
-    assert joined.observed.sum() == batch.observed.sum() and len(joined.tokens) == 12
+    joined = evol.join(batch, toy_updates.toy_batch(1))
+    assert joined.extra['observed'].sum() == batch.extra['observed'].sum()
+    assert joined.extra['observed'].shape == joined.tokens.shape
 
 
 # ---- held-out observations -----------------------------------------------------------------------
@@ -257,18 +224,17 @@ def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
     out, found = context_runs.played(window)
     markers = markers_of(tiny.tokenizer())
     task = tiny.task(context_runs.NAME)
-    seen = windows.Context.of(task, window, tiny.MAX_RESPONSE) if window else None
-    params, fns = tiny.cloned(context_runs.NAME)[0], ModelFns(tiny.hidden, tiny.head)
-    sums = observations.measure(
+    params = tiny.cloned(context_runs.NAME)[0]
+    measure = functools.partial(
+        observations.measure,
         params,
-        jax.tree.map(jnp.asarray, out),
-        fns=fns,
+        fns=ModelFns(tiny.hidden, tiny.head),
         markers=markers,
-        seen=seen,
+        context=windows.Context.of(task, window, tiny.MAX_RESPONSE) if window else None,
         rows=12,
-        microbatch_rows=24,  # 16 rows or, of windows, 48
-        chunk_size=256,
+        batch=Batching(microbatch_rows=24, head_chunk=256),  # 16 rows or, of windows, 48
     )
+    sums = measure(jax.tree.map(jnp.asarray, out))
     mask = np.asarray(observations.written(out, markers)) & (np.arange(16) < 12)[:, None]
     tokens, attention = jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)
     if window:
@@ -279,22 +245,8 @@ def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
     logprobs = np.asarray(jax.nn.log_softmax(logits.astype(jnp.float32)))
     rows, columns = np.nonzero(mask)
     want = -logprobs[rows, columns - 1, np.asarray(tokens)[rows, columns]]
-    assert int(sums['observed']) == len(want) > 20
-    np.testing.assert_allclose(sums['surprise'], want.sum(), rtol=1e-4)
-
-
-def test_faulty_episodes_say_nothing_of_the_world():
-    out = forked_runs.played('frozen_lake')[0].replace(extra={})
-    params, fns = tiny.cloned('frozen_lake')[0], ModelFns(tiny.hidden, tiny.head)
-    lost = out.replace(episode_stop=np.full_like(out.episode_stop, 5))  # ENV_ERROR
-    sums = observations.measure(
-        params,
-        jax.tree.map(jnp.asarray, lost),
-        fns=fns,
-        markers=markers_of(tiny.tokenizer()),
-        seen=None,
-        rows=16,
-        microbatch_rows=8,
-        chunk_size=2048,
-    )
-    assert int(sums['observed']) == 0 and float(sums['surprise']) == 0
+    assert int(sums['observation_nll/count']) == len(want) > 20
+    np.testing.assert_allclose(sums['observation_nll/total'], want.sum(), rtol=1e-4)
+    lost = out.replace(episode_stop=np.full_like(out.episode_stop, EpisodeStop.ENV_ERROR))
+    sums = measure(jax.tree.map(jnp.asarray, lost))
+    assert int(sums['observation_nll/count']) == 0 == float(sums['observation_nll/total'])

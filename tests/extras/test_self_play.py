@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.envs.borrowed.connect_four import ConnectFour
-from agentrl_jax.envs.borrowed.leduc import Leduc
+from agentrl_jax.extras.games.connect_four import ConnectFour
+from agentrl_jax.extras.games.leduc import Leduc
 from agentrl_jax.extras.self_play import choices
 from agentrl_jax.extras.self_play.player import Pair, Seated, WithOpponent
 from agentrl_jax.records import pages

@@ -145,17 +145,17 @@ def test_validation_plays_against_who_moves_at_random():
 
 
 REFUSED = [
-    ({'algorithm': 'ppo'}, "'ppo' credits one player: take rae"),
-    ({'context.window': 0}, 'opponent=self needs context.window=1 and context.summary=0'),
-    ({'context.summary': 2}, 'opponent=self needs context.window=1 and context.summary=0'),
-    ({'env.max_actions_per_turn': 2}, 'set env.max_actions_per_turn=2 to 1'),
-    ({'agent.name': 'plan'}, 'plays one game of turns that act'),
-    ({'agent.trials': 2}, 'plays one game of turns that act'),
-    ({'reward.function': 'own_rewards:steady'}, "'own_rewards:steady' must be left empty"),
-    ({'clone.episodes': 16}, 'opponent=self has no demonstrations'),
-    ({'filter.keep': 0.25}, "filter.rule='top_k' ranks groups by the returns of seat 0"),
-    ({'self_play.snapshots': 2, 'rollout.group_size': 2}, 'an even number from 4 on'),
-    ({'self_play.snapshots': 2, 'alarm.mi_every': 2}, 'self_play.snapshots=2 has others play too'),
+    ({'algorithm': 'ppo'}, 'algorithm'),
+    ({'context.window': 0}, 'context.window'),
+    ({'context.summary': 2}, 'context.summary'),
+    ({'env.max_actions_per_turn': 2}, 'env.max_actions_per_turn'),
+    ({'agent.name': 'plan'}, 'agent.name'),
+    ({'agent.trials': 2}, 'agent.trials'),
+    ({'reward.function': 'own_rewards:steady'}, 'reward.function'),
+    ({'clone.episodes': 16}, 'clone.episodes'),
+    ({'filter.keep': 0.25}, 'filter.rule'),
+    ({'self_play.snapshots': 2, 'rollout.group_size': 2}, 'rollout.group_size'),
+    ({'self_play.snapshots': 2, 'alarm.mi_every': 2}, 'alarm.mi_every'),
 ]
 
 
@@ -168,9 +168,9 @@ def test_what_does_not_go_with_self_play_is_refused(changes, message):
 
 @needs_pgx
 def test_rae_and_snapshots_are_for_self_play_alone():
-    with pytest.raises(ValueError, match='set opponent=self of one of connect_four, leduc'):
+    with pytest.raises(ValueError, match='algorithm=.rae., opponent'):
         read_config(plain(opponent='random'))
-    with pytest.raises(ValueError, match='self_play.snapshots=1 has no effect without a game in'):
+    with pytest.raises(ValueError, match='self_play.snapshots'):
         read_config(plain(opponent='random', algorithm='rloo', **{'self_play.snapshots': 1}))
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CUDA = pathlib.Path(sys.prefix) / 'gpu'  # of requirements-plan-gpu.txt, where make cuda puts it
+CUDA = pathlib.Path(sys.prefix) / 'gpu'  # of requirements/plan-gpu.txt, where make cuda puts it
 TARGETS = [
     pytest.param(
         'h100',
@@ -20,7 +20,7 @@ TARGETS = [
     pytest.param(
         'v5e',
         marks=pytest.mark.skipif(
-            importlib.util.find_spec('libtpu') is None, reason='requirements-plan.txt'
+            importlib.util.find_spec('libtpu') is None, reason='requirements/plan.txt'
         ),
     ),
 ]

@@ -1,7 +1,6 @@
-"""Which tests `make check` leaves out, and what `make clean` leaves alone."""
+"""Which tests `make check` leaves out."""
 
 import functools
-import pathlib
 import subprocess
 
 import jax
@@ -10,8 +9,6 @@ import reaching
 
 from agentrl_jax import train
 from agentrl_jax.rollout import device
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def trains():
@@ -52,7 +49,7 @@ def starts_by_a_partial():
 
 def only_speaks_of_it():
     """train.train and subprocess.run."""
-    return 'train.train', ROOT, jax.numpy.zeros(3)
+    return 'train.train', jax.numpy.zeros(3)
 
 
 LONG = [
@@ -77,21 +74,3 @@ def test_what_only_speaks_of_training_is_quick():
 
 def test_a_test_that_does_neither_is_not_marked(request):
     assert request.node.get_closest_marker('trains') is None
-
-
-def test_a_test_that_is_marked_slow_says_why_and_would_be_quick_otherwise(request):
-    for item in request.session.items:
-        for mark in item.iter_markers('slow'):
-            assert not item.get_closest_marker('trains'), f'{item.nodeid}: left out as it is'
-            (reason,) = mark.args
-            assert isinstance(reason, str), item.nodeid
-
-
-def test_make_clean_leaves_results_alone(request):
-    assert request.node.get_closest_marker('trains')  # it starts a process
-    told = subprocess.run(
-        ['make', '--dry-run', 'clean'], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    removed = told.stdout.split()
-    assert '.venv' in removed and '.pytest_cache' in removed
-    assert not [word for word in removed if word.strip('/').split('/')[0] == 'runs']

@@ -126,26 +126,6 @@ def test_a_failed_save_ends_the_process_at_once_with_one_line(tmp_path):
     np.testing.assert_array_equal(checkpoint.restore(opened, abstract(jnp.ones(9)))[0]['w'], 1)
 
 
-def test_errors_of_the_system_are_put_in_words(tmp_path):
-    """A row of metrics that could not be written said '[Errno 28] No space left on device'."""
-    said = files.in_words(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), tmp_path)
-    assert said.startswith(f'{tmp_path}: No space left on device (') and 'GB are free): ' in said
-    assert said.endswith(
-        'free space, then give the same command again; a training goes on from its newest '
-        'checkpoint'
-    )
-    path = tmp_path / 'absent' / 'file'
-    with pytest.raises(FileNotFoundError) as caught:
-        path.write_text('')
-    assert files.in_words(caught.value, tmp_path) == f'{path}: No such file or directory'
-    own = OSError(errno.ENOSPC, 'name another workdir', 'runs/a')
-    assert files.in_words(own) == 'runs/a: name another workdir'
-    assert (
-        files.in_words(ValueError('lr=-1 must be positive'), tmp_path) == 'lr=-1 must be positive'
-    )
-    assert files.in_words(OSError('no number')) == 'no number'
-
-
 def test_a_resumed_run_needs_no_room_for_what_it_has_saved(tmp_path):
     (tmp_path / 'a').mkdir()
     (tmp_path / 'a' / 'x').write_bytes(bytes(300))

@@ -10,9 +10,9 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import sizes
 from agentrl_jax.planning import advice, fit, programs
 from agentrl_jax.run import parts
-from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.usage import WrongUsage
 from configs import frozen_lake
 
 GIB = 2**30

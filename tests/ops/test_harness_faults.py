@@ -50,7 +50,7 @@ def healthy():
 
 def left():
     """What harnesses may leave, by number: threads, sockets and processes."""
-    own = ('harness', 'process_request_thread', 'world')
+    own = ('harness', 'request', 'world')
     threads = sum(any(name in one.name for name in own) for one in threading.enumerate())
     sockets = sum(path.is_socket() for path in pathlib.Path('/proc/self/fd').iterdir())
     listed = subprocess.run(['ps', 'axwwo', 'args'], capture_output=True, text=True, check=True)

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from agentrl_jax.imitation import kept, trajectories
-from agentrl_jax.machine import files, profiling, sharding
+from agentrl_jax.imitation import trajectories
+from agentrl_jax.machine import files, profiling
 from agentrl_jax.run import command, params, parts, recorder
-from agentrl_jax.run.config import as_json
 from agentrl_jax.run.config import read as read_config
 from configs import base
 
@@ -96,25 +95,6 @@ def test_settings_of_a_world_may_be_in_a_bucket(bucket):
     assert 'test.jsonl?' in world.reset(2)
     assert world.corpus.search(['capital'], 1)[0][0][0]['id'] == '0'
     assert cfg.search.corpus == 'gs://bucket/corpus.jsonl'  # a run's config holds what was said
-
-
-def test_trajectories_and_clones_may_be_in_a_bucket(tmp_path, bucket):
-    """clone.file and clone.keep_in took paths of this machine alone."""
-    said = [
-        {'from': 'human', 'loss': None, 'value': 'Go.'},
-        {'from': 'gpt', 'loss': True, 'value': 'Up'},
-    ]
-    record = {'item_id': 'lake_3', 'conversations': said}
-    (bucket / 'all.json').write_text(json.dumps([record]))
-    assert trajectories.read_records('gs://bucket/all.json') == [record]
-    config = as_json(base.get_config())
-    config['clone'] |= {'keep_in': 'gs://bucket/clones', 'file': 'gs://bucket/all.json'}
-    params = jax.device_put({'x': jnp.arange(3.0)})
-    abstract = sharding.abstract_of(params)
-    kept.kept(config, tmp_path / 'run', abstract, lambda: params)
-    assert [path.name for path in (bucket / 'clones').iterdir()] == [kept.key(config)]
-    again = kept.kept(config, tmp_path / 'other', abstract, None)  # of the bucket: None makes none
-    assert list(again['x']) == [0, 1, 2]
 
 
 def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch, capsys):

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from ml_collections import config_dict, config_flags
 
 from agentrl_jax import sweep
-from agentrl_jax.records import progress
 from agentrl_jax.run import command
 from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import board, spec, status
@@ -29,6 +28,7 @@ from agentrl_jax.sweeps.options import define_flags
 from agentrl_jax.sweeps.spec import Hyper as h
 from configs import base, demo_cloned
 
+pytestmark = pytest.mark.filterwarnings('ignore:the load_module')
 ROOT = pathlib.Path(spec.__file__).parents[2]
 
 
@@ -85,22 +85,20 @@ def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'text, said',
+    'text',
     [
-        ('def other(add): pass', 'must define sweep.add. or get_hyper.h.; neither is there'),
-        ('def sweep(add): pass\ndef get_hyper(h): pass', 'both are there'),
-        ('def sweep(add): pass', 'sweep gives no list of overrides'),
-        ('def get_hyper(h): return None', 'get_hyper gives no list of overrides, but None'),
-        ('def get_hyper(h): return 5', 'get_hyper gives no list of overrides, but 5'),
-        ('def get_hyper(h): return {"seed": 5}', 'get_hyper gives no list of overrides'),
-        ('def sweep(add): add(5)', r'sweep gives no list of overrides, but \[5\]'),
+        'def other(add): pass',
+        'def sweep(add): pass\ndef get_hyper(h): pass',
+        'def sweep(add): pass',
+        'def get_hyper(h): return None',
+        'def get_hyper(h): return {"seed": 5}',
+        'def sweep(add): add(5)',
     ],
 )
-def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text, said):
-    with pytest.raises(ValueError, match=said):
-        spec.load(write(tmp_path, text))
-    with pytest.raises(ValueError, match='there is no such file|name must end in .py'):
-        spec.load(tmp_path / 'missing.py')
+def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text):
+    for path in (write(tmp_path, text), tmp_path / 'missing.py', tmp_path):
+        with pytest.raises(ValueError, match=str(path)):
+            spec.load(path)
 
 
 # ---- resolved configs --------------------------------------------------------------------------
@@ -117,31 +115,27 @@ def test_overrides_are_held_as_the_config_holds_them():
 
 
 @pytest.mark.parametrize(
-    'overrides, said',
+    'overrides, field',
     [
-        ({'loss.clip_hihg': 0.2}, r'sets loss.clip_hihg, but .* no field .*mean loss.clip_high\?'),
-        ({'clip_high': 0.2}, r'mean loss.clip_high\?'),
-        ({'loss': {'clip_high': 0.2}}, 'a group of fields: name one, such as loss'),
-        ({'seed': 'one'}, "sets seed='one'.* cannot be casted"),
-        ({'seed': 1.5}, 'sets seed=1.5'),
-        ({'seed': True}, 'sets seed=True where the config has 0'),
-        ({'env.think': 1}, 'sets env.think=1 where the config has True'),
-        ({'loss.kl_coef': float('inf')}, 'which no command line can give'),
-        ({'algorithm': 'ppoo'}, r"s.py, run 2 \(algorithm='ppoo'\): .*'ppoo' must be one of ppo"),
-        ({'batch.minibatch_rows': 7}, 'no multiple of batch.minibatch_rows=7'),
-        ({'model.path': 'm', 'model.num_layers': 2}, 'model.num_layers=2 is a size of a model'),
-        ({'seed': 5}, r'run 2 \(seed=5\) has the same config as run 1; list it once'),
-        (
-            {'seed': 5, 'loss.kl_coef': 0},
-            r'has the same config as run 1 .*: they differ only in loss.kl_coef, which changes not',
-        ),
-        ({'steps': 3, 'seed': 1}, 'sets steps, and so does the command line'),
+        ({'loss.clip_hihg': 0.2}, 'mean loss.clip_high'),
+        ({'clip_high': 0.2}, 'mean loss.clip_high'),
+        ({'loss': {'clip_high': 0.2}}, 'loss'),
+        ({'seed': 'one'}, "seed='one'"),
+        ({'seed': 1.5}, 'seed=1.5'),
+        ({'seed': True}, 'seed=True'),
+        ({'env.think': 1}, 'env.think=1'),
+        ({'loss.kl_coef': float('inf')}, 'loss.kl_coef'),
+        ({'algorithm': 'ppoo'}, 'algorithm'),
+        ({'batch.minibatch_rows': 7}, 'batch.minibatch_rows'),
+        ({'model.path': 'm', 'model.num_layers': 2}, 'model.num_layers'),
+        ({'seed': 5}, 'run 1'),
+        ({'seed': 5, 'loss.kl_coef': 0}, 'loss.kl_coef'),  # its value in this config anyway
+        ({'steps': 3, 'seed': 1}, 'steps'),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_with_its_file_and_field(overrides, said):
-    with pytest.raises(ValueError, match=said) as error:
+def test_an_impossible_run_is_refused_with_its_file_and_field(overrides, field):
+    with pytest.raises(ValueError, match=f's.py, run 2.*{field}'):
         expand({'seed': 5}, overrides, taken=['steps', 'agent.name'])
-    assert 's.py, run 2' in str(error.value)
 
 
 def test_fields_that_follow_others_are_resolved():
@@ -181,7 +175,6 @@ def test_names_keep_what_differs_between_runs_and_leave_out_what_they_share():
     assert [name.split(',')[0] for name in names] == [f'{"m" * 40}={n}' for n in range(4)]
 
 
-@pytest.mark.filterwarnings('ignore:the load_module')
 def test_a_sweep_keeps_the_folders_of_its_runs_when_their_names_change(tmp_path, cli, capsys):
     """A longer sweep, or a version that names runs otherwise, trained finished runs again."""
     old = expand({'seed': 1})[0]
@@ -244,7 +237,6 @@ def parse(config_file, words):
     return values.config
 
 
-@pytest.mark.filterwarnings('ignore:the load_module')
 @settings(max_examples=150, deadline=None)
 @given(st.fixed_dictionaries({}, optional=VALUES))
 def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
@@ -326,14 +318,9 @@ def test_attempts_and_locks_that_cannot_be_read_name_their_file(tmp_path):
 
 
 def test_the_table_names_running_runs_first():
-    spans = {0.4: '0 s', 59: '59 s', 150: '2 min', 3500: '58 min', 11100: '3 h 05 min'}
-    assert {s: progress.duration(s) for s in spans} == spans
     states = [('a', 'done'), ('b', 'waiting'), ('c', 'running')]
     rows = [status.Status(name, state, 2, 1, 4, 0.5, 60.0) for name, state in states]
-    drawn = board.table(rows)
-    assert drawn.title == '3 runs: 1 running, 1 waiting, 1 done'
-    assert list(drawn.columns[0].cells) == ['c', 'b', 'a']
-    assert list(drawn.columns[1].cells)[0] == 'running (attempt 2)'
+    assert list(board.table(rows).columns[0].cells) == ['c', 'b', 'a']
 
 
 # ---- folders and launchers ---------------------------------------------------------------------
@@ -343,27 +330,23 @@ def test_every_run_has_its_run_json_and_those_of_others_are_left_alone(tmp_path)
     runs = expand({'seed': 1}, {'seed': 2})
     root, others = sweep.prepare(f'{tmp_path}/w/', runs, 'c.py', {'steps': 3})
     assert root == tmp_path / 'w' and others == ''
-    said = json.loads((root / runs[1].name / 'run.json').read_text())
-    wanted = {'name': runs[1].name, 'overrides': {'seed': 2}, 'config': runs[1].config}
-    assert wanted.items() <= said.items() and said['command'] == (
+    document = json.loads((root / runs[1].name / 'run.json').read_text())
+    assert document['overrides'] == {'seed': 2} and document['config'] == runs[1].config
+    assert document['command'] == (
         f'python -m agentrl_jax.train --config=c.py --workdir={root}/{runs[1].name} '
         '--config.steps=3 --config.seed=2'
     )
-    place = str(tmp_path / 'other')
-    sweep.prepare(place, expand(*h.sweep('seed', range(5))), 'c.py', {})
-    _, others = sweep.prepare(place, expand({'seed': 0}, {'seed': 9}), 'c.py', {})
-    assert f'{place} also holds 4 runs of other sweeps or configs: seed=1-' in others
-    assert others.endswith(', ...; left alone') and 'seed=0' not in others
-    assert len(list((tmp_path / 'other').glob('*/run.json'))) == 6
+    _, others = sweep.prepare(str(root), expand({'seed': 9}), 'c.py', {})
+    assert f'2 runs of other sweeps or configs: {runs[0].name}' in others
+    assert len(list(root.glob('*/run.json'))) == 3
     (tmp_path / 'metrics.jsonl').touch()
-    with pytest.raises(ValueError, match='is the folder of a run; a sweep needs one of its own'):
+    with pytest.raises(ValueError, match=str(tmp_path)):
         sweep.prepare(str(tmp_path), expand({}), 'c.py', {})
 
 
 def test_gpus_are_shared_out():
-    assert sweep.slots(2, '') == [{}, {}]
-    shared = sweep.slots(2, '0,1,4,5')
-    assert [slot['CUDA_VISIBLE_DEVICES'] for slot in shared] == ['0,1', '4,5']
+    gpus = [slot['CUDA_VISIBLE_DEVICES'] for slot in sweep.slots(2, '0,1,4,5')]
+    assert gpus == ['0,1', '4,5'] and sweep.slots(2, '') == [{}, {}]
 
 
 def test_runs_are_chosen_by_names_beginnings_and_values():
@@ -392,14 +375,12 @@ def test_runs_are_chosen_by_names_beginnings_and_values():
 
 def test_a_line_break_makes_no_second_command(capsys):
     """A shell that reads one line after the other would have run the second half by itself."""
-    (run,) = expand({'model.path': 'weights\ntouch gone'})
-    with pytest.raises(ValueError, match=r"model.path=weights.ntouch gone' has a line break"):
-        sweep.print_commands([run], 'c.py', 'runs', {})
-    (plain,) = expand({'seed': 1})
-    with pytest.raises(ValueError, match='has a line break'):
-        sweep.print_commands([plain], 'c.py', 'runs', {'model.path': 'a\rb'})
+    (run,), (plain,) = expand({'model.path': 'weights\ntouch gone'}), expand({'seed': 1})
+    for broken, common in ((run, {}), (plain, {'model.path': 'a\rb'})):
+        with pytest.raises(ValueError, match='model.path'):
+            sweep.print_commands([broken], 'c.py', 'runs', common)
     for words, options in ((['a\nb'], []), (['a'], ['--x\nrm'])):
-        with pytest.raises(ValueError, match='has a line break'):
+        with pytest.raises(ValueError):
             sweep.slurm_script([plain], pathlib.Path('runs'), words, jobs=1, options=options)
     assert capsys.readouterr().out == ''
 
@@ -440,9 +421,8 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
     assert task.wait(240) == (75 if stopped else 0)
     chosen = ['--launcher=local', '--jobs=1', f'--only={runs[1].name}']
     assert ast.literal_eval(said.read_text()) == [words[-1], *chosen]
-    requeued = tmp_path / 'requeued'
-    assert requeued.exists() == stopped
-    assert not stopped or requeued.read_text() == 'requeue 77_1\n'
+    requeued = [path.read_text() for path in tmp_path.glob('requeued')]
+    assert requeued == ['requeue 77_1\n'] * stopped
 
 
 # ---- the command line --------------------------------------------------------------------------
@@ -487,49 +467,45 @@ def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(t
     assert lines[4][5:] == [f'--config.{word}' for word in ['steps=7', *own]]
 
 
-@pytest.mark.filterwarnings('ignore:the load_module')
-def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it_where_asked(
+def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it(
     tmp_path, cli, capsys, monkeypatch
 ):
     workdir = tmp_path / 'w'
-    assert cli(*DEMO, f'--workdir={workdir}', '--launcher=slurm', '--config.steps=7') == 0
+    words = (*DEMO, f'--workdir={workdir}', '--launcher=slurm', '--config.steps=7')
+    assert cli(*words) == 0
     assert capsys.readouterr().out == f'sbatch {workdir}/sweep.sbatch\n'
     script = (workdir / 'sweep.sbatch').read_text()
-    words = shlex.split(next(line for line in script.splitlines() if 'agentrl_jax.sweep' in line))
-    assert words[3:8] == [*DEMO, f'--workdir={workdir}', '--retries=2', '--config.steps=7']
+    line = shlex.split(next(x for x in script.splitlines() if 'agentrl_jax.sweep' in x))
+    assert line[3:8] == [*DEMO, f'--workdir={workdir}', '--retries=2', '--config.steps=7']
     assert len(list(workdir.glob('*/run.json'))) == 15
     monkeypatch.setenv('PATH', str(tmp_path))
-    with pytest.raises(ValueError, match='--submit needs sbatch'):
-        sweep.launch_slurm(tmp_path, 'script', submit=True)
+    with pytest.raises(ValueError, match='sbatch'):
+        cli(*words, '--submit')
     sbatch = tmp_path / 'sbatch'
     sbatch.write_text(f'#!/bin/sh\necho "$@" $JAX_PLATFORMS > {tmp_path}/submitted; exit 4\n')
-    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
     sbatch.chmod(0o755)
-    given = f'{tmp_path}/sweep.sbatch'
-    monkeypatch.setattr(command, 'CHOSEN', True)
-    assert sweep.launch_slurm(tmp_path, 'script', submit=True) == 4
-    assert (tmp_path / 'submitted').read_text() == f'{given} cpu\n'
-    monkeypatch.setattr(command, 'CHOSEN', False)  # this process took the CPU for itself
-    assert sweep.launch_slurm(tmp_path, 'script', submit=True) == 4
-    assert (tmp_path / 'submitted').read_text() == f'{given}\n'
+    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+    for chosen, platform in ((True, ' cpu'), (False, '')):  # False: only this process is on a CPU
+        monkeypatch.setattr(command, 'CHOSEN', chosen)
+        assert cli(*words, '--submit') == 4
+        assert (tmp_path / 'submitted').read_text() == f'{workdir}/sweep.sbatch{platform}\n'
 
 
-@pytest.mark.filterwarnings('ignore:the load_module')
 @pytest.mark.parametrize(
-    'words, said',
+    'words, field',
     [
-        (('--workdir=/dev/null/x',), 'workdir is not writable .Not a directory.'),
-        (('--workdir=x', '--job=2'), "Unknown command line flag 'job'"),
-        (('--workdir=x', '--launcher=tpu'), 'should be one of <local.print.slurm>'),
-        (('--workdir=x', '--submit'), '--submit and --sbatch are of --launcher=slurm'),
-        (('--workdir=x', '--launcher=slurm', '--gpus=1'), '--gpus is of --launcher=local'),
-        (('--workdir=x', '--jobs=0'), 'jobs must be an integer in the range|positive integer'),
-        (('--workdir=x', '--only=base', '--launcher=print'), '--only=base is no run of this'),
-        (('--workdir=x', '--jobs=2', '--gpus=0,1,2'), '3 GPUs, no multiple of --jobs=2'),
-        (('--workdir=x', '--config.seed=4'), 'sets seed, and so does the command line'),
+        (('--workdir=/dev/null/x',), 'workdir'),
+        (('--workdir=x', '--job=2'), 'job'),
+        (('--workdir=x', '--launcher=tpu'), 'launcher'),
+        (('--workdir=x', '--submit'), '--submit'),
+        (('--workdir=x', '--launcher=slurm', '--gpus=1'), '--gpus'),
+        (('--workdir=x', '--jobs=0'), 'jobs'),
+        (('--workdir=x', '--only=base', '--launcher=print'), '--only=base'),
+        (('--workdir=x', '--jobs=2', '--gpus=0,1,2'), '--jobs=2'),
+        (('--workdir=x', '--config.seed=4'), 'seed'),
     ],
 )
-def test_wrong_use_is_said(cli, words, said):
-    with pytest.raises((ValueError, OSError, flags.Error), match=said):
+def test_wrong_use_is_an_error_that_names_the_field(cli, words, field):
+    with pytest.raises((ValueError, OSError, flags.Error), match=field):
         cli(*DEMO, *words)
     assert not (ROOT / 'x').exists()

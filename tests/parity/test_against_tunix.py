@@ -1,13 +1,13 @@
-"""benchmarks.tunix with both sides: the same weights, tokens and turns. No time is asserted.
+"""benchmarks.peers.tunix with both sides: the same weights, tokens and turns. No time is asserted.
 
-`make bench-tunix` installs Tunix (requirements-tunix.txt) and runs this file; without it it skips.
+`make bench-tunix` installs Tunix (requirements/tunix.txt) and runs this file; without it it skips.
 """
 
 import jax
-import numpy as np
 import pytest
 
-from benchmarks import common, tunix
+from benchmarks import common
+from benchmarks.peers import tunix
 
 pytest.importorskip('tunix', reason='make bench-tunix runs it')
 
@@ -47,14 +47,3 @@ def test_its_learner_plays_the_same_turns_with_the_same_number_of_tokens():
     assert found['tunix_tokens'] == found['tokens']
     assert len(found['rows']) == 4
     assert 'step with update' in tunix.show({'shapes': {}, 'turns': found})
-
-
-def test_both_wait_for_the_same_worlds(monkeypatch):
-    monkeypatch.setattr(tunix, 'draw_delays', lambda shape: np.full(shape, 0.02))
-    found = tunix.compare_worlds(episodes=8, at_once=4, turns=2, new=3, repeats=1, **SHAPE)
-    assert found['turns'] == 8 * 2 and found['same']
-    assert found['tunix_tokens'] == found['tokens']
-    assert found['longest_s'] == pytest.approx(0.06)
-    late = found['rows']['delays']
-    assert min(late['ours_s'], late['other_s']) >= 2 * 0.06  # 8 episodes, 4 at once
-    assert '16 turns, 4 episodes at once' in tunix.show({'shapes': {}, 'worlds': found})

@@ -1,6 +1,6 @@
 """Our advantages and losses beside verl's own functions, run on the same numbers.
 
-`make test-reference` installs verl (requirements-reference.txt) and runs this file; without verl it
+`make test-reference` installs verl (requirements/reference.txt) and runs this file; without verl it
 is skipped. Where verl is known to differ, the test says how and compares what must agree.
 """
 

@@ -16,6 +16,7 @@ from agentrl_jax import export, train
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import FAMILIES, decoder, lora, weights
 from agentrl_jax.records import run_log
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
 
 QWEN3 = dataclasses.replace(tiny_models.QWEN3, lora_scale=1.5)
@@ -209,5 +210,5 @@ def test_a_run_from_a_folder_samples_what_it_trains_and_exports_what_transformer
     np.testing.assert_allclose(config.logits(params, hidden), theirs, rtol=0, atol=1e-5)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     assert tokenizer('Up || Left\n')['input_ids'] == (
-        export.hf_folder.load_tokenizer(DEMO_MODEL).encode('Up || Left\n')
+        load_tokenizer(DEMO_MODEL).encode('Up || Left\n')
     )

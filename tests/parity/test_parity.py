@@ -113,7 +113,7 @@ def test_tokens_that_nobody_sampled_train_with_the_trainer_s_log_probabilities(p
     state = tiny_steps.fresh().replace(params=tiny.cloned('frozen_lake')[0])
     program = functools.partial(learn.prepare, fns=fns, how=how)
     program = jax.jit(program, compiler_options=tiny.QUICK)
-    batch = jax.device_get(program(state, None, out)[0])
+    batch = jax.device_get(program(state, tiny_steps.NOTHING_FROZEN, out)[0])
     assert batch.mask.sum() > 2 * played.action_mask.sum()
     # The sampler's own where it has any, a log-probability everywhere else.
     where = played.action_mask
@@ -181,22 +181,22 @@ def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
     [
         (
             {'parity.loss_on': 'words'},
-            "parity.loss_on='words' must be one of sampled, answers, all",
+            'parity.loss_on',
         ),
-        ({'parity.loss_on': 'all', 'context.window': 1}, 'it needs context.window=0'),
+        ({'parity.loss_on': 'all', 'context.window': 1}, 'context.window'),
         (
             {'parity.loss_on': 'answers', 'algorithm': 'dapo', 'loss.max_length': 9},
-            'it needs loss.max_length=0',
+            'loss.max_length',
         ),
         (
             {'parity.loss_on': 'all', 'loss.sampler_correction': 'tis'},
-            'it needs loss.sampler_correction=off',
+            'loss.sampler_correction',
         ),
-        ({'rollout.sampler_dtype': 'int8'}, "rollout.sampler_dtype='int8' must be one of"),
-        ({'loss.sampler_correction': 'clip'}, "loss.sampler_correction='clip' must be one of off"),
-        ({'loss.sampler_high': 3.0}, 'no effect with loss.sampler_correction=off'),
-        ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.5}, 'must be at most 1 and'),
-        ({'loss.sampler_correction': 'icepop', 'loss.sampler_low': 1.5}, 'must be at most 1 and'),
+        ({'rollout.sampler_dtype': 'int8'}, 'rollout.sampler_dtype'),
+        ({'loss.sampler_correction': 'clip'}, 'loss.sampler_correction'),
+        ({'loss.sampler_high': 3.0}, 'loss.sampler_high'),
+        ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.5}, 'loss.sampler_high'),
+        ({'loss.sampler_correction': 'icepop', 'loss.sampler_low': 1.5}, 'loss.sampler_low'),
     ],
 )
 def test_switches_that_exclude_something_say_so(changes, message):
@@ -247,7 +247,9 @@ def batch_of(sampler, **correction):
     how = build.build_learning(run, mesh, None, tiny.tokenizer())
     program = functools.partial(learn.prepare, fns=fns, how=how)
     state = tiny_steps.fresh().replace(params=params)
-    batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(state, None, out)
+    batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(
+        state, tiny_steps.NOTHING_FROZEN, out
+    )
     return jax.device_get((batch, measured, out))
 
 

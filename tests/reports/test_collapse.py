@@ -8,9 +8,7 @@ import pytest
 
 from agentrl_jax.measure import collapse
 from agentrl_jax.measure.collapse import judge, judge_all
-from agentrl_jax.records import run_log
 from agentrl_jax.results import runs as tables_runs
-from agentrl_jax.run import roll_back
 from agentrl_jax.run.config import read as read_config
 from configs import base
 
@@ -98,7 +96,7 @@ def test_updates_that_train_nothing_end_the_run():
     levels = [judge(rows[:n], 'skipped', **skipped).level for n in range(1, 9)]
     assert levels == ['ok'] * 5 + ['warn'] * 2 + ['alarm']
     alarms = judge_all(rows, settings)
-    assert roll_back.reaction(alarms, settings, used=0) == ('stop', 'skipped')
+    assert alarms['skipped'].level == 'alarm'
     empty = rows_of('update/applied', [math.nan] * 9)  # nothing was kept: filter.max_empty
     assert judge(empty, 'skipped', **skipped).level == 'ok'
 
@@ -115,7 +113,7 @@ def test_a_critic_whose_every_step_is_skipped_is_said_though_the_policy_trains()
     rows = [{'step': n, 'update/applied': 1.0, 'update/critic_applied': 0.0} for n in range(5)]
     assert 'changed the critic' in collapse.untrained(rows)
     alarms = judge_all(rows, base.get_config().alarm)
-    assert roll_back.reaction(alarms, base.get_config().alarm, used=0) == ('stop', 'critic_skipped')
+    assert alarms['critic_skipped'].level == 'alarm'
     held = [row | {'update/applied': math.nan, 'update/critic_applied': 1.0} for row in rows]
     assert collapse.untrained(held) == ''  # its warm-up lasts for the whole run
 
@@ -232,76 +230,14 @@ def test_recorded_collapses_raise_their_alarms():
 # ---- what a run does about it -------------------------------------------------------------------
 
 
-def alarm_settings(**actions):
-    settings = base.get_config().alarm
-    for name, action in actions.items():
-        settings[name].action = action
-    return settings
-
-
-def alarms(**levels):
-    return {name: collapse.Alarm(level, name, 7, True) for name, level in levels.items()}
-
-
-def test_only_alarms_lead_to_actions_and_a_stop_goes_first():
-    settings = alarm_settings(std_drop='roll_back', no_success='stop', grad_spike='off')
-    assert roll_back.reaction(alarms(std_drop='warn'), settings, used=0) == ('', '')
-    assert roll_back.reaction(alarms(entropy_drop='alarm'), settings, used=0) == ('', '')
-    one = alarms(std_drop='alarm')
-    assert roll_back.reaction(one, settings, used=1) == ('roll_back', 'std_drop')
-    assert roll_back.reaction(one, settings, used=2) == ('stop', 'std_drop')  # two are allowed
-    both = alarms(std_drop='alarm', no_success='alarm')
-    assert roll_back.reaction(both, settings, used=0) == ('stop', 'no_success')
-    off = judge_all(rows_of('policy/grad_norm', [1.0] * 10 + [99.0] * 9), settings)
-    assert 'grad_spike' not in off and 'entropy_rise' in off
-
-
-def test_the_target_is_the_newest_checkpoint_before_the_trouble():
-    assert roll_back.target([0, 10, 20, 30], 25) == 20
-    assert roll_back.target([0, 10, 20, 30], 20) == 10  # step 20 was played by what 20 holds
-    assert roll_back.target([10, 20], 10) is None and roll_back.target([], 3) is None
-
-
-def test_newest_rows_say_the_level_and_the_number_of_roll_backs():
-    rows = rows_of('eval/success', [0.0] * 5)
-    found = roll_back.watch(rows, base.get_config().alarm, used=1)
-    assert found['no_success'].level == 'alarm'
-    assert rows[-1]['alarm/level'] == 2 and rows[-1]['alarm/roll_backs'] == 1
-    assert 'alarm/level' not in rows[0]
-
-
-def test_a_roll_back_keeps_the_abandoned_rows_and_is_written_down(tmp_path):
-    rows = [{'step': step, 'time_s': 1.0, 'a/b': step / 3} for step in range(9)]
-    text = ''.join(run_log.json_line(row) for row in rows)
-    (tmp_path / run_log.METRICS_FILE).write_text(text)
-    assert run_log.read_roll_backs(tmp_path) == [] and roll_back.settle(tmp_path) == 0
-    roll_back.record(tmp_path, at_step=8, to_step=4, signal='std_drop', reason='why')
-    roll_back.record(tmp_path, at_step=8, to_step=2, signal='no_success', reason='again')
-    assert run_log.read_metrics(tmp_path / 'metrics_abandoned_1.jsonl') == rows[4:]
-    assert run_log.read_metrics(tmp_path / 'metrics_abandoned_2.jsonl') == rows[2:]
-    assert [past['to_step'] for past in run_log.read_roll_backs(tmp_path)] == [4, 2]
-    assert run_log.read_roll_backs(tmp_path)[0] == {
-        'at_step': 8,
-        'to_step': 4,
-        'signal': 'std_drop',
-        'reason': 'why',
-    }
-    assert (tmp_path / run_log.METRICS_FILE).read_text() == text  # cut when the run goes on
-
-
 @pytest.mark.parametrize(
     ('changes', 'says'),
     [
-        ({'alarm.std_drop.action': 'rollback'}, 'must be one of off, warn, stop, roll_back'),
-        ({'alarm.mi_pairs': 1}, 'mi_pairs=1 must be at least 2'),
-        ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window=0'),
-        ({'alarm.mi_every': 5, 'env.think': False}, 'needs env.think=True'),
-        ({'alarm.information_drop.action': 'stop'}, 'alarm.mi_every > 0'),
-        # five validations 25 steps apart, and one checkpoint behind the newest
-        (
-            {'alarm.no_success.action': 'roll_back', 'eval.every': 25},
-            'looks back over 125 steps, and checkpoint.keep, checkpoint.every only keep 50',
-        ),
+        ({'alarm.std_drop.action': 'rollback'}, 'alarm.std_drop.action'),
+        ({'alarm.mi_pairs': 1}, 'alarm.mi_pairs'),
+        ({'alarm.mi_every': 5, 'alarm.mi_turns': 'any', 'context.window': 2}, 'context.window'),
+        ({'alarm.mi_every': 5, 'env.think': False}, 'env.think'),
+        ({'alarm.information_drop.action': 'stop'}, 'alarm.information_drop.action'),
     ],
 )
 def test_impossible_alarms_are_refused(changes, says):

@@ -1,11 +1,12 @@
 """Turn credit against exact gradients: turn_grpo has no stopping bias, the modes of MT-GRPO have.
 
-10^5 groups of four play worlds small enough for dynamic programming (benchmarks/turn_credit.py).
+10^5 groups of four play worlds small enough for dynamic programming (exact_gradients.py).
 """
 
 import dataclasses
 import functools
 
+import exact_gradients as bench
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from agentrl_jax.algorithms.rloo import RLOO
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import KL
-from benchmarks import turn_credit as bench
 
 GROUPS, MEMBERS = 100_000, 4
 BIASED = ('mt_v1', 'mt_cumulative', 'mt_local', 'gtpo', 'hybrid', 'flattened')
@@ -83,27 +83,25 @@ def test_group_gradients_by_hand():
 def test_turn_grpo_has_no_bias_in_any_world(name):
     """Not even in length: without faults the best scale is 1."""
     scale = None if bench.WORLDS[name].faults else 1.0
-    found = quality(name, '`turn_grpo`', scale)
+    found = quality(name, 'turn_grpo', scale)
     assert found.errors < bench.NOISE and found.bias < 2.5 * found.noise
-    assert quality(name, '`turn_grpo`').scale == pytest.approx(1, abs=0.05) or scale is None
+    assert quality(name, 'turn_grpo').scale == pytest.approx(1, abs=0.05) or scale is None
 
 
 @pytest.mark.slow('averages over 100,000 groups')
 @pytest.mark.parametrize('norm', ['mean', 'std'])
 @pytest.mark.parametrize('mode', BIASED)
 def test_comparing_only_those_that_reached_a_turn_is_biased(mode, norm):
-    found = quality('lookups', f'`mt_grpo` {mode}, {norm}')
+    found = quality('lookups', f'{mode}, {norm}')
     assert found.errors > 2 * bench.NOISE and found.bias > 0.05 > 2.5 * found.noise
 
 
 @pytest.mark.parametrize('name', ['gain', 'cost'])
 def test_what_a_second_turn_is_worth_reaches_the_decision_to_take_it_in_turn_grpo_only(name):
     """Half a group stops, half goes on to +-1: MT-GRPO's first advantage is 0 for both."""
-    cumulative = bench.ESTIMATORS['`mt_grpo` mt_cumulative, mean'](
-        played(name), bench.WORLDS[name], MEMBERS
-    )
+    cumulative = bench.ESTIMATORS['mt_cumulative, mean'](played(name), bench.WORLDS[name], MEMBERS)
     assert not np.asarray(cumulative[:, 0]).any()
-    own = np.asarray(bench.ESTIMATORS['`turn_grpo`'](played(name), bench.WORLDS[name], MEMBERS))
+    own = np.asarray(bench.ESTIMATORS['turn_grpo'](played(name), bench.WORLDS[name], MEMBERS))
     went_on = played(name).actions[:, 0] == bench.GO
     sign = 1 if name == 'gain' else -1
     assert sign * own[went_on, 0].mean() > 0.4 > -0.4 > sign * own[~went_on, 0].mean()
@@ -114,7 +112,7 @@ def test_credit_by_turns_saves_variance_where_turns_pay_and_costs_some_where_the
     name, least, most
 ):
     """Beside one advantage an episode: members that stopped count as 0, whatever they were paid."""
-    own, whole = quality(name, '`turn_grpo`'), quality(name, '`rloo`')
+    own, whole = quality(name, 'turn_grpo'), quality(name, 'rloo')
     assert whole.errors < bench.NOISE and least < own.variance / whole.variance < most
 
 

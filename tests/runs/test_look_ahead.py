@@ -15,11 +15,11 @@ import real_tokenizers
 import smollm_vocabulary
 
 from agentrl_jax.envs import ENVIRONMENTS, BabyAI, FrozenLake, Sokoban
-from agentrl_jax.text import agents, lines
+from agentrl_jax.text import agents, lines, prompt_lines
 from agentrl_jax.text import task as text
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.tokens import chat
-from agentrl_jax.tokens.tokenizer import load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
 WORLDS = {name: world() for name, world in ENVIRONMENTS.items()} | {
@@ -180,7 +180,7 @@ def test_prompts_of_the_demo_and_of_qwen_are_what_they_were(style):
     for name, tokenizer in (('sokoban', demo()), ('library', qwen_vocabulary.qwen_tokenizer())):
         task = build(name, tokenizer, style)
         words = STYLES[style]
-        said = text.system_text(task.env, words, ACTIONS)
+        said = prompt_lines.system_text(task.env, words, ACTIONS)
         prefix = chat.build_chat(tokenizer).episode_prefix(said, words.lead)
         assert np.asarray(task.prefix).tolist() == prefix
         assert task.table.variant is None and task.table.kind is None

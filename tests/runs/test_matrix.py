@@ -15,6 +15,7 @@ import pytest
 import toy_rollouts as toy
 
 from agentrl_jax.algorithms import ALGORITHMS
+from agentrl_jax.extras.distillation.distilling import Distilling
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.measure import metrics
 from agentrl_jax.rollout import device
@@ -25,7 +26,6 @@ from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run import build as build_module
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run import state as start
-from agentrl_jax.run import teachers
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import EpisodeStop, Frozen
@@ -162,15 +162,16 @@ def learner(algorithm):
     run = world('frozen_lake')
     txs = assemble.build_optimisers(cfg)
     fns = assemble.build_functions(cfg, run.config, run.mesh)
-    models = [run.config for _ in cfg.algorithm.teachers]
-    taught = teachers.functions(cfg, run.config, models, run.mesh)
-    how = build_module.build_learning(cfg, run.mesh, None, run.tokenizer, taught)
+    extras, more = (), {}
+    if cfg.algorithm.other_models:
+        extras = (Distilling(full=False, teachers=(fns,)),)
+        more = {'teachers': (jax.tree.map(lambda x: 1.5 * x, run.params),)}
+    how = build_module.build_learning(cfg, run.mesh, None, run.tokenizer, extras)
     program = functools.partial(build_module.learn, fns=fns, how=how)
     parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
     reference = run.params if cfg.needs_reference else None
-    others = (jax.tree.map(lambda x: 1.5 * x, run.params),) if cfg.algorithm.teachers else ()
-    frozen = Frozen({}, reference, others)
+    frozen = Frozen({}, reference, more)
     return functools.partial(jax.jit(program, compiler_options=QUICK), state, frozen), state
 
 

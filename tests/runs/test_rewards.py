@@ -197,9 +197,9 @@ def test_checks_come_before_the_model(own, monkeypatch):
         ('own_rewards:__doc__', {}, "str, which cannot be called.*--config.reward.function=''"),
         ('own_rewards:brief', {}, r"brief' \(on the device a function of \(rollout, task\)"),
         ('own_rewards:short', HOSTS, "short' must be, for worlds on hosts, a function of an epis"),
-        ('a:b', {'algorithm': 'vine'}, 'is a function of whole episodes'),
-        ('a:b', {'algorithm': 'ppo', 'fork.value_every': 2}, 'is a function of whole episodes'),
-        ('a:b', {'env.mix': (('bandit', 0.5), ('textcraft', 0.5))}, 'has both kinds of worlds'),
+        ('a:b', {'algorithm': 'vine'}, 'reward.function'),
+        ('a:b', {'algorithm': 'ppo', 'fork.value_every': 2}, 'fork.value_every'),
+        ('a:b', {'env.mix': (('bandit', 0.5), ('textcraft', 0.5))}, 'reward.function'),
     ],
 )
 def test_what_is_no_reward_function_ends_a_run_before_a_model_is_made(

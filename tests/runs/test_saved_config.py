@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from agentrl_jax import evaluate, export, serve_policy
 from agentrl_jax.machine import checkpoint, files, provenance
-from agentrl_jax.run import command, params, parts, saved_config
+from agentrl_jax.run import params, parts, saved_config, usage
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json, comparable, following, saved_with
@@ -91,7 +91,7 @@ def test_where_the_newest_checkpoint_is_damaged_an_older_one_tells_the_config(
     for asked in ('--fallback', '--fallback=true'):
         file, _, folder = saved_config.default(['program', *words, asked]).partition(':')
         assert folder.endswith('checkpoints/2')
-    monkeypatch.setenv(command.FALLBACK, '1')
+    monkeypatch.setenv(usage.FALLBACK, '1')
     assert parsed(monkeypatch, *words).to_dict() == cfg.to_dict()
 
 
@@ -300,7 +300,7 @@ def test_checkpoints_of_older_versions_say_nothing_of_the_model(adapted, tmp_pat
     (tmp_path / 'other' / 'config.json').write_text(json.dumps(fields))
     extra = checkpoint.read_extra(workdir)
     assert extra.keys() >= {'sizes', 'base'}
-    older = {name: extra[name] for name in ('config', 'version', 'roll_backs')}
+    older = {name: extra[name] for name in ('config', 'version')}
     monkeypatch.setattr(checkpoint, 'read_extra', lambda path, step=None: older)
     opened(other, workdir)
 

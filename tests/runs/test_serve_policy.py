@@ -4,12 +4,10 @@ import json
 import re
 import threading
 import time
-import types
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import micro_runs
 import pytest
 
@@ -83,14 +81,6 @@ def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, thin
     url = served.url.removesuffix('/v1')
     with urllib.request.urlopen(f'{url}/health', timeout=30) as response:
         assert json.loads(response.read()) == {'status': 'ok'}
-
-
-def test_a_round_is_divided_among_all_devices(monkeypatch):
-    """Six could not share 1,024 conversations, and the server ended after its first round."""
-    monkeypatch.setattr(serve_policy, 'ROUND', 3)
-    cfg = micro_runs.plain('harness', **{'harness.run': 'harness_clients:two_turns'})
-    served = serve_policy.Served(read_config(cfg, None), slots=2)
-    assert served.round == served.desk.round_size == served.desk.slots == jax.device_count()
 
 
 def test_rounds_follow_each_other_and_what_the_template_refuses_is_refused(monkeypatch):
@@ -235,20 +225,3 @@ def test_stop_strings_and_thoughts_are_those_of_the_run():
         answer = {'role': 'assistant', 'content': asked(desk, history)}
         asked(desk, [*history, answer, user('And now?')])
         assert len(desk.open) == conversations
-
-
-def test_the_command_ends_when_its_policy_does(monkeypatch, capsys):
-    """It listened for ever to requests that nobody answered."""
-    given = {'workdir': '', 'best': False, 'step': None, 'host': '127.0.0.1', 'port': 0}
-    given |= {'slots': 2, 'stop': []}
-    given['config'] = micro_runs.plain('harness', **{'harness.run': 'harness_clients:two_turns'})
-    flags = types.SimpleNamespace(FLAGS=types.SimpleNamespace(**given))
-    monkeypatch.setattr(serve_policy, 'flags', flags)
-
-    def fail(_):
-        raise ValueError('no room for the caches')
-
-    monkeypatch.setattr(serve_policy.Served, 'run', fail)
-    with pytest.raises(SystemExit) as ended:
-        serve_policy.main()
-    assert ended.value.code == 1 and 'error: no room for the caches' in capsys.readouterr().err

@@ -18,7 +18,7 @@ from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl.learning import Optim
 from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import params, parts, roll_back
+from agentrl_jax.run import params, parts
 from agentrl_jax.run.build import build_held_out
 from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
@@ -56,13 +56,17 @@ def test_pass_at_k_and_mean_at_k_by_hand():
     )
 
 
-def test_the_likelihood_of_held_out_observations_is_a_mean_over_their_tokens():
+def test_sums_of_extensions_are_totals_over_counts():
     out = toy.rollout_of([[(1, 1)]], np.zeros((1, 1)), length=3)
     sums = validation.count(out, _NoMetrics, levels=1)
     assert 'eval/observation_nll' not in validation.summarise(sums)
-    some = validation.summarise(sums | {'observed': np.int32(4), 'surprise': np.float32(6.0)})
+    some = validation.summarise(
+        sums | {'observation_nll/count': np.int32(4), 'observation_nll/total': np.float32(6.0)}
+    )
     assert some['eval/observation_nll'] == 1.5
-    none = validation.summarise(sums | {'observed': np.int32(0), 'surprise': np.float32(0.0)})
+    none = validation.summarise(
+        sums | {'observation_nll/count': np.int32(0), 'observation_nll/total': np.float32(0.0)}
+    )
     assert np.isnan(none['eval/observation_nll'])
 
 
@@ -90,21 +94,17 @@ def test_the_best_is_compared_with_what_is_kept(tmp_path):
     def kept():
         return checkpoint.steps(folder / checkpoint.FOLDER)
 
-    def validated(step, success, roll_backs=0):
-        said = {'step': step, 'eval/success': success, 'roll_backs': roll_backs}
-        params.keep_best(tmp_path, {'w': jnp.float32(step)}, said)
+    def validated(step, success):
+        saved = {'step': step, 'eval/success': success}
+        params.keep_best(tmp_path, {'w': jnp.float32(step)}, saved)
 
     for step, success in ((0, 0.3), (10, 0.7), (20, 0.4), (30, 0.7)):
         validated(step, success)
     assert kept() == [10] and checkpoint.read_extra(folder)['eval/success'] == 0.7
     validated(10, 0.7)  # played again after a kill
     assert kept() == [10]
-    (tmp_path / run_log.ROLL_BACKS_FILE).write_text('[{"to_step": 8}]')
-    assert roll_back.settle(tmp_path) == 1 and kept() == []
-    validated(20, 0.2, roll_backs=1)
-    assert roll_back.settle(tmp_path) == 1 and kept() == [20]
-    (folder / checkpoint.FOLDER / '20' / checkpoint.MARK).write_text('x')
-    validated(30, 0.1, roll_backs=1)  # what is damaged is no rival
+    (folder / checkpoint.FOLDER / '10' / checkpoint.MARK).write_text('x')
+    validated(30, 0.1)  # what is damaged is no rival
     assert kept() == [30]
 
 
@@ -304,14 +304,14 @@ def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected
 @pytest.mark.parametrize(
     'changes, sentence',
     [
-        ({'optim.schedule': 'cosine'}, 'do not go together'),
-        ({'optim.schedule_steps': 9}, 'do not go together'),
-        ({'optim.final_lr': 0.1}, 'no effect on optim.schedule=constant'),
-        ({'eval.also': ('tests',)}, 'must name splits'),
-        ({'eval.also': ('validation',)}, 'other than eval.split'),
-        ({'eval.worlds': ('chess',)}, 'must name worlds of frozen_lake, sokoban'),
-        ({'eval.worlds': ('sokoban', 'frozen_lake')}, "other than env.name='frozen_lake'"),
-        ({'checkpoint.best': True, 'eval.split': 'test'}, 'no test figure left'),
+        ({'optim.schedule': 'cosine'}, 'optim.schedule'),
+        ({'optim.schedule_steps': 9}, 'optim.schedule_steps'),
+        ({'optim.final_lr': 0.1}, 'optim.final_lr'),
+        ({'eval.also': ('tests',)}, 'eval.also'),
+        ({'eval.also': ('validation',)}, 'eval.also'),
+        ({'eval.worlds': ('chess',)}, 'eval.worlds'),
+        ({'eval.worlds': ('sokoban', 'frozen_lake')}, 'eval.worlds'),
+        ({'checkpoint.best': True, 'eval.split': 'test'}, 'eval.split'),
     ],
 )
 def test_what_cannot_be_is_refused(changes, sentence):

@@ -23,19 +23,19 @@ from agentrl_jax.algorithms.gspo import GSPO, segment_mean
 from agentrl_jax.algorithms.gspo_turn import GSPOTurn
 from agentrl_jax.algorithms.maxrl import MaxRL
 from agentrl_jax.algorithms.mt_grpo import MTGRPO, split_rewards
-from agentrl_jax.algorithms.opd import OPD
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
 from agentrl_jax.algorithms.sao import SAO, adaptive_lambda
 from agentrl_jax.algorithms.sapo import SAPO
+from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.measure import metrics
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses, objective, score, turn_credit
 from agentrl_jax.rl.algorithm import KL, Clip, Comparison, Filter, Range
-from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.learning import Batching, Learning
 from agentrl_jax.rollout import windows
 from agentrl_jax.types import EpisodeStop
 
@@ -167,11 +167,8 @@ def test_values_after_tokens_are_those_before_the_next_ones():
         None,
         rollout,
         fns=ModelFns(toy.toy_hidden, toy.toy_head, toy.toy_values, None),
-        microbatch_rows=4,
-        temperature=1.0,
-        chunk_size=64,
+        how=Learning(PPO(bootstrap_truncated=True), batch=Batching(microbatch_rows=4)),
         recompute=False,
-        with_next=True,
     )
     both = np.asarray(rollout.action_mask[:, :-1] & rollout.action_mask[:, 1:])
     assert both.any()

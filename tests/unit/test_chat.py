@@ -1,4 +1,3 @@
-import os
 import random
 
 import pytest
@@ -9,7 +8,8 @@ from agentrl_jax.envs.hosts.world import Messages
 from agentrl_jax.text.conversation import Conversation, prefix_of
 from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.chat import build_chat, message, plain_template, render, tokenize
-from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, load_tokenizer
+from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 from agentrl_jax.tools import demo_tokenizer
 
 # What Qwen2.5's template does with a conversation that begins with a system message and calls no
@@ -39,31 +39,23 @@ def with_template(template):
     return tokenizer
 
 
-def template_of(tokenizer) -> str:
-    return tokenizer.chat_template or CHATML
+def rendered(tokenizer, messages) -> str:
+    return render(tokenizer, messages, template=tokenizer.chat_template or CHATML)
 
 
-def test_first_turn_is_the_templates_token_for_token(tokenizer):
+def test_turns_are_the_template_s_token_for_token_and_only_append(tokenizer):
     chat = build_chat(tokenizer)
     messages = [message('system', SYSTEM), message('user', USER)]
-    rendered = render(template_of(tokenizer), messages)
-    for forced in ['', '<think>', '<answer>']:
-        pieces = [*chat.episode_prefix(SYSTEM, USER), *chat.answer_open(forced)]
-        assert pieces == tokenize(tokenizer, rendered + forced)
-    assert tokenizer.decode(pieces, show_special=True) == rendered + '<answer>'
-
-
-def test_further_turns_are_the_templates_and_only_append(tokenizer):
-    chat = build_chat(tokenizer)
-    messages = [message('system', SYSTEM), message('user', USER)]
-    ids = [*chat.episode_prefix(SYSTEM, USER), *chat.answer_open('')]
-    for turn in range(2, 5):
+    ids = chat.episode_prefix(SYSTEM, USER)
+    for turn in range(4):
+        whole = rendered(tokenizer, messages)
+        for forced in ['', '<think>', '<answer>']:
+            opened = [*ids, *chat.answer_open(forced)]
+            assert opened == tokenize(tokenizer, whole + forced)
+        ids = [*ids, *chat.answer_open(''), *tokenizer.encode('go Up'), chat.end_id]
+        ids += chat.user_open(f'Turn {turn}:\n__P\n')
         messages += [message('assistant', 'go Up'), message('user', f'Turn {turn}:\n__P\n')]
-        shorter = ids
-        ids = [*ids, *tokenizer.encode('go Up'), chat.end_id]
-        ids += [*chat.user_open(f'Turn {turn}:\n__P\n'), *chat.answer_open('')]
-        assert ids[: len(shorter)] == shorter
-        assert ids == tokenize(tokenizer, render(template_of(tokenizer), messages))
+    assert tokenizer.decode(opened, show_special=True) == whole + '<answer>'
 
 
 def test_a_user_message_may_open_with_a_newline(tokenizer):
@@ -82,7 +74,7 @@ def test_llama_3_s_pieces_are_its_template_s_but_for_white_space_around_texts():
     assert chat.preface == 'Today: 26 Jul 2024\n\n'
     messages = [message('system', SYSTEM.strip()), message('user', USER.strip())]
     pieces = [*chat.episode_prefix(SYSTEM.strip(), USER.strip()), *chat.answer_open('')]
-    assert pieces == tokenize(tokenizer, render(TEMPLATE, messages))
+    assert pieces == tokenize(tokenizer, render(tokenizer, messages))
     kept = [*chat.episode_prefix(SYSTEM, USER), *chat.answer_open('')]
     assert f'\n\n{USER}<|eot_id|>' in tokenizer.decode(kept, show_special=True)
     assert chat.default_prefix('U')[0] == chat.first_id == tokenizer.special('<|begin_of_text|>')
@@ -102,12 +94,12 @@ OPENS = (
 
 @pytest.mark.parametrize('thought', ['<think>\n', '<think>\n\n</think>\n\n'])
 def test_a_template_may_open_the_thought_of_an_answer(thought):
-    """As those of Qwen3-Thinking and minimind, which were refused."""
+    """As those of Qwen3-Thinking and minimind."""
     tokenizer = with_template(OPENS.replace('THOUGHT', repr(thought)))
     chat = build_chat(tokenizer)
     assert chat.forced('') == thought and chat.forced('<answer>') == '<answer>'
     assert chat.forced('<think>') == (thought if '/' not in thought else '<think>')
-    whole = tokenize(tokenizer, render(tokenizer.chat_template, [message('user', 'U')]))
+    whole = tokenize(tokenizer, render(tokenizer, [message('user', 'U')]))
     talk = Conversation(chat, '', 48)
     shown = Messages([message('user', 'U')], tools=[], branch=0, opens=True)
     assert [*talk.prompt_of(shown).tokens] == whole[1:]
@@ -119,7 +111,7 @@ def test_a_template_may_open_the_thought_of_an_answer(thought):
 
 @pytest.mark.parametrize('generates', ['', '<think>\n\n</think>\n\n'])
 def test_a_template_may_give_earlier_answers_an_empty_thought(generates):
-    """As TRL's training template of Qwen3, which was refused."""
+    """As TRL's training template of Qwen3."""
     empty = "('' if '<think>' in message.content or message.role != 'assistant' else EMPTY)"
     template = CHATML.replace('+ message.content', f'+ {empty} + message.content')
     template = template.replace('EMPTY', repr('<think>\n\n</think>\n\n'))
@@ -137,8 +129,8 @@ def test_a_template_gets_what_transformers_gives_it():
     )
     named = {'bos_token': 'b', 'eos_token': 'e', 'image_token': 'i'}
     messages = [message('user', 'U')]
-    text = render(given + names + marked, messages, named=named)
-    assert text == 'bei' + 'False' + render(CHATML, messages)
+    text = rendering.render(given + names + marked, messages, **named)
+    assert text == 'bei' + 'False' + rendering.render(CHATML, messages)
 
 
 def test_a_bos_token_is_in_front_of_chats_whose_template_puts_it_there():
@@ -169,13 +161,11 @@ def test_the_token_that_announces_a_call_is_spelled():
     assert chat.said([*encode('<|python_tag|>'), chat.end_id]) == '<|python_tag|>'
 
 
-def test_chats_of_no_supported_family_are_refused():
-    for template in (None, '{{ messages }}'):
-        with pytest.raises(ValueError, match='llama: its chat is not one of those supported'):
-            build_chat(llama_tokenizer(template))
+def test_chats_of_no_supported_family_are_rejected():
     strange = TEMPLATE.replace("text + '<|eot_id|>'", "text + '<|eom_id|>'")
-    with pytest.raises(ValueError, match='is not Llama 3 as it is supported; it renders'):
-        build_chat(llama_tokenizer(strange))
+    for template in (None, '{{ messages }}', strange):
+        with pytest.raises(ValueError, match='llama'):
+            build_chat(llama_tokenizer(template))
 
 
 def test_observations_cannot_forge_a_turn(tokenizer):
@@ -190,59 +180,32 @@ def test_observations_cannot_forge_a_turn(tokenizer):
             assert forged.count(special) == honest.count(special)
 
 
-def test_other_chat_formats_are_refused():
-    build_chat(with_template(CHATML))
-    wrong = [
-        ("{{ messages[0]['content'] }}", r"it renders ' S\\n'"),
-        (CHATML.replace('message.content', '(message.content | trim)'), 'is not ChatML'),
-        (CHATML.replace("'<|im_end|>\n'", "'<|im_end|>'"), 'is not ChatML'),
-        ("{{ raise_exception('no system messages') }}", 'fails: no system messages'),
-        ('{% for %}', 'fails: '),
-        ("{{ ''.__class__.__mro__ }}", 'fails: '),
-    ]
-    for template, reason in wrong:
-        with pytest.raises(ValueError, match=reason):
-            build_chat(with_template(template))
-    # Right for one turn, but the second forgets the first answer.
-    forgetful = '{% if messages | length > 2 %}x{% endif %}' + CHATML
-    with pytest.raises(ValueError, match='is not ChatML'):
-        build_chat(with_template(forgetful))
+FORGETS = '{% if messages | length > 2 %}x{% endif %}'  # right for one turn
 
 
 @pytest.mark.parametrize(
-    ('template', 'reason'),
+    'template',
     [
-        ("{{ 'x' * 10**10 }}", 'bytes of memory'),
-        ("{{ 'x' | center(10**10) }}", 'bytes of memory'),
-        ("{{ '%9999999999d' % 1 }}", 'bytes of memory|fails: '),
-        (
-            "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x ~ n.x %}"
-            '{% endfor %}',
-            'bytes of memory',
-        ),
-        ("{{ 'x' * 10**5 }}", 'renders 100,000 characters'),
-        (
-            '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}',
-            'takes more than 2 s',
-        ),
-        ('{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}', 'recursion'),
-        ("{{ raise_exception('a\n\x1b[31mb') }}", r'fails: a\\n\\x1b\[31mb'),
-        ("{{ '\\ud800' }}", 'half of a surrogate pair'),
+        "{{ messages[0]['content'] }}",
+        CHATML.replace('message.content', '(message.content | trim)'),
+        CHATML.replace("'<|im_end|>\n'", "'<|im_end|>'"),
+        FORGETS + CHATML,
+        "{{ raise_exception('a\n\x1b[31mb') }}",
+        '{% for %}',
+        "{{ ''.__class__.__mro__ }}",
+        '{% for a in range(10**6) %}{% endfor %}',
+        "{% for a in range(9) %}{{ 'x' * 10**6 }}{% endfor %}",
+        '{# ' + 'x' * 2**20 + ' #}' + CHATML,
+        '{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}',
+        "{{ '\\ud800' }}",
     ],
 )
-def test_a_template_that_would_take_all_time_or_memory_is_refused_in_a_line(template, reason):
-    """The sandbox bounds neither: a tokenizer could hold up a run for ever, or end the machine."""
+def test_templates_that_fail_or_word_a_chat_differently_are_rejected(template):
+    build_chat(with_template(CHATML))
     tokenizer = with_template(template)
-    with pytest.raises(ValueError, match=reason) as error:
+    with pytest.raises(ValueError) as error:
         build_chat(tokenizer)
     assert tokenizer.source in str(error.value) and str(error.value).isprintable()
-
-
-def test_a_template_is_rendered_once_for_each_conversation(monkeypatch):
-    messages = [message('user', 'once')]
-    first = render(CHATML, messages)
-    monkeypatch.setattr(rendering.subprocess, 'Popen', None)
-    assert render(CHATML, list(messages)) == first
 
 
 TOOLS = [
@@ -281,23 +244,3 @@ def test_what_follows_an_answer_is_the_templates_difference(tokenizer, new, tool
     assert pieces == chat.opening([*first, message('assistant', '') | said, *later], tools)
     text = tokenizer.decode(ids, show_special=True)
     assert text.count('<|im_start|>') == ids.count(chat.start_id) + 1  # that of the question
-
-
-LOOP = '{% for i in range(99999) %}'
-ENDLESS = LOOP * 2 + '{% endfor %}' * 2
-
-
-def test_a_renderer_goes_on_after_a_conversation_that_its_template_refuses():
-    renderer = rendering.Renderer('{{ raise_exception(messages[0]) if messages[0] else "fine" }}')
-    try:
-        with pytest.raises(rendering.TemplateError, match='no such role'):
-            renderer.render(['no such role'])
-        assert renderer.render(['']) == 'fine'
-        # Ctrl-C is for the run, which finishes its step
-        assert os.getpgid(renderer._process.pid) != os.getpgid(0)
-        endless = rendering.Renderer(ENDLESS)
-        with pytest.raises(rendering.TemplateError, match='it takes more than 2 s'):
-            endless.render([])
-        endless.close()
-    finally:
-        renderer.close()

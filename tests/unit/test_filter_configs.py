@@ -65,7 +65,7 @@ def learn(rollout=None, algorithm='grpo', **changes):
 def prepare(rollout=None, **changes):
     """(batch, rows of the rollout that train, metrics): what comes before the update."""
     batch, rows, _, measured = learning.prepare(
-        fresh(), None, rollout or rollout_of(), **parts_of('grpo', changes)
+        fresh(), NOTHING_FROZEN, rollout or rollout_of(), **parts_of('grpo', changes)
     )
     return batch, sorted(np.asarray(rows)[batch.mask.any(1)].tolist()), measured
 

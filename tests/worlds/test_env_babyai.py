@@ -19,9 +19,16 @@ import numpy as np
 import pytest
 from agentgym_babyai import Wrapper
 
-from agentrl_jax.envs import GAMES, BabyAI
+from agentrl_jax.envs import BabyAI
 from agentrl_jax.envs.babyai import pool, sight, texts
-from agentrl_jax.envs.babyai.export import empty_levels, export_levels, gym_id, level_maker
+from agentrl_jax.envs.babyai.export import (
+    empty_levels,
+    export_levels,
+    first_state,
+    gym_id,
+    level_maker,
+)
+from agentrl_jax.envs.babyai.planner import plan
 from agentrl_jax.envs.babyai.rules import DROP, FORWARD, LEFT, PICKUP, RIGHT, TOGGLE
 from agentrl_jax.envs.babyai.words import (
     AFTER,
@@ -41,7 +48,6 @@ from agentrl_jax.envs.babyai.words import (
 from agentrl_jax.envs.babyai.world import EnvParams, device_arrays
 from agentrl_jax.envs.hosts import babyai as served
 from agentrl_jax.envs.hosts import workers
-from benchmarks import babyai as benchmark
 
 needs_minigrid = pytest.mark.skipif(
     importlib.util.find_spec('minigrid') is None, reason='pip install -r requirements-test.txt'
@@ -52,13 +58,63 @@ AGENTGYM = BabyAI(actions='macro', agentgym_wording=True, agentgym_rewards=True,
 # ---- against minigrid --------------------------------------------------------------------------
 
 
+WEIGHTS = (0.17, 0.17, 0.34, 0.12, 0.1, 0.1)  # of random actions: left, right, forward, ...
+FIELDS = ('image', 'cell', 'direction', 'held', 'reward', 'terminated', 'truncated')
+
+
+def minigrid_play(data_idx, rng):
+    """(actions, FIELDS after each) of a level: a third of players is random, a third the expert."""
+    seed, index = divmod(int(data_idx), len(pool.LEVELS))
+    env = level_maker(pool.LEVELS[index])(seed)
+    best = plan(first_state({k: v[seed] for k, v in pool.block(pool.LEVELS[index], 0).items()}))
+    actions = rng.choice(6, size=env.max_steps if index % 8 == 0 else 150, p=WEIGHTS)
+    best = np.array(best[: len(actions)], int)
+    follows = rng.random(len(best)) < (0.0, 1.0, 0.93)[index % 3]
+    actions[: len(best)] = np.where(follows, best, actions[: len(best)])
+    rows = []
+    for action in actions:
+        obs, *ends, _ = env.step(int(action))
+        x, y = map(int, env.agent_pos)
+        held = env.carrying
+        name = -1 if held is None else KINDS.index(held.type) * 6 + COLOURS.index(held.color)
+        rows.append((obs['image'], y * SIDE + x, env.agent_dir, name, *ends))
+        if ends[1] or ends[2]:
+            break
+    return actions[: len(rows)], rows
+
+
 @needs_minigrid
 def test_play_of_all_forty_levels_is_that_of_minigrid():
     """View, pose, carrying, reward and both ends, after every step of an episode of each level."""
-    got = benchmark.compare(pool.LEVELS, len(pool.LEVELS))
-    assert got['episodes'] == 40 and got['steps'] > 1500
-    assert got['solved'] >= 8 and got['truncated'] >= 1
-    assert not any(got['differences'].values()), got
+    env, rng = BabyAI(), np.random.default_rng(0)
+    params = env.make_params(None, num_levels=len(pool.LEVELS))
+    games = [minigrid_play(data_idx, rng) for data_idx in np.asarray(params.data_idx)]
+    actions = np.full((max(len(actions) for actions, _ in games), len(games)), -1, np.int32)
+    for row, (played, _) in enumerate(games):
+        actions[: len(played), row] = played
+
+    def step(states, action):
+        one = jax.vmap(env.step_env, (None, 0, 0, None))
+        image, states, reward, terminated, _ = one(jax.random.key(0), states, action, params)
+        held = jnp.take_along_axis(states.name, jnp.maximum(states.held, 0)[:, None], 1)[:, 0]
+        held = jnp.where(states.held < 0, -1, held)
+        truncated = jax.vmap(env.is_truncated, (0, None))(states, params)
+        pose = states.agent, states.direction
+        return states, (image, *pose, held, reward, terminated, truncated)
+
+    @jax.jit
+    def run(actions):
+        states = jax.vmap(env.reset_level, (0, None))(jnp.arange(len(games)), params)
+        return jax.lax.scan(step, states, actions)[1]
+
+    ours = jax.device_get(run(actions))
+    for row, (_, rows) in enumerate(games):
+        for name, theirs, mine in zip(FIELDS, zip(*rows, strict=True), ours, strict=True):
+            mine = mine[: len(rows), row]
+            np.testing.assert_allclose(mine, theirs, atol=1e-6, err_msg=f'level {row}: {name}')
+    rewards, truncated = ([rows[-1][i] for _, rows in games] for i in (4, 6))
+    assert sum(map(bool, rewards)) >= 8 and any(truncated)
+    assert sum(len(rows) for _, rows in games) > 1500
 
 
 @needs_minigrid
@@ -163,47 +219,29 @@ def test_macro_actions_read_and_pay_as_agentgyms_wrapper_does():
                 assert rewards[:turn, row].sum() == pytest.approx(score, abs=1e-5)
                 assert bool(ended[turn - 1, row]) == done
                 assert bool(won[turn - 1, row]) == (score > 0)
-    said = squeezed(' '.join(step[1] for game in games for step in game))
-    for reply in (
-        'nopath',
-        'notrecognized',
-        'Nochange',
-        'barrier',
-        'closed.You',
-        'notcarryingakey',
-    ):
-        assert reply in said, reply
+    texts_seen = squeezed(' '.join(step[1] for game in games for step in game))
+    replies = 'nopath notrecognized Nochange barrier closed.You notcarryingakey'
+    assert all(reply in texts_seen for reply in replies.split())
 
 
 @needs_minigrid
-def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_word():
+@pytest.mark.parametrize('row', [0, 4, 13, 24, 38])
+def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_word(row):
     params, games = wrapper_play()
-    world = workers.maker('babyai', {})()
-    for row in (0, 4, 13, 24, 38):
-        game = games[row]
-        assert world.reset(int(params.data_idx[row])) == game[0][1]
-        assert world.details() == {'score': 0.0, 'deleted': False}
-        for action, said, reward, score, done in game[1:]:
-            reply = world.step(action)
-            assert (reply.observation, reply.done) == (said, done), (row, action)
-            assert reply.reward == pytest.approx(reward, abs=1e-6)
-            assert world.details()['score'] == pytest.approx(score, abs=1e-5)
-    menu = world.text.partition('\n')[2]
-    said = world.step('sing').observation
-    assert said == f'The action is not recognized. Please check valid actions.\n{menu}'
-    listed = world.step('please check').observation.partition('\n')[0]
-    assert listed.startswith('You can take the following actions: turn left, turn right, ')
+    world, game = workers.maker('babyai', {})(), games[row]
+    assert world.reset(int(params.data_idx[row])) == game[0][1]
+    for action, text, reward, score, done in game[1:]:
+        reply = world.step(action)
+        assert (reply.observation, reply.done) == (text, done), action
+        assert reply.reward == pytest.approx(reward, abs=1e-6)
+        assert world.details()['score'] == pytest.approx(score, abs=1e-5)
 
 
 @needs_minigrid
 def test_the_served_world_takes_commands_in_capitals_and_none_as_agentgym_s_does():
     """They were compared as they were: 'Turn left' was not recognized, nor was ''."""
-    params = wrapper_play()[0]
-    world, said = served.BabyAI(), []
-    item = int(params.data_idx[0])
-    theirs = Wrapper(
-        gymnasium.make(f'minigrid:{gym_id(pool.LEVELS[item % 40])}').unwrapped, item // 40
-    )
+    item = int(wrapper_play()[0].data_idx[0])
+    world, theirs = served.BabyAI(), wrapped(item)
     assert world.reset(item) == theirs.observation
     for action in ('', 'Turn LEFT', ' ', ' turn right\n', 'MOVE FORWARD', 'Check', 'Sing', ''):
         offered = action.lower().strip() in theirs.actions
@@ -212,23 +250,14 @@ def test_the_served_world_takes_commands_in_capitals_and_none_as_agentgym_s_does
         assert reply.observation == theirs.observation, action
         assert reply.valid is (offered or action == 'Check')
         assert reply.reward == pytest.approx(theirs.reward, abs=1e-6)
-        said.append(reply.observation.partition('\n')[0])
-    assert said[0] == said[2] == said[-1] == 'No change in state.'
-    assert said[1].startswith(('In front of you', 'You cannot see'))
-    assert said[5].startswith('You can take') and said[6] == served.UNKNOWN
 
 
-@pytest.mark.parametrize('item', [-1, 2**31])
-def test_a_served_item_that_no_level_can_have_is_refused(item):
-    with pytest.raises(ValueError, match=f'item {item} must be at least 0'):
-        served.BabyAI().reset(item)
-
-
-def test_a_served_item_that_minigrid_would_draw_says_so(monkeypatch, tmp_path):
+@pytest.mark.parametrize('item', [-1, 2**31, 40_000_000])
+def test_a_served_item_without_a_level_is_named(item, monkeypatch, tmp_path):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setitem(sys.modules, 'minigrid', None)
-    with pytest.raises(ValueError, match='item 40000000: .* pip install minigrid=='):
-        served.BabyAI().reset(40_000_000)
+    with pytest.raises(ValueError, match=f'item {item}'):
+        served.BabyAI().reset(item)
 
 
 @needs_minigrid
@@ -242,7 +271,7 @@ def test_lines_of_macro_play_stand_where_line_slots_says():
 # ---- by hand -----------------------------------------------------------------------------------
 
 
-def room(things, clauses, *, order=SINGLE, agent=(3, 3), side=7):
+def room(things, clauses, *, order=SINGLE, agent=(3, 3), side=7, strict=False):
     """Levels of one room: things are (name, x, y), clauses {place: (kind, objects, others)}.
 
     The agent faces right.
@@ -252,6 +281,7 @@ def room(things, clauses, *, order=SINGLE, agent=(3, 3), side=7):
     levels['walls'][0, :side] = [edge, *[inner] * (side - 2), edge]
     for key, value in dict(width=side, height=side, max_steps=100, order=order).items():
         levels[key][:] = value
+    levels['strict'][0, 0] = strict
     levels['agent'][:] = agent[1] * SIDE + agent[0]
     for index, (name, x, y) in enumerate(things):
         colour, *state, kind = name.split()
@@ -287,33 +317,42 @@ def won(steps):
     return round(1 - 0.9 * steps / 100, 4), True
 
 
-def test_the_action_that_ends_the_first_half_is_put_to_the_second_one():
-    """And where a thing lay counts as its place until something is dropped."""
-    tasks = {0: (PICK_UP, [0]), 2: (GO_TO, [0])}
-    said, state = play(room([('red ball', 4, 3)], tasks, order=BEFORE), [PICKUP])
-    assert said == [won(1)] and int(state.held) == 0
+NOTHING = (0.0, False)
+BALL_KEY = [('red ball', 4, 3), ('blue key', 3, 4)]
+THREE = [('red ball', 4, 3), ('blue key', 3, 1), ('green box', 3, 4)]
+DOORS = [('red closed door', 4, 3), ('blue closed door', 3, 4)]
 
 
-def test_after_asks_for_the_second_half_first():
-    tasks = {0: (GO_TO, [0]), 2: (GO_TO, [1])}
-    things = [('red ball', 4, 3), ('blue key', 3, 4)]
-    said, _ = play(room(things, tasks, order=AFTER), [LEFT, RIGHT, RIGHT, LEFT])
-    assert said == [(0.0, False)] * 3 + [won(4)]
-
-
-def test_both_tasks_of_an_and_may_come_first_and_stay_done():
-    tasks = {0: (PUT_NEXT, [0], [1]), 1: (GO_TO, [2])}
-    things = [('red ball', 4, 3), ('blue key', 3, 1), ('green box', 3, 4)]
-    # It is carried up to below the key and put there; going to the box was done on the way.
-    said, _ = play(room(things, tasks), [PICKUP, RIGHT, LEFT, LEFT, DROP])
-    assert said == [(0.0, False)] * 4 + [won(5)]
-
-
-def test_a_strict_door_fails_the_task_when_another_one_is_toggled():
-    levels = room([('red closed door', 4, 3), ('blue closed door', 3, 4)], {0: (OPEN_DOOR, [1])})
-    assert play(levels, [TOGGLE, RIGHT, TOGGLE])[0] == [(0.0, False)] * 2 + [won(3)]
-    levels['strict'][0, 0] = True
-    assert play(levels, [TOGGLE])[0] == [(0.0, True)]
+@pytest.mark.parametrize(
+    'levels, actions, answers',
+    [
+        # The action that ends the first half counts for the second one, and a thing's place is
+        # where it lay until something is dropped
+        (
+            room([('red ball', 4, 3)], {0: (PICK_UP, [0]), 2: (GO_TO, [0])}, order=BEFORE),
+            [PICKUP],
+            [won(1)],
+        ),
+        # "After" asks for the second half first
+        (
+            room(BALL_KEY, {0: (GO_TO, [0]), 2: (GO_TO, [1])}, order=AFTER),
+            [LEFT, RIGHT, RIGHT, LEFT],
+            [NOTHING] * 3 + [won(4)],
+        ),
+        # Both tasks of an "and" may come first and stay done: the ball is carried up to below the
+        # key and put there; going to the box was done on the way
+        (
+            room(THREE, {0: (PUT_NEXT, [0], [1]), 1: (GO_TO, [2])}),
+            [PICKUP, RIGHT, LEFT, LEFT, DROP],
+            [NOTHING] * 4 + [won(5)],
+        ),
+        # A strict task fails when another door is toggled
+        (room(DOORS, {0: (OPEN_DOOR, [1])}), [TOGGLE, RIGHT, TOGGLE], [NOTHING] * 2 + [won(3)]),
+        (room(DOORS, {0: (OPEN_DOOR, [1])}, strict=True), [TOGGLE], [(0.0, True)]),
+    ],
+)
+def test_instructions_are_judged_action_by_action(levels, actions, answers):
+    assert play(levels, actions)[0] == answers
 
 
 def test_a_box_opens_to_what_is_in_it():
@@ -438,53 +477,34 @@ def test_agentgyms_numbers_name_levels_in_their_order():
 
 
 @needs_minigrid
-def test_numbers_beyond_the_file_are_exported(monkeypatch, tmp_path):
+def test_further_levels_are_exported_once_and_kept(monkeypatch, tmp_path):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
     monkeypatch.setattr(pool, 'BLOCK_SEEDS', 2)
     pool.block.cache_clear()
-    levels = pool.numbered([253 * 40 + 3])  # GoToObjS6, seed 253: the second one of block 2
-    expected = export_levels('GoToObjS6', [253])
-    np.testing.assert_array_equal(levels['cell'], expected['cell'])
-    pool.block.cache_clear()
-
-
-@needs_minigrid
-def test_further_levels_are_exported_once_and_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-    monkeypatch.setattr(pool, 'BLOCK_SEEDS', 3)
-    pool.block.cache_clear()
-    first = pool.block('GoToObjS6', 1)
+    number = 253 * 40 + 3  # GoToObjS6, seed 253: the second one of block 2
+    levels = pool.numbered([number])
+    np.testing.assert_array_equal(levels['cell'], export_levels('GoToObjS6', [253])['cell'])
     (kept,) = tmp_path.rglob('*.npz')
-    assert kept.name == 'GoToObjS6-1.npz' and pool.MINIGRID in kept.parent.name
-    expected = export_levels('GoToObjS6', range(250, 253))
-    np.testing.assert_array_equal(first['cell'], expected['cell'])
+    assert kept.name == 'GoToObjS6-2.npz' and pool.MINIGRID in kept.parent.name
     monkeypatch.setattr(pool, 'export_levels', None)
     pool.block.cache_clear()
-    np.testing.assert_array_equal(pool.block('GoToObjS6', 1)['cell'], expected['cell'])
+    np.testing.assert_array_equal(pool.numbered([number])['cell'], levels['cell'])
     pool.block.cache_clear()
-
-
-def test_without_minigrid_further_levels_name_the_package(monkeypatch):
-    monkeypatch.setitem(__import__('sys').modules, 'minigrid', None)
-    with pytest.raises(ImportError, match='pip install minigrid=='):
-        export_levels('PickupLoc', [5000])
 
 
 def test_another_interpreter_with_another_hash_seed_has_the_same_texts_and_levels():
-    program = 'import test_env_babyai as tests; print(tests.digest(), hash("red ball"))'
     path = os.pathsep.join([*sys.path, str(pathlib.Path(__file__).parents[1])])
-    own = os.environ['PYTHONHASHSEED'] if 'PYTHONHASHSEED' in os.environ else 'random'
-    other = os.environ | {'PYTHONHASHSEED': '2' if own == '1' else '1', 'PYTHONPATH': path}
-    command = [sys.executable, '-c', program]
-    said = subprocess.run(command, env=other, check=True, capture_output=True, text=True).stdout
-    assert said.split()[0] == digest() and said.split()[1] != str(hash('red ball'))
+    code = 'import test_env_babyai as tests; print(tests.digest(), hash("red ball"))'
+    seed = '2' if os.environ.get('PYTHONHASHSEED') == '1' else '1'
+    environment = os.environ | {'PYTHONHASHSEED': seed, 'PYTHONPATH': path}
+    command = [sys.executable, '-c', code]
+    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    there, number = printed.stdout.split()
+    assert there == digest() and number != str(hash('red ball'))
 
 
 def digest():
-    """Of all lines, all names of actions and a pool: BabyAI's, and those of the games."""
-    games = [world(short=short) for world in GAMES.values() for short in (False, True)]
-    worlds = [BabyAI(), AGENTGYM, *games]
-    parts = [str((env.lines(None), env.ACTION_NAMES)).encode() for env in worlds]
-    pools = [env.make_params('train') for env in (BabyAI(), *games)]
-    parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(pools)]
+    """A number of all lines, all names of actions and a pool."""
+    parts = [str((env.lines(None), env.ACTION_NAMES)).encode() for env in (BabyAI(), AGENTGYM)]
+    parts += [np.asarray(x).tobytes() for x in jax.tree.leaves(BabyAI().make_params('train'))]
     return hashlib.sha256(b''.join(parts)).hexdigest()

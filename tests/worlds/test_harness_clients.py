@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from agentrl_jax.envs.hosts.harness.endpoint import End, Episode
+from agentrl_jax.envs.hosts.harness.episode import End, Episode
 from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, Task, endpoint
 from agentrl_jax.envs.hosts.world import Answer, Foreign
 

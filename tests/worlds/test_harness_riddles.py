@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from agentrl_jax.envs.hosts.harness import riddles
-from agentrl_jax.envs.hosts.harness.endpoint import Episode
+from agentrl_jax.envs.hosts.harness.episode import Episode
 from agentrl_jax.envs.hosts.harness.task import Task
 from agentrl_jax.envs.hosts.harness.world import endpoint
 from agentrl_jax.envs.hosts.world import Answer

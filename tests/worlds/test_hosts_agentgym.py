@@ -79,10 +79,8 @@ def test_agentgyms_own_client_can_play_on_our_server(launched):
     assert made['observation'] == TextCraft().reset(made['id'])
     assert there.post('reset', {'id': made['id'], 'data_idx': 3})['observation']
     stepped = there.post('step', {'id': made['id'], 'action': 'get 1 birch logs'})
-    assert (stepped['observation'], stepped['reward'], stepped['done']) == (
-        'Got 1 birch logs',
-        0,
-        False,
+    assert (
+        stepped.items() >= {'observation': 'Got 1 birch logs', 'reward': 0, 'done': False}.items()
     )
     craft = {'id': made['id'], 'action': 'craft 4 birch planks using 1 birch logs'}
     assert there.post('step', craft)['done']
@@ -101,32 +99,28 @@ def test_worlds_spread_over_servers_and_pass_over_the_one_that_is_gone(launched)
     for world in worlds:
         world.close()
         world.close()
-    with pytest.raises(WorldDown, match='cannot be reached'):
+    with pytest.raises(WorldDown):
         AgentGym('textcraft', Servers([gone])).reset(0)
-    with pytest.raises(ValueError, match='each once'):
-        Servers([gone, gone])
     with Table([('create', 503, {'error': 'full', 'code': 'no_room'})]) as table:
-        with pytest.raises(WorldDown, match='503'):
+        with pytest.raises(WorldDown):
             AgentGym('textcraft', Servers([table.url])).reset(0)
 
 
 def test_the_password_of_an_address_is_in_no_error():
     down = 'http://me:secret@127.0.0.1:9'
-    with pytest.raises(WorldDown, match='^http://127.0.0.1:9 cannot be reached') as raised:
-        AgentGym('textcraft', Servers([down])).reset(0)
-    assert 'secret' not in str(raised.value)
     with Table([('create', 500, f'no {down}')]) as table:
-        address = table.url.replace('://', '://me:secret@')
-        with pytest.raises(WorldError, match='answered 500') as raised:
-            AgentGym('textcraft', Servers([address])).reset(0)
-    assert 'secret' not in str(raised.value)
-    for make in (lambda url: Servers([url, url]), lambda url: Connection(url, **LIMITS)):
-        with pytest.raises(ValueError) as raised:
-            make('ftp://me:secret@host')
-        assert 'secret' not in str(raised.value) and 'host' in str(raised.value)
-    with pytest.raises(ValueError) as raised:
-        Connection('me:secret@host', **LIMITS)
-    assert 'secret' not in str(raised.value)
+        for url in (down, table.url.replace('://', '://me:secret@')):
+            with pytest.raises(WorldError, match='127.0.0.1') as raised:
+                AgentGym('textcraft', Servers([url])).reset(0)
+            assert 'secret' not in str(raised.value)
+    for make, url in (
+        (lambda url: Servers([url, url]), 'http://me:secret@host'),
+        (lambda url: Connection(url, **LIMITS), 'ftp://me:secret@host'),
+        (lambda url: Connection(url, **LIMITS), 'me:secret@host'),
+    ):
+        with pytest.raises(ValueError, match='host') as raised:
+            make(url)
+        assert 'secret' not in str(raised.value)
 
 
 def test_fewest_worlds_first():
@@ -145,25 +139,20 @@ def test_fewest_worlds_first():
 def play_through(make, item, commands):
     """Replies of an episode, on a fresh world with the actions so far wherever one fails."""
     world, replies, tries = make(), [], 0
-    try:
-        while len(replies) <= len(commands):
-            try:
-                again = [
-                    world.reset(item),
-                    *(world.step(says(c)) for c in commands[: len(replies)]),
-                ]
-                assert again[:-1] == replies[: len(again) - 1]
-                replies.append(again[-1])
-                for command in commands[len(replies) - 1 :]:
-                    replies.append(world.step(says(command)))
-                break
-            except WorldError:
-                tries += 1
-                assert tries < 200
-                world.close()
-                world = make()
-    finally:
-        world.close()
+    while len(replies) <= len(commands):
+        try:
+            again = [world.reset(item)]
+            again += [world.step(says(command)) for command in commands[: len(replies)]]
+            assert again[:-1] == replies[: len(again) - 1]
+            replies.append(again[-1])
+            for command in commands[len(replies) - 1 :]:
+                replies.append(world.step(says(command)))
+        except WorldError:
+            tries += 1
+            assert tries < 200
+            world.close()
+            world = make()
+    world.close()
     return replies, tries
 
 
@@ -188,7 +177,7 @@ def test_a_server_that_is_down_is_known_by_its_first_connection(monkeypatch):
     servers = Servers(['http://gone'], rest_s=0)
     for number in range(5):
         servers.left('http://gone', {'id': number})
-    with pytest.raises(WorldDown, match='cannot be reached'):
+    with pytest.raises(WorldDown):
         AgentGym('textcraft', servers, timeout_s=60.0).reset(0)
     assert len(tried) == 2 and max(tried) <= connection.CONNECT_S < 60  # a close, and the new one
     assert len(servers.take_left('http://gone')) == 5
@@ -236,24 +225,21 @@ def test_all_troubles_at_once_leave_no_descriptor_and_no_thread(launched):
 
 
 def test_an_episode_goes_on_when_its_server_was_killed_and_another_one_started(launched):
-    item, commands = 300, script(300)
-    with Launched('textcraft') as first:
-        proxy = chaos_proxy.Proxy(port_of(first.url))
-        with contextlib.closing(proxy):
-            servers, turns = Servers([proxy.url], rest_s=0), []
-
-            def make():
-                turns.append(len(turns))
-                return AgentGym('textcraft', servers)
-
-            world = make()
-            replies = [world.reset(item), *(world.step(says(c)) for c in commands[:2])]
-            first.process.kill()
-            with pytest.raises(WorldError):
-                world.step(says(commands[2]))
-            world.close()
-            proxy.port = port_of(launched.url)
-            replies, _ = play_through(make, item, commands)
+    item, commands, port = 300, script(300), port_of(launched.url)
+    with (
+        Launched('textcraft') as first,
+        contextlib.closing(chaos_proxy.Proxy(port_of(first.url))) as proxy,
+    ):
+        servers = Servers([proxy.url], rest_s=0)
+        world = AgentGym('textcraft', servers)
+        world.reset(item)
+        world.step(says(commands[0]))
+        first.process.kill()
+        with pytest.raises(WorldError):
+            world.step(says(commands[1]))
+        world.close()
+        proxy.port = port
+        replies, _ = play_through(lambda: AgentGym('textcraft', servers), item, commands)
     assert replies == expected(item, commands)
 
 
@@ -302,105 +288,86 @@ class Table:
 
 
 BABYAI = {'observation': 'o', 'reward': 0, 'score': 0.0, 'deleted': False, 'done': False}
-DIALOGUES = {  # env: rows until the first text, that text, the answer to a step, the reply to it
+SCENE = {'task_description': 'Boil.', 'observation': 'A room.', 'score': 0}
+ROOM = {'id': 0, 'observation': 'A room', 'available_actions': ['look', 'go']}
+TREE = {'observation': 'tree', 'sites': [], 'object': 'buy'}
+NO_END = {'terminated': False, 'truncated': False, 'info': {}}
+
+
+def step_of(text, reward, done, field='observation', **more):
+    return {field: text, 'reward': reward, 'done': done, **more}
+
+
+DIALOGUES = {  # env: answers to create, reset and a look; the first text; a step and its reply
     'babyai': (
-        [('create', 200, {'id': 4}), ('reset', 200, BABYAI)],
+        [{'id': 4}, BABYAI],
         'o',
-        {'observation': 'p', 'reward': 0.9, 'score': 0.9, 'done': True},
+        step_of('p', 0.9, True, score=0.9),
         Reply('p', 0.9, True, True),
     ),
     'sciworld': (
-        [
-            ('create', 200, {'id': 0}),
-            ('reset', 200, {'task_description': 'Boil.', 'observation': 'A room.', 'score': 0}),
-        ],
+        [{'id': 0}, SCENE],
         'Boil.\nA room.',
-        {'observation': 'p', 'reward': -100, 'score': -100, 'done': True},
+        step_of('p', -100, True, score=-100),
         Reply('p', -100.0, True, False),
     ),
-    'searchqa': (
-        [('create', 200, 7), ('reset', 200, 'Question: who?')],
-        'Question: who?',
-        {'observation': 'Sorry', 'reward': 0, 'done': False, 'info': None},
-        Reply('Sorry', 0.0, False, False),
-    ),
+    'searchqa': ([7, 'who?'], 'who?', step_of('No', 0, False), Reply('No', 0.0, False, False)),
     'webarena': (
-        [
-            ('create', 200, {'env_idx': 1}),
-            ('reset', 200, {'observation': 'tree', 'sites': [], 'object': 'buy'}),
-            ('observation?env_idx=1', 200, 'OBSERVATION: tree'),
-        ],
+        [{'env_idx': 1}, TREE, 'OBSERVATION: tree'],
         'OBSERVATION: tree',
-        {'observation': 'p', 'reward': 0.5, 'terminated': False, 'truncated': False, 'info': {}},
+        {'observation': 'p', 'reward': 0.5} | NO_END,
         Reply('p', 0.0, False, False),
     ),
     'webshop': (
-        [
-            ('create', 200, 3),
-            ('reset', 200, ['', None]),
-            ('observation?env_idx=3', 200, 'Instruction: buy'),
-        ],
+        [3, ['', None], 'Instruction: buy'],
         'Instruction: buy',
-        {'state': 'bought', 'reward': 1.0, 'done': True, 'info': None},
+        step_of('bought', 1.0, True, 'state', info=None),
         Reply('bought', 1.0, True, True),
     ),
     'sqlgym': (
-        [
-            ('create', 200, 3),
-            ('reset', 200, 'x'),
-            ('observation?env_idx=3', 200, 'Tables'),
-        ],
+        [3, 'x', 'Tables'],
         'Tables',
-        {'state': '[(1,)]', 'reward': 0.0, 'done': True, 'info': {}},
+        step_of('[(1,)]', 0.0, True, 'state', info={}),
         Reply('[(1,)]', 0.0, True, False),
     ),
     'alfworld': (
-        [
-            ('create', 200, {'id': 0}),
-            ('reset', 200, {'id': 0, 'observation': 'A room', 'available_actions': ['look', 'go']}),
-        ],
+        [{'id': 0}, ROOM],
         'A room\nAVAILABLE ACTIONS: look,go',
-        {'observation': 'won', 'reward': True, 'available_actions': [], 'done': True},
+        step_of('won', True, True, available_actions=[]),
         Reply('won', 1.0, True, True),
     ),
     'maze': (
-        [('maze/create', 200, {'id': 0}), ('maze/reset', 200, {'observation': 'walls'})],
+        [{'id': 0}, {'observation': 'walls'}],
         'walls',
-        {'observation': 'Success', 'reward': 1, 'done': True},
+        step_of('Success', 1, True),
         Reply('Success', 1.0, True, True),
     ),
     'wordle': (
-        [
-            ('wordle/create', 200, {'id': 0}),
-            ('wordle/reset', 200, {'observation': ''}),
-            ('wordle/filtered_vocab?id=0', 200, ['crane', 'shire']),
-        ],
+        [{'id': 0}, {'observation': ''}, ['crane', 'shire']],
         'crane\nshire',
-        {'observation': 'b b y b b', 'reward': 0, 'done': False},
+        step_of('b b y b b', 0, False),
         Reply('b b y b b', 0.0, False, False),
     ),
-    'weather': (
-        [('create', 200, 0), ('reset', 200, 'Goal: rain?')],
-        'Goal: rain?',
-        {'observation': 'p', 'reward': 0.5, 'done': True},
-        Reply('p', 0.5, True, True),
-    ),
+    'weather': ([0, 'rain?'], 'rain?', step_of('p', 0.5, True), Reply('p', 0.5, True, True)),
 }
 
 
 @pytest.mark.parametrize('env', DIALOGUES)
 def test_each_environment_is_spoken_to_in_its_own_way(env):
-    rows, first, stepped, reply = DIALOGUES[env]
+    answers, first, stepped, reply = DIALOGUES[env]
     quirks = agentgym.ENVIRONMENTS[env]
-    with Table([*rows, (f'{quirks.prefix}step', 200, stepped), ('', 200, True)]) as table:
+    number = answers[0][quirks.created] if quirks.created else answers[0]
+    paths = ['create', 'reset', f'{quirks.look}?{quirks.id}={number}'][: len(answers)]
+    rows = zip([*paths, 'step'], [*answers, stepped], strict=True)
+    rows = [(quirks.prefix + path, 200, answer) for path, answer in rows]
+    with Table([*rows, ('', 200, True)]) as table:
         world = AgentGym(env, Servers([table.url]))
         assert world.reset(5) == first
         assert world.step('Action: ```do it```') == reply
         world.close()
-    number = rows[0][2][quirks.created] if quirks.created else rows[0][2]
     assert table.asked[0] == (rows[0][0], quirks.create)
     assert table.asked[1][1] == {quirks.id: number, quirks.item: 5, **quirks.reset}
-    assert table.asked[len(rows)][1].keys() == {quirks.id, 'action'}
+    assert table.asked[len(paths)][1].keys() == {quirks.id, 'action'}
     assert (table.asked[-1][0] == 'close') == quirks.closes
 
 
@@ -417,10 +384,25 @@ def begun(env, *steps, first=SAID | {'observation': 'o', 'error': None}):
         yield world, table
 
 
-def test_running_scores_become_differences_and_late_babyai_success_shows_in_them():
-    steps = [BABYAI | {'score': score} for score in (0.25, 0.5, 0.5)]
-    with begun('babyai', *steps, first=BABYAI) as (world, _):
-        assert [world.step('Action: toggle').reward for _ in steps] == [0.25, 0.25, 0.0]
+def scene(score):
+    """An opening of ScienceWorld."""
+    return {'task_description': 'Light it.', 'observation': 'A room.', 'score': score}
+
+
+@pytest.mark.parametrize(
+    'env, first, scores, rewards, successes',
+    [
+        ('babyai', BABYAI, [0.25, 0.5, 0.5], [0.25, 0.25, 0.0], [True, True, True]),
+        # What the opening state scores is no reward of the first action
+        ('sciworld', scene(7), [7, 20, 100], [0.0, 13.0, 80.0], [False, False, True]),
+    ],
+)
+def test_running_scores_become_differences(env, first, scores, rewards, successes):
+    steps = [{'observation': 'p', 'reward': 0, 'score': n, 'done': n == 100} for n in scores]
+    with begun(env, *steps, first=first) as (world, _):
+        replies = [world.step('Action: look') for _ in steps]
+    assert [reply.reward for reply in replies] == rewards
+    assert [reply.success for reply in replies] == successes
 
 
 def test_an_answer_that_cannot_be_read_does_not_undo_a_late_success():
@@ -434,15 +416,12 @@ def test_an_answer_that_cannot_be_read_does_not_undo_a_late_success():
 
 def test_scores_of_sciworld_are_scaled_on_servers_too():
     """In process 13 of 100 were .13, and on servers 13."""
-    opening = {'task_description': 'Light it.', 'observation': 'A room.', 'score': 7}
-    steps = [{'observation': 'p', 'score': n, 'done': n == 100} for n in (20, 100)]
-    rows = [('step', 200, step) for step in steps]
-    with Table([('create', 200, {'id': 0}), ('reset', 200, opening), *rows]) as table:
+    rows = [('create', 200, {'id': 0}), ('reset', 200, scene(7)), ('step', 200, scene(20))]
+    rows[-1][2]['done'] = False
+    with Table(rows) as table:
         world = SciWorldEnvironment(urls=(table.url,), scale=0.01).make()
         world.reset(0)
-        replies = [world.step('Action: look') for _ in steps]
-    assert [reply.reward for reply in replies] == [0.01 * 13, 0.01 * 80]
-    assert [reply.success for reply in replies] == [False, True]
+        assert world.step('Action: look').reward == pytest.approx(0.13)
 
 
 @pytest.mark.parametrize('name', ['movie', 'sheet', 'academia', 'todo', 'weather'])
@@ -463,18 +442,8 @@ def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():
     with begun('textcraft', *(SAID | more for more in told)) as (world, _):
         assert world.step('Action: a\nAction: b').valid is False
         assert [world.step('Action: a').valid for _ in range(4)] == [None, True, False, None]
-        with pytest.raises(WorldError, match='neither true nor false'):
+        with pytest.raises(WorldError):
             world.step('Action: a')
-
-
-def test_what_the_opening_state_scores_is_no_reward_of_the_first_action():
-    """The difference from 0 went to it, and 100 was reached all the same."""
-    opening = {'task_description': 'Light it.', 'observation': 'A room.', 'score': 7}
-    steps = [{'observation': 'p', 'score': n, 'done': n == 100} for n in (7, 20, 100)]
-    with begun('sciworld', *steps, first=opening) as (world, _):
-        replies = [world.step('Action: look') for _ in steps]
-    assert [reply.reward for reply in replies] == [0.0, 13.0, 80.0]
-    assert [reply.success for reply in replies] == [False, False, True]
 
 
 WRONG = [
@@ -503,7 +472,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_world_opens_anew(told):
     with begun('textcraft', told, *again) as (world, table):
         with pytest.raises(WorldError):
             world.step('Action: inventory')
-        with pytest.raises(WorldError, match='has failed'):
+        with pytest.raises(WorldError):
             world.step('Action: inventory')
         assert world.reset(0) == 'p'
         assert [path for path, _ in table.asked][-3:] == ['close', 'create', 'reset']
@@ -515,20 +484,16 @@ def test_half_a_surrogate_pair_becomes_a_letter_that_can_be_written():
         assert world.step('Action: inventory').observation == 'a?b'
 
 
-def test_texts_that_stand_for_a_fault_are_faults():
-    rows = [('create', 200, {'env_idx': 1}), ('reset', 200, {}), ('obs', 200, 'TimeoutError')]
-    with Table(rows) as table, pytest.raises(WorldError, match='TimeoutError'):
-        AgentGym('webarena', Servers([table.url])).reset(0)
-
-
-def test_a_reset_that_failed_is_a_fault_and_nothing_is_looked_at():
-    """The page of the episode before was then played as the first one of this."""
-    failed = {'observation': 'TimeoutError', 'sites': 'Error', 'object': 'Error'}
-    rows = [('create', 200, {'env_idx': 1}), ('reset', 200, failed), ('obs', 200, 'OBSERVATION: x')]
+@pytest.mark.parametrize(
+    'reset, looks', [({}, 1), ({'observation': 'TimeoutError', 'object': 'Error'}, 0)]
+)
+def test_texts_that_stand_for_a_fault_are_faults(reset, looks):
+    """After a reset that failed, the page of the episode before was played as the first one."""
+    rows = [('create', 200, {'env_idx': 1}), ('reset', 200, reset), ('obs', 200, 'TimeoutError')]
     with Table(rows) as table:
-        with pytest.raises(WorldError, match='reset: TimeoutError'):
+        with pytest.raises(WorldError, match='TimeoutError'):
             AgentGym('webarena', Servers([table.url])).reset(0)
-        assert len(table.rows) == 1
+        assert len(table.rows) == 1 - looks
 
 
 @pytest.mark.parametrize('answer', [{}, {'settings': None}, {'settings': {'other': 1, 'b': [1]}}])
@@ -572,42 +537,35 @@ def test_what_holds_no_action_is_answered_without_asking_the_world(reader, text)
     assert world.step('Action: ```inventory```').observation
 
 
-def test_item_files_of_agentgym_are_read(tmp_path):
-    path = tmp_path / 'items.json'
-    path.write_text(json.dumps([{'item_id': 'textcraft_12'}, {'item_id': 'textcraft_3'}]))
-    assert agentgym.read_items(path, 'textcraft') == [12, 3]
-    assert agentgym.item_of('babyai_7') == ('babyai', 7)
-    assert agentgym.item_of('lmrlgym_maze_7') == ('lmrlgym_maze', 7)
-    with pytest.raises(ValueError, match='no item id'):
-        agentgym.item_of('textcraft')
-    path.write_text(json.dumps([{'item_id': 'textcraft_12'}, {'item_id': 'babyai_3'}]))
-    with pytest.raises(ValueError, match='items.json holds items of babyai, not of textcraft'):
-        agentgym.read_items(path, 'textcraft')
-
-
 @pytest.mark.parametrize(
     'env, name',
     [
+        ('textcraft', 'textcraft'),
         ('search', 'searchqa'),
-        ('searchqa', 'searchqa'),
         ('shop', 'webshop'),
         ('web', 'webarena'),
         ('maze', 'lmrlgym_maze'),
-        ('weather', 'weather'),
         ('my_world', 'my_world'),
     ],
 )
-def test_item_files_of_another_environment_are_refused(env, name, tmp_path):
-    """The names in the ids were dropped: numbers of one environment became items of another."""
+def test_item_files_of_agentgym_are_read_and_those_of_another_environment_rejected(
+    env, name, tmp_path
+):
     path = tmp_path / 'items.json'
-    path.write_text(json.dumps([{'item_id': f'{name}_12'}]))
-    assert agentgym.read_items(path, env) == [12]
-    with pytest.raises(ValueError, match=f'holds items of {name}, not of sciworld'):
+    path.write_text(json.dumps([{'item_id': f'{name}_12'}, {'item_id': f'{name}_3'}]))
+    assert agentgym.item_of(f'{name}_12') == (name, 12)
+    assert agentgym.read_items(path, env) == [12, 3]
+    with pytest.raises(ValueError, match=name):
         agentgym.read_items(path, 'sciworld')
+    with pytest.raises(ValueError, match='textcraft'):
+        agentgym.item_of('textcraft')
 
 
-def test_an_environment_or_address_that_is_none_is_refused():
-    with pytest.raises(ValueError, match='none of AgentGym'):
-        AgentGym('chess', Servers(['http://a']))
-    with pytest.raises(ValueError, match='http://'):
-        Connection('localhost:80', timeout_s=1, most_bytes=1)
+def test_an_unknown_environment_or_address_is_rejected():
+    for make in (
+        lambda: AgentGym('chess', Servers(['http://a'])),
+        lambda: Connection('localhost:80', **LIMITS),
+        lambda: Servers(['http://a', 'http://a']),
+    ):
+        with pytest.raises(ValueError):
+            make()

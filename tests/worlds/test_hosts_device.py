@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from agentrl_jax.envs import FrozenLake, Sokoban, simulation
+from agentrl_jax.envs import simulation
 from agentrl_jax.envs.hosts import device, workers
 
 NAMES = ('catch', 'minesweeper', 'frozen_lake', 'sokoban')
@@ -37,6 +37,20 @@ def test_an_expert_wins_and_the_reply_says_so():
     assert (reply.reward, reply.done, reply.success) == (1.0, True, True)
 
 
+def test_an_unknown_action_changes_nothing_and_the_limit_of_the_world_ends_an_episode():
+    world = device.Device('sokoban', levels=2)
+    with pytest.raises(ValueError, match='item 2'):
+        world.reset(2)
+    before = world.reset(0)
+    unknown = world.step('Jump')
+    assert unknown.valid is False and unknown.reward == 0 == world.played
+    assert world.env.observation_text(world.state) == before
+    limit = world.params.max_steps_in_episode
+    replies = [world.step('Up') for _ in range(limit)]
+    assert [reply.done for reply in replies] == [False] * (limit - 1) + [True]
+    assert replies[0].valid and replies[-1].success is False
+
+
 def test_splits_share_no_level_and_settings_are_those_of_a_config():
     first = {
         split: device.Device('sokoban', {'dim': 6}, split=split, levels=4).reset(0)
@@ -44,32 +58,6 @@ def test_splits_share_no_level_and_settings_are_those_of_a_config():
     }
     assert len(set(first.values())) == 3
     assert device.Device('frozen_lake', {'size': 6}, levels=2).reset(1).count('\n') == 6
-
-
-def test_what_is_not_there_is_said():
-    with pytest.raises(ValueError, match="name='chess' is not one of frozen_lake, "):
-        device.Device('chess')
-    with pytest.raises(ValueError, match='frozen_lake.sides is no field'):
-        device.Device('frozen_lake', {'sides': 4})
-    world = device.Device('sokoban', levels=2)
-    with pytest.raises(ValueError, match=r'item 2 is not in 0\.\.1'):
-        world.reset(2)
-    before = world.reset(0)
-    said = world.step('Jump')
-    assert said.observation == f'{device.UNKNOWN}Up, Down, Left, Right.' and said.reward == 0
-    assert said.valid is False and world.step('Up').valid is True
-    world.reset(0)
-    assert world.env.observation_text(world.state) == before and world.played == 0
-    assert isinstance(world.env, Sokoban) and not isinstance(world.env, FrozenLake)
-
-
-def test_an_episode_ends_with_the_limit_of_its_world():
-    world = device.Device('sokoban', levels=2)
-    world.reset(0)
-    limit = world.params.max_steps_in_episode
-    replies = [world.step('Up') for _ in range(limit)]
-    assert [reply.done for reply in replies] == [False] * (limit - 1) + [True]
-    assert replies[-1].success is False
 
 
 def test_random_play_wins_nothing_after_the_limit_of_its_world():

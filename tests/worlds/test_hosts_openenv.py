@@ -104,12 +104,6 @@ def test_an_episode_is_a_reset_and_steps_in_one_session(sessions, world):
     ]
 
 
-def test_all_of_an_observation_is_shown_where_no_field_is_named(sessions):
-    assert sessions.freed()
-    with contextlib.closing(made(sessions, observation_field='')) as world:
-        assert json.loads(world.reset(1)) == {'echo': 'item 1', 'n': 1}
-
-
 def test_a_session_lives_through_a_long_thought(sessions, world):
     """Pings come each 50 ms and are answered while nobody reads."""
     assert sessions.freed()

@@ -1,26 +1,22 @@
 """Search: documents are found, questions read, and episodes played in each dialect."""
 
-import asyncio
 import collections
 import contextlib
 import dataclasses
 import http.server
 import json
-import logging
 import math
 import pathlib
 import random
-import sys
 import threading
 import time
 
 import fastapi
 import host_worlds as hosts
-import numpy as np
 import pytest
 import uvicorn
 
-from agentrl_jax.envs.hosts import gate, server
+from agentrl_jax.envs.hosts import server
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.search import countries, dialects, drawn, questions, retrieval, world
 from agentrl_jax.envs.hosts.search.world import Search, SearchQA
@@ -107,25 +103,12 @@ def test_an_index_on_disk_finds_what_the_one_in_memory_finds(corpus, tmp_path):
 
 
 def test_rows_that_are_no_documents_are_named(tmp_path):
-    for line, reason in (('{"id": 1}', '{"id": 1} is no document'), ('{', 'broken JSON')):
+    for line in ('{"id": 1}', '{'):
         (tmp_path / 'bad.jsonl').write_text(json.dumps({'contents': 'x'}) + '\n' + line)
-        with pytest.raises(ValueError, match=f'bad.jsonl:2: {reason}') as said:
+        with pytest.raises(ValueError, match='bad.jsonl:2: '):
             list(retrieval.read_documents(tmp_path / 'bad.jsonl'))
-        assert str(said.value).endswith(f'such as {retrieval.EXAMPLE}')
     title, text = retrieval.title_and_text(json.loads(retrieval.EXAMPLE))
     assert (title, text) == ('Oslo', 'Oslo is the capital of Norway.')
-    shown = pathlib.Path(retrieval.__file__).with_name('README.md').read_text(encoding='utf-8')
-    assert f'```json\n{retrieval.EXAMPLE}\n```' in shown
-    assert f'```json\n{questions.EXAMPLE}\n```' in shown
-
-
-def test_missing_packages_are_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'bm25s', None)
-    with pytest.raises(ModuleNotFoundError, match='pip install bm25s'):
-        retrieval.Index.build(retrieval.as_rows(TEXTS))
-    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match='pip install countryinfo'):
-        countries.packaged()
 
 
 # ---- a server of documents ---------------------------------------------------------------------
@@ -143,36 +126,6 @@ def running(app):
     yield f'http://127.0.0.1:{served.servers[0].sockets[0].getsockname()[1]}'
     served.should_exit = True
     thread.join()
-
-
-def test_the_bytes_of_all_requests_at_once_are_bounded():
-    """Those of one are; many could still fill the memory."""
-    scope, counts = {'type': 'http', 'path': '/', 'headers': []}, collections.Counter()
-
-    async def play():
-        go = asyncio.Event()
-
-        async def app(scope, receive, send):
-            await receive()
-            await go.wait()
-            await gate.Answer('ok')(scope, receive, send)
-
-        async def receive():
-            return {'type': 'http.request', 'body': b'"12345678"', 'more_body': False}
-
-        async def send(message):
-            pass
-
-        door = gate.Gate(app, most_bytes=10, token='', counts=counts)
-        under_way = [asyncio.create_task(door(scope, receive, send)) for _ in range(gate.HELD)]
-        await asyncio.sleep(0)
-        await door(scope, receive, send)
-        go.set()
-        await asyncio.gather(*under_way)
-        return door.held
-
-    assert asyncio.run(play()) == 0
-    assert counts == {'responses_200': gate.HELD, 'responses_503': 1}
 
 
 def test_a_server_of_ours_may_stand_for_agentgym_s_own_of_searchqa(corpus, asked):
@@ -263,9 +216,7 @@ def test_published_files_of_every_form_are_read(tmp_path):
         'flashrag.jsonl': ('what?', ('x',)),
     }
     (tmp_path / 'bad.jsonl').write_text('{"question": "a", "answer": "b"}\n{"question": "a"}\n')
-    # The line, what is in it, and what is wanted
-    wanted = r'bad.jsonl:2: there is no answer .* in {"question": "a"}; a question is such as {"que'
-    with pytest.raises(ValueError, match=wanted):
+    with pytest.raises(ValueError, match='bad.jsonl:2: '):
         questions.read(str(tmp_path / 'bad.jsonl'))
     assert questions.parse(json.loads(questions.EXAMPLE)).answers == ('Oslo',)
     (tmp_path / 'none.json').write_text('[]')
@@ -284,29 +235,6 @@ def test_items_count_through_the_files_of_the_splits(tmp_path):
     assert items('test', questions=tuple(paths[:2])) == []
     single = [items(split, questions=(paths[2],)) for split in SPLITS]
     assert sorted(sum(single, [])) == [0, 1, 2, 3]
-
-
-def test_a_line_of_a_file_ends_at_its_line_break_alone(tmp_path):
-    """Rows were cut at U+2028, U+2029 and U+0085, which texts may hold."""
-    text = 'one\u2028two\u2029three\x85four'
-    rows = [{'question': f'{text} {i}', 'answer': text} for i in range(2)]
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    for name, end in (('a', '\n'), ('b', '\r\n')):
-        path = tmp_path / f'{name}.jsonl'
-        path.write_bytes(''.join(line + end for line in lines).encode())
-        found = questions.read(str(path))
-        assert [one.text for one in found] == [row['question'] for row in rows]
-        assert found[0].answers == (text,)
-
-
-def test_more_files_than_splits_need_a_list_of_items():
-    """A fourth file shifted the splits without a word."""
-    files = ('a.jsonl', 'b.jsonl', 'c.jsonl', 'd.jsonl')
-    (said,) = world.SearchEnvironment(questions=files).problems()
-    assert said.startswith('search.questions names 4 files') and 'search.item_files' in said
-    listed = ('train.json', 'test.json', 'test.json')
-    for settings in (dict(questions=files, item_files=listed), dict(questions=files[:3])):
-        assert not list(world.SearchEnvironment(**settings).problems())
 
 
 def test_questions_about_countries_are_many_and_splits_share_no_subject():
@@ -332,30 +260,6 @@ def test_an_oracle_finds_what_it_answers_and_solves_each_question():
         assert replies[-1].done and replies[-1].success and replies[-1].reward > 1.8
         found.append(play.golds.within(play.steps[-2].result))
     assert sum(found) >= 197
-
-
-def test_random_play_is_seldom_right_and_the_same_for_a_seed():
-    play, solved = Search(retries=False), []
-    for item in range(0, 9900, 99):
-        said = []
-        for _ in range(2):
-            generator = np.random.default_rng(item)
-            play.reset(item)
-            for _ in range(5):
-                reply = play.step(play.random(generator))
-                said.append(reply)
-                if reply.done:
-                    break
-        assert said[: len(said) // 2] == said[len(said) // 2 :]
-        solved.append(reply.success)
-    assert 0 <= sum(solved) < 20
-
-
-def test_other_questions_than_those_of_the_known_package_are_an_error(monkeypatch):
-    countries.questions.cache_clear()
-    monkeypatch.setattr(countries, 'MANIFEST', 'another')
-    with pytest.raises(ValueError, match='install that'):
-        countries.questions()
 
 
 # ---- episodes ----------------------------------------------------------------------------------
@@ -394,18 +298,6 @@ def test_agentgym_s_episode_goes_on_until_the_answer_is_right(corpus, asked):
     assert told(replies[4]) == Reply(dialects.AGENTGYM.right, 1.0, done=True, success=True)
 
 
-def test_with_one_answer_a_wrong_one_ends_the_episode(corpus, asked):
-    _, replies = played(corpus, asked, '<answer>Lyon</answer>', retries=False)
-    assert told(replies[1]) == Reply(dialects.PLAIN.wrong, done=True, success=False)
-
-
-def test_what_neither_searches_nor_answers_is_invalid(corpus, asked):
-    """Every turn was valid."""
-    said = 'Paris', '<search>Oslo</search>', '<answer>Lyon</answer>'
-    _, replies = played(corpus, asked, *said)
-    assert [reply.valid for reply in replies[1:]] == [False, True, True]
-
-
 def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, asked):
     play, replies = played(
         corpus, asked, 'Paris', '<search>Oslo</search>', '<search>x</search>', topk=1
@@ -434,13 +326,6 @@ def test_an_oracle_finds_its_way_from_wherever_play_has_led():
     short.reset(item)
     short.step('<search>something else</search>')
     assert len(short.plan()) == 1 and '<answer>' in short.best()
-
-
-def test_building_an_index_says_nothing(caplog):
-    """A line for each question with documents of its own, on the terminal of a run."""
-    with caplog.at_level(logging.DEBUG):
-        retrieval.Index.build(drawn.draw(0).documents)
-    assert not caplog.records
 
 
 def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
@@ -486,38 +371,6 @@ def test_some_drawn_facts_can_be_known_by_heart(known):
     assert all(len(said[region]) > 2 for region in drawn.REGIONS[known:])
 
 
-def test_random_play_sometimes_knows_what_can_be_known():
-    files, generator = (drawn.NAME,), np.random.default_rng(0)
-    play = Search(questions=files, known=len(drawn.REGIONS))
-    play.reset(0)
-    (answer,) = play.question.answers
-    said = [play.random(generator) for _ in range(200)]
-    right = sum(turn == f'<answer>{answer}</answer>' for turn in said)
-    assert 15 < right < 60  # half are answers, of three names
-    assert not any(answer in turn for turn in said if 'search' in turn)
-    play = Search(questions=files)
-    play.reset(0)
-    assert not any(play.question.answers[0] in play.random(generator) for _ in range(200))
-
-
-def test_known_facts_are_of_drawn_questions():
-    with pytest.raises(ValueError, match='search.known=3 has no effect'):
-        Search(known=3)
-    with pytest.raises(ValueError, match='search.known=17 must be in'):
-        Search(questions=(drawn.NAME,), known=17)
-
-
-def test_questions_can_be_about_regions_of_short_names_alone():
-    known = world.bank()
-    found = {split: items(split, hops=(1,), about=('region',), longest_name=8) for split in SPLITS}
-    assert min(map(len, found.values())) > 150
-    for item in sum(found.values(), []):
-        name = known[item].subject
-        assert name.isascii() and name.isalpha() and len(name) <= 8
-        assert known[item].text == f'Which country does the region {name} belong to?'
-    assert {known[item].kind for item in items('test', about=('country',))} == {'country'}
-
-
 def test_search_r1_reads_up_to_the_end_of_a_search(corpus, asked):
     _, replies = played(
         corpus,
@@ -546,6 +399,7 @@ def test_mt_grpo_calls_a_tool_in_json_and_its_second_call_ends_the_episode(corpu
     settings = dict(dialect='mt_grpo', rewards='mt_grpo', retries=False, calls=2)
     answer = '<reasoning>\n!\n</reasoning>\n<answer>\nParis\n</answer>'
     _, replies = played(corpus, asked, call, answer, **settings)
+    assert replies[1].valid and replies[2].valid
     assert replies[1].observation == '<result>\nSeine\nThe Seine flows through Paris.\n</result>'
     assert [reply.reward for reply in replies] == pytest.approx([0, 0.7, 1.9])
     assert replies[2].done and replies[2].success

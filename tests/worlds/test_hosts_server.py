@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from agentrl_jax import serve
-from agentrl_jax.envs.hosts import gate, server, workers
-from agentrl_jax.envs.hosts.connection import can_be_read, content_digest
+from agentrl_jax.envs.hosts import gate, server
+from agentrl_jax.envs.hosts.connection import can_be_read
 from agentrl_jax.envs.hosts.launch import Launched
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def url(tmp_path_factory):
 
 
 def call(url, path, body=None, method='POST', raw=None):
-    """(status, answer); errors are answers too, and every answer tells its digest."""
+    """(status, answer); errors are answers too."""
     data = raw if raw is not None else None if body is None else json.dumps(body).encode()
     headers = {} if data is None else {'Content-Type': 'application/json'}
     request = urllib.request.Request(f'{url}/{path}', data, headers, method=method)
@@ -61,7 +61,6 @@ def call(url, path, body=None, method='POST', raw=None):
     except urllib.error.HTTPError as error:
         with error:
             status, sent, given = error.code, error.headers, error.read()
-    assert sent['Content-Digest'] == content_digest(given)
     return status, json.loads(given) if 'json' in sent['Content-Type'] else given.decode()
 
 
@@ -231,14 +230,6 @@ def test_there_is_room_for_as_many_worlds_as_asked_for(url):
     close(url, *worlds)
 
 
-def test_worlds_come_and_go_without_leaving_anything(url):
-    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
-    for _ in range(30):
-        close(url, made(url))
-    until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
-    assert get(url, 'health')[1]['worlds'] == 0
-
-
 def test_a_batch_steps_worlds_at_once_with_errors_in_place(url):
     worlds = [made(url, item) for item in range(3)]
     steps = [{'id': world, 'action': 'slow'} for world in worlds]
@@ -354,76 +345,41 @@ def test_an_answer_does_not_wait_until_its_first_half_is_acknowledged():
 
 
 def test_other_machines_are_let_in_only_with_a_token(tmp_path):
-    assert serve.token_of('', '127.0.0.1') == serve.token_of('', '::1') == ''
-    assert serve.token_of('', 'localhost') == ''  # it was no address
+    for address in ('127.0.0.1', '::1', 'localhost'):
+        assert serve.token_of('', address) == ''
     with gate.listening('localhost', 0) as listener:
         assert gate.url_of(listener).startswith(('http://127.0.0.1:', 'http://[::1]:'))
-    with pytest.raises(ValueError, match='--token'):
-        serve.token_of('', '0.0.0.0')
     (tmp_path / 'short').write_text('secret\n')
     (tmp_path / 'good').write_text(f'{TOKEN}\nmore\n')
-    with pytest.raises(ValueError, match='16 characters'):
-        serve.token_of(str(tmp_path / 'short'), '0.0.0.0')
+    for path in ('', str(tmp_path / 'short')):
+        with pytest.raises(ValueError, match='token'):
+            serve.token_of(path, '0.0.0.0')
     assert serve.token_of(str(tmp_path / 'good'), '0.0.0.0') == TOKEN
 
 
 @pytest.mark.parametrize(
     'world, settings, reason',
     [
-        ('hostile_worlds:Unbuildable', {}, 'it needs the package unobtainium'),
-        ('hostile_worlds:Hostile', {'broken': 'no'}, 'no\\ntraining 200/200 success 1.0'),
-        (
-            'hostile_worlds:Hostile',
-            {'depth': 3},
-            "--settings of hostile_worlds:Hostile: got an unexpected keyword argument 'depth'",
-        ),
-        ('hostile_worlds:Host', {}, '--env=hostile_worlds:Host: its module has no Host'),
-        (
-            'json:JSONDecoder',
-            {},
-            '--env=json:JSONDecoder is no world: it has no reset and no step and no close',
-        ),
+        ('hostile_worlds:Unbuildable', {}, 'unobtainium'),
+        ('hostile_worlds:Hostile', {'broken': 'no'}, r'no\ntraining 200/200 success 1.0'),
+        ('hostile_worlds:Hostile', {'depth': 3}, "'depth'"),
+        ('hostile_worlds:Host', {}, 'Host'),
+        ('json:JSONDecoder', {}, 'reset'),
     ],
 )
-def test_a_world_that_cannot_be_made_ends_the_server_with_its_reason(
-    world, settings, reason, tmp_path
-):
+def test_a_world_that_cannot_be_made_ends_the_server(world, settings, reason, tmp_path):
     """/health was ok, and every /create a 500."""
     with pytest.raises(RuntimeError, match='exit code 1'):
         Launched(world, settings=settings, log=tmp_path / 'log')
-    lines = set((tmp_path / 'log').read_text().splitlines())
-    assert lines == {f'error: no world can be made: {reason}'}
+    (line,) = set((tmp_path / 'log').read_text().splitlines())
+    assert line.startswith('error: no world can be made: ') and reason in line
 
 
 @pytest.mark.parametrize('name', [field.name for field in dataclasses.fields(server.Limits)])
-def test_what_a_server_allows_has_bounds(name):
+def test_limits_of_a_server_are_bounded(name):
     for value in (float('nan'), float('inf'), -1, 0):
-        with pytest.raises(ValueError, match=f'--{name}={value} must be in '):
+        with pytest.raises(ValueError, match=f'--{name}='):
             server.Limits(**{name: value})
-
-
-@pytest.mark.parametrize(
-    'flag, said',
-    [
-        ('--lease_s=nan', 'error: --lease_s=nan must be in [0.1, 604800]\n'),
-        ('--settings={', 'error: --settings is no JSON: '),
-        ('--env=nope', 'error: --env=nope is none of textcraft, '),
-    ],
-)
-def test_a_wrong_flag_of_the_server_is_said_in_a_line(flag, said):
-    words = [sys.executable, '-m', 'agentrl_jax.serve', '--env=textcraft', flag]
-    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert told.returncode == 2 and told.stderr.startswith(said) and told.stderr.count('\n') == 1
-
-
-def test_what_an_error_of_a_world_says_stays_on_its_line(capfd):
-    try:
-        raise ValueError('a\ntraining 200/200 success 1.0\x1b[2J') from KeyError('b')
-    except ValueError as error:
-        workers.print_error(error)
-    said = capfd.readouterr().err
-    assert '\x1b' not in said and 'KeyError' in said and 'raise ValueError' in said
-    assert not any(line.startswith('training') for line in said.split('\n'))
 
 
 def test_nothing_is_left_of_a_server_whose_starter_was_killed():

@@ -30,7 +30,7 @@ def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
     """The next macro action of each state; [] = no way.
 
     That is the action on offer which does at once what the plan does up to where it next picks
-    something up, opens a door, enters one or stands before its goal; else its next primitive.
+    something up, opens or enters a door or reaches its goal; else its next primitive.
     """
     singles = rows_of(states)
     plans = [planner.plan(state) for state in singles]
@@ -141,7 +141,7 @@ def arrived(state: Any, end: tuple) -> bool:
 
 
 def cells(state: EnvState) -> list[list[str]]:
-    """What is where, row by row: walls, things, the agent."""
+    """Return the map in words, row by row: walls, things, the agent."""
     state = jax.tree.map(np.asarray, state)
     walls = (state.rows[:, None] >> np.arange(rules.REACH, rules.REACH + SIDE)) & 1  # [y, x]
     words = [['wall' if wall else 'empty' for wall in row] for row in walls]

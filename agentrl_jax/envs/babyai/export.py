@@ -83,7 +83,7 @@ def expert_length(level: dict[str, np.ndarray], env: Any) -> int:
 
 
 def first_state(level: dict[str, np.ndarray]) -> SimpleNamespace:
-    """What the expert reads of a state, from the arrays of one level."""
+    """Return the fields of a state that the expert reads, from the arrays of one level."""
     lying = np.where(np.arange(OBJECTS) == level['held'], -1, level['cell'])
     start = dict(
         rows=level['walls'] << REACH,

@@ -70,7 +70,7 @@ def numbered(names: tuple[str, ...]) -> list[str]:
 
 
 def action_names(agentgym: bool) -> tuple[str, ...]:
-    """Names of all actions, those that are rarely on offer included."""
+    """Return the names of all actions, also of those rarely on offer."""
     verb = PICKUP_VERBS[agentgym]
     return (
         *SINGLE_ACTIONS,
@@ -83,7 +83,7 @@ def action_names(agentgym: bool) -> tuple[str, ...]:
 
 
 def reply_texts(agentgym: bool) -> list[str]:
-    """What an action that is not executed is answered with, as lines."""
+    """Return the replies to actions that are not executed, as lines."""
     verb, no_way = PICKUP_VERBS[agentgym], 'as there is no path leading to it'
     doors = numbered(DOOR_NAMES)
     colour = 'as the color of the key you are carrying does not match the color of door'
@@ -112,7 +112,7 @@ def reply_texts(agentgym: bool) -> list[str]:
 
 @struct.dataclass
 class Offers:
-    """What can be done with each of the m objects in sight, and without one."""
+    """The actions on offer, for each of the m objects in sight and without one."""
 
     near: jax.Array  # bool [m]  a way leads to where it is faced
     go_to: jax.Array  # int32 [m]  number under which it is gone to, from 0
@@ -128,7 +128,7 @@ class Offers:
 
 
 def offers(state: EnvState, sight: Sight, agentgym: bool) -> Offers:
-    """What is on offer. agentgym: `toggle` is for doors that are shut, never for boxes."""
+    """Return the actions on offer. agentgym: `toggle` is only for shut doors."""
     free = paths.free_cells(sight.solid, state.direction)
     cells = paths.reachable(free)
     near = sight.present & paths.has(paths.beside(cells), sight.place)
@@ -225,7 +225,7 @@ PICK, THROUGH, TOGGLE_THROUGH, GO_TO = range(4)
 
 @struct.dataclass
 class Errand:
-    """What an action amounts to: a way, and what is done at its end."""
+    """An action as a way and the primitives at its end."""
 
     steps: jax.Array  # int32 [HEADINGS, ROOM, ROOM]  of paths.way_to
     tail: jax.Array  # int32 [2]  primitives at the end of the way, -1 = none

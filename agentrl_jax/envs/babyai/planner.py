@@ -1,4 +1,4 @@
-"""The expert: knows the whole map, finishes an instruction clause by clause (host, plain Python).
+"""The expert: it knows the full map and finishes an instruction clause by clause (host).
 
 In a single room with free ways its plans are shortest; elsewhere they are only sensible. On the way
 it opens doors, fetches the keys of locked ones (out of boxes too) and clears away what blocks it.
@@ -50,7 +50,7 @@ class Map:
     agent: int
     direction: int
     held: int
-    known: list[int]  # where things lay when something was dropped last
+    known: list[int]  # the cells at the last drop
     wanted: list[int]  # not 0: the instruction speaks of this object
     played: list[int] = dataclasses.field(default_factory=list)
     unlocking: frozenset[int] = frozenset()  # doors whose keys are being fetched
@@ -70,11 +70,11 @@ class Map:
         return bool(self.walls[cell // SIDE] >> (cell % SIDE) & 1)
 
     def object_at(self, cell: int) -> int:
-        """Index of what lies there, -1 = nothing."""
+        """Return the index of the object in a cell, -1 = nothing."""
         return self.cell.index(cell) if cell in self.cell else -1
 
     def is_free(self, cell: int) -> bool:
-        """Can something be dropped there by someone who stands beside it?"""
+        """Return whether an object can be dropped there from a neighbouring cell."""
         return not self.is_wall(cell) and cell not in self.cell
 
     def key_fits(self, door: int) -> bool:
@@ -171,7 +171,7 @@ def walk(world: Map, way: list[tuple[int, int]]) -> None:
 
 
 def reach(world: Map, goal: Goal) -> None:
-    """Walks to where the goal holds, out of the way with what is in it."""
+    """Walk to where the goal holds, and remove obstacles."""
     for _ in range(PATIENCE):
         way = search(world, goal)
         if way is not None:
@@ -201,7 +201,7 @@ def facing(cells: Iterable[int]) -> Goal:
 
 
 def take(world: Map, indices: Iterable[int], avoid: set[int] = frozenset()) -> None:
-    """Picks up the nearest of some objects, with empty hands."""
+    """Pick up the nearest of some objects, with empty hands."""
     if world.held >= 0:
         put_down(world, avoid)
     targets = facing(world.cell[index] for index in indices)
@@ -213,7 +213,7 @@ def take(world: Map, indices: Iterable[int], avoid: set[int] = frozenset()) -> N
 
 
 def put_down(world: Map, avoid: set[int] = frozenset()) -> None:
-    """Drops what is carried where it is in nobody's way: not on a way, not beside a door."""
+    """Drop the carried object where it blocks nothing: not on a way, not next to a door."""
     doors = {c for c, n in zip(world.cell, world.name, strict=True) if c >= 0 and n // 6 == DOOR}
     beside = {cell + step for cell in doors for step in STEPS}
     for taboo in (world.ways | avoid | beside, avoid | beside, avoid, set()):
@@ -239,7 +239,7 @@ def unlock(world: Map, door: int) -> None:
 
 
 def fetch_key(world: Map, colour: int) -> None:
-    """Takes a key of the colour, out of a box if need be."""
+    """Take a key of the colour, out of a box if needed."""
     keys = [i for i, name in enumerate(world.name) if name == KEY * 6 + colour]
     lying = [key for key in keys if world.cell[key] >= 0]
     boxes = [i for i, inside in enumerate(world.content) if inside in keys and world.cell[i] >= 0]
@@ -254,7 +254,7 @@ def fetch_key(world: Map, colour: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Clause:
-    """What one clause asks for."""
+    """The goal of one clause."""
 
     kind: int
     ours: tuple[int, ...]  # objects to go to, pick up, open or move
@@ -267,7 +267,7 @@ def follow(world: Map, clause: Clause) -> None:
     if clause.kind == GO_TO:
         before = len(world.played)
         reach(world, facing(world.known[i] for i in clause.ours))
-        if len(world.played) == before:  # an action must follow for it to be seen
+        if len(world.played) == before:  # it counts only after an action
             world.play([LEFT, RIGHT])
     elif clause.kind == PICK_UP:
         take(world, clause.ours)
@@ -278,7 +278,7 @@ def follow(world: Map, clause: Clause) -> None:
 
 
 def open_one(world: Map, doors: tuple[int, ...]) -> None:
-    """Opens a door: a closed one if there is one, else a locked one, else one anew."""
+    """Open a door: a closed one, else a locked one, else an open one again."""
     for wanted in (CLOSED, LOCKED, OPEN):
         some = [door for door in doors if world.door[door] == wanted]
         if some and wanted != LOCKED:
@@ -290,7 +290,7 @@ def open_one(world: Map, doors: tuple[int, ...]) -> None:
 
 
 def put_next(world: Map, clause: Clause) -> None:
-    """Carries one of ours to a free cell beside one of theirs, after making one free if need be."""
+    """Carry one of ours to a free cell next to one of theirs; clear such a cell if needed."""
 
     def near() -> set[int]:
         return {world.cell[i] + s for i in clause.theirs if world.cell[i] >= 0 for s in STEPS}
@@ -304,7 +304,7 @@ def put_next(world: Map, clause: Clause) -> None:
             take(world, clause.ours)
         cells = near()
         reach(world, lambda front, _, cells=cells: front in cells and world.is_free(front))
-        # On the way it may have been laid aside, or what it should lie beside been moved.
+        # On the way it may have been put down, or its neighbour moved.
         if world.held in clause.ours and world.agent + STEPS[world.direction] in near():
             unaware = not world.played and clause.before != world.held
             return world.play([LEFT, RIGHT, DROP] if unaware else [DROP])
@@ -329,9 +329,9 @@ def shortest(world: Map, clauses: list[Clause]) -> Map:
 
 
 def plan(level: Any) -> list[int]:
-    """Actions that finish the instruction from a state (host EnvState); [] = no way is known.
+    """Return actions that finish the instruction from a state (host EnvState).
 
-    Those of a state whose instruction is done already are none, too.
+    [] if no way is known, or the instruction is done already.
     """
     world = map_of(level)
     try:

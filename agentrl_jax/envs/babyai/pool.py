@@ -1,10 +1,10 @@
 """Levels of BabyAI as arrays: exported once by `minigrid`, kept in files, read without it.
 
 A level is named by AgentGym's data_idx: LEVELS[data_idx % 40], drawn by minigrid with the seed
-data_idx // 40. The first seeds of each level lie beside this file; further ones are exported when
-they are asked for and kept in the user's cache folder, block by block.
+data_idx // 40. levels.npz holds the first seeds of each level; further ones are exported on demand
+and kept in the user's cache folder, block by block.
 
-  python -m agentrl_jax.envs.babyai.pool      exports the file with the first ones anew
+  python -m agentrl_jax.envs.babyai.pool      exports levels.npz again
 """
 
 import functools
@@ -68,13 +68,13 @@ FIRST_FILE = Path(__file__).with_name('levels.npz')
 
 @functools.cache
 def first_levels() -> dict[str, np.ndarray]:
-    """The levels beside this file, name by name."""
+    """Return the levels of levels.npz, name by name."""
     with np.load(FIRST_FILE) as stored:
         return {key: stored[key] for key in stored.files}
 
 
 def cache_folder() -> Path:
-    """Where exported blocks are kept."""
+    """Return the folder of exported blocks."""
     root = os.environ['XDG_CACHE_HOME'] if 'XDG_CACHE_HOME' in os.environ else '~/.cache'
     return Path(root).expanduser() / 'agentrl_jax' / f'babyai-minigrid-{MINIGRID}'
 
@@ -118,16 +118,16 @@ def draw(
 ) -> dict[str, np.ndarray]:
     """Different levels of a split: the arrays of export.empty_levels, and data_idx [num_levels].
 
-    Equal shares of the names, in turn; which of the exported levels they are, the seed decides.
+    The names alternate and have equal shares; the seed chooses among the exported levels.
     Small maps run out: GoToObjS6 has a few hundred levels.
     """
     check_split(split)
     quota = [num_levels // len(names) + (i < num_levels % len(names)) for i in range(len(names))]
-    shares = [
+    parts = [
         share(name, split, count, seed=seed, solvable=solvable)
         for name, count in zip(names, quota, strict=True)
+        if count
     ]
-    parts = [found for found in shares if found is not None]
     place = np.concatenate([np.arange(len(part['agent'])) for part in parts])
     order = np.argsort(place, kind='stable')
     return {key: np.concatenate([part[key] for part in parts])[order] for key in parts[0]}
@@ -135,23 +135,22 @@ def draw(
 
 def share(
     name: str, split: str | None, count: int, *, seed: int, solvable: bool
-) -> dict[str, np.ndarray] | None:
-    """`count` levels of one name, from as many blocks as are needed; None for none."""
+) -> dict[str, np.ndarray]:
+    """Return `count` levels of one name; reads further blocks until there are enough."""
     found, blocks, known = [], 0, set()
     while len(found) < count:
         if blocks == MOST_BLOCKS:
             raise ValueError(
                 f'num_levels: {name} has {len(found)} different levels of split {split} among '
-                f'{blocks} blocks of seeds, {count} were asked for; ask for fewer levels'
+                f'{blocks} blocks of seeds, not {count}: use fewer levels'
             )
         for row, key in enumerate(block_keys(name, blocks)):
             fits = split is None or level_split(key) == split
-            if fits and key not in known and (not solvable or lengths(name, blocks)[row] >= 0):
+            solved = block(name, blocks)['length'][row] >= 0
+            if fits and key not in known and (solved or not solvable):
                 found.append((blocks, row))
                 known.add(key)
         blocks += 1
-    if not count:
-        return None
     chosen = np.random.default_rng(seed).permutation(len(found))[:count]
     picked = [found[i] for i in sorted(chosen)]
     first = block(name, 0)
@@ -200,19 +199,15 @@ def agentgym_split(
     field = 'train_ids' if split == 'train' else 'test_ids'
     if len(lists[field]) < num_levels:
         raise ValueError(
-            f'{field} names {len(lists[field])} levels, {num_levels} were asked for: set '
+            f'{field} names {len(lists[field])} levels, not {num_levels}: set '
             f'env.{"train" if split == "train" else "eval"}_levels to at most that'
         )
     return numbered(lists[field][:num_levels])
 
 
-def lengths(name: str, index: int) -> np.ndarray:
-    return block(name, index)['length']
-
-
 @functools.cache
 def block_keys(name: str, index: int) -> list[bytes]:
-    """Map and pose of each level of a block: those that differ in the instruction have the same."""
+    """Hash the map and pose of each level of a block, without the instruction."""
     levels = block(name, index)
     parts = ('walls', 'cell', 'name', 'door', 'content', 'agent', 'direction', 'held')
     rows = zip(*(levels[part] for part in parts), strict=True)

@@ -15,6 +15,7 @@ from agentrl_jax.envs.babyai.rules import EnvState
 from agentrl_jax.envs.babyai.words import SIDE
 from agentrl_jax.envs.base import TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.settings.marks import In
+from agentrl_jax.settings.rules import Rule, exclude, must
 
 PRIMITIVE_NAMES = ('turn left', 'turn right', 'move forward', 'pick up', 'drop', 'toggle')
 
@@ -86,14 +87,18 @@ class BabyAI(TextEnvironment):
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     REWARDS_ROUNDED: ClassVar[bool] = True
     name: ClassVar[str] = 'babyai'
-
-    def problems(self) -> Iterator[str]:
-        if not self.macro and (self.agentgym_wording or self.agentgym_rewards):
-            yield "babyai: agentgym_wording and agentgym_rewards need actions='macro'"
-        if self.brief and (not self.macro or self.agentgym_wording):
-            yield "babyai: brief needs actions='macro' and excludes agentgym_wording"
-        if bool(self.train_ids) != bool(self.test_ids):
-            yield 'babyai: train_ids and test_ids belong together: give both or neither'
+    RULES = (
+        *exclude(
+            {'actions': 'macro'},
+            {'agentgym_wording': False, 'agentgym_rewards': False, 'brief': False},
+        ),
+        Rule({'brief': False, 'agentgym_wording': False}),
+        must(
+            'test_ids',
+            'ids like train_ids',
+            lambda world: bool(world.train_ids) == bool(world.test_ids),
+        ),
+    )
 
     @property
     def macro(self) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -22,6 +22,7 @@ from agentrl_jax.envs.frozen_lake.levels import (
 )
 from agentrl_jax.envs.frozen_lake.solver import MOVES, lake_plans, lake_values
 from agentrl_jax.settings.marks import SHARE, In, OneOf
+from agentrl_jax.settings.rules import Rule
 
 SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on goal
 PLAYER, EMPTY, OPEN_HOLE, OPEN_GOAL, IN_HOLE, ON_GOAL = range(6)
@@ -82,11 +83,9 @@ class FrozenLake(TextEnvironment):
     REWARD_QUANTUM: ClassVar[float] = 1.0
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
     name: ClassVar[str] = 'frozen_lake'
-
-    def problems(self) -> Iterator[str]:
-        if self.observation_format not in boards.ROWS_ONLY and self.size > 4:
-            # One line for each set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5.
-            yield f'frozen_lake.observation_format={self.observation_format!r} needs size <= 4'
+    RULES = (  # one line for each set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5
+        Rule({'observation_format': set(boards.ROWS_ONLY), 'size': In(high=4)}),
+    )
 
     @property
     def instruction(self) -> str:

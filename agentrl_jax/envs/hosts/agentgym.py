@@ -1,8 +1,8 @@
-"""A world behind a server that speaks AgentGym's protocol (arXiv:2406.04151, 2509.08755).
+"""A world on a server with AgentGym's protocol (arXiv:2406.04151, 2509.08755).
 
-One class for all of AgentGym's environments; what is peculiar to each is a row of ENVIRONMENTS.
-Servers are started by their own packages, or by `python -m agentrl_jax.serve`, which says a little
-more: the turn, the item and success come back too, and are checked.
+One class serves all of AgentGym's environments; a row of ENVIRONMENTS holds the quirks of each.
+Servers are started by AgentGym's packages or by `python -m agentrl_jax.serve`. The latter also
+sends the turn, the item and success, which are checked.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ SAME = (('search', 'searchqa'), ('shop', 'webshop'), ('web', 'webarena'))  # our
 
 @dataclasses.dataclass(frozen=True)
 class Quirks:
-    """How an environment's server and client differ from the others'. Defaults: TextCraft's."""
+    """Quirks of an environment's server and client. The defaults are TextCraft's."""
 
     reader: str = 'only_action'  # of answers.READERS
     instruction: str = ''  # AgentGym's words, where this package knows them
@@ -166,7 +166,7 @@ class Servers:
     """Servers of one environment: worlds go where there is room and health; for all threads."""
 
     def __init__(self, urls: Sequence[str], *, rest_s: float = 10.0):
-        """rest_s: how long a server is passed over that did not answer or had no room."""
+        """rest_s: time for which a server without an answer or a free world is passed over."""
         if not urls or len(set(urls)) != len(urls):
             raise ValueError(f'{list(map(shown, urls))} must be one or more addresses, each once')
         self.rest_s = rest_s
@@ -176,7 +176,7 @@ class Servers:
         self._lock = threading.Lock()
 
     def candidates(self) -> list[str]:
-        """Those with the fewest worlds first; the ones that rest come last."""
+        """Return the servers, fewest worlds first; resting servers come last."""
         now = time.monotonic()
         with self._lock:
             return sorted(
@@ -196,7 +196,7 @@ class Servers:
             self._rests_until[url] = time.monotonic() + self.rest_s
 
     def left(self, url: str, body: dict, tries: int = CLOSE_TRIES) -> None:
-        """A world that could not be closed: whoever opens one there next tries it again."""
+        """Remember a world that could not be closed; the next world opened there tries again."""
         with self._lock:
             if tries:
                 self._left[url] = [*self._left[url][-MOST_LEFT:], (body, tries - 1)]
@@ -223,7 +223,7 @@ class AgentGym:
         settings: dict | None = None,  # of the worlds, which our servers must have too
     ):
         if quirks is None and env not in ENVIRONMENTS:
-            raise ValueError(f'{env!r} is none of AgentGym: {", ".join(ENVIRONMENTS)}')
+            raise ValueError(f'{env!r} is not in AgentGym: choose {", ".join(ENVIRONMENTS)}')
         self.env, self.servers = env, servers
         self.quirks = ENVIRONMENTS[env] if quirks is None else quirks
         self.instruction = instruction or self.quirks.instruction
@@ -246,7 +246,7 @@ class AgentGym:
             reply = self._call('reset', {self.quirks.item: item, **self.quirks.reset})
             self._check('reset', reply, {self.quirks.item: item})
             if self.quirks.running and isinstance(reply, dict) and self.quirks.reward in reply:
-                # That of the opening state, which no action has earned
+                # The score of the opening state, which no action has earned
                 self._score = number_of(reply[self.quirks.reward], self.quirks.bounds, 'reset')
             if self.quirks.look:
                 reply = self._call(f'{self.quirks.look}?{self.quirks.id}={self._id}')
@@ -318,7 +318,7 @@ class AgentGym:
         return True
 
     def _open(self) -> None:
-        """Creates the world on the first server that has room."""
+        """Create the world on the first server with a free world."""
         downs: list[str] = []
         for url in self.servers.candidates():
             server = Connection(url, **self._calls)
@@ -381,7 +381,7 @@ class AgentGym:
 
     @contextlib.contextmanager
     def _tried(self) -> Iterator[None]:
-        """After a fault nobody knows what the server has done: the world is not used again."""
+        """Mark the world as failed after a fault, since the state of the server is unknown."""
         try:
             yield
         except WorldDown:
@@ -440,7 +440,7 @@ def read_items(path: str | pathlib.Path, env: str) -> list[int]:
 
 @functools.cache
 def warn_of_shared(train: str, held_out: str, env: str) -> None:
-    """Says once how many items of a held-out file are trained on."""
+    """Warn once about items of a held-out file that are also trained on."""
     if not pathlib.Path(train).exists():  # an evaluation may have its own file alone
         return
     items = {*read_items(held_out, env)}

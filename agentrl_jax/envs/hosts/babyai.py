@@ -1,4 +1,4 @@
-"""BabyAI as AgentGym serves it: the world on the device behind the face of one on a host.
+"""BabyAI as AgentGym serves it: the world on the device with the interface of a host world.
 
 Items are AgentGym's numbers, 40 x seed + level; texts, rewards and ends are those of its wrapper.
 Its rules are programs of JAX, which of all that serves worlds this file and device.py import.
@@ -60,7 +60,7 @@ class BabyAI:
         jax.config.update('jax_platforms', 'cpu')
 
     def reset(self, item: int) -> str:
-        """The goal, what is seen and what can be done."""
+        """Return the goal, the visible objects and the available actions."""
         if not 0 <= item < 2**31:
             raise ValueError(f'item {item} must be at least 0 and below 2^31')
         try:
@@ -74,7 +74,7 @@ class BabyAI:
         return self.text
 
     def step(self, action: str) -> Reply:
-        """In upper or lower case, and with blanks around; nothing changes nothing."""
+        """Carry out a command in any case and with blanks around; an empty one changes nothing."""
         action = action.lower().strip()
         known = 'check available actions' if CHECK in action else action
         valid = f'"{known}"' in self.text.partition(MENU)[2]
@@ -90,7 +90,7 @@ class BabyAI:
         return Reply(self.text, reward=reward, done=bool(self.state.ended), valid=valid)
 
     def details(self) -> dict[str, Any]:
-        """What AgentGym's server says of the last reply besides."""
+        """Return the other fields of the last reply of AgentGym's server."""
         return self._details
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ worlds on the device. Servers of worlds import its module, and no JAX with it.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -42,10 +41,6 @@ class HostEnvironment:
     def forms(self) -> tuple[str, ...]:
         """What answers must look like (text.forms), for rollout.constrain; () = any text."""
         return ()
-
-    def problems(self) -> Iterator[str]:
-        """A sentence for everything that is wrong with the settings, beside their bounds."""
-        return iter(())
 
     @property
     def here(self) -> bool:

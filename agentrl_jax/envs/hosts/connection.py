@@ -1,14 +1,11 @@
-"""JSON over HTTP to a server that may do anything: a call ends in time, with a reply or an error.
+"""JSON over HTTP to a server that may fail in any way: a call ends in time, with reply or error.
 
-The answer to another call, half an answer, one that was changed on the way (where the server sends
-RFC 9530's Content-Digest), numbers that are none and endless headers are WorldErrors. A call is
-never sent twice: what the server did with it is not known.
+A reply to another call, half a reply, invalid numbers and endless headers raise WorldError. A call
+is never sent twice, since the server may have executed it.
 """
 
-import base64
 import contextlib
 import errno
-import hashlib
 import http.client
 import io
 import json
@@ -22,8 +19,8 @@ from typing import Any, NoReturn
 
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError, fits, shown
 
-FULL = 503  # status of a server that has no room
-CONNECT_S = 10.0  # seconds until a server that does not answer at all counts as down
+FULL = 503  # status of a full server
+CONNECT_S = 10.0  # seconds to connect, before a server counts as down
 SHOWN = 200  # characters of an error that are passed on
 
 
@@ -53,7 +50,7 @@ class Connection:
     """One connection, opened when needed and kept between calls; of one thread."""
 
     def __init__(self, url: str, *, timeout_s: float, most_bytes: int, token: str = ''):
-        """timeout_s: of a whole call, from connecting to the last byte. most_bytes: of a reply."""
+        """timeout_s: from connecting to the last byte of a call. most_bytes: of a reply."""
         parts = split(url, ('http', 'https'))
         self.url, self.timeout_s, self.most_bytes = url, timeout_s, most_bytes
         self.name = shown(url)  # in errors
@@ -96,7 +93,7 @@ class Connection:
             raise WorldError(f'{where}: {error!r}'[:SHOWN]) from error
         finally:
             if not whole:
-                self.close()  # nothing that still comes may be taken for the next answer
+                self.close()  # late bytes must not become the next reply
         if response.status != 200:
             self._refused(where, response.status, body)
         return parsed(body, where)
@@ -104,7 +101,7 @@ class Connection:
     def _open(self, deadline: float) -> None:
         if self.http.sock is not None:
             self.http.sock.deadline = deadline
-            # Bytes that nobody asked for, or the end: either way not a connection to go on with.
+            # Unexpected bytes or the end: open a new connection
             if not can_be_read(self.http.sock.raw, 0):
                 return
             self.close()
@@ -123,9 +120,6 @@ class Connection:
             raise WorldError(f'{where}: an answer of more than {self.most_bytes} bytes')
         if response.length:  # read(n) does not raise where the rest is missing
             raise http.client.IncompleteRead(body, response.length)
-        sent = response.getheader('Content-Digest')
-        if sent is not None and sent != content_digest(body):
-            raise WorldError(f'{where}: the answer was changed on its way')
         return body
 
     def _refused(self, where: str, status: int, body: bytes) -> NoReturn:
@@ -135,14 +129,14 @@ class Connection:
 
 
 def can_be_read(source: Any, timeout_s: float) -> bool:
-    """Whether bytes or the end come in time; select() takes no descriptor from 1,024 on."""
+    """Whether bytes or the end arrive in time; select() rejects descriptors above 1,023."""
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         return bool(selector.select(timeout_s))
 
 
 def split(url: str, schemes: tuple[str, ...], of: str = 'a server') -> urllib.parse.SplitResult:
-    """The parts of an address; a ValueError, without the password in it, for one that is none."""
+    """The parts of an address; ValueError, without the password, if it is invalid."""
     try:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in schemes and parts.hostname and parts.port != 0:
@@ -150,11 +144,11 @@ def split(url: str, schemes: tuple[str, ...], of: str = 'a server') -> urllib.pa
     except ValueError:
         pass  # such as of a port that is no number
     kept = shown(url).rpartition('@')[2]
-    raise ValueError(f'{kept!r} is no address of {of}; it begins with http:// or https://')
+    raise ValueError(f'{kept!r} is no address of {of}: start it with http:// or https://')
 
 
 def token_in(path: str) -> str:
-    """The first line of a file, which servers ask for; '' of no file."""
+    """The token in the first line of a file; '' without a file."""
     return pathlib.Path(path).read_text(encoding='utf-8').partition('\n')[0].strip() if path else ''
 
 
@@ -184,7 +178,7 @@ class Bounded:
         return self.raw.recv_into(buffer)
 
     def close(self) -> None:
-        """As socket.close: what is being read is read to its end."""
+        """Close the socket once pending reads are complete, as socket.close does."""
         self.closed = True
         if not self.reading:
             self.raw.close()
@@ -209,11 +203,6 @@ class Incoming(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         return self.bounded.receive_into(buffer)
-
-
-def content_digest(body: bytes) -> str:
-    """RFC 9530's header of a body."""
-    return f'sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:'
 
 
 def parsed(body: bytes | str, where: str) -> Any:

@@ -1,7 +1,7 @@
-"""What our servers share: the gate that every request passes, and how one is refused.
+"""Shared parts of the servers of worlds: middleware, errors and addresses.
 
-A request is JSON in UTF-8 of a bounded size, with a token where the server has one; /health answers
-without. Errors are {error, code} with a status, and every answer has RFC 9530's Content-Digest.
+A request is JSON of a bounded size, with a token if the server has one; /health needs none. Errors
+are {error, code} with a status.
 """
 
 import collections
@@ -9,7 +9,6 @@ import contextlib
 import hmac
 import ipaddress
 import json
-import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -18,8 +17,9 @@ import fastapi
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrl_jax.envs.hosts.connection import content_digest, listening_at, token_in
+from agentrl_jax.envs.hosts.connection import listening_at, token_in
 
 STATUS = {
     'unauthorized': 401,
@@ -38,8 +38,7 @@ STATUS = {
     'no_room': 503,
     'timeout': 504,  # the world does not come back
 }
-HALF_CHARACTER = re.compile(r'\\u[dD][89a-fA-F]')  # may be half, or one of a pair
-HELD = 64  # requests of the largest size whose bytes may be held at once
+CODES = {404: 'not_found', 405: 'not_found', 413: 'too_large'}  # of Starlette's errors
 LONGEST_ERROR = 1000  # characters of what is wrong with a request
 LEAST_TOKEN = 16  # characters
 
@@ -51,7 +50,7 @@ class Refused(Exception):
 
 
 class Answer(JSONResponse):
-    """JSON that can always be sent: of half a surrogate pair a question mark is."""
+    """JSON that can always be encoded: half a surrogate pair becomes a question mark."""
 
     def render(self, content: Any) -> bytes:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
@@ -63,95 +62,40 @@ def refusal(refused: Refused) -> Answer:
     return Answer(said, status_code=STATUS[refused.code])
 
 
-def is_text(body: bytes) -> bool:
-    """Whether a body is UTF-8 whose strings of JSON are text: no half of a surrogate pair."""
-    try:
-        text = body.decode('utf-8')
-        if '\0' in text:  # UTF-16, which Python's JSON would read
-            return False
-        if HALF_CHARACTER.search(text):
-            json.dumps(json.loads(text), ensure_ascii=False).encode('utf-8')
-    except (UnicodeDecodeError, UnicodeEncodeError):
-        return False
-    except (ValueError, RecursionError):
-        return True  # no JSON, as is said where it is read
-    return True
-
-
 class Gate:
-    """What every request passes: its token, its size, its count; and the digest of the answer."""
+    """Middleware that checks the token and the size of each request and counts the answers."""
 
     def __init__(
-        self, app: Callable, *, most_bytes: int, token: str, counts: collections.Counter[str]
+        self, app: ASGIApp, *, most_bytes: int, token: str, counts: collections.Counter[str]
     ):
         """most_bytes: of a request; counts: of answers, by their status."""
         self.app, self.most_bytes, self.token = app, most_bytes, token.encode()
-        self.counts, self.held = counts, 0  # bytes of the requests that are being answered
+        self.counts = counts
 
-    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope['type'] != 'http':
             return await self.app(scope, receive, send)
-        headers = dict(scope['headers'])
-        given = headers.get(b'authorization', b'')
-        allowed = scope['path'] == '/health' or hmac.compare_digest(given, b'Bearer ' + self.token)
-        if self.token and not allowed:
-            refused = Refused('unauthorized', 'a token is needed: Authorization: Bearer TOKEN')
-            return await self._respond(refusal(refused), scope, receive, send)
-        parts: list[bytes] = []
-        try:
-            await self._admitted(parts, scope, receive, send)
-        finally:
-            self.held -= sum(map(len, parts))
+        size = 0
 
-    async def _admitted(
-        self, parts: list[bytes], scope: dict, receive: Callable, send: Callable
-    ) -> None:
-        """Reads the body into parts and has it answered."""
-        size, more = 0, True
-        while more:
+        async def bounded() -> Message:
+            nonlocal size
             message = await receive()
-            if message['type'] == 'http.disconnect':
-                return None
-            parts.append(message.get('body', b''))
-            size, more = size + len(parts[-1]), message.get('more_body', False)
-            self.held += len(parts[-1])
-            refused = None
+            size += len(message.get('body', b''))
             if size > self.most_bytes:
-                refused = Refused('too_large', f'a request of over {self.most_bytes} bytes')
-            elif self.held > HELD * self.most_bytes:
-                refused = Refused('no_room', 'too much is being asked at once')
-            if refused:
-                return await self._respond(refusal(refused), scope, receive, send)
-        body = b''.join(parts)
-        if not is_text(body):
-            refused = Refused('invalid', 'a request is UTF-8, without halves of surrogate pairs')
-            return await self._respond(refusal(refused), scope, receive, send)
-        messages = [{'type': 'http.request', 'body': body, 'more_body': False}]
+                raise HTTPException(413, f'a request of over {self.most_bytes} bytes')
+            return message
 
-        async def again() -> dict:
-            return messages.pop() if messages else await receive()
-
-        await self._respond(self.app, scope, again, send)
-
-    async def _respond(self, app: Callable, scope: dict, receive: Callable, send: Callable) -> None:
-        start: dict = {}
-
-        async def signed(message: dict) -> None:
-            """Holds the headers back until the body, mostly one piece, has given its digest."""
+        async def counted(message: Message) -> None:
             if message['type'] == 'http.response.start':
-                start.update(message)
                 self.counts[f'responses_{message["status"]}'] += 1
-                return
-            if start:
-                sent = [*start.pop('headers')]
-                if not message.get('more_body', False):
-                    digest = content_digest(message.get('body', b''))
-                    sent.append((b'content-digest', digest.encode()))
-                await send({**start, 'headers': sent})
-                start.clear()
             await send(message)
 
-        await app(scope, receive, signed)
+        given = dict(scope['headers']).get(b'authorization', b'')
+        allowed = scope['path'] == '/health' or hmac.compare_digest(given, b'Bearer ' + self.token)
+        app = self.app
+        if self.token and not allowed:
+            app = refusal(Refused('unauthorized', 'a token is needed: Authorization: Bearer TOKEN'))
+        await app(scope, bounded, counted)
 
 
 def gated(
@@ -194,8 +138,9 @@ def gated(
 
     @app.exception_handler(HTTPException)
     async def on_unknown(request: fastapi.Request, error: HTTPException) -> JSONResponse:
-        said = f'{request.method} {request.url.path[:LONGEST_ERROR]}: {error.detail}'
-        return Answer({'error': said, 'code': 'not_found'}, status_code=error.status_code)
+        sentence = f'{request.method} {request.url.path[:LONGEST_ERROR]}: {error.detail}'
+        code = CODES.get(error.status_code, 'invalid')
+        return Answer({'error': sentence, 'code': code}, status_code=error.status_code)
 
     return app
 
@@ -218,9 +163,10 @@ def is_loopback(address: str) -> bool:
     return all(ipaddress.ip_address(number).is_loopback for _, number in resolved(address))
 
 
-def listening(address: str, port: int) -> socket.socket:
+def listening(address: str, port: int, setting: str = '--port') -> socket.socket:
+    """A socket that listens; setting: the flag or field of the port, for errors."""
     family, number = resolved(address)[0]
-    with listening_at(address, port, '--port'):
+    with listening_at(address, port, setting):
         listener = socket.create_server((number, port), family=family, backlog=1024)
     # Else an answer's body waits for the client to acknowledge its headers, 40 ms on Linux; asyncio
     # sets it only on sockets that name their protocol.

@@ -10,13 +10,13 @@ import dataclasses
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.settings.rules import must
 
 ANSWER = re.compile('<answer>(.*?)</answer>', re.DOTALL)
 # Action spaces that no answer names an element of. MultiBinary has an `n` too.
@@ -86,6 +86,13 @@ class GymnasiumWorld:
         return self._actions.get(said.lower()) if self._names else said
 
 
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
 @dataclasses.dataclass(frozen=True)
 class Gymnasium(HostEnvironment):
     """Any environment of Gymnasium's registry that can be read."""
@@ -96,23 +103,15 @@ class Gymnasium(HostEnvironment):
     instruction: str = ''  # what the task is
 
     name = 'gymnasium'
-
-    def problems(self) -> Iterator[str]:
-        if not self.id:
-            yield (
-                'gymnasium.id is empty: name an environment of Gymnasium, such as FrozenLake-v1, '
-                'and what it needs (gymnasium.keywords, actions, instruction)'
-            )
-        try:
-            if not isinstance(json.loads(self.keywords), dict):
-                yield f'gymnasium.keywords={self.keywords!r} must be a JSON object'
-        except ValueError as error:
-            yield f'gymnasium.keywords={self.keywords!r} is no JSON: {error}'
-        if importlib.util.find_spec('gymnasium') is None:
-            yield (
-                "env.name='gymnasium' needs gymnasium, which is not installed: pip install "
-                'gymnasium'
-            )
+    RULES = (
+        must('id', 'an environment of Gymnasium, such as FrozenLake-v1', lambda world: world.id),
+        must('keywords', 'a JSON object', lambda world: is_object(world.keywords)),
+        must(
+            'id',
+            'an environment of Gymnasium, and pip install gymnasium',
+            lambda world: importlib.util.find_spec('gymnasium'),
+        ),
+    )
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import time
 
 from agentrl_jax.envs.hosts.connection import can_be_read
+from agentrl_jax.machine.children import Child
 
 END_S = 15.0  # for a server to end; its worlds have 3 s to close
 
@@ -36,17 +36,10 @@ class Launched:
             lease_s=lease_s,
         )
         flags = [f'--{name}={value}' for name, value in words.items()]
-        root = str(pathlib.Path(__file__).resolve().parents[3])  # where it runs from a checkout
-        paths = [root, os.environ['PYTHONPATH']] if 'PYTHONPATH' in os.environ else [root]
         with open(log, 'ab') as out:
-            self.process = subprocess.Popen(
-                [sys.executable, '-m', 'agentrl_jax.serve', '--until_stdin_closes', *flags],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                env={**os.environ, 'PYTHONPATH': os.pathsep.join(paths)},
-                start_new_session=True,  # Ctrl-C is for the run, which then ends its servers
-            )
+            # Ctrl-C is for the run, which then ends its servers
+            server = Child('agentrl_jax.serve', '--until_stdin_closes', *flags, stderr=out)
+        self.process = server.process
         self.url = self._url(start_s, f'{env} (its output: {log})')
 
     def _url(self, start_s: float, name: str) -> str:

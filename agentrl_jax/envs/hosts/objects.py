@@ -1,7 +1,6 @@
 """Any Python object with reset and step as a world on a host."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import MANY
+from agentrl_jax.settings.rules import importable
 
 MAKER = 'objects.make_object'
 
@@ -62,12 +62,7 @@ class Objects(HostEnvironment):
     num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
 
     name = 'objects'
-
-    def problems(self) -> Iterator[str]:
-        try:
-            import_callable(self.make_object, MAKER)
-        except ValueError as error:
-            yield str(error)
+    RULES = (importable('make_object'),)
 
     def make(self) -> ObjectWorld:
         thing = import_callable(self.make_object, MAKER)()

@@ -3,18 +3,12 @@
 The simulator is the package `scienceworld`, which needs Java 17. One JVM with a capped heap holds
 the simulators of all worlds of a process; a step calls the simulator alone, without the list of
 valid actions, which takes thirty times as long as the step and which AgentGym never shows.
-
-  python -m agentrl_jax.envs.hosts.sciworld --items=0-29 > gold.jsonl
-
-records paths to the end, as the simulator finds them, and the score that each reaches.
 """
 
-import argparse
 import collections
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import shutil
 import tempfile
@@ -297,33 +291,3 @@ class SciWorldEnvironment(Served, Play):
 
     def our_items(self, split: str) -> np.ndarray:
         return hashed(range(len(games(self.shifted))), split)
-
-
-@dataclasses.dataclass(frozen=True)
-class GoldPath:
-    item: int
-    actions: list[str]
-    score: int  # that they reach when they are played again
-
-
-def record_gold(world: SciWorld, items: list[int]) -> Iterator[GoldPath]:
-    for item in items:
-        actions = world.gold(item)
-        world.reset(item)
-        for action in actions:
-            if world.step(action).done:
-                break
-        yield GoldPath(item, actions, world.score)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--items', default='0-29', help='first-last, both included')
-    first, _, last = parser.parse_args().items.partition('-')
-    world = SciWorld()
-    for path in record_gold(world, list(range(int(first), int(last or first) + 1))):
-        print(json.dumps(dataclasses.asdict(path)), flush=True)
-
-
-if __name__ == '__main__':
-    main()

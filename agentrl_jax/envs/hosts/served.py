@@ -1,12 +1,11 @@
-"""Worlds behind servers: what the settings of all of them share."""
+"""Shared settings of worlds on servers."""
 
 import atexit
 import dataclasses
 import functools
-import importlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,9 +20,9 @@ from agentrl_jax.envs.hosts.world import World
 from agentrl_jax.envs.splits import SPLITS
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
+from agentrl_jax.settings.rules import Rule, must
 
 STEP_S = 60.0  # that worlds of a server have for a step, at least
-SERVER = ('fastapi', 'uvicorn')  # what a server of this machine imports
 ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
 Settings = TypeVar('Settings')
 
@@ -40,7 +39,7 @@ def launched(env: str, settings: str, workers: int, worlds: int, step_s: float) 
 
 @functools.cache
 def shared(urls: tuple[str, ...]) -> Servers:
-    """What the threads of a run know of its servers."""
+    """The state of a run's servers, shared by its threads."""
     return Servers(urls)
 
 
@@ -59,14 +58,18 @@ class Calls:
 
 @dataclasses.dataclass(frozen=True)
 class Remote(HostEnvironment, Calls):
-    """Worlds behind servers of AgentGym's protocol."""
+    """Worlds on servers of AgentGym's protocol."""
 
     urls: tuple[str, ...] = ()  # of servers; () = in this process, or launch
     item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test; () = our splits
 
-    def problems(self) -> Iterator[str]:
-        if self.item_files and len(self.item_files) != len(SPLITS):
-            yield f'{self.name}.item_files names one file for each of {SPLITS}'
+    RULES = (
+        must(
+            'item_files',
+            f'a file for each of {", ".join(SPLITS)}',
+            lambda world: len(world.item_files) in (0, len(SPLITS)),
+        ),
+    )
 
     def our_items(self, split: str) -> np.ndarray:
         raise NotImplementedError
@@ -117,17 +120,14 @@ class AgentGymEnvironment(Remote):
     num_items: Annotated[int, ZERO] = 0  # items 0 .. num_items - 1 where there are no files
 
     name = 'agentgym'
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.env not in agentgym.ENVIRONMENTS:
-            known = ', '.join(agentgym.ENVIRONMENTS)
-            yield f'agentgym.env={self.env!r} must be one of {known}'
-        elif not self.instruction:
-            yield (
-                f"agentgym.instruction='' leaves the policy without its task, since AgentGym's "
-                f'words for agentgym.env={self.env!r} are not known here: write them'
-            )
+    RULES = (
+        Rule({'env': set(agentgym.ENVIRONMENTS)}),
+        must(
+            'instruction',
+            'the task, which is not known here',
+            lambda world: world.env not in agentgym.ENVIRONMENTS or world.instruction,
+        ),
+    )
 
     @property
     def instruction(self) -> str:
@@ -153,7 +153,7 @@ class AgentGymEnvironment(Remote):
 
 @dataclasses.dataclass(frozen=True)
 class Served(Remote):
-    """Worlds that may be in this process too, or behind servers that the run starts."""
+    """Worlds in this process or on servers, which the run may start."""
 
     launch: Annotated[int, ZERO] = 0  # processes of a server that the run starts for itself
     room: Annotated[int, ONE] = 64  # worlds in each of them
@@ -193,14 +193,11 @@ class Served(Remote):
         return 0 if self.urls else self.launch * self.room
 
     def check(self) -> None:
-        if self.urls:
-            return
-        self.needs()
-        for module in SERVER if self.launch else ():
-            importlib.import_module(module)
+        if not self.urls:
+            self.needs()
 
     def needs(self) -> None:
-        """As check, of a world in a process of this machine."""
+        """Check the packages of a world on this machine."""
         if hasattr(self.WORLD, 'check'):
             self.WORLD.check()
 

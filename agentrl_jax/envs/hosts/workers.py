@@ -1,8 +1,7 @@
-"""Processes that hold a server's worlds: one thread a world, JSON lines over their pipes.
+"""Worker processes of a server: one thread per world, JSON lines over pipes.
 
-A worker is started by `Worker`, which speaks to it from an event loop, and ends when its input
-does, however its server died: with its worlds and all that they have started, since a worker leads
-its own process group.
+`Worker` starts one and talks to it from an event loop. It ends when its input ends, with its worlds
+and everything that they have started.
 """
 
 import asyncio
@@ -14,13 +13,12 @@ import inspect
 import json
 import os
 import pathlib
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 from agentrl_jax.envs.hosts.world import (
     BOUNDS,
@@ -31,6 +29,7 @@ from agentrl_jax.envs.hosts.world import (
     fits,
     shown,
 )
+from agentrl_jax.machine import children
 from agentrl_jax.settings.callables import import_module
 from agentrl_jax.settings.marks import suggestion
 
@@ -48,10 +47,9 @@ WORLDS = {  # name -> module:class
     'device': 'agentrl_jax.envs.hosts.device:Device',
 }
 NEEDED = ('reset', 'step', 'close')  # of a World
-# Settings that no client learns: of a machine, how others are reached from it, and secrets
+# Settings that clients do not receive: addresses, secrets and settings of the machine
 PRIVATE = ('token', 'timeout_s', 'heap_mb', 'settle_s', 'sites', 'states', 'login')
-GRACE_S = 3.0  # for worlds to close when their worker is asked to end
-STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the process then
+GRACE_S = 3.0  # for worlds to close when their worker ends
 
 
 def place_of(env: str) -> tuple[str, str]:
@@ -72,7 +70,7 @@ def maker(env: str, settings: dict) -> functools.partial[World]:
     if kind is None:
         raise ValueError(f'--env={env}: its module has no {name}')
     if hasattr(kind, 'check'):
-        kind.check()  # a class may say at once that something is missing
+        kind.check()  # whether its packages are installed
     try:
         inspect.signature(getattr(kind, 'PLAY', kind)).bind(**settings)  # PLAY: its keywords
     except TypeError as error:
@@ -83,10 +81,7 @@ def maker(env: str, settings: dict) -> functools.partial[World]:
 
 
 def shared_settings(make: functools.partial[World]) -> dict[str, Any]:
-    """Settings of a maker's worlds that their clients must have too; of a world without PLAY none.
-
-    An address, such as that of a retriever, may be another one from there.
-    """
+    """Settings that a client must share; none of a world without PLAY. Addresses may differ."""
     if not dataclasses.is_dataclass(getattr(make.func, 'PLAY', None)):
         return {}
     played = dataclasses.asdict(make.func.PLAY(**make.keywords))
@@ -98,7 +93,7 @@ def shared_settings(make: functools.partial[World]) -> dict[str, Any]:
 
 
 def longest_line(most_chars: int) -> int:
-    """Bytes of a line of a worker: JSON's longest spelling of an observation, and more."""
+    """The most bytes of a worker's line: the longest JSON of an observation, and a margin."""
     return 16 * most_chars + 2**16
 
 
@@ -106,14 +101,14 @@ def longest_line(most_chars: int) -> int:
 
 
 def print_error(error: Exception) -> None:
-    """As traceback.print_exception, but that what errors say, which may be foreign, is `shown`."""
+    """Print a traceback; messages may be foreign text, so they are escaped by `shown`."""
     for part in traceback.format_exception(error):
         is_frame = part.startswith('  File ')
         print(part.rstrip('\n') if is_frame else shown(part.strip('\n')), file=sys.stderr)
 
 
 class WorkerKeeper(Keeper):
-    """Answers orders to a world; errors of its foreign code are printed, and cost it alone."""
+    """Executes orders for a world; an error of its code is printed and ends this world only."""
 
     def __init__(self, make: Callable[[], World], say: Callable[..., None], most_chars: int):
         super().__init__(make)
@@ -161,14 +156,13 @@ class WorkerKeeper(Keeper):
             message |= {} if reply.valid is None else {'valid': bool(reply.valid)}
         if len(message['observation']) > self.most_chars:
             raise WorldError(f'an observation of over {self.most_chars} characters')
-        details = getattr(self.world, 'details', dict)  # what AgentGym's server of it says besides
+        details = getattr(self.world, 'details', dict)  # further fields of AgentGym's server
         return {**message, **details()}
 
 
 def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     """Plays worlds until the input ends."""
-    threading.Thread(target=stay_awake, daemon=True).start()
-    orders, answers = own_pipes()
+    orders, answers = children.take_pipes()
     lock, keepers = threading.Lock(), {}
 
     def say(seq: int | None = None, **message: Any) -> None:
@@ -193,41 +187,22 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
         keepers[order['id']].orders.put(order)
         if order['verb'] == 'close':
             keepers.pop(order['id']).orders.put(None)
-    threading.Timer(GRACE_S, end_group).start()
+    threading.Timer(GRACE_S, children.end_group).start()
     for keeper in keepers.values():
         keeper.say = lambda **message: None
         keeper.orders.put(None)
     for keeper in keepers.values():
         keeper.join()
-    end_group()
-
-
-def own_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The input and the output of this process, for itself: what it plays may print and read."""
-    orders, answers = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    return orders, answers
+    children.end_group()
 
 
 def try_out(make: Callable[[], World]) -> None:
-    """Makes a world: a server whose worlds cannot be made ends, and does not wait for the first."""
+    """Make a world, so that a server whose worlds cannot be made ends at once."""
     world = make()
     try:
         json.dumps(world.instruction)
     finally:
         world.close()
-
-
-def stay_awake() -> None:
-    """An alarm that only goes off where a world holds Python's lock for good."""
-    while True:
-        signal.alarm(STUCK_S)
-        time.sleep(1)
-
-
-def end_group() -> None:
-    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 # ---- in the server -----------------------------------------------------------------------------
@@ -247,7 +222,7 @@ class Worker:
         self.ready = False
         self.stillborn = False  # it ended before it was ready
         self.worlds: set[int] = set()
-        self.hung: set[int] = set()  # worlds whose threads never came back; in `worlds` too
+        self.hung: set[int] = set()  # worlds whose threads hang; in `worlds` too
         self._asked: dict[int, asyncio.Future] = {}
         self._seq = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -298,7 +273,7 @@ class Worker:
                     asked.set_result(message)
 
     async def _part(self) -> None:
-        """Gives its worlds time to close."""
+        """Give the worlds time to close."""
         if self._process is not None:
             self._process.stdin.close()
             with contextlib.suppress(TimeoutError):
@@ -317,10 +292,9 @@ class Worker:
         self._asked.clear()
 
     def kill(self) -> None:
-        """Ends it and what it started; it is started again, without its worlds."""
+        """Kill the process group; `run` starts the worker again, without its worlds."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            children.kill_group(self._process.pid)
 
     async def ask(self, verb: str, world: int, *, timeout_s: float, **rest: Any) -> dict:
         """The worker's answer; TimeoutError, or WorkerDied."""
@@ -338,7 +312,7 @@ class Worker:
             self._asked.pop(seq, None)
 
     def memory_mb(self) -> float:
-        """Resident, of the worker itself; 0 where nothing tells."""
+        """Resident memory of the worker; 0 if it is unknown."""
         path = pathlib.Path(f'/proc/{self.pid}/statm')
         if not self.ready or not path.exists():
             return 0.0

@@ -17,7 +17,7 @@ two names, which is how question answering grades answers: 0.5 for one word of t
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -30,6 +30,7 @@ from agentrl_jax.envs.library.levels import EMPTY, PEOPLE, draw_pool
 from agentrl_jax.envs.library.solver import next_action
 from agentrl_jax.envs.splits import check_split
 from agentrl_jax.settings.marks import ONE, ZERO, In
+from agentrl_jax.settings.rules import must
 
 LETTERS = 'ACEF'
 COUNTED_LOOKUPS = 10  # further ones cost as much as this one
@@ -60,6 +61,10 @@ class EnvParams(environment.EnvParams):
     max_steps_in_episode: int = 100
 
 
+def in_tenths(reward: float) -> bool:
+    return abs(10 * reward - round(10 * reward)) <= 1e-6
+
+
 @dataclasses.dataclass(frozen=True)
 class Library(TextEnvironment):
     """Actions: pull the card of PEOPLE[a], then name box a - len(PEOPLE), which ends the episode.
@@ -84,17 +89,18 @@ class Library(TextEnvironment):
         'another person whose card to see instead; a place without a card is empty. Pull one card '
         'at a time, and name the box when you have seen it. Naming a box ends the game.'
     )
-
-    def problems(self) -> Iterator[str]:
-        for field in ('tool_reward', 'presence_reward', 'answer_reward', 'lookup_cost'):
-            value = getattr(self, field)
-            if abs(10 * value - round(10 * value)) > 1e-6:
-                yield f'library.{field}={value} must be a multiple of 0.1'
-        if not self.min_hops <= self.max_hops <= self.cards:
-            yield (
-                f'library.min_hops={self.min_hops}, max_hops={self.max_hops}, cards={self.cards} '
-                'must be in this order'
+    RULES = (
+        *(
+            must(
+                field,
+                'a multiple of 0.1',
+                lambda world, field=field: in_tenths(getattr(world, field)),
             )
+            for field in ('tool_reward', 'presence_reward', 'answer_reward', 'lookup_cost')
+        ),
+        must('min_hops', 'at most max_hops', lambda world: world.min_hops <= world.max_hops),
+        must('max_hops', 'at most cards', lambda world: world.max_hops <= world.cards),
+    )
 
     @property
     def REWARD_BOUNDS(self) -> tuple[float, float]:

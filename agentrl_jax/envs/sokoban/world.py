@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -16,6 +16,7 @@ from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, 
 from agentrl_jax.envs.sokoban.levels import make_pool
 from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
 from agentrl_jax.settings.marks import ONE, In, OneOf
+from agentrl_jax.settings.rules import must
 
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
 CELL_NAMES = (
@@ -87,10 +88,13 @@ class Sokoban(TextEnvironment):
     REWARD_QUANTUM: ClassVar[float] = 0.1
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-1.1, 10.9)
     name: ClassVar[str] = 'sokoban'
-
-    def problems(self) -> Iterator[str]:
-        if not len(set(self.symbols)) == len(self.symbols) == len(CELL_NAMES):
-            yield f'sokoban.symbols={self.symbols!r} must be {len(CELL_NAMES)} different signs'
+    RULES = (
+        must(
+            'symbols',
+            f'{len(CELL_NAMES)} different signs',
+            lambda world: len(set(world.symbols)) == len(world.symbols) == len(CELL_NAMES),
+        ),
+    )
 
     @property
     def instruction(self) -> str:

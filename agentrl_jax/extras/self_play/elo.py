@@ -18,7 +18,7 @@ the host, play in one way; a policy's program is compiled once for all of its ch
 
 from absl import flags, logging
 
-from agentrl_jax.run import command
+from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
     flags.DEFINE_string('workdir', None, 'Folder of a run; its game is played.')
@@ -235,14 +235,14 @@ def main() -> None:
     command.check_backend()
     given = flags.FLAGS
     try:
-        with command.usage():
+        with usage.checked():
             if not all(step.isdigit() for step in given.steps):
                 raise ValueError('--steps must be numbers, such as --steps=0,100')
             steps = [int(step) for step in given.steps]
             how = dict(games=given.games, seed=given.seed, out=given.out)
             print(table(elo(given.workdir, given.against, steps, **how)))
     except (ValueError, OSError) as error:
-        command.end(files.in_words(error), error)
+        usage.end(files.in_words(error), error)
 
 
 if __name__ == '__main__':

@@ -20,7 +20,6 @@ RLOO without the KL.
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -28,21 +27,21 @@ import jax.numpy as jnp
 from agentrl_jax.extras.self_play.player import LEARNER, SEATS
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl.algorithm import Clipped, Weights, build_batch, trained
+from agentrl_jax.settings.rules import must
 
 
 @dataclasses.dataclass(frozen=True)
 class RAE(Clipped):
     weights: Weights = Weights('seq_mean_token_sum')
 
+    RULES = (
+        must(
+            'filter.rule',
+            "'all', since filters rank groups by the returns of one seat",
+            lambda run: not run.algorithm.filter.drops_groups,
+        ),
+    )
     CREDITS_SEATS = True
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.filter.drops_groups:
-            yield (
-                f'filter.rule={self.filter.rule!r} ranks groups by the returns of seat 0, and '
-                'algorithm=rae compares each seat with itself: set filter.rule to all'
-            )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per seat."""

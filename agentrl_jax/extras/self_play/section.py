@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -18,12 +18,21 @@ from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.hooks import Extension, Parts
 from agentrl_jax.run.streams import OPPONENT, Streams
 from agentrl_jax.settings.marks import ONE, ZERO
+from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params, TrainState
 
 TWO_PLAYERS = tuple(name for name, world in GAMES.items() if hasattr(world, 'seat'))
 SNAPSHOTS = 'snapshots'  # in TrainState.extra: earlier policies, the oldest first
+
+
+def in_self_play(run: Any) -> bool:
+    """Whether the policy plays both seats of a game."""
+    return any(getattr(world, 'opponent', 'random') == 'self' for world in run.worlds)
+
+
+IN_SELF_PLAY = {'opponent': Must(f"'self' of one of {', '.join(TWO_PLAYERS)}", in_self_play)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,66 +43,38 @@ class SelfPlay(Extension):
     # the other seat, which costs a second model while playing; 0: the policy plays both seats
     every: Annotated[int, ONE] = 25  # steps from one snapshot to the next
 
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        """What would show a seat the other one's cards, or count both seats as one player."""
-        del shards
-        given = f'algorithm={run.algorithm_name!r}'
-        if not any(getattr(world, 'opponent', 'random') == 'self' for world in run.worlds):
-            if run.algorithm.CREDITS_SEATS:
-                yield (
-                    f'{given} credits both seats of a game: set opponent=self of one of '
-                    f'{", ".join(TWO_PLAYERS)}, or take another algorithm'
-                )
-            if self.snapshots:
-                yield (
-                    f'self_play.snapshots={self.snapshots} has no effect without a game in '
-                    'self-play: set it to 0'
-                )
-            return
-        asked = 'opponent=self'
-        if not run.algorithm.CREDITS_SEATS:
-            yield (
-                f'{asked} pays one seat what the other one loses, and {given} credits one player: '
-                'take rae'
-            )
-        if run.env.mix:
-            yield f'{asked} does not go with several worlds (env.mix={run.env.mix!r}): set it to ()'
-        if run.context.window != 1 or run.context.summary:
-            yield (
-                f'{asked} needs context.window=1 and context.summary=0, by which a seat does not '
-                'see what the other one saw and answered'
-            )
-        if run.env.max_actions_per_turn != 1:
-            yield (
-                f'{asked} plays one action of a seat a turn: set env.max_actions_per_turn='
-                f'{run.env.max_actions_per_turn} to 1'
-            )
-        if run.agent.name == 'plan' or run.agent.trials > 1:
-            yield (
-                f'{asked} plays one game of turns that act: set agent.name to act or react and '
-                'agent.trials to 1'
-            )
-        if run.reward.function:
-            yield (
-                f'{asked} needs what a game pays, to give the other seat minus that: '
-                f'reward.function={run.reward.function!r} must be left empty'
-            )
-        if run.clone.demonstrates:
-            yield (
-                f'{asked} has no demonstrations, which are of whole episodes: set clone.episodes '
-                "to 0 and clone.file to '', and name a run cloned before in model.path"
-            )
-        if self.snapshots and run.alarm.mi_every:
-            yield (
-                f'alarm.mi_every={run.alarm.mi_every} measures answers of the policy, and '
-                f'self_play.snapshots={self.snapshots} has others play too: set it to 0'
-            )
-        if self.snapshots and (run.rollout.group_size < 4 or run.rollout.group_size % 2):
-            yield (
-                f'self_play.snapshots={self.snapshots} gives the policy either seat in half of the '
-                f'episodes of a group: set rollout.group_size={run.rollout.group_size} to an even '
-                'number from 4 on'
-            )
+    RULES = (
+        Rule(IN_SELF_PLAY | {'self_play.snapshots': 0}),
+        must(
+            'algorithm',
+            'one that credits one player',
+            lambda run: not run.algorithm.CREDITS_SEATS,
+            unless=IN_SELF_PLAY,
+        ),
+        *exclude(
+            {'opponent': Must("'random'", lambda run: not in_self_play(run))},
+            {
+                'algorithm': Must("'rae'", lambda run: run.algorithm.CREDITS_SEATS),
+                'env.mix': (),
+                'context.window': 1,
+                'context.summary': 0,
+                'env.max_actions_per_turn': 1,
+                'agent.name': {'act', 'react', 'reflect'},
+                'agent.trials': 1,
+                'reward.function': '',
+                'clone.episodes': 0,
+                'clone.file': '',
+            },
+            'both seats of a game are the policy',
+        ),
+        Rule({'self_play.snapshots': 0, 'alarm.mi_every': 0}),
+        must(
+            'rollout.group_size',
+            'an even number from 4 on',
+            lambda run: run.rollout.group_size >= 4 and run.rollout.group_size % 2 == 0,
+            unless={'self_play.snapshots': 0},
+        ),
+    )
 
     def settings(self, settings: RolloutSettings, cfg: Any) -> RolloutSettings:
         if not isinstance(cfg.algorithm, RAE):

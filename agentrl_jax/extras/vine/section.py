@@ -14,12 +14,15 @@ from agentrl_jax.extras.vine.draw import with_forks
 from agentrl_jax.extras.vine.forks import CONTINUATIONS, Forked
 from agentrl_jax.extras.vine.vine import Vine
 from agentrl_jax.models.functions import on_base
+from agentrl_jax.rl.algorithm import KL_IN_LOSS
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.hooks import Extension, Moment, Parts, Probe
+from agentrl_jax.run.rules import ON_DEVICE
 from agentrl_jax.run.streams import COLLECT, LEVELS
-from agentrl_jax.settings.marks import ZERO, At
+from agentrl_jax.settings.marks import ZERO, At, In
+from agentrl_jax.settings.rules import Must, Rule, exclude
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.types import Frozen, Params, Rollout, TrainState
 
@@ -31,48 +34,25 @@ class Forks(Extension):
     value_every: Annotated[int, At('fork.value_every'), ZERO] = 0  # ppo: steps between measurements
     # (value/vine_error): two continuations of each later turn are played; 0 = off
 
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        """What a critic estimates must be the return that continuations earn."""
-        del shards
-        yield from self._without_continuations(run)
-        if not self.value_every:
-            return
-        asked = f'fork.value_every={self.value_every}'
-        if not run.algorithm.USES_CRITIC:
-            yield (
-                f'{asked} measures a critic, and algorithm={run.algorithm_name!r} has none: set it '
-                'to 0'
-            )
-            return
-        if run.env.max_turns < 2:
-            yield (
-                f'{asked} plays on from later turns than the first, and env.max_turns='
-                f'{run.env.max_turns} has none: set it to 0'
-            )
-        yield from (f'{asked} {why}' for why in run.algorithm.unlike_returns())
-
-    def _without_continuations(self, run: Any) -> Iterator[str]:
-        """What does not go with rewinding episodes."""
-        forks, measures = isinstance(run.algorithm, Vine), bool(self.value_every)
-        if not (forks or measures):
-            return
-        what = (
-            f'algorithm={run.algorithm_name!r}' if forks else f'fork.value_every={self.value_every}'
-        )
-        for field, clash in {
-            'env.mix': measures and bool(run.env.mix),
-            'agent.reward': run.agent.reward == 'gain',
-            'reward.function': bool(run.reward.function),
-            'env.name': any(member.on_hosts for member in run.members),
-            'parity.loss_on': forks and run.parity.loss_on != 'sampled',
-        }.items():
-            if clash:
-                section, name = field.split('.')
-                value = getattr(getattr(run, section), name)
-                yield (
-                    f'{what} plays on from later turns of episodes, which does not go with '
-                    f'{field}={value!r}: change one of them'
-                )
+    RULES = (
+        *exclude(
+            {'fork.value_every': 0},
+            {
+                **ON_DEVICE,
+                'algorithm': Must('one with a critic', lambda run: run.algorithm.USES_CRITIC),
+                'env.max_turns': In(low=2),
+                'env.mix': (),
+                'reward.function': '',
+                'loss.estimator': {'token', 'bi_level'},
+                'loss.gamma': 1,
+                'turn_credit.turn_gamma': 1,
+                'loss.reward_normalization': 'identity',
+                'loss.bootstrap_truncated': False,
+            },
+            'the critic is compared with returns of later turns that are played again',
+        ),
+        Rule({'fork.value_every': 0} | KL_IN_LOSS, 'the critic is compared with returns'),
+    )
 
     def settings(self, settings: RolloutSettings, cfg: Any) -> RolloutSettings:
         return forked(settings) if isinstance(cfg.algorithm, Vine) else settings

@@ -31,8 +31,7 @@ scale: as in turn_grpo. token_mean divides by one number too; a division by a se
 """
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
@@ -41,8 +40,17 @@ from agentrl_jax.extras.vine.credit import against_continuations
 from agentrl_jax.extras.vine.draw import fork_turns, forks_of_each
 from agentrl_jax.extras.vine.forks import CONTINUATIONS, with_continuations
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import build_batch, chosen, trained
-from agentrl_jax.settings.marks import ONE, At
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, build_batch, chosen, trained
+from agentrl_jax.run.rules import ON_DEVICE
+from agentrl_jax.settings.marks import ONE, At, In
+from agentrl_jax.settings.rules import Rule, must
+
+
+def known_turns(turns: str, max_turns: int) -> bool:
+    try:
+        return max_turns < 2 or isinstance(fork_turns(turns, max_turns), tuple)
+    except ValueError:
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +63,26 @@ class Vine(TurnGRPO):
     train: Annotated[Literal['weighted', 'trunks'], At('fork.train')] = 'weighted'  # weighted: the
     # first turn of a continuation trains too, at 1 / (1 + continuations) each; trunks: only
     # episodes train
+
+    RULES = (
+        Rule({'env.max_turns': In(low=2)}, 'continuations begin at later turns'),
+        must(
+            'fork.turns',
+            'every, ahead, unsure, or different turns from 1 to env.max_turns less 1, such as 1,2',
+            lambda run: known_turns(run.algorithm.turns, run.env.max_turns),
+        ),
+        Rule(KL_IN_LOSS, 'returns of continuations are compared'),
+        Rule(ON_DEVICE, 'episodes are played again from later turns'),
+        Rule({'reward.function': ''}, 'rewards of whole episodes have no later turns'),
+        Rule({'parity.loss_on': 'sampled'}),
+        Rule({'parity.microbatch_means': False, 'fork.train': 'trunks'}, 'they have weights'),
+        must(
+            'loss.aggregation',
+            'token_mean, which keeps the weights of continuations',
+            lambda run: run.algorithm.weights.aggregation != 'seq_mean_token_mean',
+            unless={'fork.train': 'trunks'},
+        ),
+    )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn.
@@ -109,29 +137,3 @@ class Vine(TurnGRPO):
             return {}
         continued = batch.mask.any(1).reshape(-1, rows_per_episode)[:, 1:]
         return {'fork/trained_rows': continued.sum().astype(jnp.float32)}
-
-    def conflicts(self, run: Any, shards: int) -> Iterator[str]:
-        yield from super().conflicts(run, shards)
-        if run.env.max_turns < 2:
-            yield (
-                f'algorithm={run.algorithm_name!r} plays on from later turns than the first, and '
-                f'env.max_turns={run.env.max_turns} has none: set it to 2 or more'
-            )
-            return
-        try:
-            fork_turns(self.turns, run.env.max_turns)
-        except ValueError as error:
-            yield str(error)
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.kl.in_reward:
-            yield (
-                "loss.kl_in='reward' does not go with algorithm='vine', which compares returns of "
-                'continuations: set loss.kl_in=loss'
-            )
-        if self.train == 'weighted' and self.weights.aggregation == 'seq_mean_token_mean':
-            yield (
-                f'loss.aggregation={self.weights.aggregation!r} would undo the weights of '
-                'fork.train=weighted: set it to token_mean'
-            )

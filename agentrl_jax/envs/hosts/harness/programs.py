@@ -1,14 +1,13 @@
 """A program that plays an episode: an agent in any language, in a process of its own."""
 
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl_jax.envs.hosts.harness.endpoint import End
+from agentrl_jax.envs.hosts.harness.episode import End
 from agentrl_jax.envs.hosts.harness.task import Task
+from agentrl_jax.machine import children
 
 
 class Program:
@@ -32,25 +31,20 @@ class Program:
         }
         words = [word.replace('{item}', str(task.item)) for word in self.command]
         try:
-            self.process = process = subprocess.Popen(
-                words,
-                env=os.environ | given,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            nothing = subprocess.DEVNULL
+            pipes = dict(stdin=nothing, stdout=nothing, stderr=subprocess.PIPE)
+            self.process = process = children.start(words, env=given, **pipes)
         except OSError as error:
             return End(error=f'{type(error).__name__}: {error}')
         if self.stopped:  # in the meantime
-            kill(process)
+            children.kill(process)
         kept = []
         reader = threading.Thread(
             target=lambda: kept.append(last_line(process.stderr)), daemon=True
         )
         reader.start()
         code = process.wait()
-        kill(process)  # what it has left: it may hold stderr open, too
+        children.kill(process)  # what it has left: it may hold stderr open, too
         reader.join(timeout=1.0)
         last = kept[0] if kept else ''
         error = last if last.partition(':')[0] in self.blames else ''
@@ -59,16 +53,7 @@ class Program:
     def stop(self) -> None:
         self.stopped = True
         if self.process is not None:
-            kill(self.process)
-
-
-def kill(process: subprocess.Popen) -> int:
-    """Ends a process and all that it has started, which may have outlived it; its exit code."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    return process.wait()
+            children.kill(self.process)
 
 
 def last_line(stream: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.envs.hosts.harness.endpoint import End
+from agentrl_jax.envs.hosts.harness.episode import End
 from agentrl_jax.envs.hosts.world import Foreign, WorldError, fits, is_truth
 from agentrl_jax.settings.callables import import_callable
 

@@ -9,7 +9,9 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import pydantic
 
 from agentrl_jax.envs.hosts.harness import calls
 from agentrl_jax.envs.hosts.world import Answer, Sampling
@@ -17,13 +19,9 @@ from agentrl_jax.envs.hosts.world import Answer, Sampling
 ROLES = {name: name for name in ('system', 'user', 'assistant', 'tool')}
 ROLES |= {'developer': 'system', 'function': 'tool'}
 TEXTS = ('text', 'input_text', 'output_text', 'refusal')  # kinds of parts of a content
-USED = {
-    'messages', 'model', 'tools', 'tool_choice', 'stop', 'max_tokens', 'max_completion_tokens',
-    'stream', 'stream_options', 'logprobs', 'return_token_ids', 'n',
-}  # fmt: skip
 # Bookkeeping of a provider; an answer does not depend on it
 LABELS = {
-    'user', 'metadata', 'store', 'service_tier', 'safety_identifier', 'prompt_cache_key',
+    'model', 'user', 'metadata', 'store', 'service_tier', 'safety_identifier', 'prompt_cache_key',
     'prompt_cache_retention', 'request_id', 'cache_salt', 'priority',
 }  # fmt: skip
 SAMPLING = ('temperature', 'top_p', 'seed')  # that a served policy follows
@@ -58,6 +56,9 @@ NEVER = {  # fields that are never ignored -> what to do
     'echo': 'read the prompt from the request',
     'audio': 'answers are text',
 }
+EMPTY = (None, '', [], {})  # values that ask for nothing
+NO_LIMIT = 2**31  # tokens
+Limit = Annotated[int, pydantic.Field(ge=1)]
 # Keys of messages that are read
 KEYS = {'role', 'content', 'tool_calls', 'tool_call_id', 'function_call'}
 
@@ -124,6 +125,52 @@ class Asked:
         return frozenset(tool['function']['name'] for tool in self.tools)
 
 
+class Function(pydantic.BaseModel):
+    name: str
+
+
+class Tool(pydantic.BaseModel):
+    type: Literal['function'] = 'function'
+    function: Function
+
+
+class StreamOptions(pydantic.BaseModel):
+    include_usage: bool | None = None
+
+
+class Fields(pydantic.BaseModel):
+    """Fields of a request that are read; null, '', [] and {} are as good as none."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    messages: list[Any] = []
+    n: Literal[1] = 1
+    tool_choice: Literal['none', 'auto', 'required'] | dict = 'auto'
+    tools: list[Tool] = []
+    stop: str | list[str] = []
+    max_tokens: Limit = NO_LIMIT
+    max_completion_tokens: Limit = NO_LIMIT
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    logprobs: bool = False
+    return_token_ids: bool = False
+    temperature: Annotated[float, pydantic.Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, pydantic.Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, pydantic.Field(ge=-(2**63), le=2**64)] | None = None
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """The sampling settings of a request; None if it has none."""
+        sampling = Sampling(self.temperature, self.top_p, self.seed)
+        return None if sampling == Sampling() else sampling
+
+    @property
+    def token_limit(self) -> int:
+        """The smaller of both token limits; 0 = no limit."""
+        limit = min(self.max_tokens, self.max_completion_tokens)
+        return 0 if limit == NO_LIMIT else limit
+
+
 def invalid(param: str, sentence: str, code: str = 'invalid_request') -> Refused:
     """400 for a field."""
     return Refused(400, code, sentence, param)
@@ -140,40 +187,34 @@ def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
         body = calls.read_json(raw)
     except ValueError as error:
         raise Refused(400, 'invalid_json', f'the body is not JSON: {error}') from error
-    if not isinstance(body, dict) or not isinstance(body.get('messages'), list):
-        raise invalid('messages', 'a request is an object with a list of messages')
+    fields = _fields(body)
     ignored = _check_fields(body, serving)
-    messages = tuple(map(said_by, body['messages']))
+    messages = tuple(map(said_by, fields.messages))
     if not messages or messages[-1].role == 'assistant':
         raise invalid('messages', 'the last message must be of another role', 'unsupported_prefill')
-    ignored += dict.fromkeys(f'messages.{key}' for key in _unread_keys(body['messages']))
-    tools, choice = _tools(body.get('tools')), body.get('tool_choice')
-    sampling = _sampling(body)
-    options = body.get('stream_options') or {}
-    if not isinstance(options, dict):
-        raise invalid('stream_options', f'stream_options={options!r:.50} must be an object')
+    ignored += dict.fromkeys(f'messages.{key}' for key in _unread_keys(fields.messages))
+    tools = body['tools'] if fields.tools and fields.tool_choice != 'none' else ()
     return Asked(
         messages=messages,
-        tools=() if choice == 'none' else tools,
-        stop=_stop(body.get('stop'), stops, '--stop' if serving else 'harness.stop'),
-        most=_token_limit(body),
-        stream=_truth(body, 'stream'),
-        usage=_truth(options, 'include_usage'),
-        logprobs=_truth(body, 'logprobs'),
-        ids=_truth(body, 'return_token_ids'),
+        tools=tuple(tools),
+        stop=_stop(fields.stop, stops, '--stop' if serving else 'harness.stop'),
+        most=fields.token_limit,
+        stream=fields.stream,
+        usage=bool(fields.stream_options.include_usage),
+        logprobs=fields.logprobs,
+        ids=fields.return_token_ids,
         model=str(body.get('model') or 'policy'),
-        sampling=sampling if serving else None,
+        sampling=fields.sampling if serving else None,
         ignored=tuple(ignored),
     )
 
 
 def _check_fields(body: Mapping, serving: bool) -> list[str]:
     """Return the names of fields without effect; reject fields that are never ignored."""
-    if body.get('n') not in (None, 1):
-        raise invalid('n', 'n must be 1: ask again for another answer', 'unsupported_n')
     ignored = []
     for name, value in body.items():
-        if name in USED or name in LABELS or value in (None, '', [], {}):
+        used = name in Fields.model_fields and name not in SAMPLING
+        if used or name in LABELS or value in EMPTY:
             continue
         plain = PLAIN.get(name, ())
         if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in plain):
@@ -182,10 +223,7 @@ def _check_fields(body: Mapping, serving: bool) -> list[str]:
             raise invalid(name, f'{name} is not supported: {NEVER[name]}', 'unsupported_field')
         if not (serving and name in SAMPLING):
             ignored.append(name)
-    choice = body.get('tool_choice')
-    if choice not in (None, 'none', 'auto', 'required') and not isinstance(choice, dict):
-        raise invalid('tool_choice', f'tool_choice={choice!r:.50} must be none, auto or required')
-    if choice not in (None, 'none', 'auto'):
+    if body.get('tool_choice') not in (*EMPTY, 'none', 'auto'):
         ignored.append('tool_choice')
     if serving and ignored:
         name = ignored[0]
@@ -202,64 +240,29 @@ def _unread_keys(messages: Sequence[Mapping]) -> Iterator[str]:
     for message in messages:
         for key, value in message.items():
             names_tool = key == 'name' and ROLES[message['role']] == 'tool'
-            if key not in KEYS and value not in (None, '', [], {}) and not names_tool:
+            if key not in KEYS and value not in EMPTY and not names_tool:
                 yield key
 
 
-def _truth(body: Mapping, name: str) -> bool:
-    value = body.get(name)
-    if not isinstance(value, bool | None):
-        raise invalid(name, f'{name}={value!r:.50} must be true or false')
-    return bool(value)
+def _fields(body: Any) -> Fields:
+    """Read the fields with a type; reject the first that has another type or is out of bounds."""
+    values = body
+    if isinstance(body, dict):
+        values = {name: value for name, value in body.items() if value not in EMPTY}
+    try:
+        return Fields.model_validate(values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = str(first['loc'][0]) if first['loc'] else 'messages'
+        value = body.get(name) if isinstance(body, dict) else body
+        raise invalid(name, f'{name}={value!r:.50} is invalid: {first["msg"]}') from error
 
 
-def _stop(stop: Any, stops: Sequence[str], setting: str) -> tuple[str, ...]:
-    stop = stop or ()
-    stop = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(stop, list | tuple) or not all(isinstance(one, str) for one in stop):
-        raise invalid('stop', 'stop is a text or a list of texts')
+def _stop(stop: str | list[str], stops: Sequence[str], setting: str) -> tuple[str, ...]:
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if unknown := sorted(set(stop) - set(stops)):
         raise invalid('stop', f'{setting} lacks the stop string {unknown[0]!r}', 'unknown_stop')
-    return tuple(stop)
-
-
-def _token_limit(body: Mapping) -> int:
-    """The smaller of both token limits; 0 = no limit."""
-    limits = []
-    for name in ('max_completion_tokens', 'max_tokens'):
-        value = body.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise invalid(name, f'{name}={value!r:.50} must be a number of tokens of at least 1')
-        limits.append(value)
-    return min(limits, default=0)
-
-
-def _tools(tools: Any) -> tuple[dict, ...]:
-    tools = tools or ()
-    if not isinstance(tools, list | tuple) or not all(isinstance(one, dict) for one in tools):
-        raise invalid('tools', 'tools are a list of objects')
-    for tool in tools:
-        function = tool.get('function')
-        if tool.get('type', 'function') != 'function':
-            raise invalid('tools', f'tools of type {tool["type"]!r:.50} are not supported')
-        if not isinstance(function, dict) or not isinstance(function.get('name'), str):
-            raise invalid('tools', f'a tool needs a function with a name: {tool!r:.100}')
-    return tuple(tools)
-
-
-def _sampling(body: Mapping) -> Sampling | None:
-    """The sampling settings of a request; None if it has none."""
-    bounds = {'temperature': (0, 100), 'top_p': (0, 1), 'seed': (-(2**63), 2**64)}
-    values = {name: body[name] for name in bounds if body.get(name) is not None}
-    for name, value in values.items():
-        low, high = bounds[name]
-        number = isinstance(value, int if name == 'seed' else int | float)
-        if not number or isinstance(value, bool) or not low <= value <= high:
-            kind = 'an integer' if name == 'seed' else f'a number from {low} to {high}'
-            raise invalid(name, f'{name}={value!r:.50} must be {kind}')
-    return Sampling(**values) if values else None
+    return stop
 
 
 def said_by(message: Any) -> Said:

@@ -1,22 +1,19 @@
-"""Processes that play harnesses which are callables: each imports it once, an episode at a time.
+"""Processes that play harnesses which are callables, one episode at a time.
 
-A thread that hangs cannot be ended; a worker is killed with all that it has started, and replaced
-when the next episode wants it. It ends by itself when its input does, however the run ended.
+A thread that hangs cannot be ended, but a worker can be killed with all that it has started. The
+next episode starts another one.
 """
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import threading
 from typing import Any, BinaryIO
 
-from agentrl_jax.envs.hosts.harness.endpoint import End
-from agentrl_jax.envs.hosts.harness.programs import kill
+from agentrl_jax.envs.hosts.harness.episode import End
 from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
-from agentrl_jax.envs.hosts.workers import end_group, own_pipes, stay_awake
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
+from agentrl_jax.machine import children
 
 WAIT_S = 30.0  # for a worker that is free, before the world counts as down and is asked again
 
@@ -26,12 +23,11 @@ WAIT_S = 30.0  # for a worker that is free, before the world counts as down and 
 
 def serve(run: str) -> None:
     """Plays the tasks that come, until the input ends."""
-    threading.Thread(target=stay_awake, daemon=True).start()
-    tasks, ends = own_pipes()
+    tasks, ends = children.take_pipes()
     for line in tasks:
         given = Task(**json.loads(line)), ends
         threading.Thread(target=play, args=(run, *given), daemon=True, name='harness').start()
-    end_group()
+    children.end_group()
 
 
 def play(run: str, task: Task, ends: BinaryIO) -> None:
@@ -41,7 +37,7 @@ def play(run: str, task: Task, ends: BinaryIO) -> None:
 
 
 def plain(returned: Any) -> Any:
-    """What a harness returned, as JSON has it: its reward and success, or what is no reward."""
+    """The reward and success that a harness returned, or a text if they are invalid."""
     try:
         return None if returned is None else reward_of(returned, '')
     except WorldError:
@@ -51,45 +47,26 @@ def plain(returned: Any) -> Any:
 # ---- in the run --------------------------------------------------------------------------------
 
 
-class Worker:
+class Worker(children.Child):
     """A process, as the run sees it."""
 
     def __init__(self, run: str):
-        paths = os.pathsep.join(filter(None, sys.path))
-        self.process = subprocess.Popen(
-            [sys.executable, '-m', 'agentrl_jax.envs.hosts.harness.workers', run],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': paths},  # accelerators are
-            # the run's
-            start_new_session=True,
-        )
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
+        env = {'JAX_PLATFORMS': 'cpu'}  # accelerators are the run's
+        super().__init__('agentrl_jax.envs.hosts.harness.workers', run, env=env)
 
     def play(self, task: Task) -> End:
-        """The end of an episode, which is also that of the process where it is killed or dies."""
+        """Play an episode; it also ends if the process dies or is killed."""
         try:
-            self.process.stdin.write(json.dumps(dataclasses.asdict(task)).encode() + b'\n')
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = b''
-        if not line.endswith(b'\n'):
+            returned, error = self.ask(dataclasses.asdict(task))
+        except EOFError:
             return End(error=f'its process ended with exit code {self.kill()}')
-        returned, error = json.loads(line)
         return End(returned, error)
-
-    def kill(self) -> int:
-        return kill(self.process)
 
 
 class Workers:
-    """Up to `most` workers of a callable, which the worlds of a process share.
+    """Up to `most` workers of a callable for the worlds of a process.
 
-    When the last of these worlds is closed, the workers that wait for a task are ended.
+    Idle workers end when the last of these worlds is closed.
     """
 
     def __init__(self, run: str, most: int):
@@ -100,7 +77,7 @@ class Workers:
         self._state = threading.Lock()
 
     def enter(self) -> None:
-        """A world that will play with them."""
+        """Register a world."""
         with self._state:
             self.worlds += 1
 
@@ -113,7 +90,7 @@ class Workers:
             worker.kill()
 
     def take(self) -> 'Lease':
-        """A worker for one episode; WorldDown where all of them are at work for long."""
+        """Lease a worker for one episode; WorldDown if all are busy for long."""
         if not self._free.acquire(timeout=WAIT_S):
             raise WorldDown(f'all harness.workers={self.most} are at work')
         try:
@@ -123,7 +100,7 @@ class Workers:
             raise WorldDown(f'no worker can be started: {error}') from error
 
     def _waiting(self) -> Worker | None:
-        """One that waits; those that died since their last episode are left."""
+        """An idle worker that is still alive."""
         with self._state:
             while self.idle:
                 worker = self.idle.pop()
@@ -132,7 +109,7 @@ class Workers:
         return None
 
     def give(self, worker: Worker) -> None:
-        """Back, after an episode, whatever became of it."""
+        """Take a worker back after an episode, dead or alive."""
         with self._state:
             kept = worker.alive and self.worlds > 0
             if kept:

@@ -1,21 +1,20 @@
-"""Any agent that calls OpenAI's chat completions, as a world: it asks, and the policy answers.
+"""Any agent that calls OpenAI's chat completions, as a world.
 
-A harness is a function, or a program. Its requests are the observations, its end is the end of the
-episode, and what it returns or posts is the reward. It knows no more of training than an address.
+A harness is a function or a program that gets an address. Its requests are the observations, and
+its end is the end of the episode. It returns or posts the reward.
 """
 
 import dataclasses
 import functools
 import queue
+import re
 import threading
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
-from agentrl_jax.envs.hosts.connection import listening_at
-from agentrl_jax.envs.hosts.harness.endpoint import End, Endpoint, Episode
+from agentrl_jax.envs.hosts.harness.episode import End, Episode
 from agentrl_jax.envs.hosts.harness.programs import Program
 from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
@@ -23,6 +22,10 @@ from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
 from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
+from agentrl_jax.settings.rules import Rule, exclude, importable, must
+
+if TYPE_CHECKING:
+    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
 
 CUT = {  # why an episode is cut -> what its next request is answered
     'TOKEN_BUDGET': Refused(
@@ -34,15 +37,16 @@ FIGURES = ('requests', 'branches', 'refused', 'bad_calls')
 
 
 @functools.cache
-def endpoint(host: str, port: int) -> Endpoint:
+def endpoint(host: str, port: int) -> 'Endpoint':
     """The server of this process."""
-    with listening_at(host, port, 'harness.port'):
-        return Endpoint(host, port)
+    from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
+
+    return Endpoint(host, port)
 
 
 @functools.cache
 def workers(run: str, most: int) -> Workers:
-    """Those of this process."""
+    """The workers of this process."""
     return Workers(run, most)
 
 
@@ -61,7 +65,7 @@ class Harness:
         self.episode: Episode | None = None
         self.player: Call | Lease | Program | None = None
         self.turns = 0
-        self.cut = False  # its last request was refused, for no turn or token was left
+        self.cut = False  # its last request was rejected for lack of turns or tokens
 
     def reset(self, item: int) -> Messages:
         self.leave()
@@ -99,9 +103,9 @@ class Harness:
         return Reply(event.new, figures=self._figures(), valid=valid)
 
     def finish(self, reason: str) -> Reply:
-        """Refuses the request that waits; harnesses end then, and what they earned counts.
+        """Reject the pending request; the harness ends, and its reward counts.
 
-        One whose conversation is too long may go on with another, such as a summary of it.
+        If the conversation is too long, it may start another, such as a summary.
         """
         self.cut = True
         self.episode.refuse(CUT[reason], branch=reason == 'TOKEN_BUDGET')
@@ -111,7 +115,7 @@ class Harness:
         return Reply(event.new, figures=self._figures())
 
     def leave(self) -> None:
-        """The episode is over: a process is killed, a thread finds that nobody answers it."""
+        """End the episode: kill its process; a thread gets no more answers."""
         episode, self.episode = self.episode, None
         player, self.player = self.player, None
         if episode is not None:
@@ -126,8 +130,7 @@ class Harness:
 
     @property
     def refused(self) -> list[Refused]:
-        """Requests of the episode without an answer, but those for which no turn or token is left:
-        these are no mistake of the harness."""
+        """Rejected requests, except for lack of turns or tokens: no mistake of the harness."""
         return [one for one in self.episode.refused if one not in CUT.values()]
 
     def _figures(self) -> tuple[float, ...]:
@@ -135,7 +138,7 @@ class Harness:
         return tuple(map(float, (self.turns, branches, len(self.refused), counted['bad calls'])))
 
     def _warn(self) -> None:
-        """Says once of each kind of refusal that a harness went on as if nothing had happened."""
+        """Report each kind of rejection once if the harness earned a reward all the same."""
         for one in self.refused:
             self.endpoint.warn_once(
                 one.code,
@@ -238,44 +241,30 @@ class HarnessEnvironment(HostEnvironment):
     FIGURES = FIGURES
     chats = finishes = True
     plays_at_random = False
-
-    def problems(self) -> Iterator[str]:
-        if bool(self.run) == bool(self.command):
-            yield (
-                'harness.run=package.module:function or harness.command=(program, ...) says what '
-                f'is run: name one of them, not {"both" if self.run else "none"}'
-            )
-        if self.workers and not self.run:
-            yield (
-                f'harness.workers={self.workers} call harness.run, and a program has a process of '
-                'its own anyway: set it to 0'
-            )
-        if self.thoughts == 'drop' and self.branches == 1:
-            yield (
-                'harness.thoughts=drop opens a conversation after each thought, and '
-                'harness.branches=1 allows one: set it to the turns of an episode'
-            )
-        if self.context and self.branches == 1:
-            yield (
-                f'harness.context={self.context} is the length of one of several conversations, '
-                'and harness.branches=1 allows one: set rollout.max_tokens instead, or allow more'
-            )
-        if self.public_url and not self.public_url.startswith(('http://', 'https://')):
-            yield (
-                f'harness.public_url={self.public_url!r} is not an address: it must start with '
-                'http:// or https://'
-            )
-        if self.public_url and not self.port:
-            yield (
-                f'harness.public_url={self.public_url!r} needs a fixed port, and harness.port=0 '
-                'takes any: set harness.port to the port behind this address'
-            )
-        for field in ('run', 'expert'):
-            try:
-                if name := getattr(self, field):
-                    import_callable(name, f'harness.{field}')
-            except ValueError as error:
-                yield str(error)
+    RULES = (
+        must(
+            'run',
+            'a function, or command to a program',
+            lambda world: bool(world.run) != bool(world.command),
+        ),
+        must('workers', '0 without harness.run', lambda world: not world.workers or world.run),
+        *exclude({'branches': In(low=2)}, {'thoughts': 'keep', 'context': 0}),
+        must(
+            'public_url',
+            'an http:// or https:// address',
+            lambda world: re.match('$|https?://', world.public_url),
+        ),
+        Rule({'public_url': '', 'port': In(low=1)}, 'the address is of a fixed port'),
+        importable('run', optional=True),
+        importable('expert', optional=True),
+    )
+    RUN_RULES = (
+        must(
+            'harness.context',
+            'at most rollout.max_tokens',
+            lambda run: run.worlds[0].context <= run.rollout.max_tokens,
+        ),
+    )
 
     def make(self) -> Harness:
         return Harness(self, self.stop)

@@ -7,7 +7,7 @@ one document:
 and one of two hops by two:
   What is the capital of the country that the region Nyanza belongs to?
 Nothing is asked that has two answers. All questions about a country, and all about a region, are in
-one split. `python -m agentrl_jax.envs.hosts.search.countries` prints them.
+one split.
 """
 
 import collections
@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from agentrl_jax.envs.hosts.search import retrieval
 from agentrl_jax.envs.hosts.search.questions import Question
 from agentrl_jax.envs.hosts.world import package_folder
-from agentrl_jax.envs.splits import level_split
 
 # Of countryinfo 1.0.1
 MANIFEST = '9f11ff375d2163d93e005d3ccece77adc49e4d8bb47f4cb1f91c7af2cfb59efb'
@@ -187,13 +186,3 @@ def questions() -> tuple[Question, ...]:
             '1.0.1: install that'
         )
     return found
-
-
-def main() -> None:
-    for number, question in enumerate(questions()):
-        split = level_split(question.subject.encode())
-        print(f'{number}\t{question.hops}\t{split}\t{question.text}\t{question.answers[0]}')
-
-
-if __name__ == '__main__':
-    main()

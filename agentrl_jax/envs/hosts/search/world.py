@@ -10,7 +10,6 @@ regions that do not exist (drawn.py).
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from agentrl_jax.envs.hosts.served import Calls, Served, checked
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.envs.splits import SPLITS, level_split
 from agentrl_jax.settings.marks import ZERO, In, Off, OneOf, When
+from agentrl_jax.settings.rules import must
 
 NAME = r'[A-Z]\w*(?: [A-Z]\w*)*|\d+'
 KINDS = (countries.COUNTRY, countries.REGION)
@@ -179,15 +179,22 @@ class SearchEnvironment(Served, Play):
     longest_name: Annotated[int, ZERO] = 0  # letters of that, of one word of A to Z; 0 = any name
 
     name, WORLD, FIGURES = 'search', Search, FIGURES
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if len(self.questions) > len(SPLITS) and not self.item_files:
-            yield (
-                f'search.questions names {len(self.questions)} files: name up to {len(SPLITS)}, '
-                f'those of {", ".join(SPLITS)}, or say in search.item_files which questions of '
-                'them are of which split'
-            )
+    RULES = (
+        must(
+            'questions',
+            f'up to {len(SPLITS)} files ({", ".join(SPLITS)}), or search.item_files to theirs',
+            lambda world: len(world.questions) <= len(SPLITS) or world.item_files,
+        ),
+    )
+    RUN_RULES = (
+        must(
+            'search.turns',
+            lambda run: (
+                f'at most {run.acting_turns}, the turns of a trial that act (env.max_turns)'
+            ),
+            lambda run: run.worlds[0].turns <= run.acting_turns,
+        ),
+    )
 
     @property
     def instruction(self) -> str:

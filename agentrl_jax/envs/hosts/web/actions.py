@@ -21,7 +21,7 @@ FORMS = {
     'stop': r'(?:\[(?P<text>.*)\])?',
     'none': '',
 }
-ON_A_PAGE = ('click', 'hover', 'type', 'press', 'scroll', 'none')  # those that need no other page
+ON_A_PAGE = ('click', 'hover', 'type', 'press', 'scroll', 'none')  # actions that stay on the page
 
 
 @dataclasses.dataclass(frozen=True)

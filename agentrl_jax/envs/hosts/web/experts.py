@@ -20,7 +20,7 @@ class Element:
 
     @property
     def value(self) -> str:
-        """What is written in it."""
+        """Its text."""
         found = re.search(r'value: (.*)$', self.more)
         return ast.literal_eval(found[1]) if found else ''
 
@@ -38,7 +38,7 @@ class Seen:
     before: str
 
     def named(self, name: str, *roles: str) -> Element | None:
-        """The first of this name, whatever is around it, and of one of the roles."""
+        """The first element with this name, up to punctuation, and one of the roles."""
         fitting = (e for e in self.elements if not roles or e.role in roles)
         return next((e for e in fitting if e.name.strip(' .,;"') == name.strip(' .,;"')), None)
 
@@ -65,13 +65,13 @@ def read(observation: str) -> Seen:
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """The quoted name that a text begins with, and the rest."""
+    """Return the quoted name at the start of a text, and the rest."""
     end = re.match(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", text)
     return (ast.literal_eval(end[0]), text[end.end() :]) if end else (text, '')
 
 
 def writes(wanted: list[tuple[Element, str]], then: str) -> str:
-    """Writes texts into fields, one after another, and then does what comes after."""
+    """Write texts into fields one after another; `then` is the next action."""
     for field, text in wanted:
         if field.value == text:
             continue
@@ -109,7 +109,7 @@ def tab(seen: Seen) -> str:
 
 
 def tab_of_link(seen: Seen) -> str:
-    """The link, on whichever tab: they are opened from the left."""
+    """The link on any tab; tabs are opened from the left."""
     here = link(seen)
     if here:
         return here
@@ -119,7 +119,7 @@ def tab_of_link(seen: Seen) -> str:
 
 
 def section_of_link(seen: Seen) -> str:
-    """The link, in whichever section: they are opened from the top."""
+    """The link in any section; sections are opened from the top."""
     here, tabs = link(seen), seen.of('tab')
     if here:
         return here
@@ -214,7 +214,7 @@ def spinner(seen: Seen) -> str:
 
 
 def cell_beside(seen: Seen) -> str:
-    """Into each field the cell beside its label's; of one field the task says the label."""
+    """Copy the cell next to its label into each field; the task names the label of a single one."""
     cells = seen.of('cell')
     rows = {a.name: b.name for a, b in zip(cells[0::2], cells[1::2], strict=True)}
     labels = [e.name.removesuffix(':') for e in seen.of('StaticText')]
@@ -239,7 +239,7 @@ def copy(seen: Seen) -> str:
 
 
 def odd_or_even(seen: Seen) -> str:
-    """The button beside each number, from the top."""
+    """The button next to each number, from the top."""
     rows = [e for e in seen.elements if e.name in ('Odd', 'Even') or e.role == 'StaticText']
     before = re.match(r'click \[(\d+)\]', seen.before)
     last = int(before[1]) if before else 0

@@ -1,8 +1,8 @@
-"""MiniWoB++ (arXiv:1802.08802): small tasks on one page each, seen as text and played by numbers.
+"""MiniWoB++ (arXiv:1802.08802): small tasks on one page each, as text with numbered elements.
 
 The pages are those of the package `miniwob`, which is not imported. An item is
 tasks x seed + task. Tasks do not time out, what they pay does not shrink with time, and jQuery
-does not animate, so the clock decides nothing but in those of TIMED.
+does not animate, so the clock matters only for the tasks of TIMED.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ STATE = '({done: WOB_DONE_GLOBAL, score: WOB_RAW_REWARD_GLOBAL})'
 
 
 def pages() -> pathlib.Path:
-    """The folder of the tasks' pages; ModuleNotFoundError that says how to get it."""
+    """Return the folder of the tasks' pages; ModuleNotFoundError names the package."""
     missing = 'MiniWoB++ needs its pages: pip install miniwob==1.1.0'
     return package_folder('miniwob', missing) / 'html' / 'miniwob'
 
@@ -63,7 +63,7 @@ def filling_words() -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-    """Of a world, wherever it is."""
+    """Settings of a world, in process or on a server."""
 
     prompt: Annotated[str, OneOf(PROMPTS)] = 'long'  # or short
     rewards: Literal['score', 'success'] = 'score'  # -1 to 1, as the page says; success: 1 for a
@@ -132,7 +132,7 @@ class MiniWoB:
         return Reply(text, reward, done=True, success=success, valid=valid)
 
     def shown(self) -> str:
-        """The page, the task, and what was done last."""
+        """Return the page, the task and the last action."""
         lines = [line.text(n) for n, line in enumerate(self.visitor.look(), 1)]
         self.text = '\n'.join([*lines, f'TASK: {self.goal}', f'PREVIOUS ACTION: {self.before}'])
         return self.text
@@ -145,7 +145,7 @@ class MiniWoB:
 
 
 class Player(Read):
-    """The page with its expert and random play beside it."""
+    """A world with its expert and random play."""
 
     def __init__(self, world: MiniWoB):
         super().__init__(world, 'in_backticks')

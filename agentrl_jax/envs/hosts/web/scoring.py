@@ -1,8 +1,8 @@
-"""What an episode of WebArena earns: its evaluators (arXiv:2307.13854), whose scores multiply.
+"""WebArena's evaluators (arXiv:2307.13854). The score of an episode is their product.
 
 string_match compares the answer of `stop`, url_match the address of the last page, program_html
 what is on pages that it goes to. Answers that need not be literal are compared by a judge of
-the user's, where WebArena asks a model.
+the user's; WebArena uses a model.
 """
 
 import ast
@@ -60,7 +60,7 @@ def plain(text: str) -> str:
 
 
 def includes(text: str, part: str, *, as_word: bool = False) -> bool:
-    """as_word: a part of one character must be a word of the text; the 0 of 10 is none."""
+    """as_word: a part of one character must be a word of the text, so 0 is not in 10."""
     text, part = plain(text), plain(part)
     return words.has_word(text, part) if as_word and len(part) == 1 else part in text
 
@@ -129,7 +129,7 @@ def contents_score(target: Target, found: str) -> float:
 def found_by(
     target: Target, visitor: Visitor, url: str, sites: Mapping[str, str], login: str
 ) -> str:
-    """What a program reads; '' where the page does not have it."""
+    """Return the text that a program reads; '' if the page does not have it."""
     goes_to = target.url
     if goes_to.startswith('func:'):
         goes_to = call(goes_to, url, visitor, sites, login)
@@ -177,11 +177,11 @@ def call(text: str, url: str, visitor: Visitor, sites: Mapping[str, str], login:
         if name.endswith('author'):
             return reviews[-1]['nickname']
         return str(reviews[-1]['ratings'][0]['percent'])
-    raise ValueError(f'{name} is none of the functions that WebArena has')
+    raise ValueError(f'{name} is not a function of WebArena')
 
 
 def post_of(url: str) -> str:
-    """Of a post or a comment on it: /f/forum/number/."""
+    """Return the address of a post, given it or a comment: /f/forum/number/."""
     split = urllib.parse.urlsplit(url)
     found = re.match(r'/f/([^/]*)/([^/]*)', split.path)
     return f'{split.scheme}://{split.netloc}/f/{found[1]}/{found[2]}/' if found else url

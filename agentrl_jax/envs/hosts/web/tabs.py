@@ -1,18 +1,23 @@
-"""A visitor of pages: a profile of its own in a browser, its tabs, and what can be done in them.
+"""A visitor of pages: a browser profile, its tabs and the actions in them.
 
-Nothing here waits for a fixed time. After an action a page is asked until it has nothing left to
-load and has drawn twice, at most settle_s seconds.
+Nothing here waits for a fixed time. After an action a page is polled until nothing is loading and
+it has been drawn twice, at most settle_s seconds.
 """
 
+import contextlib
 import json
+import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl_jax.envs.hosts.answers import Unreadable
 from agentrl_jax.envs.hosts.web import tree
 from agentrl_jax.envs.hosts.web.actions import Action
-from agentrl_jax.envs.hosts.web.chromium import SHARED, NoAnswer, Refused, origin
+from agentrl_jax.envs.hosts.web.chromium import SHARED, Chromium, NoAnswer, Refused, origin
 from agentrl_jax.envs.hosts.world import WorldError
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext, CDPSession, Dialog, Page
 
 MOST_TABS = 8
 NOT_LOADED = 'chrome-error:'
@@ -21,25 +26,11 @@ DRAWN = (
     'setTimeout(() => done(document.readyState), 0))))'
 )
 PLACES = 'JSON.stringify([window.scrollX, window.scrollY, window.innerWidth, window.innerHeight])'
-KEYS = {  # name in the grammar -> key of the protocol, its code, its text
-    'enter': ('Enter', 13, '\r'),
-    'tab': ('Tab', 9, ''),
-    'backspace': ('Backspace', 8, ''),
-    'delete': ('Delete', 46, ''),
-    'escape': ('Escape', 27, ''),
-    'space': (' ', 32, ' '),
-    'pageup': ('PageUp', 33, ''),
-    'pagedown': ('PageDown', 34, ''),
-    'end': ('End', 35, ''),
-    'home': ('Home', 36, ''),
-    'arrowleft': ('ArrowLeft', 37, ''),
-    'arrowup': ('ArrowUp', 38, ''),
-    'arrowright': ('ArrowRight', 39, ''),
-    'arrowdown': ('ArrowDown', 40, ''),
-}
-HELD = {'alt': 1, 'ctrl': 2, 'control': 2, 'meta': 4, 'cmd': 4, 'shift': 8}
-HELD_KEYS = {1: ('Alt', 18), 2: ('Control', 17), 4: ('Meta', 91), 8: ('Shift', 16)}
-EDITS = {'a': 'selectAll', 'c': 'copy', 'v': 'paste', 'x': 'cut', 'z': 'undo'}
+KEYS = 'Enter Tab Backspace Delete Escape Space PageUp PageDown End Home'.split()
+KEYS += [f'Arrow{way}' for way in ('Left', 'Up', 'Right', 'Down')]
+NAMED = {name.lower(): name for name in KEYS}
+HELD = {'alt': 'Alt', 'ctrl': 'Control', 'control': 'Control', 'shift': 'Shift'}
+HELD |= {'meta': 'Control', 'cmd': 'Control'}  # as WebArena does on Linux
 WITHIN = [(0.5, 0.5), *((a, b) for b in (0.2, 0.5, 0.8) for a in (0.1, 0.5, 0.9))]
 UNCOVERED = """function(places) {
   const own = this.nodeType === Node.ELEMENT_NODE ? this : this.parentElement;
@@ -49,18 +40,17 @@ UNCOVERED = """function(places) {
   }));
 }"""
 CHOOSE = """function() {
-  const list = this.closest('select'), multiple = list.multiple;
-  this.selected = multiple ? !this.selected : true;
+  const list = this.closest('select');
+  if (!list) return false;
+  this.selected = list.multiple ? !this.selected : true;
   list.dispatchEvent(new Event('input', {bubbles: true}));
   list.dispatchEvent(new Event('change', {bubbles: true}));
+  return true;
 }"""
 
 
 def ends(request: dict) -> bool:
-    """Whether a page will hear the end of a request that it has made.
-
-    It does not of a worker's script, which is known by a number like those of documents.
-    """
+    """Return whether Chromium reports the end of a request; not for the script of a worker."""
     if request['type'] in ('EventSource', 'Ping'):
         return False
     return request['type'] == 'Document' or '.' in request['requestId']
@@ -69,45 +59,43 @@ def ends(request: dict) -> bool:
 class Tab:
     """A page, and what it is still loading."""
 
-    def __init__(self, browser: Any, target: str):
-        self.browser, self.target = browser, target
-        self.session = browser.call('Target.attachToTarget', targetId=target, flatten=True)[
-            'sessionId'
-        ]
+    def __init__(self, browser: Chromium, page: 'Page'):
+        self.browser, self.page = browser, page
         self.loading: set[str] = set()  # requests and frames
         self.gone = False  # it has crashed
         self.late = 0  # times that it did not come to rest
-        browser.listen(self.session, self._heard)
+        self.session = browser.run(self._attach())
         for domain in ('Page', 'Network', 'Accessibility', 'DOM'):
             self.call(f'{domain}.enable')
 
+    async def _attach(self) -> 'CDPSession':
+        """Return a session of the DevTools protocol; Playwright's thread must add listeners."""
+        self.page.on('crash', lambda _: setattr(self, 'gone', True))
+        self.page.on('dialog', close_dialog)
+        session = await self.page.context.new_cdp_session(self.page)
+        add, discard = self.loading.add, self.loading.discard
+        session.on('Network.requestWillBeSent', lambda x: ends(x) and add(x['requestId']))
+        for event in ('Finished', 'Failed'):
+            session.on(f'Network.loading{event}', lambda x: discard(x['requestId']))
+        for event in ('StartedLoading', 'RequestedNavigation'):
+            session.on(f'Page.frame{event}', lambda x: add(f'frame {x["frameId"]}'))
+        for event in ('StoppedLoading', 'Detached'):
+            session.on(f'Page.frame{event}', lambda x: discard(f'frame {x["frameId"]}'))
+        return session
+
     def call(self, method: str, *, timeout_s: float = 30.0, **params: Any) -> dict:
-        return self.browser.call(method, session=self.session, timeout_s=timeout_s, **params)
+        """Return the result of a command of the DevTools protocol."""
+        return self.browser.run(self.session.send(method, params), timeout_s)
 
     def evaluate(self, code: str, **more: Any) -> Any:
-        """The value of an expression of JavaScript, in the page."""
+        """Return the value of an expression of JavaScript in the page."""
         reply = self.call('Runtime.evaluate', expression=code, returnByValue=True, **more)
         if 'exceptionDetails' in reply:
             raise Refused(f'the page: {json.dumps(reply["exceptionDetails"])[:300]}')
         return reply['result'].get('value')
 
-    def _heard(self, method: str, reply: dict) -> None:
-        if method == 'Network.requestWillBeSent' and ends(reply):
-            self.loading.add(reply['requestId'])
-        elif method in ('Network.loadingFinished', 'Network.loadingFailed'):
-            self.loading.discard(reply['requestId'])
-        elif method in ('Page.frameStartedLoading', 'Page.frameRequestedNavigation'):
-            self.loading.add(f'frame {reply["frameId"]}')
-        elif method in ('Page.frameStoppedLoading', 'Page.frameDetached'):
-            self.loading.discard(f'frame {reply["frameId"]}')
-        elif method == 'Page.javascriptDialogOpening':
-            leave = reply['type'] == 'beforeunload'
-            self.browser.send('Page.handleJavaScriptDialog', session=self.session, accept=leave)
-        elif method in ('Inspector.targetCrashed', 'Inspector.detached'):
-            self.gone = True
-
     def settle(self, most_s: float) -> None:
-        """Until nothing is loading and the page has been drawn, at most most_s seconds."""
+        """Wait until nothing is loading and the page has been drawn, at most most_s seconds."""
         deadline, busy = time.monotonic() + most_s, True
         while busy and time.monotonic() < deadline and not self.gone:
             left_s = max(deadline - time.monotonic(), 0.001)
@@ -123,13 +111,13 @@ class Tab:
             self.loading.clear()  # what did not end by now is not waited for again
 
     def go(self, url: str, settle_s: float) -> None:
-        """To an address; one that cannot be reached is a page that says so."""
+        """Go to an address; if it cannot be reached, the page is an error page."""
         # Answered when the site has: a slow one is waited for as for any call
         self.call('Page.navigate', url=url, timeout_s=max(settle_s, 30.0))
         self.settle(settle_s)
 
     def turn(self, way: int, settle_s: float) -> None:
-        """Back (-1) or forward (1), where there is a page."""
+        """Go back (-1) or forward (1) if there is a page."""
         reply = self.call('Page.getNavigationHistory')
         place = reply['currentIndex'] + way
         if 0 <= place < len(reply['entries']):
@@ -137,7 +125,7 @@ class Tab:
             self.settle(settle_s)
 
     def lines(self) -> list[tree.Line]:
-        """What is seen of the page."""
+        """Return the visible lines of the page."""
         view = json.loads(self.evaluate(PLACES))
         reply = self.call('DOMSnapshot.captureSnapshot', computedStyles=[])
         document = reply['documents'][0]
@@ -151,7 +139,7 @@ class Tab:
     # -- input
 
     def point(self, node: int) -> tuple[float, float]:
-        """Of an element, scrolled into view: its middle, or a place where nothing covers it."""
+        """Scroll an element into view; return its middle, or a point that nothing covers."""
         try:
             self.call('DOM.scrollIntoViewIfNeeded', backendNodeId=node)
             quads = self.call('DOM.getContentQuads', backendNodeId=node)['quads']
@@ -164,80 +152,63 @@ class Tab:
             [min(x) + across * (max(x) - min(x)), min(y) + down * (max(y) - min(y))]
             for across, down in WITHIN
         ]
-        known = self.call('DOM.resolveNode', backendNodeId=node)['object']['objectId']
-        reply = self.call(
-            'Runtime.callFunctionOn',
-            objectId=known,
-            functionDeclaration=UNCOVERED,
-            arguments=[{'value': places}],
-            returnByValue=True,
-        )
-        return tuple(places[reply['result'].get('value', 0)])
+        return tuple(places[self._apply(node, UNCOVERED, places) or 0])
 
     def hover(self, node: int) -> tuple[float, float]:
         x, y = self.point(node)
-        self.call('Input.dispatchMouseEvent', type='mouseMoved', x=x, y=y)
+        self.browser.run(self.page.mouse.move(x, y))
         return x, y
 
     def click(self, node: int) -> None:
-        x, y = self.hover(node)
-        for kind in ('mousePressed', 'mouseReleased'):
-            self.call('Input.dispatchMouseEvent', type=kind, x=x, y=y, button='left', clickCount=1)
+        self.browser.run(self.page.mouse.click(*self.hover(node)))
 
-    def choose(self, node: int) -> None:
-        """An option of a list, whose own window no headless browser draws."""
-        known = self.call('DOM.resolveNode', backendNodeId=node)['object']['objectId']
-        self.call('Runtime.callFunctionOn', objectId=known, functionDeclaration=CHOOSE)
+    def choose(self, node: int) -> bool:
+        """Choose an option of a select list, which no headless browser draws; False elsewhere."""
+        return self._apply(node, CHOOSE)
+
+    def _apply(self, node: int, function: str, *arguments: Any) -> Any:
+        """Return the value of a function of JavaScript whose `this` is an element."""
+        element = self.call('DOM.resolveNode', backendNodeId=node)['object']['objectId']
+        reply = self.call(
+            'Runtime.callFunctionOn',
+            objectId=element,
+            functionDeclaration=function,
+            arguments=[{'value': value} for value in arguments],
+            returnByValue=True,
+        )
+        return reply['result'].get('value')
 
     def write(self, text: str) -> None:
-        for letter in text:
-            self.key(letter) if letter.isascii() and letter.isprintable() else self.call(
-                'Input.insertText', text=letter
-            )
-
-    def key(self, letter: str, held: int = 0) -> None:
-        """A letter, or a name of KEYS."""
-        commands = {}
-        if letter.lower() in KEYS and len(letter) > 1:
-            name, code, text = KEYS[letter.lower()]
-        else:
-            name, text = letter, letter
-            code = ord(letter.upper()) if letter.isalnum() else 0
-        if held & 6:
-            text = ''
-            commands = {'commands': [EDITS[letter.lower()]]} if letter.lower() in EDITS else {}
-        reply = dict(key=name, windowsVirtualKeyCode=code, modifiers=held)
-        kind = 'keyDown' if text else 'rawKeyDown'
-        self.call('Input.dispatchKeyEvent', type=kind, text=text, **reply, **commands)
-        self.call('Input.dispatchKeyEvent', type='keyUp', **reply)
+        """Type a text; the keyboard has no key for an end of line that would not be Enter."""
+        for part in re.split(r'([\r\n]+)', text):
+            keyboard = self.page.keyboard
+            self.browser.run(keyboard.insert_text(part) if part.isspace() else keyboard.type(part))
 
     def press(self, keys: str) -> None:
-        """Such as Enter, or Ctrl+a."""
+        """Press keys such as Enter, or Ctrl+a."""
         *before, last = [part.strip() for part in keys.split('+')] if keys.strip() != '+' else '+'
         if any(part.lower() not in HELD for part in before):
             raise Unreadable(f'{keys!r} holds a key that cannot be held')
-        if last.lower() not in KEYS and len(last) != 1:
+        if last.lower() not in NAMED and len(last) != 1:
             raise Unreadable(f'{last!r} is no key; those are letters and {", ".join(KEYS)}')
-        held = sum(HELD[part.lower()] for part in before)
-        for bit, (name, code) in HELD_KEYS.items():
-            if held & bit:
-                self.call(
-                    'Input.dispatchKeyEvent',
-                    type='rawKeyDown',
-                    key=name,
-                    windowsVirtualKeyCode=code,
-                    modifiers=held,
-                )
-        self.key(last, held)
-        for bit, (name, code) in HELD_KEYS.items():
-            if held & bit:
-                self.call(
-                    'Input.dispatchKeyEvent', type='keyUp', key=name, windowsVirtualKeyCode=code
-                )
+        if last.isascii():
+            held = [HELD[part.lower()] for part in before]
+            last = NAMED.get(last.lower(), last)
+            self.browser.run(self.page.keyboard.press('+'.join([*held, last])))
+        else:
+            self.write(last)
+
+
+async def close_dialog(dialog: 'Dialog') -> None:
+    """Dismiss a dialog, but let a page be left."""
+    from playwright.async_api import Error
+
+    with contextlib.suppress(Error):  # the page has closed it
+        await (dialog.accept() if dialog.type == 'beforeunload' else dialog.dismiss())
 
 
 class Visitor:
-    """Tabs with cookies of their own; another visitor of the browser sees none of them."""
+    """Tabs with their own cookies, which other visitors of the browser do not share."""
 
     def __init__(self, origins: tuple[str, ...], *, width: int, height: int, settle_s: float):
         if not settle_s > 0:
@@ -245,74 +216,58 @@ class Visitor:
         self.origins = tuple(map(origin, origins))
         self.size, self.settle_s = (width, height), settle_s
         self.browser = SHARED.take(self.origins)
-        self.context, self.tabs, self.at = '', [], 0
+        self.context: BrowserContext | None = None
+        self.tabs: list[Tab] = []
+        self.at = 0
         self.seen: list[tree.Line] = []
         self.front: Tab | None = None  # the one that is drawn
 
     def begin(self) -> None:
-        """An empty profile with one empty tab."""
+        """Start with an empty profile and one empty tab."""
         if self.browser.dead:
             dead, self.browser = self.browser, SHARED.take(self.origins)
             SHARED.give_back(dead)
-            self.context = ''
+            self.context = None
         self._leave()
-        made = self.browser.call('Target.createBrowserContext', disposeOnDetach=True)
-        self.context = made['browserContextId']
-        self.browser.call(
-            'Browser.setDownloadBehavior', behavior='deny', browserContextId=self.context
-        )
+        self.context = self.browser.context(*self.size)
         self.tabs, self.at, self.seen = [], 0, []
         self.open()
+        target = self.tab.call('Target.getTargetInfo')['targetInfo']
+        self.context_id = target['browserContextId']
 
     def take_cookies(self, cookies: list[dict]) -> None:
-        """As the protocol and Playwright write them."""
-        self.browser.call('Storage.setCookies', cookies=cookies, browserContextId=self.context)
+        """Add cookies in the form in which Playwright writes them."""
+        self.browser.run(self.context.add_cookies(cookies))
 
     def close(self) -> None:
         if self.browser is None:
             return
-        browser, self.browser = self.browser, None
         try:
-            if self.context and not browser.dead:
-                browser.call('Target.disposeBrowserContext', browserContextId=self.context)
+            if not self.browser.dead:
+                self._leave()
         except WorldError:
             pass  # it is ended, or it ends with the browser
         finally:
+            browser, self.browser = self.browser, None
             SHARED.give_back(browser)
 
     def _leave(self) -> None:
-        for tab in self.tabs:
-            self.browser.listen(tab.session, None)
-        if self.context:
-            self.browser.call('Target.disposeBrowserContext', browserContextId=self.context)
-            self.context = ''
+        context, self.context = self.context, None
+        if context is not None:
+            self.browser.run(context.close())
 
     @property
     def tab(self) -> Tab:
         return self.tabs[self.at]
 
     def open(self) -> None:
-        """A new tab, which comes to the front."""
+        """Open a new tab in front."""
         if len(self.tabs) >= MOST_TABS:
             raise Unreadable(f'there are {MOST_TABS} tabs, and no more are opened')
-        made = self.browser.call(
-            'Target.createTarget', url='about:blank', browserContextId=self.context
-        )
-        self._add(made['targetId'])
+        self._add(self.browser.run(self.context.new_page()))
 
-    def _add(self, target: str) -> None:
-        tab = Tab(self.browser, target)
-        width, height = self.size
-        tab.call(
-            'Emulation.setDeviceMetricsOverride',
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
-        tab.call('Emulation.setFocusEmulationEnabled', enabled=True)
-        tab.call('Emulation.setTimezoneOverride', timezoneId='UTC')
-        self.tabs.append(tab)
+    def _add(self, page: 'Page') -> None:
+        self.tabs.append(Tab(self.browser, page))
         self.at = len(self.tabs) - 1
         self._to_front()
 
@@ -325,7 +280,7 @@ class Visitor:
             return False
 
     def go(self, url: str) -> None:
-        """To an address that the config lists."""
+        """Go to an address on the sites of the config."""
         if '://' not in url and url != 'about:blank':
             url = f'http://{url}'
         if not self.allows(url):
@@ -333,7 +288,7 @@ class Visitor:
         self.tab.go(url, self.settle_s)
 
     def do(self, action: Action) -> None:
-        """Unreadable for what cannot be done here."""
+        """Carry out an action; Unreadable if it is impossible here."""
         verb, tab = action.verb, self.tab
         if verb in ('click', 'hover', 'type'):
             try:
@@ -365,49 +320,41 @@ class Visitor:
         line, tab = self.seen[action.element - 1], self.tab
         if action.verb == 'hover':
             tab.hover(line.node)
-        elif action.verb == 'click' and line.role in ('option', 'MenuListOption'):
-            tab.choose(line.node) if 'select' in self._tag(line.node) else tab.click(line.node)
         else:
-            tab.click(line.node)
+            option = action.verb == 'click' and line.role in ('option', 'MenuListOption')
+            if not (option and tab.choose(line.node)):
+                tab.click(line.node)
         if action.verb == 'type':
             tab.write(action.text)
             if action.enter:
-                tab.key('enter')
-
-    def _tag(self, node: int) -> str:
-        reply = self.tab.call('DOM.describeNode', backendNodeId=node)['node']
-        return 'select' if reply['nodeName'] == 'OPTION' else ''
+                tab.press('Enter')
 
     def _close_tab(self) -> None:
-        gone = self.tabs.pop(self.at)
-        self.browser.listen(gone.session, None)
-        self.browser.call('Target.closeTarget', targetId=gone.target)
+        self.browser.run(self.tabs.pop(self.at).page.close())
         self.at = max(self.at - 1, 0)
         if not self.tabs:
             self.open()
 
     def settle(self) -> None:
-        """The page at the front, and whatever tabs pages have opened or closed."""
+        """Wait for the page in front, and take up the tabs that pages have opened or closed."""
         self._to_front()
         self.tab.settle(self.settle_s)
-        reply = self.browser.call('Target.getTargets')['targetInfos']
-        mine = [
-            info['targetId']
-            for info in reply
-            if info['type'] == 'page' and info.get('browserContextId') == self.context
-        ]
-        front = self.tab
-        self.tabs = [tab for tab in self.tabs if tab.target in mine]
+        deadline = time.monotonic() + self.settle_s
+        while self.browser.pages(self.context_id) != len(self.context.pages):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)  # Playwright still prepares a new page
+        front, pages = self.tab, self.context.pages
+        self.tabs = [tab for tab in self.tabs if tab.page in pages]
         self.at = self.tabs.index(front) if front in self.tabs else max(len(self.tabs) - 1, 0)
-        known = {tab.target for tab in self.tabs}
-        for target in mine:
-            if target in known:
+        for page in pages:
+            if page in [tab.page for tab in self.tabs]:
                 continue
             if len(self.tabs) < MOST_TABS:
-                self._add(target)
+                self._add(page)
                 self.tab.settle(self.settle_s)
             else:
-                self.browser.call('Target.closeTarget', targetId=target)
+                self.browser.run(page.close())
         if not self.tabs:
             self.open()
         self._to_front()
@@ -415,13 +362,13 @@ class Visitor:
             raise WorldError('the page has crashed')
 
     def _to_front(self) -> None:
-        """A page behind another one is not drawn."""
+        """Bring the tab to the front; Chromium draws no other page."""
         if self.tab is not self.front:
             self.front = self.tab
-            self.front.call('Page.bringToFront')
+            self.browser.run(self.front.page.bring_to_front())
 
     def look(self) -> list[tree.Line]:
-        """Lines of the page at the front; actions name them from now on."""
+        """Return the lines of the page in front; later actions refer to them."""
         self.seen = [] if self.url().startswith(NOT_LOADED) else self.tab.lines()
         return self.seen
 

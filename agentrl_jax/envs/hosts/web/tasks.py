@@ -25,7 +25,7 @@ EITHER = ' |OR| '
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Where a program looks, and what must be there."""
+    """A place that a program checks, and its required contents."""
 
     url: str  # 'last': where the episode ended; or a function's call
     locator: str  # JavaScript, or a function's call; '' = the whole page
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def needs_judge(self) -> bool:
-        """Whether somebody must say if an answer means the same; not so for N/A as it is."""
+        """Whether a judge must compare answers by meaning; a literal N/A needs none."""
         wanted = dict(self.answers)
         if 'string_match' not in self.evaluators or 'fuzzy_match' not in wanted:
             return False

@@ -1,4 +1,4 @@
-"""What a page shows, as lines of text: its accessibility tree (as WebArena does, arXiv:2307.13854).
+"""A page as lines of text: its accessibility tree, as in WebArena (arXiv:2307.13854).
 
 A line is `[number] role 'name' property: value`, indented by its depth. Numbers count the lines of
 one observation from 1, so a page is the same text in every process; the browser's own would not be.
@@ -37,10 +37,10 @@ class Line:
 def lines(
     nodes: list[dict], bounds: Bounds, window: tuple[float, float, float, float]
 ) -> list[Line]:
-    """nodes: of Accessibility.getFullAXTree, the root first. window: what is seen of the page.
+    """nodes: of Accessibility.getFullAXTree, the root first. window: the visible part.
 
-    Elements that lie outside of the window are left out; those without a place, such as the options
-    of a closed list, come with their parents.
+    Elements outside the window are left out. Elements without a place, such as the options of a
+    closed list, are kept with their parents.
     """
     known, found = {node['nodeId']: node for node in nodes}, []
     left = [(nodes[0], 0, '', False)] if nodes else []
@@ -66,12 +66,12 @@ def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def value_of(node: dict, name: str) -> Any:
-    """Of role, name or value; '' where it has none."""
+    """Return the role, name or value of a node; '' if it has none."""
     return node[name].get('value', '') if name in node else ''
 
 
 def read(node: dict, depth: int) -> Line | None:
-    """The line of an element; None for those that only hold others together."""
+    """Return the line of an element; None for a mere container."""
     role, name = str(value_of(node, 'role')), ' '.join(str(value_of(node, 'name')).split())
     properties = {item['name']: item['value'].get('value') for item in node.get('properties', ())}
     focusable = 'focusable' in properties and properties['focusable']

@@ -2,7 +2,7 @@
 
 A page is its accessibility tree, as far as the window shows it; actions are WebArena's. `stop`
 ends an episode and alone is rewarded (scoring.py). An item is a task's number in the file
-(tasks.py). Every episode begins in an empty profile; what it changes on the sites stays there.
+(tasks.py). Every episode starts with an empty profile; its changes on the sites remain.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def read(path: str, sites: tuple[str, ...]) -> dict[int, Task]:
 
 
 def items(split: str, path: str, sites: tuple[str, ...], judge: str) -> list[int]:
-    """Tasks of a split; without a judge of answers only those that need none."""
+    """Return the tasks of a split; without a judge, tasks that need one are left out."""
     return [
         number
         for number, task in read(path, sites).items()
@@ -69,7 +69,7 @@ def judge_of(place: str) -> scoring.Judge | None:
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-    """Of a world, wherever it is."""
+    """Settings of a world, in process or on a server."""
 
     tasks: str = ''  # file of tasks, such as test.raw.json of libwebarena
     sites: tuple[str, ...] = ()  # name=address: the only addresses that pages can reach
@@ -146,7 +146,7 @@ class WebArena:
         return Reply(last, total, done=True, success=total >= 1, valid=True)
 
     def shown(self) -> str:
-        """Tabs, page, address, objective, and what was done last."""
+        """Return tabs, page, address, objective and the last action."""
         visitor = self.visitor
         lines = visitor.look()
         open_tabs = ' | '.join(
@@ -164,12 +164,12 @@ class WebArena:
         self.visitor.close()
 
     def details(self) -> dict[str, Any]:
-        """What AgentGym's server says of the task besides."""
+        """Return the other fields of a task in AgentGym's replies."""
         return {'sites': list(self.task.sites), 'object': self.task.intent} if self.task else {}
 
 
 class AgentGymWebArena(WebArena):
-    """As AgentGym serves it: actions are whole answers."""
+    """The world as AgentGym serves it: an action is the full answer."""
 
     def step(self, action: str) -> Reply:
         try:
@@ -179,7 +179,7 @@ class AgentGymWebArena(WebArena):
 
 
 def cookies(path: pathlib.Path) -> list[dict]:
-    """Of a file of Playwright's storage_state, which WebArena's auto_login.py writes."""
+    """Read the cookies of a storage_state file, which WebArena's auto_login.py writes."""
     try:
         found = json.loads(path.read_text(encoding='utf-8'))['cookies']
     except (OSError, ValueError, KeyError) as error:

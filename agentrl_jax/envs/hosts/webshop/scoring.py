@@ -12,14 +12,15 @@ was chosen, of any kind, is like it; what nobody asked for neither pays nor cost
 compared by the colour in them where there is one. WebShop asks a model of language which words of
 a title are nouns; here they are all but those of STOP.
 
-Texts are alike if their token set ratio is over 85, as thefuzz 0.19.0, which both pin, has it with
-python-Levenshtein: letters of Latin-1 beyond ASCII are dropped, underscores are letters. (To later
-versions and to rapidfuzz an underscore is a blank, and rapidfuzz drops no letter.)
+Texts are alike if their token set ratio is above 85. Words are split as by thefuzz 0.19.0, which
+both pin: letters of Latin-1 beyond ASCII are dropped, and an underscore is a letter.
 """
 
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
+
+import rapidfuzz
 
 from agentrl_jax.envs.hosts.webshop.products import Goal, Product
 
@@ -54,32 +55,15 @@ class Score:
     price: float
 
 
-def ratio(one: str, other: str) -> int:
-    """Twice the letters of the longest common subsequence, in percent of all letters."""
-    if not one or not other:
-        return 0
-    row = [0] * (len(other) + 1)
-    for letter in one:
-        before = row[:]
-        for i, same in enumerate(other):
-            row[i + 1] = before[i] + 1 if letter == same else max(before[i + 1], row[i])
-    return round(200 * row[-1] / (len(one) + len(other)))
-
-
 def words(text: str) -> set[str]:
     """What texts are compared by."""
     return {*NO_WORD.sub(' ', text.translate(LATIN)).lower().split()}
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """The best ratio of: the common words, and these with the other words of either text."""
-    first, second = words(one), words(other)
-    if not first or not second:
-        return 0
-    common = ' '.join(sorted(first & second))
-    left = ' '.join(filter(None, (common, ' '.join(sorted(first - second)))))
-    right = ' '.join(filter(None, (common, ' '.join(sorted(second - first)))))
-    return max(ratio(common, left), ratio(common, right), ratio(left, right))
+    """Percentage from 0 to 100: the best ratio of the common words and each text's words."""
+    first, second = (' '.join(words(text)) for text in (one, other))
+    return round(rapidfuzz.fuzz.token_set_ratio(first, second))
 
 
 def alike(one: str, others: Iterable[str]) -> bool:

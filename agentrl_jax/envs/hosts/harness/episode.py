@@ -1,0 +1,269 @@
+"""An episode of a harness: its conversations, and the requests that wait for answers.
+
+A request that extends an earlier conversation of its episode continues it; any other opens a
+branch (`Episode.place`).
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import queue
+import secrets
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from agentrl_jax.envs.hosts.harness import wire
+from agentrl_jax.envs.hosts.harness.calls import END_OF_THOUGHT
+from agentrl_jax.envs.hosts.harness.wire import Asked, Completion, Refused, Said
+from agentrl_jax.envs.hosts.world import Answer, Messages, fits, is_truth
+
+OVER = Refused(410, 'episode_over', 'this episode is over, or never was')  # SDKs retry a 409
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A turn that waits for its answer."""
+
+    asked: Asked
+    branch: 'Branch'
+    new: Messages
+    answer: Future = dataclasses.field(default_factory=Future)
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a harness ended."""
+
+    returned: Any = None
+    error: str = ''  # its type and what it says
+
+
+@dataclasses.dataclass(eq=False)
+class Branch:
+    """A conversation of an episode, as its row of tokens holds it."""
+
+    number: int
+    tools: tuple[dict, ...]
+    drops: bool = False  # the template keeps the thoughts of the last answer alone
+    opening: bytes = b''  # digest of its first request
+    stream: int = 0  # of its answers' draws, see Messages
+    refusal: Refused | None = None  # of all further requests
+    known: list[list[Said]] = dataclasses.field(default_factory=list)  # forms of each message
+    sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # index of each answer ->
+    # whether the policy ended it
+
+    def refuse(self, refusal: Refused, new: Messages) -> None:
+        """Reject every extension of the conversation before these messages."""
+        self.refusal = refusal
+        if not new.opens:
+            del self.known[len(self.known) - len(new.messages) :]
+
+    def extended_by(self, asked: Asked) -> str | None:
+        """Text that a request appends to the newest answer; None if the request differs."""
+        count = len(self.known)
+        if asked.tools != self.tools or len(asked.messages) <= count:
+            return None
+        answers = (form.content for at in self.sampled for form in self.known[at])
+        if self.drops and any(END_OF_THOUGHT in content for content in answers):
+            return None
+        for at, (one, forms) in enumerate(zip(asked.messages, self.known, strict=False)):
+            if one in forms or one.bare in [form.bare for form in forms]:  # the cheap test first
+                continue
+            if at != count - 1 or self.sampled.get(at, True) or one.calls:
+                return None
+            starts = [form.content for form in forms if one.content.startswith(form.content)]
+            return one.content[len(max(starts, key=len)) :] if starts else None
+        return ''
+
+
+@dataclasses.dataclass(eq=False)
+class Caller:
+    """A client that waits for an answer."""
+
+    streams: bool = False  # the answer is a stream
+    left: bool = False  # it closed its connection before its answer was delivered
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A request that has an answer or waits for one."""
+
+    caller: Caller
+    answer: Future = dataclasses.field(default_factory=Future)
+
+
+def digest_of(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=16).digest()
+
+
+class Episode:
+    """Conversations and requests of one episode."""
+
+    def __init__(
+        self,
+        stops: Sequence[str] = (),
+        branches: int = 1,
+        drops: bool = False,
+        serving: bool = False,
+    ):
+        """stops: strings that may end answers; branches: the most conversations; drops: a request
+        after a thought opens one; serving: requests set their sampling (wire.read)."""
+        self.drops, self.serving = drops, serving
+        self.secret = secrets.token_urlsafe(18)
+        self.stops, self.most_branches = tuple(stops), branches
+        self.events: queue.SimpleQueue = queue.SimpleQueue()  # Requests, and one End
+        self.branches: list[Branch] = []
+        self.refusal: Refused | None = None  # of all further requests
+        self.reward: Any = None  # posted
+        self.counted: collections.Counter = collections.Counter()
+        self.refused: list[Refused] = []  # what requests got instead of an answer
+        self.pending: Request | None = None
+        self._calls: dict[bytes, Call] = {}  # by digests of requests
+        self._turns = 0
+        self._state = threading.Lock()
+        self._one = threading.Lock()  # parallel requests are answered one after another
+
+    def ask(
+        self, raw: bytes, retried: bool = False, caller: Caller | None = None
+    ) -> tuple[Asked, dict]:
+        """Wait for the completion that answers a request.
+
+        A repeated request gets the same answer: either it is marked as retried, or the client left
+        before the first answer was delivered.
+        """
+        try:
+            return self._ask(raw, retried, caller or Caller())
+        except Refused as refused:
+            self.refused.append(refused)
+            raise
+
+    def repeats(self, digest: bytes, retried: bool) -> bool:
+        """Whether a request repeats an earlier one."""
+        with self._state:
+            return self._earlier(digest, retried) is not None
+
+    def _earlier(self, digest: bytes, retried: bool) -> Call | None:
+        call = self._calls.get(digest)
+        return call if call is not None and (retried or call.caller.left) else None
+
+    def _ask(self, raw: bytes, retried: bool, caller: Caller) -> tuple[Asked, dict]:
+        digest, call = digest_of(raw), Call(caller)
+        with self._state:  # now: it may wait long before it is placed
+            before = self._earlier(digest, retried)
+            if before is None:
+                self._calls[digest] = call
+            else:
+                before.caller = caller
+        if before is not None:
+            caller.streams = wire.read(raw, self.stops, serving=self.serving).stream
+            return before.answer.result()
+        try:
+            asked = wire.read(raw, self.stops, serving=self.serving)
+            caller.streams = asked.stream
+            call.answer.set_result((asked, self._answered(asked)))
+        except Refused as refused:
+            with self._state:  # a later try may get an answer
+                if self._calls[digest] is call:
+                    del self._calls[digest]
+            call.answer.set_exception(refused)
+        finally:
+            call.answer.cancel()  # waiters must not hang if this thread ends early
+        return call.answer.result()
+
+    def _answered(self, asked: Asked) -> dict:
+        with self._one:
+            with self._state:
+                if self.refusal is not None:
+                    raise self.refusal
+                request = self.place(asked)
+                self.pending = request
+                self.events.put(request)
+            return request.answer.result()
+
+    def place(self, asked: Asked) -> Request:
+        """Place a request in the longest branch that it extends, or in a new one."""
+        found = [(branch, branch.extended_by(asked)) for branch in self.branches]
+        found = [one for one in found if one[1] is not None]
+        if found:
+            branch, appended = max(found, key=lambda one: len(one[0].known))
+            if branch.refusal is not None:
+                raise branch.refusal
+        elif len(self.branches) < self.most_branches:
+            branch, appended = self._opened(asked), ''
+            self.branches.append(branch)
+        else:
+            raise Refused(
+                400,
+                'history_rewritten',
+                f'the request extends none of the {len(self.branches)} conversations of its '
+                'episode, and harness.branches allows no further one',
+            )
+        count = len(branch.known)
+        if appended:
+            branch.known[-1].append(asked.messages[count - 1])
+        new = asked.messages[count:]
+        branch.known += [[one] for one in new]
+        messages = Messages(
+            tuple(one.message for one in new),
+            tools=asked.tools,
+            branch=branch.number,
+            opens=not count,
+            stream=branch.stream,
+            appended=appended,
+            most=asked.most,
+            sampling=asked.sampling,
+        )
+        return Request(asked, branch, messages)
+
+    def _opened(self, asked: Asked) -> Branch:
+        """Open a branch whose random stream depends on its first messages, not on time.
+
+        Branches with the same first messages are numbered in their order.
+        """
+        opening = hashlib.blake2b(repr((asked.messages, asked.tools)).encode(), digest_size=16)
+        opening, stream = opening.digest(), 0
+        if self.most_branches > 1:
+            before = sum(branch.opening == opening for branch in self.branches)
+            stream = 1 + (int.from_bytes(opening[:4]) + before) % (2**31 - 1)
+        return Branch(len(self.branches), asked.tools, self.drops, opening, stream)
+
+    def answer(self, answer: Answer) -> Completion:
+        """Answer the pending request."""
+        with self._state:
+            request, self.pending = self.pending, None
+            self._turns += 1
+            made = wire.complete(answer, request.asked, f'{self.secret[:8]}-{self._turns}')
+            branch = request.branch
+            branch.sampled[len(branch.known)] = answer.closed
+            branch.known.append(list(made.forms))
+            self.counted['bad calls'] += made.bad_calls
+        request.answer.set_result(made.body)
+        return made
+
+    def refuse(self, refusal: Refused, *, branch: bool = False) -> None:
+        """Reject the pending request and all later ones; the first reason stays.
+
+        branch: only those of its conversation.
+        """
+        with self._state:
+            request, self.pending = self.pending, None
+            if branch:
+                request.branch.refuse(refusal, request.new)
+            else:
+                self.refusal = refusal = self.refusal or refusal
+        if request is not None:
+            request.answer.set_exception(refusal)
+
+    def post(self, raw: bytes) -> None:
+        """Store a posted reward."""
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError):
+            body = None
+        reward = body.get('reward') if isinstance(body, dict) else None
+        if not fits(reward) or not is_truth(body.get('success')):
+            raise Refused(400, 'invalid_reward', 'post {"reward": 1.0, "success": true}')
+        self.reward = body

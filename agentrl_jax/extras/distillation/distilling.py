@@ -1,0 +1,96 @@
+"""Distilling: the update of on-policy distillation, from the probabilities of teachers."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from agentrl_jax.extras.distillation.hints import read_hint
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl import losses
+from agentrl_jax.rl.learning import Extra, Models
+from agentrl_jax.rl.score import TokenRows, of_tokens
+from agentrl_jax.rollout.windows import of_episode
+from agentrl_jax.types import Batch, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Distilling(Extra):
+    """KL to teachers in the loss (full), or their log-probabilities in place of the reference's."""
+
+    full: bool
+    teachers: tuple[ModelFns, ...] = ()  # of the models of Frozen.extra['teachers']; (): the policy
+    # of step 0
+    prefix: int = 0  # tokens in front of every episode, after which teachers read their hints
+
+    METRICS = ('policy/kl_teacher',)
+
+    def models(self, models: Models) -> tuple[tuple[ModelFns, Params], ...]:
+        """(functions, parameters) of each teacher."""
+        if not self.teachers:
+            return ((models.fns, models.frozen.reference),)
+        return tuple(zip(self.teachers, models.frozen.extra['teachers'], strict=True))
+
+    def score(self, rollout, scores, models, how, windows):
+        if self.full:
+            return scores
+        rows = TokenRows.of(rollout, windows)
+        hint = self.arrays(rollout, rollout.action_mask, models, how).get('hint')
+        if hint is not None and windows is not None:
+            hint = of_episode(hint, windows)
+
+        def mean(rows, hint):
+            read = rows.tokens, rows.attention_mask, hint
+            return mixture(
+                [
+                    rows.logprobs(
+                        read_hint(fns, params, *read, prefix=self.prefix), fns.head(params), how
+                    )
+                    for fns, params in self.models(models)
+                ]
+            )
+
+        ref = of_tokens(mean, (rows, hint), rollout=rollout, how=how, windows=windows)
+        return scores.replace(ref_logprobs=jnp.where(rollout.action_mask, ref, 0.0))
+
+    def arrays(self, rollout, mask, models, how):
+        hints = models.frozen.extra.get('hints')
+        return {} if hints is None else {'hint': hints[rollout.level]}
+
+    def loss(self, forward, batch: Batch, weights, total, models, how):
+        if not self.full:
+            gap = losses.log_ratio(forward.logprobs, batch.ref_logprobs, batch.mask)
+            return jnp.zeros(()), {'policy/kl_teacher': gap.sum()}
+        read = batch.tokens, batch.attention_mask, batch.extra.get('hint')
+        each = [
+            (read_hint(fns, params, *read, prefix=self.prefix), fns.head(params))
+            for fns, params in self.models(models)
+        ]
+        student = forward.hidden, models.fns.head(forward.params)
+        masks = dict(mask=batch.mask, allowed=batch.allowed)
+        (kl,) = losses.of_logits(divergence, [student, *each], batch.tokens, **masks, **how.head)
+        kl = jnp.where(batch.mask, kl, 0.0)
+        return losses.weighted_sum(weights, kl), {'policy/kl_teacher': kl.sum()}
+
+
+def divergence(targets: jax.Array, *logits: jax.Array) -> tuple[jax.Array]:
+    """reverse_kl of logits [..., V], the student's first."""
+    student, *taught = map(jax.nn.log_softmax, logits)  # of equal logits the same bits
+    return (reverse_kl(student, taught),)
+
+
+def mixture(logprobs: Sequence[jax.Array]) -> jax.Array:
+    """log of the mean of n probabilities, from their logarithms, all of one shape."""
+    return jax.nn.logsumexp(jnp.stack(logprobs), axis=0) - np.float32(np.log(len(logprobs)))
+
+
+def reverse_kl(logprobs: jax.Array, teachers: Sequence[jax.Array]) -> jax.Array:
+    """sum_v p_v (log p_v - log q_v), q the mixture of the teachers; [..., V] each -> [...].
+
+    The slope of log p_v adds up to nothing, sum_v p_v grad log p_v = grad 1, and is left out: where
+    p is q the gradient is 0 and no rounding.
+    """
+    gap = jax.lax.stop_gradient(logprobs - mixture(teachers))
+    return (jnp.exp(logprobs) * gap).sum(-1)

@@ -1,0 +1,121 @@
+"""OPD, on-policy distillation: the policy plays, and learns what its teachers would have said.
+
+  full     loss_t = sum_v p_v (log p_v - log q_v), p = pi(. | s_t), q = mean of the teachers'
+           probabilities; p has a gradient, q and s_t have none (GKD's reverse KL, arXiv:2306.13649)
+  sampled  A[b, t] = log q(y_t) - log pi_old(y_t) in PPO's clipped surrogate (Lu, 'On-Policy
+           Distillation', Thinking Machines 2025): at the first optimiser step the gradient of
+           `full` in expectation, by one draw of y_t instead of all
+both at rollout.temperature and, with rollout.constrain, among the legal tokens. Episodes weigh the
+same (seq_mean_token_mean), as in GKD and TCOD. opd.reward_coef adds that times R - the group's mean
+to the advantages.
+
+Bias: states count as given. A token is not charged for the KL of the tokens that it leads to, so
+this is not the gradient of the KL between episodes (MiniLLM, arXiv:2306.08543, has that term, and
+tinker-cookbook's kl_discount_factor, 0 by default). Reverse KL commits to some of what the teachers
+do rather than to all of it. With a mean of probabilities no teacher forbids a token: it costs at
+most log n more than under the one that likes it best, where under a mean of logarithms, a product
+of experts, it would cost without bound wherever two good teachers differ.
+
+Code differs from papers and from one another: verl's GKD is a forward KL over the teacher's 32
+best tokens, its other form `sampled` by k3 unless asked for k1; TRL's GKD is a JSD with beta .5, at
+beta 1 this KL; prime-rl clips nothing and drops tokens whose probability fell by .2; slime and
+tinker-cookbook add A to the advantages of RL, and slime's text writes the KL with the teacher
+first. TCOD's curriculum is curriculum.rounds.
+
+opd.privileged=plan: teachers read the prompts of env.hint=plan, the policy those of env.hint=none
+(hints.py), so q is conditioned on a solution that p does not know, as in OPSD (arXiv:2601.18734).
+Without opd.teachers the teacher is the policy itself as it was at step 0. One that moves along can
+agree by forgetting how to read, and in a trial did: a clone that had read plans and played without
+fell in 40 steps from 1.6 to .01 nats of KL, and from 23 to 14 % of success. What the hint decides
+and the prompt leaves open cannot be learnt: there the policy commits to a guess, and the KL stays
+above 0 (leaks of what is privileged, and unsteady long runs: arXiv:2604.03128). A small policy
+makes nothing of a hint that it has never read: it, or its teacher, must have been trained with
+env.hint=plan.
+"""
+
+import dataclasses
+from typing import Annotated, Literal
+
+import jax.numpy as jnp
+
+from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl.algorithm import Clip, Clipped, Weights, build_batch, trained
+from agentrl_jax.settings.marks import POSITIVE, ZERO, At, In, Words
+from agentrl_jax.settings.rules import Must, Rule, exclude, must
+
+WITHOUT = (
+    'on opd.divergence=full without opd.reward_coef, whose loss has no advantages: leave it unset'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class OPD(Clipped):
+    weights: Weights = Weights('seq_mean_token_mean')
+    teachers: Annotated[
+        tuple[str, ...], At('opd.teachers'), Words("paths, such as ('runs/teacher',)")
+    ] = ()  # HuggingFace folders, .gguf or workdirs of runs, of any size and the same vocabulary;
+    # with opd.privileged () = the policy itself, as it was at step 0
+    privileged: Annotated[Literal['none', 'plan'], At('opd.privileged')] = 'none'  # what teachers
+    # read and the policy does not: plan, the first prompt as env.hint=plan has it
+    divergence: Annotated[Literal['full', 'sampled'], At('opd.divergence')] = 'full'  # reverse KL
+    # of all tokens (full), or of the one that was sampled
+    reward_coef: Annotated[float, ZERO, At('opd.reward_coef')] = 0.0  # weight of the
+    # return less the group's mean, beside the KL
+
+    RULES = (
+        must(
+            'opd.teachers',
+            'checkpoints, or opd.privileged to what the policy does not read',
+            lambda run: run.algorithm.has_teachers,
+        ),
+        Rule({'loss.kl_coef': 0}, 'the teachers replace the start policy'),
+        *exclude(
+            {'opd.divergence': 'sampled', 'opd.reward_coef': POSITIVE},
+            {
+                'loss.sampler_correction': 'off',
+                'loss.clip_low': Must(
+                    'its default, like loss.clip_high and loss.dual_clip',
+                    lambda run: run.algorithm.clip == Clip(),
+                ),
+            },
+            'the loss has no advantages',
+        ),
+        *exclude(
+            {'opd.privileged': 'none'},
+            {
+                'env.hint': 'none',
+                'env.mix': (),
+                'env.name': Must('a world on the device', lambda run: not run.on_hosts),
+            },
+        ),
+        Rule({'opd.reward_coef': 0, 'rollout.group_size': In(low=2)}, 'groups are compared'),
+        Rule({'parity.loss_on': 'sampled'}, 'teachers score sampled tokens'),
+    )
+    COMPARES_GROUPS = False
+    COMPARES_REFERENCE = False
+
+    @property
+    def teaches_itself(self) -> bool:
+        """Whether the policy of step 0 is the teacher."""
+        return self.privileged != 'none' and not self.teachers
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.teaches_itself
+
+    @property
+    def other_models(self) -> int:
+        return len(self.teachers) + self.teaches_itself
+
+    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+        """What the teachers say of the sampled tokens, and what episodes earned."""
+        rows, mask = trained(rollout, keep)
+        advantages = jnp.zeros_like(scores.old_logprobs)
+        if self.divergence == 'sampled':
+            advantages = jnp.where(mask, scores.ref_logprobs - scores.old_logprobs, 0.0)
+        if self.reward_coef:
+            centred = adv.group_center(
+                rollout.returns, rows, group_size=group_size, scale=rollout.magnitudes.returns
+            )
+            advantages = advantages + self.reward_coef * centred[:, None] * mask
+        return build_batch(rollout, scores, mask, advantages)

@@ -1,0 +1,101 @@
+"""The models of opd.teachers: loaded, compared with those of a resumed run, and as functions."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from agentrl_jax.extras.distillation.distilling import Distilling
+from agentrl_jax.extras.distillation.opd import OPD
+from agentrl_jax.machine import checksums, files
+from agentrl_jax.models import Model
+from agentrl_jax.run.hooks import Addition, Extension, Setup
+from agentrl_jax.text.task import hint_tokens
+from agentrl_jax.tokens.tokenizer import Tokenizer
+from agentrl_jax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Distillation(Extension):
+    """Builds the teachers of algorithm=opd; its settings are those of the algorithm."""
+
+    FREE_ON_RESUME = ('opd.teachers',)  # the paths; check() compares the parameters
+
+    def needs_plans(self, cfg: Any) -> bool:
+        return isinstance(cfg.algorithm, OPD) and cfg.algorithm.privileged == 'plan'
+
+    def load(self, setup: Setup, *, learns: bool) -> Addition:
+        if not learns or not isinstance(setup.cfg.algorithm, OPD):
+            return Addition()
+        names = setup.cfg.algorithm.teachers
+        return Teachers(setup, tuple(load_teacher(name, setup) for name in names))
+
+
+@dataclasses.dataclass(frozen=True)
+class Teachers(Addition):
+    """Models that are never trained here."""
+
+    setup: Setup
+    models: tuple[tuple[Model, Params], ...]
+
+    def extra(self, task):
+        how, width = self.setup.cfg.algorithm, self.setup.model.vocab_size
+
+        def functions(model):  # without the padding of the head that the student's lacks
+            fns = self.setup.functions(model)
+            return fns.replace(head=lambda params: model.head_kernel(params)[:, :width])
+
+        return Distilling(
+            full=how.divergence == 'full',
+            teachers=tuple(functions(model) for model, _ in self.models),
+            prefix=task.prefix.shape[0] if how.privileged != 'none' else 0,
+        )
+
+    def frozen(self, task):
+        arrays = {'teachers': tuple(params for _, params in self.models)}
+        if self.setup.cfg.algorithm.privileged == 'none':
+            return arrays
+        return arrays | {'hints': np.asarray(hint_tokens(task))}
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Of the parameters, whatever the mesh."""
+        return [checksums.digest(params) for _, params in self.models]
+
+    def saved(self) -> dict[str, Any]:
+        return {'teachers': self.digests} if self.models else {}
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        before = saved['teachers'] if 'teachers' in saved else []
+        if before != self.digests:
+            raise ValueError(
+                f'opd.teachers={self.setup.cfg.algorithm.teachers} have other parameters than the '
+                'teachers that this run started with (a run that continued has a newer policy): '
+                'name the same ones in the same order, or start in another workdir'
+            )
+
+
+def load_teacher(name: str, setup: Setup) -> tuple[Model, Params]:
+    """A teacher; ValueError if its tokens are not those of the student."""
+    path, tokenizer = files.local_path(name), setup.tokenizer
+    other = setup.load_tokenizer(path)
+    if vocabulary(other) != vocabulary(tokenizer):
+        raise ValueError(
+            f'opd.teachers: {name} has the tokens of {other.source}, and the policy those of '
+            f'{tokenizer.source}: the same ids must stand for the same texts'
+        )
+    model, params = setup.load_policy(path)
+    if model.vocab_size < setup.model.vocab_size:
+        raise ValueError(
+            f'opd.teachers: {name} has probabilities of {model.vocab_size} tokens and the policy '
+            f'of {setup.model.vocab_size}: use a teacher with at least as many'
+        )
+    return model, params
+
+
+def vocabulary(tokenizer: Tokenizer) -> tuple[list[bytes], dict[str, int]]:
+    """(bytes of every id, id of every special token)."""
+    specials = {name: tokenizer.special(name) for name in tokenizer.special_names()}
+    return tokenizer.token_bytes(), specials

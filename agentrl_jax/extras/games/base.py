@@ -1,0 +1,243 @@
+"""Games of pgx and gymnax as worlds on the device.
+
+A game defines a few hooks: its start, the effect of an action and the parts of an observation. A
+level is a seed, which decides the start, all tiles and cards and the opponent's moves. So episodes
+of a group differ only by their answers. Splits share no seed, but a game with few starts and no
+chance (Catch, Minesweeper) is the same in all of them.
+"""
+
+import dataclasses
+import functools
+import importlib
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from agentrl_jax.envs.base import TextEnvironment, environment
+from agentrl_jax.envs.pieces import Layout
+from agentrl_jax.envs.splits import check_split, level_split
+
+
+@struct.dataclass
+class EnvState(environment.EnvState):
+    game: Any  # what the library keeps
+    seed: jax.Array  # uint32 []  of the level
+    reward: jax.Array  # float32 []  of the last action
+
+
+@struct.dataclass
+class EnvParams(environment.EnvParams):
+    seeds: jax.Array = None  # uint32 [levels]
+    max_steps_in_episode: int = 1000
+
+
+def library(name: str) -> Any:
+    """Return the module; ImportError names the package to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.split('.')[0]
+        raise ImportError(f'this world is a game of {package}: pip install {package}') from error
+
+
+@dataclasses.dataclass(frozen=True)
+class BorrowedWorld(TextEnvironment):
+    """The base of all games. A subclass defines the hooks; those before `layout` are traced."""
+
+    short: bool = False  # shown in few tokens, for small policies: no blanks, nothing on offer
+
+    def start(self, key: jax.Array) -> Any:
+        """The game's first state."""
+        raise NotImplementedError
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        """(the game after an action on offer, reward)."""
+        raise NotImplementedError
+
+    def over(self, game: Any) -> jax.Array:
+        raise NotImplementedError
+
+    def won(self, state: EnvState) -> jax.Array:
+        """bool []: whether the episode counts as solved if it ends here."""
+        raise NotImplementedError
+
+    def offers(self, game: Any) -> jax.Array:
+        """bool [actions]: the actions on offer; by default all."""
+        del game
+        return jnp.ones(self.num_actions, bool)
+
+    def values(self, game: Any) -> tuple[Any, ...]:
+        """The value of each part of the layout."""
+        raise NotImplementedError
+
+    def layout(self) -> Layout:
+        """The parts of an observation (host)."""
+        raise NotImplementedError
+
+    def best(self, states: EnvState) -> list[list[int]]:
+        """Plans of the best player for N states (host)."""
+        raise NotImplementedError
+
+    @property
+    def blank(self) -> str:
+        """Between two cells of a board."""
+        return '' if self.short else ' '
+
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: Any
+    ) -> list[list[int]]:
+        return self.best(states)
+
+    def make_params(
+        self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
+    ) -> EnvParams:
+        check_split(split)
+        rng, seeds = np.random.default_rng(seed), {}
+        while len(seeds) < num_levels:
+            drawn = int(rng.integers(2**32))
+            if split in (None, level_split(f'{self.name} {drawn}'.encode())):
+                seeds[drawn] = None
+        return EnvParams(seeds=jnp.array(list(seeds), jnp.uint32))
+
+    def num_levels(self, params: EnvParams) -> int:
+        return len(params.seeds)
+
+    def reset_level(self, level: jax.Array, params: EnvParams) -> EnvState:
+        seed = params.seeds[level]
+        game = self.start(jax.random.fold_in(jax.random.key(seed), 0))
+        return EnvState(time=jnp.int32(0), game=game, seed=seed, reward=jnp.float32(0.0))
+
+    def env_action(self, state: EnvState, name_index: jax.Array) -> jax.Array:
+        index = jnp.asarray(name_index, jnp.int32)
+        return jnp.where(self.offers(state.game)[index], index, -1)
+
+    def advance(
+        self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams
+    ) -> tuple[EnvState, jax.Array, jax.Array]:
+        """An action that is not on offer changes nothing."""
+        luck = jax.random.fold_in(jax.random.key(state.seed), state.time + 1)
+        offered = self.offers(state.game)[action]
+        game, reward = self.turn(luck, state.game, action)
+        reward = jnp.where(offered, reward, 0.0).astype(jnp.float32)
+        game = jax.tree.map(lambda new, old: jnp.where(offered, new, old), game, state.game)
+        return state.replace(game=game, reward=reward), reward, offered
+
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return self.over(state.game)
+
+    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return self.won(state)
+
+    def lines(self, params: Any) -> list[str]:
+        return list(_layout(self).lines.texts)
+
+    def line_slots(self, params: Any) -> list[range]:
+        return _layout(self).slots()
+
+    def line_ids(self, state: EnvState, params: Any) -> jax.Array:
+        return _layout(self).ids(self.values(state.game))
+
+    def observation_text(self, state: EnvState) -> str:
+        lines = self.lines(None)
+        return ''.join(lines[i] for i in np.asarray(_ids(self)(state)) if i >= 0)
+
+    def cells(self, state: EnvState) -> list[list[str]]:
+        """The words of the observation, row by row; of a short one each character."""
+        rows = self.observation_text(state).splitlines()
+        return [list(row) if self.short else row.split() for row in rows]
+
+
+@functools.cache
+def _layout(world: BorrowedWorld) -> Layout:
+    return world.layout()
+
+
+@functools.cache
+def _ids(world: BorrowedWorld):
+    return jax.jit(lambda state: world.line_ids(state, None))
+
+
+@dataclasses.dataclass(frozen=True)
+class PgxWorld(BorrowedWorld):
+    """A game of pgx. With two players the agent is player 0, and the opponent moves at random."""
+
+    GAME: ClassVar[str]
+
+    def game(self) -> Any:
+        return _pgx_game(self.GAME)
+
+    def start(self, key: jax.Array) -> Any:
+        return self.answered(key, self.game().init(key))[0]
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        after = self.game().step(game, action, jax.random.fold_in(key, 0))
+        return self.answered(jax.random.fold_in(key, 1), after)
+
+    def answered(self, key: jax.Array, game: Any) -> tuple[Any, jax.Array]:
+        """(the game when it is the agent's turn again, the agent's reward of it all)."""
+
+        def move(carry):
+            game, key, reward = carry
+            key, draw, luck = jax.random.split(key, 3)
+            chance = jax.random.uniform(draw, game.legal_action_mask.shape)
+            action = jnp.argmax(jnp.where(game.legal_action_mask, chance, -1.0))
+            after = self.game().step(game, action, luck)
+            return after, key, reward + after.rewards[0]
+
+        def theirs(carry):
+            return (carry[0].current_player != 0) & ~carry[0].terminated
+
+        game, _, reward = jax.lax.while_loop(theirs, move, (game, key, game.rewards[0]))
+        return game, reward
+
+    def over(self, game: Any) -> jax.Array:
+        return game.terminated
+
+    def won(self, state: EnvState) -> jax.Array:
+        return state.game.terminated & (state.reward > 0)
+
+    def offers(self, game: Any) -> jax.Array:
+        return game.legal_action_mask
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoPlayers(PgxWorld):
+    """A zero-sum game of pgx whose other player moves at random, or is the policy as well.
+
+    In self-play each action is a ply of whoever's turn it is: observations are of the seat that
+    moves, and rewards and success are those of seat 0, which moved first; seat 1 earns minus that.
+    """
+
+    PLIES: ClassVar[int]  # of the longest game, those of both players
+    opponent: Literal['random', 'self'] = 'random'  # who plays the other seat; self: the policy,
+    # and validation still plays against one who moves at random
+
+    def for_validation(self) -> 'TwoPlayers':
+        """The other player moves at random."""
+        return dataclasses.replace(self, opponent='random')
+
+    def first(self, game: Any) -> jax.Array:
+        """int32 []: pgx's number of the player who moved first."""
+        raise NotImplementedError
+
+    def seat(self, state: EnvState) -> jax.Array:
+        """int32 []: whose turn it is; 0 = who moved first, 1 = the other player."""
+        return (state.game.current_player != self.first(state.game)).astype(jnp.int32)
+
+    def start(self, key: jax.Array) -> Any:
+        return self.game().init(key) if self.opponent == 'self' else super().start(key)
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        if self.opponent != 'self':
+            return super().turn(key, game, action)
+        after = self.game().step(game, action, jax.random.fold_in(key, 0))
+        return after, after.rewards[self.first(game)]
+
+
+@functools.cache
+def _pgx_game(name: str) -> Any:
+    with jax.ensure_compile_time_eval():  # its constants, also inside a traced function
+        return library('pgx').make(name)

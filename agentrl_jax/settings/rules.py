@@ -1,0 +1,140 @@
+"""Rules between settings: each rule lists fields and what they need, and one of them must hold.
+
+  Rule({'context.window': 0, 'env.mix': ()}, 'prompts of several worlds differ in length')
+
+rejects a window of turns together with several worlds. The error lists the fields with their values
+and what to set. An algorithm, a world or a section of an extension has its rules in RULES. In those
+of a world fields have no section, and tests get the world; all other tests get the run.
+"""
+
+import dataclasses
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from agentrl_jax.settings import tree
+from agentrl_jax.settings.callables import import_callable
+from agentrl_jax.settings.marks import Chosen, In
+
+FIELD = re.compile(r'\b[a-z]\w*(?:\.\w+)+')
+
+
+@dataclasses.dataclass(frozen=True)
+class Must:
+    """A need that is computed; words complete 'set <field> to', and their fields get values."""
+
+    words: str | Callable[[Any], str]
+    test: Callable[[Any], bool]
+
+
+class Broken(NamedTuple):
+    """A rule that a config breaks."""
+
+    fields: tuple[str, ...]
+    sentence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Fields and their needs: a value, a set of values, an interval or a Must; one must hold."""
+
+    needs: Mapping[str, Any]
+    why: str = ''
+
+    def check(self, subject: Any, values: Mapping[str, Any], at: str = '') -> Broken | None:
+        """None if a need holds; unset fields and those that the algorithm lacks hold theirs."""
+        needs = {at + name: need for name, need in self.needs.items()}
+        if any(_holds(need, subject, values.get(name)) for name, need in needs.items()):
+            return None
+
+        def with_value(name: str) -> str:
+            return f'{name}={values[name]!r}' if name in values else name
+
+        words = {name: _words(need, subject) for name, need in needs.items()}
+        others = [name for text in words.values() for name in FIELD.findall(text) if name in values]
+        fixes = ' or '.join(
+            f'{name} to {FIELD.sub(lambda match: with_value(match[0]), text)}'
+            for name, text in words.items()
+        )
+        why = f' ({self.why})' if self.why else ''
+        sentence = f'{", ".join(map(with_value, needs))}: set {fixes}{why}'
+        return Broken(tuple(dict.fromkeys([*needs, *others])), sentence)
+
+
+def exclude(first: Mapping[str, Any], others: Mapping[str, Any], why: str = '') -> tuple[Rule, ...]:
+    """A rule for each of the others: it holds, or one of the first does."""
+    return tuple(Rule({**first, name: need}, why) for name, need in others.items())
+
+
+def must(
+    field: str,
+    words: str | Callable[[Any], str],
+    test: Callable[[Any], bool],
+    unless: Mapping[str, Any] = types.MappingProxyType({}),
+) -> Rule:
+    """A rule for one field; it also holds where one of the needs in `unless` does."""
+    return Rule({**unless, field: Must(words, test)})
+
+
+def importable(field: str, *, optional: bool = False) -> Rule:
+    """A field of a world must name a callable that can be imported."""
+
+    def error(world: Any) -> str:
+        name = getattr(world, field)
+        try:
+            if name or not optional:
+                import_callable(name, f'{world.name}.{field}')
+        except ValueError as error:
+            return str(error)
+        return ''
+
+    return must(field, lambda world: f'a callable ({error(world)})', lambda world: not error(world))
+
+
+def _holds(need: Any, subject: Any, value: Any) -> bool:
+    if isinstance(need, Must):
+        return bool(need.test(subject))
+    if value is None:
+        return True
+    if isinstance(need, In):
+        return need.holds(value)
+    return value in need if isinstance(need, frozenset | set) else value == need
+
+
+def _words(need: Any, subject: Any) -> str:
+    if isinstance(need, Must):
+        return need.words(subject) if callable(need.words) else need.words
+    if isinstance(need, frozenset | set):
+        return ' or '.join(map(repr, sorted(need)))
+    return str(need) if isinstance(need, In) else repr(need)
+
+
+def settings_of(made: Any, at: str = '') -> dict[str, Any]:
+    """{dotted name: value} of settings, with the values of fields without effect."""
+    values: dict[str, Any] = {}
+    for name, leaf in tree.leaves(type(made), at, made).items():
+        values[name] = leaf.default
+        if Chosen in leaf.marks:
+            key = leaf.marks[Chosen].key(leaf.default)
+            values |= {name: key} | settings_of(leaf.default)
+    return values
+
+
+def rules_of(made: Any, attribute: str = 'RULES') -> list[Rule]:
+    """The rules of the class of an object and of its bases."""
+    classes = reversed(type(made).__mro__)
+    return [rule for cls in classes for rule in vars(cls).get(attribute, ())]
+
+
+def broken(
+    rules: Iterable[Rule], subject: Any, values: Mapping[str, Any], at: str = ''
+) -> list[Broken]:
+    """The rules that do not hold."""
+    return [found for rule in rules if (found := rule.check(subject, values, at))]
+
+
+def broken_by(world: Any) -> list[Broken]:
+    """The rules of a world that its settings break."""
+    at = f'{world.name}.'
+    return broken(rules_of(world), world, settings_of(world, at), at)

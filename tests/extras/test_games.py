@@ -1,0 +1,422 @@
+"""Games of pgx and gymnax as worlds, and observations that are told piece by piece."""
+
+import functools
+import importlib.util
+import math
+import sys
+import types
+
+import every_world
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import qwen_vocabulary
+import real_tokenizers
+from every_world import World
+
+from agentrl_jax.envs.pieces import Choice, Grid, Layout, Number, Offers
+from agentrl_jax.extras.games import base, experts
+from agentrl_jax.extras.games.worlds import WORLDS
+from agentrl_jax.settings.rules import broken_by
+from agentrl_jax.text import lines
+from agentrl_jax.text import task as text
+from agentrl_jax.tokens import chat
+from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.tools import demo_tokenizer
+
+needs_pgx = pytest.mark.skipif(
+    importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
+)
+CASES = [
+    pytest.param(world, marks=needs_pgx if issubclass(world, base.PgxWorld) else (), id=name)
+    for name, world in WORLDS.items()
+]
+CHECKS = [  # both references are simulated: see experts below
+    *every_world.TEXTS,
+    every_world.terminal_states_are_absorbing,
+    every_world.rewards_are_multiples_of_the_quantum_within_the_bounds,
+    every_world.the_same_seed_gives_the_same_pool_and_another_seed_another,
+    every_world.splits_share_no_level,
+]
+KEY = jax.random.key(0)
+Game2048, ConnectFour, Leduc, Catch, Minesweeper = WORLDS.values()
+
+
+SETTINGS = {Game2048: dict(goal=16)}  # which ten actions can reach
+
+
+@functools.cache
+def played(world, **settings):
+    return World(world(**(SETTINGS[world] if world in SETTINGS else {}), **settings))
+
+
+@functools.cache
+def tokenizer(name):
+    if name in real_tokenizers.FILES:
+        return real_tokenizers.real_tokenizer(name)
+    if name == 'qwen':
+        return qwen_vocabulary.qwen_tokenizer()
+    return load_tokenizer(demo_tokenizer.DEMO_MODEL)
+
+
+@functools.cache
+def step(env):
+    return jax.jit(env.step_env)
+
+
+# ---- pieces ------------------------------------------------------------------------------------
+
+
+LINES = Layout(Offers(('Up', 'Down', 'Left')), Choice(('one', 'two')))
+TRIMMED = Layout(Grid(('.', 'X', 'o'), 3, 2, blank='', trimmed=True))
+
+
+@pytest.mark.parametrize(
+    'layout, values, text',
+    [
+        (Layout(Grid(('.', 'X', '16'), 2, 3)), ([[0, 1, 2], [2, 2, 0]],), '. X 16\n16 16 .\n'),
+        *[(Layout(Number('Chips: ', 3)), (n,), f'Chips: {n}\n') for n in (0, 7, 40, 105, 999)],
+        (TRIMMED, ([[0, 0], [0, 2], [0, 0]],), '.o\n..\n'),
+        (TRIMMED, ([[1, 0], [0, 0], [0, 2]],), 'X.\n..\n.o\n'),
+        (TRIMMED, ([[0, 0], [0, 0], [0, 0]],), '..\n'),
+        (LINES, ([True, False, True], 1), 'On offer: Up, Left\ntwo\n'),
+        (LINES, ([False, True, False], 0), 'On offer: Down\none\n'),
+        (LINES, ([False, False, False], -1), 'On offer: nothing\n'),
+    ],
+)
+def test_pieces_are_shown_in_their_slots(layout, values, text):
+    ids = np.asarray(layout.ids([jnp.asarray(value) for value in values]))
+    assert all(i == -1 or i in slot for i, slot in zip(ids, layout.slots(), strict=True))
+    assert ''.join(layout.lines.texts[i] for i in ids if i >= 0) == text
+
+
+def test_pieces_are_checked_against_the_tokenizer():
+    for second in ('ft\n', 'ft'):  # it merges the two; the row does not end
+        with pytest.raises(ValueError):
+            lines.check_rows(tokenizer('demo'), ['Le', second], [range(1), range(1, 2)])
+    texts = ['a', ' b', ' c\n', 'whole\n']
+    slots = [range(3, 4), range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
+    pieces = lines.check_rows(tokenizer('demo'), texts, slots)
+    assert (pieces.all, pieces.inner) == ({'a', ' b', ' c\n'}, {' b', ' c\n'})
+
+
+# ---- every game --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('check', CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize('world', CASES)
+def test_a_game_passes_what_every_world_passes(world, check):
+    check(played(world))
+
+
+REAL = [
+    pytest.param(name, False, marks=pytest.mark.slow('reads prompts of real checkpoints'))
+    for name in real_tokenizers.FILES
+]
+
+
+@pytest.mark.parametrize('name, short', [('demo', False), ('qwen', False), ('demo', True), *REAL])
+@pytest.mark.parametrize('world', CASES)
+def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
+    """Of every state that a little random play met."""
+    game, vocabulary = played(world, short=True) if short else played(world), tokenizer(name)
+    task = text.build_task(game.env, game.params, vocabulary, style='brief')
+    picked = np.random.default_rng(0).permutation(len(game.states.time))[:60]
+    states = jax.tree.map(lambda x: x[picked], game.states)
+
+    @jax.jit
+    @jax.vmap
+    def prompt(state):
+        episode = text.begin(task, jnp.int32(0)).replace(state=state)
+        return text.turn_tokens(task, episode, jnp.bool_(True))
+
+    tokens, count = jax.device_get(prompt(states))
+    assert count.max() <= task.width
+    prefix = np.asarray(task.prefix).tolist()
+    for i in range(len(picked)):
+        state = jax.tree.map(lambda x, i=i: x[i], states)
+        ids = prefix + tokens[i, : count[i]].tolist()
+        said = vocabulary.decode(ids, show_special=True)
+        assert game.env.observation_text(state) in said
+        assert chat.tokenize(vocabulary, said) == ids
+
+
+@pytest.mark.parametrize('world', CASES)
+def test_a_level_decides_all_luck(world):
+    """The same actions give the same episode, whatever the key of the rollout."""
+    game = played(world)
+    first = game.env.reset_level(jnp.int32(3), game.params)
+    ends = []
+    for seed in (1, 2):
+        state = first
+        for t in range(4):
+            key = jax.random.fold_in(jax.random.key(seed), t)
+            _, state, *_ = step(game.env)(key, state, t % game.env.num_actions, game.params)
+        ends.append(state)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+@pytest.mark.parametrize('world', CASES)
+def test_an_action_that_is_not_on_offer_changes_nothing(world):
+    game = played(world)
+    states = game.states
+    offers = np.asarray(jax.jit(jax.vmap(game.env.offers))(states.game))
+    open_ = ~game.over(states)
+    if offers[open_].all():
+        pytest.skip('everything is always on offer')
+    row, action = (int(x[0]) for x in np.nonzero(~offers & open_[:, None]))
+    state = jax.tree.map(lambda x: jnp.asarray(x[row]), states)
+    assert int(game.env.env_action(state, action)) == -1
+    _, after, reward, ended, info = step(game.env)(KEY, state, action, game.params)
+    jax.tree.map(np.testing.assert_array_equal, after.game, state.game)
+    assert not reward and not ended and not info['effective']
+
+
+@functools.cache
+def transitions(world, levels=16, actions=12):
+    """(state, action, state after, reward) of random actions on offer in the first levels."""
+    game, rng = played(world), np.random.default_rng(1)
+    env, params = game.env, game.params
+    offers = jax.jit(jax.vmap(env.offers))
+    act = jax.jit(jax.vmap(env.step_env, in_axes=(None, 0, 0, None)))
+    states, found = every_world.over_each_row(env.reset_level)(np.arange(levels), params), []
+    for _ in range(actions):
+        weight = rng.random((levels, env.num_actions)) * np.asarray(offers(states.game))
+        action = weight.argmax(1)
+        _, after, reward, *_ = act(KEY, states, action, params)
+        steps = jax.device_get((states, action, after, reward))
+        live = np.flatnonzero(~game.over(steps[0]))
+        found += [jax.tree.map(lambda x, i=i: x[i], steps) for i in live]
+        states = after
+    return found
+
+
+def same(left, right):
+    leaves = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return all(np.array_equal(x, y) for x, y in leaves)
+
+
+@pytest.mark.parametrize(
+    'world, field',
+    [
+        (Minesweeper(mines=15), 'minesweeper.mines'),
+        (Game2048(goal=4), 'game_2048.goal'),
+        (Game2048(goal=24), 'game_2048.goal'),
+    ],
+)
+def test_a_game_that_is_won_at_its_start_or_never_is_refused(world, field):
+    (broken,) = broken_by(world)
+    assert broken.fields == (field,)
+    assert not broken_by(Minesweeper()) and not broken_by(Game2048())
+
+
+@needs_pgx
+def test_2048_is_that_of_pgx():
+    """With the luck that the level has for an action."""
+    env = played(Game2048).env
+    own = jax.jit(env.game().step)
+    for before, action, after, reward in transitions(Game2048):
+        luck = jax.random.fold_in(jax.random.key(before.seed), before.time + 1)
+        game = own(before.game, action, jax.random.fold_in(luck, 0))
+        assert same(game, after.game) and float(game.rewards[0]) == reward * env.goal
+
+
+@needs_pgx
+@pytest.mark.parametrize('world', [ConnectFour, Leduc])
+def test_a_game_of_two_is_that_of_pgx_and_the_other_does_what_the_rules_allow(world):
+    """Some moves of the other player lead from the state after pgx's own step to ours."""
+    env = played(world).env
+    own = jax.jit(env.game().step)
+    every = jax.jit(jax.vmap(env.game().step, in_axes=(None, 0)))
+    answered = 0
+
+    def reached(game, reward, after, gained):
+        if game.terminated or game.current_player == 0:
+            return same(game, after) and reward == gained
+        nonlocal answered
+        answered += 1
+        replies = jax.device_get(every(game, np.arange(env.num_actions)))
+        allowed = [
+            jax.tree.map(lambda x, i=i: x[i], replies)
+            for i in np.flatnonzero(game.legal_action_mask)
+        ]
+        return any(reached(reply, reward + reply.rewards[0], after, gained) for reply in allowed)
+
+    for before, action, after, reward in transitions(world):
+        game = jax.device_get(own(before.game, action))
+        assert reached(game, game.rewards[0], after.game, reward)
+    assert answered > 20
+
+
+def test_catch_is_that_of_gymnax():
+    env = played(Catch).env
+    own = jax.jit(env.game().step_env)
+    for before, action, after, reward in transitions(Catch):
+        _, game, gained, over, _ = own(KEY, before.game, action, env.game().default_params)
+        assert same(game, after.game) and gained == reward and over == env.over(after.game)
+
+
+# ---- experts -----------------------------------------------------------------------------------
+
+
+def test_a_walk_to_the_ball_ends_with_it():
+    game = types.SimpleNamespace(
+        ball_x=np.array([0, 4, 2, 1]),
+        paddle_x=np.array([2, 2, 2, 4]),
+        ball_y=np.array([1, 0, 3, 3]),
+    )
+    assert experts.walks(game, rows=5) == [[0, 0, 1], [2, 2, 1, 1], [1], [0]]
+
+
+def discs(*rows):
+    """(mine, theirs), bool [1, 6, 7], of the lowest rows."""
+    board = np.array([list(row) for row in (('.......',) * (6 - len(rows)) + rows)])[None]
+    return board == 'X', board == 'o'
+
+
+@pytest.mark.parametrize(
+    'column, rows',
+    [
+        (2, ('oo.o...', 'XX.X...')),  # its own four, though the other has three as well
+        (3, ('XX.....', 'ooo....')),  # the other player's four
+        (0, ('X......', 'X......', 'X..oo.o')),
+        (3, ('..Xo...', '.XoX...', 'Xooo...')),  # a diagonal
+    ],
+)
+def test_the_expert_of_connect_four_wins_and_else_blocks(column, rows):
+    assert experts.best_columns(*discs(*rows)).tolist() == [column]
+
+
+def test_the_expert_of_connect_four_leaves_no_win_above_its_disc():
+    # On one in the first or the fifth column the fourth of their row would stand.
+    (column,) = experts.best_columns(*discs('.ooo...', '.oXX...')).tolist()
+    assert column not in (0, 4)
+
+
+@needs_pgx
+def test_a_slide_of_the_expert_is_that_of_pgx_without_the_new_tile():
+    for before, action, after, _ in transitions(Game2048):
+        board, new = (game.observation.argmax(-1) for game in (before.game, after.game))
+        board = experts.slid(board[None], int(action))[0]
+        ((row, column),) = np.argwhere(board != new)
+        assert board[row, column] == 0 and new[row, column] in (1, 2)
+
+
+def test_the_expert_of_2048_takes_the_fewest_slides_to_the_goal():
+    board = np.zeros((2, 4, 4), int)
+    board[:, 0] = [2, 1, 1, 0]  # 4 2 2: to the side once, and once more
+    board[1, 1] = [0, 0, 0, 3]
+    seen = np.eye(31, dtype=bool)[board]
+    game = types.SimpleNamespace(observation=seen, legal_action_mask=np.ones((2, 4), bool))
+    assert experts.best_slides(game, goal=3)[0] == [0, 0]
+    game.legal_action_mask[:, [0, 2]] = False
+    game.legal_action_mask[1] = False
+    assert experts.best_slides(game, goal=3)[1] == []
+
+
+# ---- by hand -----------------------------------------------------------------------------------
+
+
+@needs_pgx
+def test_2048_merges_equal_tiles_and_ends_at_its_goal():
+    env = Game2048(goal=8)
+    params = env.make_params(num_levels=2)
+    state = env.reset_level(jnp.int32(0), params)
+    board = jnp.zeros(16, jnp.int32).at[jnp.array([0, 1, 4, 5])].set(jnp.array([1, 1, 2, 2]))
+    seen = jax.nn.one_hot(board.reshape(4, 4), 31, dtype=bool)
+    start = state.replace(game=state.game.replace(_board=board, observation=seen))
+    assert env.observation_text(start).startswith('2 2 . .\n4 4 . .\n. . . .\n')
+    _, after, reward, ended, info = step(env)(KEY, start, 0, params)
+    rows = env.observation_text(after).splitlines()
+    assert rows[0].startswith('4') and rows[1].startswith('8') and bool(ended)
+    assert float(reward) == (4 + 8) / 8 and bool(info['success'])
+
+
+@needs_pgx
+def test_leduc_does_not_tell_the_card_of_the_other_player():
+    game = played(Leduc)
+    over = game.over(game.states)
+    assert any(game.states.game.current_player[over] == 1)  # who would otherwise be told theirs
+    for row in [*range(60), *np.flatnonzero(over)[:60]]:
+        state = jax.tree.map(lambda x, i=row: x[i], game.states)
+        mine, theirs, public = ('JQK'[card] for card in state.game._cards)
+        held, open_, rest = game.env.observation_text(state).split('\n', 2)
+        assert held == f'You hold {mine}' and not set('JQK') & set(rest)
+        assert open_ == ('No card is open', f'{public} is open')[int(state.game._round == 1)]
+
+
+def field(rows):
+    """bool [16]: where a field has a mine, #."""
+    return jnp.array([cell == '#' for row in rows for cell in row])
+
+
+def test_a_cell_without_mines_around_opens_those_around_it():
+    env = Minesweeper()
+    params = env.make_params(num_levels=32)
+    state = env.reset_level(jnp.int32(0), params)
+    mines = field(('...#', '..#.', '....', '#...'))
+    start = state.replace(game=(mines, jnp.arange(16) == 15))
+    assert env.observation_text(start) == '. . . .\n. . . .\n. . . .\n. . . 0\n'
+    _, after, reward, ended, _ = step(env)(KEY, start, env.ACTION_NAMES.index('A1'), params)
+    opened = '0 1 . .\n0 1 . .\n1 2 1 1\n. 1 0 0\n'
+    assert env.observation_text(after) == opened and not ended and not float(reward)
+    _, lost, reward, ended, info = step(env)(KEY, after, env.ACTION_NAMES.index('C2'), params)
+    assert env.observation_text(lost) == opened.replace('0 1 . .\n1', '0 1 * .\n1')
+    assert bool(ended) and float(reward) == -1 and not info['success']
+    for name in ('C1', 'D2'):
+        _, after, reward, ended, info = step(env)(KEY, after, env.ACTION_NAMES.index(name), params)
+    assert bool(ended) and float(reward) == 1 and bool(info['success'])
+
+
+def test_splits_of_minesweeper_hold_the_same_boards():
+    env, boards = Minesweeper(mines=2), {}
+    for split, count in (('train', 2048), ('validation', 512)):
+        params = env.make_params(split, num_levels=count)
+        reset = jax.jit(jax.vmap(lambda level, params=params: env.reset_level(level, params)))
+        mines, opened = map(np.asarray, reset(jnp.arange(count)).game)
+        boards[split] = {row.tobytes() for row in np.concatenate([mines, opened], 1)}
+    assert len(boards['train']) == math.comb(16, 2) == 120
+    assert boards['validation'] <= boards['train']
+
+
+def test_the_expert_of_minesweeper_knows_which_cells_are_safe():
+    # One mine, beside a cell that shows 1 and not beside one that shows 0: it is to the right.
+    opened = np.zeros(16, bool)
+    opened[[0, 1, 4, 5, 8, 9, 12, 13]] = True  # the two columns on the left
+    mine = np.asarray(field(('....', '..#.', '....', '....')))
+    (plan,) = experts.safest_cells(mine[None], opened[None], 1)
+    assert not mine[plan[0]] and not opened[plan[0]]
+    mines = np.asarray(field(('#...', '....', '....', '....')))
+    only = ~mines
+    only[10] = False
+    assert experts.safest_cells(mines[None], only[None], 1) == [[10]]
+
+
+def test_the_cells_of_a_board_are_the_same_in_few_tokens_and_in_many():
+    cells = []
+    for short in (True, False):
+        env = Catch(rows=3, columns=4, short=short)
+        cells.append(env.cells(env.reset_level(jnp.int32(0), env.make_params(num_levels=2))))
+    assert cells[0] == cells[1] and cells[0][2] == ['.', '.', '=', '.']
+
+
+def test_a_ball_is_caught_by_the_paddle_below_it():
+    env = Catch(rows=3, columns=4)
+    params = env.make_params(num_levels=32)
+    state = env.reset_level(jnp.int32(0), params)
+    start = state.replace(
+        game=state.game.replace(ball_x=jnp.int32(1), paddle_x=jnp.int32(2), paddle_y=jnp.int32(2))
+    )
+    assert env.observation_text(start) == '. o . .\n. . . .\n. . = .\n'
+    _, after, reward, ended, _ = step(env)(KEY, start, 0, params)
+    assert env.observation_text(after) == '. . . .\n. o . .\n. = . .\n'
+    assert not ended and float(reward) == 0
+    _, after, reward, ended, info = step(env)(KEY, after, 1, params)
+    assert bool(ended) and float(reward) == 1 and bool(info['success'])
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pgx', None)
+    with pytest.raises(ImportError, match='pip install pgx'):
+        base.library('pgx')

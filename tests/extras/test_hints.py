@@ -1,0 +1,315 @@
+"""Hints of plans: what a prompt that has one says, and a teacher that reads it and the policy not.
+
+Rows with hints are built here by hand, as lists, and read by a model without any mask.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import smollm_vocabulary
+import test_opd
+import tiny_agents as tiny
+import toy_rollouts as toy
+
+from agentrl_jax.envs import FrozenLake, Library
+from agentrl_jax.envs.base import TextEnvironment
+from agentrl_jax.envs.simulation import solutions
+from agentrl_jax.extras.distillation import hints
+from agentrl_jax.extras.distillation.distilling import Distilling
+from agentrl_jax.extras.distillation.opd import OPD
+from agentrl_jax.rl import objective, update, widths
+from agentrl_jax.rl.algorithm import Clip
+from agentrl_jax.rl.learning import Batching, Learning, Models
+from agentrl_jax.rollout.windows import Context
+from agentrl_jax.run import parts
+from agentrl_jax.text import lines, prompt_lines
+from agentrl_jax.text import task as text
+from agentrl_jax.types import Frozen
+
+HOW = OPD(privileged='plan')
+OPEN = OPD(privileged='plan', divergence='sampled', clip=Clip(1.0, 9.0))
+PREFIX = 1
+HINTS = np.array([[5, 6, 1], [4, -1, -1], [-1, -1, -1]], np.int32)  # of three levels
+
+
+# ---- what prompts say ----------------------------------------------------------------------------
+
+
+def lake(**changes):
+    env = FrozenLake(success_rate=1.0)
+    params = env.make_params('train', num_levels=8)
+    plans = solutions(env, params, 5)
+    settings = dict(style='brief', plans=plans) | tiny.BUDGETS | changes
+    return text.build_task(env, params, tiny.tokenizer(), **settings)
+
+
+def test_a_solution_is_what_leads_to_the_goal():
+    env = FrozenLake(success_rate=1.0)
+    params = env.make_params('train', num_levels=32)
+    found, moves = solutions(env, params, 6), np.asarray(params.optimal_length)
+    step = {0: (0, -1), 1: (1, 0), 2: (0, 1), 3: (-1, 0)}  # left, down, right, up
+    for board, plan, fewest in zip(np.asarray(params.boards), found, moves, strict=True):
+        plan = [int(a) for a in plan if a >= 0]
+        assert len(plan) == min(fewest, 6)
+        at = np.argwhere(board == 3)[0]
+        for action in plan:
+            at = at + step[action]
+            assert board[tuple(at)] != 1  # a hole
+        assert (board[tuple(at)] == 2) == (fewest <= 6)
+
+
+def test_a_plan_of_one_action_is_followed_by_the_next():
+    """The catalogue: each card of the chain, then the box in which it ends, as far as it goes."""
+    env = Library(min_hops=1, max_hops=3)
+    params = env.make_params('train', num_levels=16)
+    found, short = solutions(env, params, 6), solutions(env, params, 2)
+    np.testing.assert_array_equal(found[:, :2], short)
+    for cards, start, plan in zip(
+        *map(np.asarray, (params.cards, params.start, found)), strict=True
+    ):
+        chain = [int(start)]
+        while chain[-1] < 16:
+            chain.append(int(cards[chain[-1]]))
+        assert [int(a) for a in plan if a >= 0] == chain
+
+
+@pytest.mark.parametrize('style', ['brief', 'ragen'])
+@pytest.mark.parametrize('spelling', ['demo', 'smollm'])
+def test_a_teacher_reads_the_prompt_that_has_the_hint(style, spelling, monkeypatch):
+    """The row of a policy without hints, with those inserted, is the text with the hint in it."""
+    if spelling == 'smollm':
+        monkeypatch.setattr(tiny, 'tokenizer', smollm_vocabulary.smollm_tokenizer)
+    options = dict(style=style)
+    if style == 'brief' and spelling == 'smollm':
+        options['style'] = 'tools'
+    shown, unseen = lake(**options), lake(**options, shows_hint=False)
+    plain = lake(**options, plans=None)
+    table = text.hint_tokens(unseen)
+    np.testing.assert_array_equal(unseen.prefix, plain.prefix)
+    assert unseen.width == plain.width < shown.width
+    tokenizer = tiny.tokenizer()
+    for level in range(4):
+        rows = [
+            text.turn_tokens(task, text.begin(task, level), True) for task in (shown, unseen, plain)
+        ]
+        seen, own, same = ([int(x) for x in row[:count]] for row, count in jax.device_get(rows))
+        assert own == same
+        row = jnp.asarray([*map(int, unseen.prefix), *own])[None]
+        joined, attended, _ = hints.insert(
+            row, jnp.ones_like(row, bool), table[level][None], prefix=len(unseen.prefix)
+        )
+        read = [int(x) for x in joined[0][attended[0]]]
+        assert read == [*map(int, shown.prefix), *seen]
+        names = [unseen.env.ACTION_NAMES[a] for a in unseen.plans[level] if a >= 0]
+        hint = ''.join(f'{line}\n' for line in [unseen.style.hint.strip(), *names])
+        first = tokenizer.decode([*map(int, unseen.prefix), *own], show_special=True)
+        cut = len(tokenizer.decode(list(map(int, unseen.prefix)), show_special=True))
+        assert tokenizer.decode(read, show_special=True) == first[:cut] + hint + first[cut:]
+        if spelling == 'demo':
+            assert read == tiny.spelled(first[:cut] + hint + first[cut:])
+
+
+def test_only_the_first_prompt_has_the_hint_and_no_level_without_a_plan_has_one():
+    task = lake()
+    later = text.begin(task, 0).replace(turn=jnp.int32(1))
+    without = lake(plans=None)
+    for one, other in (
+        (text.turn_tokens(task, later, True), text.turn_tokens(without, later, True)),
+    ):
+        assert [int(x) for x in one[0][: one[1]]] == [int(x) for x in other[0][: other[1]]]
+    none = task.replace(plans=task.plans.at[3].set(-1))
+    assert (text.hint_tokens(none)[3] == -1).all()
+    seen, count = text.turn_tokens(none, text.begin(none, 3), True)
+    same, as_many = text.turn_tokens(without, text.begin(without, 3), True)
+    assert count == as_many and (seen[:count] == same[:count]).all()
+
+
+class NoPlans(FrozenLake):
+    plans = TextEnvironment.plans
+
+
+def test_a_world_without_an_expert_has_no_hints():
+    env = NoPlans()
+    with pytest.raises(ValueError, match='frozen_lake has no plans: set them to none'):
+        parts.solutions(env, env.make_params('train', num_levels=4), 5)
+
+
+def test_a_hint_that_the_line_after_it_respells_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        lines, 'looking_ahead', lambda tokenizer, texts, starts: {'Up\n': texts[-1]}
+    )
+    families = {
+        'hint': ['Hint.\n'],
+        'hint_action': ['Up\n'],
+        'header': [''],
+        'observation': ['_\n'],
+    }
+    with pytest.raises(ValueError, match='Up'):
+        prompt_lines.check_hints(tiny.tokenizer(), families)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def test_insertion_by_hand():
+    # prefix 1 2, then 3 4; the hint 7 8 goes between; padding stays last
+    tokens, attention = jnp.array([[1, 2, 3, 4, 0]]), jnp.array([[True] * 4 + [False]])
+    found = hints.insert(tokens, attention, jnp.array([[7, 8, -1]]), prefix=2)
+    wanted = [1, 2, 7, 8, 3, 4, 0, 0], [1, 1, 1, 1, 1, 1, 0, 0], [0, 3, 4, 5, 6]
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(got[0], want)
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_every_token_is_found_again_after_what_it_followed_and_the_hint(seed):
+    rng = np.random.default_rng(seed)
+    rows, length, width, prefix = 6, 11, 4, int(rng.integers(1, 5))
+    tokens = rng.integers(1, 50, (rows, length))
+    used = rng.integers(prefix + 1, length + 1, rows)
+    attention = np.arange(length)[None] < used[:, None]
+    count = rng.integers(0, width + 1, rows)
+    hint = np.where(
+        np.arange(width)[None] < count[:, None], rng.integers(50, 99, (rows, width)), -1
+    )
+    found = hints.insert(*map(jnp.asarray, (tokens, attention, hint)), prefix=prefix)
+    joined, attended, places = map(np.asarray, found)
+    for b in range(rows):
+        own = [int(x) for x in tokens[b, : used[b]]]
+        given = [int(x) for x in hint[b, : count[b]]]
+        whole = own[:prefix] + given + own[prefix:]
+        assert joined[b][attended[b]].tolist() == whole and attended[b].sum() == len(whole)
+        assert attended[b, : len(whole)].all()
+        for t in range(used[b]):
+            read = whole[: places[b, t] + 1]
+            assert [x for x in read if x < 50] == own[: t + 1]
+            assert [x for x in read if x >= 50] == (given if t >= prefix - 1 else [])
+
+
+def test_cutting_columns_cuts_masks_and_leaves_hints_whole():
+    rollout = toy.random_rollout(0)
+    batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    batch = batch.replace(extra={'hint': jnp.asarray(HINTS)[jnp.arange(8) % 3], 'of': batch.mask})
+    short, weights = widths.cut((batch, jnp.ones((8, 14))), 2)
+    assert short.tokens.shape == short.extra['of'].shape == weights.shape == (8, 2)
+    assert short.extra['hint'].shape == (8, 3)
+
+
+# ---- probabilities -------------------------------------------------------------------------------
+
+
+def hinted_rollout(seed=1):
+    """Eight toy episodes of three levels, whose first token is the prefix of all."""
+    rollout = toy.random_rollout(seed)
+    tokens = rollout.tokens.at[:, :PREFIX].set(2)
+    begin = jnp.full_like(rollout.begin, PREFIX)
+    return rollout.replace(tokens=tokens, level=jnp.arange(8) % 3, begin=begin)
+
+
+def read_by_hand(params, rollout, b, t):
+    """What a toy model says of position t of row b, with the hint in a row of its own. [V]"""
+    row = [int(x) for x in rollout.tokens[b, :t]]
+    row[PREFIX:PREFIX] = [int(x) for x in HINTS[int(rollout.level[b])] if x >= 0]
+    embed, mix, head = (np.asarray(params[name], np.float64) for name in ('embed', 'mix', 'head'))
+    odds = np.exp(np.tanh(embed[row].mean(0) @ mix) @ head)
+    return odds / odds.sum()
+
+
+def frozen(teachers=(), reference=None, hints=HINTS):
+    return Frozen({}, reference, {'teachers': tuple(teachers), 'hints': jnp.asarray(hints)})
+
+
+def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint():
+    rollout, how = hinted_rollout(), Learning(OPEN, batch=Batching(microbatch_rows=4))
+    models = Models(test_opd.TOY, frozen(test_opd.TEACHERS))
+    extra = Distilling(full=False, teachers=(test_opd.TOY,) * 2, prefix=PREFIX)
+    before = toy.scores_of(rollout)
+    found = extra.score(rollout, before, models, how, None)
+    np.testing.assert_array_equal(found.old_logprobs, before.old_logprobs)
+    for b, t in np.argwhere(rollout.action_mask):
+        token = int(rollout.tokens[b, t])
+        q = np.mean([read_by_hand(own, rollout, b, t)[token] for own in test_opd.TEACHERS])
+        assert found.ref_logprobs[b, t] == pytest.approx(np.log(q), abs=1e-5)
+
+
+@pytest.mark.parametrize('count', [0, 2], ids=['itself', 'two teachers'])
+def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
+    """Its gradient, by differences, too: nothing comes through the teacher."""
+    rollout, params = hinted_rollout(), toy.toy_params(0)
+    extra = Distilling(full=True, teachers=(test_opd.TOY,) * count, prefix=PREFIX)
+    models = Models(test_opd.TOY, frozen(test_opd.TEACHERS[:count], params))
+    taught, how = list(test_opd.TEACHERS[:count]) or [params], Learning(HOW, extras=(extra,))
+    batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    batch = batch.replace(extra=extra.arrays(rollout, batch.mask, models, how))
+    weights = jnp.where(batch.mask, 1.0, 0.0)
+    extra_loss = update.extra_terms(models, how, [batch.mask.sum()])
+
+    def loss(params):
+        given = batch, weights, jnp.float32(0), test_opd.TOY, how, extra_loss
+        return objective.policy_loss(params, *given)[0]
+
+    def by_hand(policy):
+        total = 0.0
+        unread = rollout.replace(level=jnp.full(8, 2))
+        for b, t in np.argwhere(batch.mask):
+            p = read_by_hand(policy, unread, b, t)
+            q = np.mean([read_by_hand(model, rollout, b, t) for model in taught], axis=0)
+            total += (p * np.log(p / q)).sum()
+        return total
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    assert float(value) == pytest.approx(by_hand(params), rel=1e-4) and value > 0.1
+    for at in ((0, 0), (2, 3), (3, 6)):
+        unit = np.zeros((toy.WIDTH, toy.VOCAB))
+        unit[at] = 1e-4
+        head = np.asarray(params['head'], np.float64)
+        high, low = (by_hand(params | {'head': head + side * unit}) for side in (1, -1))
+        assert float(gradient['head'][at]) == pytest.approx((high - low) / 2e-4, 1e-2, 1e-3)
+
+
+def step(how, teachers=(), reference=None, hints=HINTS, **changes):
+    """The step of test_opd, whose teachers read hints."""
+    how = dataclasses.replace(how, teachers=('named',) * len(teachers))
+    given = dict(frozen=frozen(teachers, reference, hints), rollout=hinted_rollout())
+    return test_opd.step(
+        how, teachers=(test_opd.TOY,) * len(teachers), prefix=PREFIX, **given, **changes
+    )
+
+
+WINDOW = Context(window=2, prefix=PREFIX, width=3, max_response=3, keeps=False)  # of all turns
+
+
+@pytest.mark.parametrize('how', [HOW, OPEN], ids=['full', 'sampled'])
+@pytest.mark.parametrize(
+    'changes',
+    [{'num_microbatches': 4}, {'devices': 4}, {'context': WINDOW, 'rows': 2}, {'widths': 3}],
+    ids=['microbatches', 'mesh', 'windows', 'widths'],
+)
+def test_how_a_batch_is_split_changes_nothing(how, changes):
+    plain, found = step(how, test_opd.TEACHERS), step(how, test_opd.TEACHERS, **changes)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), plain, found)
+
+
+@pytest.mark.parametrize('how', [HOW, OPEN], ids=['full', 'sampled'])
+def test_without_teachers_the_policy_of_step_0_is_one(how):
+    other = test_opd.teacher(5, toy.WIDTH)
+    itself, named = step(how, reference=other), step(how, (other,))
+    jax.tree.map(np.testing.assert_array_equal, itself, named)
+    assert itself[1] != 0 and any(
+        np.abs(itself[0][n] - x).max() > 1e-4 for n, x in toy.toy_params(0).items()
+    )
+
+
+def test_a_policy_that_no_hint_helps_has_nothing_to_learn_from_itself():
+    """Where no level has a hint its teacher is the policy of step 0, bit for bit."""
+    params, kl, loss = step(HOW, reference=toy.toy_params(0), hints=np.full_like(HINTS, -1))
+    assert kl == 0 and loss == 0
+    jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(toy.toy_params(0)))
+
+
+def test_opd_with_a_hint_teaches_itself_unless_it_has_teachers():
+    named = dataclasses.replace(HOW, teachers=('a', 'b'))
+    assert HOW.teaches_itself and HOW.uses_reference and HOW.other_models == 1
+    assert not named.teaches_itself and not named.uses_reference and named.other_models == 2

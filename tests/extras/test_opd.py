@@ -1,0 +1,214 @@
+"""On-policy distillation: two forms of one gradient, over all tokens and by those sampled."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toy_rollouts as toy
+import updates
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from agentrl_jax.extras.distillation.distilling import Distilling, divergence, reverse_kl
+from agentrl_jax.extras.distillation.opd import OPD
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl import learn, losses, objective, update
+from agentrl_jax.rl.algorithm import Clip
+from agentrl_jax.rl.learning import Learning, Models
+from agentrl_jax.rollout.windows import Context
+from agentrl_jax.text.grammar import Bits
+from agentrl_jax.types import Frozen, Scores, TrainState
+
+SAMPLED, FULL = OPD(divergence='sampled'), OPD()
+TOY = ModelFns(toy.toy_hidden, toy.toy_head)
+
+
+def teacher(seed, width):
+    """Parameters of a toy model of another width."""
+    rng = np.random.default_rng(seed)
+    shapes = dict(embed=(toy.VOCAB, width), mix=(width, width), head=(width, toy.VOCAB))
+    return {name: jnp.asarray(rng.normal(size=s), jnp.float32) for name, s in shapes.items()}
+
+
+TEACHERS = (teacher(1, 3), teacher(2, 6))
+
+
+def test_reverse_kl_by_hand():
+    # p = 1/4 3/4, q = 1/2 1/2: 1/4 ln 1/2 + 3/4 ln 3/2; beside a second teacher of 1/4 3/4 the
+    # mixture is 3/8 5/8: 1/4 ln 2/3 + 3/4 ln 6/5
+    p, q = jnp.log(jnp.array([0.25, 0.75])), jnp.log(jnp.array([0.5, 0.5]))
+    np.testing.assert_allclose(reverse_kl(p, [q]), 0.130812, rtol=1e-4)
+    np.testing.assert_allclose(reverse_kl(p, [q, p]), 0.035375, rtol=1e-4)
+    # in z = (ln 1, ln 3) its slope is p_v (log p_v / q_v - KL): 1/4 (-.693147 - .130812) and back
+    slope = jax.grad(lambda z: reverse_kl(jax.nn.log_softmax(z), [q]))(p)
+    np.testing.assert_allclose(slope, [-0.205990, 0.205990], rtol=1e-4)
+
+
+@pytest.mark.parametrize('grammar', ['', 'few', 'classes'])
+@pytest.mark.parametrize('chunk', [None, 4])
+def test_the_kl_of_all_tokens_equals_a_loop(grammar, chunk):
+    """Among the tokens that were allowed, of teachers of other widths, shifted once."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    tokens = rng.integers(7, size=(3, 6)).astype(np.int32)
+    models = [(draw(3, 6, width), draw(width, 7)) for width in (4, 2, 5)]
+    mask = rng.random((3, 6)) < 0.5
+    few, classes = (1, 2, 5), np.zeros(7, np.int32)
+    bits = None
+    if grammar == 'few':
+        tokens, bits = np.int32(few)[tokens % 3], Bits(ids=few)
+        classes[:] = 31  # no bit
+        classes[list(few)] = range(3)
+    elif grammar:
+        classes = np.int32([0, 1, 1, 2, 2, 2, 0])
+        bits = Bits(classes=classes.tobytes())
+    word = rng.integers(1, 8, size=(3, 6, 1)).astype(np.uint32)
+    more = dict(bits=bits, allowed=jnp.asarray(word)) if grammar else {}
+    for how in ({}, {'mask': jnp.asarray(mask), 'row_tokens': int(mask.sum(1).max())}):
+        (found,) = losses.of_logits(
+            divergence,
+            jax.tree.map(jnp.asarray, models),
+            jnp.asarray(tokens),
+            chunk_size=chunk,
+            temperature=0.7,
+            **more,
+            **how,
+        )
+        for b, t in np.argwhere(mask[:, 1:]) + [0, 1]:
+            legal = [v for v in range(7) if not grammar or word[b, t, 0] >> classes[v] & 1]
+            each = []
+            for hidden, head in models:
+                odds = np.exp((hidden[b, t - 1] @ head / 0.7)[legal])
+                each.append(odds / odds.sum())
+            p, q = each[0], (each[1] + each[2]) / 2
+            assert found[b, t] == pytest.approx((p * np.log(p / q)).sum(), abs=1e-5)
+
+
+# ---- one state, seven tokens ---------------------------------------------------------------------
+
+V = toy.VOCAB
+ONE = ModelFns(lambda params, tokens, *_: jnp.ones((*tokens.shape, 1)), lambda params: params[None])
+STUDENT, OTHER = (jnp.asarray(np.random.default_rng(s).normal(size=V), jnp.float32) for s in (3, 4))
+
+
+def every_token(how, taught):
+    """(loss, its gradient) in expectation: a row for each token that can be sampled."""
+    rollout = toy.rollout_of([[(1, 1)]] * V, np.zeros((V, 1)), length=2)
+    rollout = rollout.replace(tokens=jnp.stack([jnp.zeros(V, jnp.int32), jnp.arange(V)], axis=1))
+    old, ref = (jnp.stack([jnp.zeros(V), jax.nn.log_softmax(z)], axis=1) for z in (STUDENT, taught))
+    batch = how.make_batch(rollout, Scores(old, ref, jnp.zeros_like(old)), group_size=V)
+    weights = jnp.where(batch.mask, jnp.exp(old), 0.0)
+    settings = Learning(algorithm=how, extras=(Distilling(how.divergence == 'full', (ONE,)),))
+    models = Models(ONE, Frozen({}, None, {'teachers': (taught,)}))
+    extra_loss = update.extra_terms(models, settings, [batch.mask.sum()])
+
+    def loss(params):
+        given = (batch, weights, jnp.float32(0), ONE, settings, extra_loss)
+        return objective.policy_loss(params, *given)
+
+    (value, (sums, _)), gradient = jax.value_and_grad(loss, has_aux=True)(STUDENT)
+    return value, gradient, sums
+
+
+def test_the_sampled_form_has_the_gradient_of_the_full_one_in_expectation():
+    (whole, gradient, sums), (_, estimate, estimated) = (
+        every_token(how, OTHER) for how in (FULL, SAMPLED)
+    )
+    p, q = (np.asarray(jax.nn.softmax(z)) for z in (STUDENT, OTHER))
+    kl = (p * np.log(p / q)).sum()
+    np.testing.assert_allclose(whole, kl, rtol=1e-5)
+    np.testing.assert_allclose(gradient, p * (np.log(p / q) - kl), atol=1e-6)
+    np.testing.assert_allclose(gradient, estimate, atol=1e-6)
+    np.testing.assert_allclose(sums['policy/kl_teacher'], V * kl, rtol=1e-5)  # of each row the same
+    np.testing.assert_allclose(estimated['policy/kl_teacher'], np.log(p / q).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize('how', [FULL, SAMPLED])
+def test_a_teacher_that_is_the_student_has_nothing_to_teach(how):
+    value, gradient, _ = every_token(how, STUDENT)
+    assert value == 0 and not gradient.any()  # exactly: Adam would make steps of rounding
+
+
+def test_advantages_are_what_teachers_say_and_what_episodes_earned():
+    rollout = toy.rollout_of([[(1, 2)], [(1, 1)]], [[3.0], [1.0]], length=3)
+    scores = Scores(*jnp.array([[[9.0, -2, -3], [9, -1, 9]], [[9, -1.5, -5], [9, -1, 9]]]), 0.0)
+    scores = scores.replace(values=jnp.zeros((2, 3)))
+    # log q - log p: .5, -2 | 0; returns 3 and 1 less their mean 2, times .5
+    for how, want in (
+        (SAMPLED, [[0, 0.5, -2], [0, 0, 0]]),
+        (dataclasses.replace(SAMPLED, reward_coef=0.5), [[0, 1, -1.5], [0, -0.5, 0]]),
+        (dataclasses.replace(FULL, reward_coef=0.5), [[0, 0.5, 0.5], [0, -0.5, 0]]),
+        (FULL, [[0, 0, 0], [0, 0, 0]]),
+    ):
+        batch = how.make_batch(rollout, scores, group_size=2)
+        np.testing.assert_allclose(batch.advantages, want, atol=1e-6)
+
+
+# ---- whole updates -------------------------------------------------------------------------------
+
+FROZEN = Frozen({}, None, {'teachers': TEACHERS})
+LEARN = jax.jit(
+    learn.learn,
+    static_argnames=('fns', 'how'),
+    compiler_options={'xla_backend_optimization_level': 0},
+)
+
+
+def step(how, *, frozen=FROZEN, teachers=(TOY, TOY), prefix=0, rollout=None, devices=1, **fields):
+    """Parameters and metrics after a step of sgd on eight toy episodes."""
+    mesh = jax.make_mesh(
+        (devices,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+    )
+    whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P('data'))
+    params, tx = toy.toy_params(0), optax.sgd(0.1)
+    state = TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=tx.init(params),
+        critic_params=None,
+        critic_opt_state=None,
+        kl_coef=jnp.float32(0),
+        skipped=jnp.int32(0),
+    )
+    settings = updates.settings(
+        8 * fields.pop('rows', 1),
+        tx=tx,
+        algorithm=how,
+        together=2 if 'context' in fields else 1,
+        num_groups=2,
+        group_size=4,
+        max_turns=2,
+        layout=rows if devices > 1 else None,
+        extras=(Distilling(how.divergence == 'full', teachers, prefix),),
+        **fields,
+    )
+    given = jax.device_put((state, frozen), whole)
+    rollout = toy.random_rollout(1) if rollout is None else rollout
+    state, measured, *_ = LEARN(*given, jax.device_put(rollout, rows), fns=TOY, how=settings)
+    return jax.device_get((state.params, measured['policy/kl_teacher'], measured['policy/loss']))
+
+
+@functools.cache
+def plain(how):
+    return step(how)
+
+
+OPEN = dataclasses.replace(SAMPLED, clip=Clip(1.0, 9.0))  # toy episodes are far off their policy
+WINDOW = Context(window=2, prefix=0, width=3, max_response=3, keeps=False)  # of all turns
+
+
+@pytest.mark.parametrize('how', [FULL, OPEN], ids=['full', 'sampled'])
+@pytest.mark.parametrize(
+    'changes',
+    [{'num_microbatches': 4}, {'devices': 4}, {'context': WINDOW, 'rows': 2}, {'head_chunk': 8}],
+    ids=['microbatches', 'mesh', 'windows', 'chunks'],
+)
+def test_how_a_batch_is_split_changes_nothing(how, changes):
+    params, *_ = plain(how)
+    assert max(np.abs(params[name] - x).max() for name, x in toy.toy_params(0).items()) > 1e-3
+    found = step(how, **changes)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-6), plain(how), found)
