@@ -26,6 +26,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.measure import validation
 from agentrl_jax.records import run_log
 from agentrl_jax.text import agents
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 VERSION = 3
@@ -162,7 +163,7 @@ def check(document: Any) -> None:
 
 def of_rollout(
     rollout: Rollout,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     env_name: str,
     action_names: Sequence[str] | Callable[[int], Sequence[str]] | None,
     *,
@@ -298,7 +299,7 @@ def _turn(
     row: Mapping[str, np.ndarray],
     k: int,
     names: Sequence[str] | None,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     grid: Any,
 ) -> dict[str, Any]:
     part = int(row['part'][k])
@@ -353,7 +354,7 @@ def number(value: Any) -> float | str:
 def _tokens(
     row: Mapping[str, np.ndarray],
     extras: Mapping[str, np.ndarray],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     raw: Sequence[bytes],
 ) -> list[dict[str, Any]]:
     tokens = []
@@ -376,7 +377,7 @@ def _tokens(
 
 
 def _spellings(
-    ids: Sequence[int], sampled: Sequence[bool], tokenizer: Any, raw: Sequence[bytes]
+    ids: Sequence[int], sampled: Sequence[bool], tokenizer: Tokenizer, raw: Sequence[bytes]
 ) -> list[str]:
     """Text of each token, broken UTF-8 as \\xNN; special tokens by their names.
 
