@@ -335,21 +335,24 @@ def build_information(parts: Parts) -> Probe:
     """The mutual information of prompts and answers."""
     cfg, fns = parts.cfg, parts.fns
     whole = NamedSharding(parts.mesh, PartitionSpec())
-    information = functools.partial(
-        mutual_information.information,
-        hidden_fn=fns.hidden,
-        head_fn=fns.head,
-        layout=whole,
+    settings = mutual_information.Settings(
         group_size=cfg.rollout.group_size,
+        max_response=cfg.rollout.max_response,
         pairs=cfg.alarm.mi_pairs,
         turns=cfg.alarm.mi_turns,
         text=cfg.alarm.mi_text,
-        low_mi=cfg.alarm.low_mi,
-        low_entropy=cfg.alarm.low_entropy,
-        max_response=cfg.rollout.max_response,
         microbatch_rows=cfg.batch.microbatch_rows,
         temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
+        low_mi=cfg.alarm.low_mi,
+        low_entropy=cfg.alarm.low_entropy,
+    )
+    information = functools.partial(
+        mutual_information.information,
+        settings=settings,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        layout=whole,
         bits=parts.learning.bits,
     )
     program = jax.jit(information, out_shardings=whole)
