@@ -11,6 +11,7 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from agentrl_jax.run import command, usage
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
@@ -138,7 +139,7 @@ def play_by_hand(
             return total, solved
 
 
-def pieces(rollout: Rollout, tokenizer: Any) -> Iterator[tuple[str, bool]]:
+def pieces(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
     """(text, sampled?) of the tokens of the first episode; what was shown comes in one piece."""
     row = jax.tree.map(lambda x: np.asarray(x)[0], rollout)
     real = row.tokens[: row.attention_mask.sum()].tolist()

@@ -98,13 +98,8 @@ def main() -> int:
     if not isinstance(settings, dict):
         raise ValueError('--settings must be a JSON object of keywords')
     token = token_of(args.token, args.address)
-    limits = server.Limits(
-        workers=args.workers,
-        worlds=args.worlds,
-        lease_s=args.lease_s,
-        step_s=args.step_s,
-        worker_mb=args.worker_mb,
-    )
+    names = ('workers', 'worlds', 'lease_s', 'step_s', 'worker_mb')
+    limits = server.Limits(**{name: getattr(args, name) for name in names})
     app = server.build_app(args.env, settings, limits=limits, token=token)
     listener = gate.listening(args.address, args.port)
     return asyncio.run(serve(app, listener, until_stdin_closes=args.until_stdin_closes))

@@ -53,12 +53,13 @@ from agentrl_jax.measure import collapse, validation
 from agentrl_jax.planning import fit, work
 from agentrl_jax.records import report, run_log
 from agentrl_jax.run import collecting, config, hosts, interrupts
-from agentrl_jax.run.build import Run, Validation, build
+from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.hooks import Moment
 from agentrl_jax.run.params import keep_best, player_of, policy_of
 from agentrl_jax.run.recorder import Played, Recorder
+from agentrl_jax.run.run import Run, Validation
 from agentrl_jax.run.state import RunState, next_iteration, open_run, saved_beside, space_needed
 from agentrl_jax.run.streams import COLLECT, EVALUATE, SHUFFLE, Streams
 from agentrl_jax.types import Params, TrainState

@@ -27,6 +27,7 @@ from agentrl_jax.rollout import host_rollout, world_calls
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import REPORT_HEADER
 from agentrl_jax.rollout.replies import NoLog
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Prompt
 from agentrl_jax.types import TurnStop
@@ -105,13 +106,17 @@ class Worlds:
 class Device:
     """rollout/programs.Programs without tokens: its state is in here."""
 
-    shards, serve_rows, width, max_response = 1, LINES, CHUNK, LONGEST_ANSWER
-    temperature = top_p = 1.0
+    shards, width = 1, CHUNK
 
-    def __init__(self, clock: Clock, slots: int, costs: Costs, said: float = MEAN_ANSWER):
-        """said: tokens of an answer in the mean."""
-        self.clock, self.slots, self.costs, self.said = clock, slots, costs, said
-        self.busy_s = 0.0
+    def __init__(self, clock: Clock, slots: int, costs: Costs):
+        self.clock, self.slots, self.costs = clock, slots, costs
+        self.settings = RolloutSettings(
+            None,  # no model samples
+            slots=slots,
+            serve_rows=LINES,
+            max_tokens=PREFIX + TURNS * (OBSERVATION[1] + LONGEST_ANSWER),
+            max_response=LONGEST_ANSWER,
+        )
         self.left, self.count = np.zeros((2, slots), int)
         self.live, self.stopped = np.zeros((2, slots), bool)
 
@@ -123,13 +128,12 @@ class Device:
 
     def work(self, seconds: float) -> None:
         self.clock.now += seconds
-        self.busy_s += seconds
 
     def read(self, state: None, params: Any, ends: Any, block: np.ndarray) -> None:
         self.work(self.costs.read_s)
         for row, _, _, length, stream, last in block[:, :6]:
             if last:
-                answer = luck(4, stream, length).geometric(1 / self.said)
+                answer = luck(4, stream, length).geometric(1 / MEAN_ANSWER)
                 self.left[row], self.count[row] = min(answer, LONGEST_ANSWER), 0
                 self.live[row] = True
 
@@ -188,10 +192,8 @@ def begin(
     worlds: Worlds,
     *,
     episodes: int,
-    turns: int = TURNS,
-    **more: Any,
 ) -> host_rollout.HostRollout:
-    """A rollout that is about to be played; turns: of an episode at most."""
+    """Return a rollout that is about to be played."""
     each = np.arange(episodes, dtype=np.int32)
     env = types.SimpleNamespace(
         solved=lambda returned: False, FIGURES=(), chats=False, finishes=False, context=0
@@ -199,8 +201,8 @@ def begin(
     task = types.SimpleNamespace(
         prefix=np.zeros(PREFIX, np.int32),
         pad_id=0,
-        max_turns=turns,
-        turn_limit=turns,
+        max_turns=TURNS,
+        turn_limit=TURNS,
         env=env,
         env_params=types.SimpleNamespace(items=each),
         agent=agents.ONLY_ACTS,
@@ -218,10 +220,7 @@ def begin(
         ends=types.SimpleNamespace(words=(0, 0)),
         level=each,
         stream=each,
-        max_tokens=PREFIX + turns * (OBSERVATION[1] + LONGEST_ANSWER),
-        window=0,
         poll=8,
-        **more,
     )
 
 

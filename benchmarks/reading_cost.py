@@ -43,7 +43,6 @@ ASIDE = {
     'agentrl_jax.rl.parity': 'weights of DPO',
     'agentrl_jax.rl.trials': 'several trials of a level',
     'agentrl_jax.rl.turn_credit': 'advantages of turns',
-    'agentrl_jax.rollout.forks': 'continuations',
     'agentrl_jax.rollout.host*': 'worlds on hosts',
     'agentrl_jax.rollout.keepers': 'worlds on hosts',
     'agentrl_jax.rollout.programs': 'worlds on hosts',
@@ -55,11 +54,8 @@ ASIDE = {
     'agentrl_jax.run.command': 'the command line',
     'agentrl_jax.run.hosts': 'worlds on hosts',
     'agentrl_jax.run.recorder': 'what a run leaves behind',
-    'agentrl_jax.run.roll_back': 'rolling back after an alarm',
     'agentrl_jax.run.state': 'resuming',
 }
-BASE = 'configs.base'
-CLIP_HIGH = re.compile(r'([\w.]*\.)?(clip_high|clip\.high)|(Range|Clip): (self\.)?high')
 
 
 class Module:
@@ -124,37 +120,6 @@ def reading():
     return reached
 
 
-def scopes(node, scope=()):
-    """Every node with the names of the function and the classes around it."""
-    for child in ast.iter_child_nodes(node):
-        inner = isinstance(child, ast.FunctionDef | ast.ClassDef)
-        yield child, (*scope, child.name) if inner else scope
-        yield from scopes(child, (*scope, child.name) if inner else scope)
-
-
-def stations(pattern):
-    """Functions, fields and tables on the path that name a setting; not configs of users."""
-    found = set()
-    for module in (modules()[name] for name in reading()):
-        for node, scope in scopes(module.tree):
-            names = [getattr(node, 'arg', None), getattr(node, 'value', None)]
-            if isinstance(node, ast.Name | ast.Attribute):
-                names = [ast.unparse(node), f'{[*scope, ""][0]}: {ast.unparse(node)}']
-            if any(isinstance(name, str) and pattern.fullmatch(name) for name in names):
-                found.add((module.name, scope))
-    return {
-        station for station in found if not station[0].startswith('configs.') or station[0] == BASE
-    }
-
-
-def takes_config(node):
-    """Whether a function has an argument `cfg: Any`."""
-    if not isinstance(node, ast.FunctionDef):
-        return False
-    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    return any(ast.unparse(x) == 'cfg: Any' for x in arguments)
-
-
 def lines_of(*prefixes):
     return sum(x.lines for name, x in modules().items() if name.startswith(prefixes))
 
@@ -189,15 +154,12 @@ def table():
     path = {modules()[name]: names for name, names in reading().items() if names}
     parts = {module.defines[name] for module, names in path.items() for name in names}
     reached = sum(node.end_lineno - node.lineno + 1 for node in parts)
-    signatures = [takes_config(x) for module in modules().values() for x in ast.walk(module.tree)]
-    config = 'agentrl_jax.run', 'agentrl_jax.algorithms', 'agentrl_jax.settings', BASE
+    config = 'agentrl_jax.run', 'agentrl_jax.algorithms', 'agentrl_jax.settings', 'configs.base'
     package = lines_of('agentrl_jax') - lines_of('agentrl_jax.tools')
     cells = {
         'to read, as listed above': size(to_read()),
         'all that config -> rollout -> loss -> update passes': size(path),
         'of these the functions and classes that it passes': f'{reached:,} lines',
-        'functions and fields among them that name `clip_high`': len(stations(CLIP_HIGH)),
-        'functions that take `cfg: Any`': sum(signatures),
         'the loop of `train.py`': f'{loop_lines()} lines',
         'run/, settings/, algorithms/ and `configs/base.py`': f'{lines_of(*config):,} lines',
         'the package without tools/': f'{package:,} lines',
@@ -215,7 +177,6 @@ def main():
     if options.files:
         for name in sorted(reading()):
             print(f'{modules()[name].lines:5} {name}')
-        print(*sorted(stations(CLIP_HIGH)), sep='\n')
     if options.write:
         readme = ROOT / 'README.md'
         parts = re.split(r'(?<=<!-- reading cost -->\n)(?:\|.*\n)+', readme.read_text())

@@ -33,7 +33,8 @@ from agentrl_jax.rl import learn, update, widths
 from agentrl_jax.rl.learning import Learning
 from agentrl_jax.run import collecting, hooks, parts, streams
 from agentrl_jax.run import params as run_params
-from agentrl_jax.run.build import Run, build, build_learning
+from agentrl_jax.run.build import build, build_learning
+from agentrl_jax.run.run import Run
 from agentrl_jax.run.state import RunState, extra_arrays, start_state
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.types import Frozen

@@ -11,6 +11,7 @@ from agentrl_jax.text import agents
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.text.conversation import Conversation, HostTask
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Demonstrations, EpisodeStop
 
 
@@ -45,7 +46,7 @@ def mixed_plans(
 
 def demonstrate(
     task: text.TextTask,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     expert: Callable[[Any, int], list[list[int]]],
     *,
     seed: int,
@@ -214,14 +215,16 @@ def _seen(
 
 
 def answer_tokens(
-    task: text.TextTask, tokenizer: Any, plan: list[int], thought: str = ''
+    task: text.TextTask, tokenizer: Tokenizer, plan: list[int], thought: str = ''
 ) -> list[int]:
     """Tokens of the answer that executes the plan, without the end-of-turn token."""
     names = [task.env.ACTION_NAMES[i] for i in plan]
     return tokenizer.encode(answer_text(names, thought, task.opening))
 
 
-def written_tokens(task: text.TextTask, tokenizer: Any, part: int, plan: list[int]) -> list[int]:
+def written_tokens(
+    task: text.TextTask, tokenizer: Tokenizer, part: int, plan: list[int]
+) -> list[int]:
     """Tokens of a written turn that names the actions of a plan."""
     return tokenizer.encode(f'{named_actions(task, plan)}{agents.WRITTEN[part].closing}')
 

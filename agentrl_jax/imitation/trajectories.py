@@ -31,7 +31,7 @@ import numpy as np
 from agentrl_jax.imitation.demonstrations import pad_rows
 from agentrl_jax.machine import files
 from agentrl_jax.tokens.chat import Chat, build_chat
-from agentrl_jax.tokens.tokenizer import MOST_IDS
+from agentrl_jax.tokens.tokenizer import MOST_IDS, Tokenizer
 from agentrl_jax.types import Demonstrations, Rollout
 
 Record = dict[str, Any]
@@ -224,7 +224,7 @@ def _is_token(i: Any, vocab_size: int) -> bool:
 
 def demonstrations_of(
     records: list[Record],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     openings: tuple[str, ...],
     max_tokens: int,
@@ -277,7 +277,7 @@ def _message(ids: np.ndarray, trained: np.ndarray, chat: Chat) -> Record:
 
 
 def records_of(
-    tokens: Any, attention_mask: Any, trained: Any, tokenizer: Any, *, item_ids: list[str]
+    tokens: Any, attention_mask: Any, trained: Any, tokenizer: Tokenizer, *, item_ids: list[str]
 ) -> list[Record]:
     """Records of N episodes as host arrays [N, T]."""
     chat = build_chat(tokenizer)
@@ -288,7 +288,7 @@ def records_of(
     ]
 
 
-def rollout_records(rollout: Rollout, tokenizer: Any, env_name: str) -> list[Record]:
+def rollout_records(rollout: Rollout, tokenizer: Tokenizer, env_name: str) -> list[Record]:
     """Records of the healthy episodes of a rollout, with their reward and success.
 
     item_id is the environment's name without underscores, one underscore and the level: AgentGym

@@ -81,16 +81,18 @@ def read_lease(workdir: pathlib.Path) -> dict[str, Any] | None:
 def owner(workdir: pathlib.Path) -> str:
     """Who trains in a workdir at this moment: HERE, the name of another host, or '' for nobody.
 
-    Only reads, and does not wait: for another host the age of the lease decides.
+    Does not wait: for another host the age of the lease decides.
     """
-    if is_held(workdir):
-        return HERE
     lease = read_lease(workdir)
-    if lease is None or (lease['host'], lease['kernel']) == machine():
+    if lease is None:
         return ''
+    here = (lease['host'], lease['kernel']) == machine()
+    with contextlib.suppress(PermissionError):  # of readers: then the age decides
+        if here:
+            return HERE if is_held(workdir) else ''
     with contextlib.suppress(FileNotFoundError):
         if time.time() - (workdir / LEASE_FILE).stat().st_mtime < STALE_S:
-            return str(lease['host'])
+            return HERE if here else str(lease['host'])
     return ''
 
 

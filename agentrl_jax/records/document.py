@@ -26,6 +26,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.measure import validation
 from agentrl_jax.records import run_log
 from agentrl_jax.text import agents
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 VERSION = 3
@@ -162,7 +163,7 @@ def check(document: Any) -> None:
 
 def of_rollout(
     rollout: Rollout,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     env_name: str,
     action_names: Sequence[str] | Callable[[int], Sequence[str]] | None,
     *,
@@ -182,9 +183,12 @@ def of_rollout(
     the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
-    # Fields that default to None are not in every rollout
-    given = {field.name for field in dataclasses.fields(rollout) if field.default is not None}
-    fields = {name: np.asarray(getattr(rollout, name)) for name in given}
+    required = [
+        field.name
+        for field in dataclasses.fields(rollout)
+        if field.default is field.default_factory is dataclasses.MISSING
+    ]
+    fields = {name: np.asarray(getattr(rollout, name)) for name in required}
     judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
     fields['judged'] = np.asarray(judged)
     for name in ('branch', 'staleness'):
@@ -298,7 +302,7 @@ def _turn(
     row: Mapping[str, np.ndarray],
     k: int,
     names: Sequence[str] | None,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     grid: Any,
 ) -> dict[str, Any]:
     part = int(row['part'][k])
@@ -353,7 +357,7 @@ def number(value: Any) -> float | str:
 def _tokens(
     row: Mapping[str, np.ndarray],
     extras: Mapping[str, np.ndarray],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     raw: Sequence[bytes],
 ) -> list[dict[str, Any]]:
     tokens = []
@@ -376,7 +380,7 @@ def _tokens(
 
 
 def _spellings(
-    ids: Sequence[int], sampled: Sequence[bool], tokenizer: Any, raw: Sequence[bytes]
+    ids: Sequence[int], sampled: Sequence[bool], tokenizer: Tokenizer, raw: Sequence[bytes]
 ) -> list[str]:
     """Text of each token, broken UTF-8 as \\xNN; special tokens by their names.
 

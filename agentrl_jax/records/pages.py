@@ -15,6 +15,7 @@ from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import ABSENT, END, parse_answer, parse_written
 from agentrl_jax.text.conversation import HostTask, Task
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Rollout, TurnStop
 
 FOLDER = 'rollouts'  # below the workdir
@@ -26,7 +27,7 @@ OF_STEP = re.compile(r'(?:.*_)?step_(\d+)')  # name of a training page: of a mix
 play_turns = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
 
 
-def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) -> tuple:
+def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Tokenizer) -> tuple:
     """(parts int32 [B, A], matched bool [B]) of turn k, parsed again on the host.
 
     Those of a snapshot, whose tokens are none of action_mask, are what it did.
@@ -57,7 +58,7 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Any) ->
 
 
 def worlds_of(
-    rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Any, key: jax.Array
+    rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Tokenizer, key: jax.Array
 ) -> Iterator[Any]:
     """The states of all worlds [B, ...] before each turn and after the last, as they are played.
 
@@ -76,7 +77,7 @@ def worlds_of(
 
 
 def replay(
-    rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Any, key: jax.Array
+    rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Tokenizer, key: jax.Array
 ) -> list[list]:
     """The worlds before each turn and after the last: grids[b][k] = rows of cell names.
 
@@ -107,7 +108,7 @@ def write(
     rollout: Rollout,
     *,
     task: Task,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     streams: np.ndarray,
     key: jax.Array,
     group_size: int,

@@ -2,10 +2,19 @@
 
 import dataclasses
 import json
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StrictBool,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
 
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import AXES, Run
@@ -18,100 +27,82 @@ PLACES = 'last', 'last-three', 'best-validation', 'equal-tokens', 'area'
 LAST, LAST_THREE, BEST, EQUAL_TOKENS, AREA = PLACES
 LEAVE_OUT, COUNT = 'leave-out', 'count'
 FREE = ('log', 'checkpoint', 'mesh')  # sections of a config that do not change what a run finds
-LISTS = ('rows', 'cols', 'also', 'pooled', 'signals', 'clones')
 
 
-@dataclasses.dataclass(frozen=True)
+def split_names(text: str | Iterable[str], separator: str = ',') -> tuple[str, ...]:
+    """The names in a text joined by a separator, or in a list."""
+    parts = text.split(separator) if isinstance(text, str) else text
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+def _split(separator: str) -> BeforeValidator:
+    """Read a text joined by a separator as the list of its parts."""
+
+    def split(value: JsonValue) -> JsonValue | tuple[str, ...]:
+        return split_names(value, separator) if isinstance(value, str) else value
+
+    return BeforeValidator(split)
+
+
+Names = Annotated[tuple[str, ...], _split(',')]
+Values = Annotated[tuple[str, ...], _split('|')]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra='forbid'), kw_only=True)
 class Spec:
-    """What a table shows; the keys of a table in an experiment's table.json."""
+    """What a table shows; the keys of a table in an experiment's table.json.
 
-    rows: tuple[str, ...]  # config fields whose values name a row
-    cols: tuple[str, ...] = ()  # ... and a column
+    Names are lists, or texts joined by commas.
+    """
+
+    rows: Annotated[Names, Field(min_length=1)]  # config fields whose values name a row
+    cols: Names = ()  # ... and a column
     metric: str = SUCCESS
-    at: str = LAST  # last, last-three (mean of the last three validations), best-validation (the
-    # highest eval/success), a step, equal-tokens (where the run of the column with the fewest
-    # sampled tokens ends, between two validations) or area (mean over the tokens up to there)
-    also: tuple[str, ...] = ('eval/valid_format',)  # metrics beside it, where runs have them
+    at: Annotated[str, Field(pattern=f'^({"|".join(PLACES)}|[0-9]{{1,18}})$')] = LAST
+    # last, last-three (mean of the last three validations), best-validation (the highest
+    # eval/success), a step, equal-tokens (where the run of the column with the fewest sampled
+    # tokens ends, between two validations) or area (mean over the tokens up to there)
+    also: Names = ('eval/valid_format',)  # metrics beside it, where runs have them
     baseline: str = ''  # label of the row that others are compared with
-    margin: float = 0.0  # differences from it within +- this, in units of the metric, are the same
-    where: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # runs to take
-    pooled: tuple[str, ...] = ()  # fields beside the seed that may differ within a cell
-    unfinished: str = LEAVE_OUT  # or count: take the last validation of runs that did not get there
-    seeds: int = 0  # runs a cell should have; 0 = all seeds that any cell has
-    overall: bool = False  # one more column over all columns, which are its strata
-    signals: tuple[str, ...] = ()  # further metrics to draw
-    clones: tuple[str, ...] = ()  # folders of runs of the expert's clones; of an experiment's table
-    # names of experiments beside it
-    curves: bool = True  # False: draw none, as where another table of the same runs has them
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # names to show, in order
-    published: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] = 0.0  # differences
+    # from the baseline within +- this, in units of the metric, are the same
+    where: dict[str, Values] = Field(default_factory=dict)  # runs to take
+    pooled: Names = ()  # fields beside the seed that may differ within a cell
+    unfinished: Literal['leave-out', 'count'] = LEAVE_OUT  # count: take the last validation of
+    # runs that did not get there
+    seeds: Annotated[int, Field(ge=0, strict=True)] = 0  # runs per cell; 0 = all seeds of any cell
+    overall: StrictBool = False  # one more column over all columns, which are its strata
+    signals: Names = ()  # further metrics to draw
+    clones: Names = ()  # folders of runs of the expert's clones; in an experiment's table, names
+    # of other experiments
+    curves: StrictBool = True  # False: draw none, as where another table of the same runs has them
+    labels: dict[str, str] = Field(default_factory=dict)  # names to show, in order
+    published: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     # figures of others, as they printed them: {row: {column: figure}}
 
 
-def make_spec(given: Mapping[str, Any]) -> Spec:
-    """A Spec of plain values, as JSON or flags give them: lists may be texts joined by commas."""
-    fields = {field.name for field in dataclasses.fields(Spec)}
-    unknown = sorted(set(given) - fields)
-    if unknown:
-        raise ValueError(f'a table has no {", ".join(unknown)}; it has {", ".join(sorted(fields))}')
-    if 'rows' not in given or not given['rows']:
-        raise ValueError('a table needs rows, such as --rows=method or --rows=algorithm')
-    _check_types(given)
-    values = dict(given)
-    for name in LISTS:
-        if name in values:
-            values[name] = split_names(values[name])
-    if 'where' in values:
-        values['where'] = {name: split_names(x, '|') for name, x in values['where'].items()}
-    spec = Spec(**values)
-    if spec.at not in PLACES and not re.fullmatch('[0-9]{1,18}', str(spec.at)):
-        raise ValueError(f'at={spec.at} must be {", ".join(PLACES)} or a step')
-    if spec.unfinished not in (LEAVE_OUT, COUNT):
-        raise ValueError(f'unfinished={spec.unfinished} must be {LEAVE_OUT} or {COUNT}')
+def make_spec(fields: Mapping[str, JsonValue]) -> Spec:
+    """A Spec of plain values, as JSON or flags give them."""
+    fields = dict(fields)
+    if type(fields.get('at')) is int:
+        fields['at'] = str(fields['at'])
+    try:
+        spec = TypeAdapter(Spec).validate_python(fields)
+    except ValidationError as errors:
+        first = errors.errors()[0]
+        name = '.'.join(map(str, first['loc']))
+        known = ', '.join(field.name for field in dataclasses.fields(Spec))
+        raise ValueError(
+            f'{name}={first["input"]!r}: {first["msg"]}; a table has {known}'
+        ) from errors
     if spec.margin and not spec.baseline:
         raise ValueError(f'margin={spec.margin} is of differences from a baseline: name one')
-    also = tuple(name for name in spec.also if name != spec.metric)
-    return dataclasses.replace(spec, at=str(spec.at), also=also)
-
-
-def _is_names(value: Any) -> bool:
-    listed = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
-    return listed or isinstance(value, str)
-
-
-def _is_table(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
-
-
-KINDS = {  # what a value must be -> whether one is, and the fields that hold such values
-    'a list of names': (_is_names, LISTS),
-    'a text': (lambda x: isinstance(x, str), ('metric', 'baseline', 'unfinished')),
-    'a text or a step': (lambda x: isinstance(x, str) or type(x) is int, ('at',)),
-    'values for names of fields': (_is_table(_is_names), ('where',)),
-    'a text for each label': (_is_table(lambda x: isinstance(x, str)), ('labels',)),
-    'figures by row and column': (_is_table(lambda x: isinstance(x, Mapping)), ('published',)),
-    'a whole number, 0 or more': (lambda x: type(x) is int and x >= 0, ('seeds',)),
-    'a number, 0 or more': (lambda x: type(x) in (int, float) and 0 <= x < math.inf, ('margin',)),
-    'true or false': (lambda x: isinstance(x, bool), ('overall', 'curves')),
-}
-
-
-def _check_types(given: Mapping[str, Any]) -> None:
-    """ValueError for a value whose type a table cannot use."""
-    for what, (fits, names) in KINDS.items():
-        for name in names:
-            if name in given and not fits(given[name]):
-                raise ValueError(f'{name}={given[name]!r} must be {what}')
+    return dataclasses.replace(spec, also=[name for name in spec.also if name != spec.metric])
 
 
 def metrics_of(spec: Spec) -> tuple[str, ...]:
     """The metrics that a table reads."""
     return (spec.metric, *spec.also, *spec.signals)
-
-
-def split_names(given: str | Iterable[str], separator: str = ',') -> tuple[str, ...]:
-    parts = given.split(separator) if isinstance(given, str) else given
-    return tuple(part.strip() for part in parts if part.strip())
 
 
 def show(value: Any) -> str:

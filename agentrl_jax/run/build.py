@@ -17,78 +17,22 @@ from agentrl_jax.rl.learn import learn, learning_of
 from agentrl_jax.rl.learning import Extra, Learning
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
+from agentrl_jax.rollout.episodes import draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, hooks, hosts, mixture, parts, usage
 from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.hooks import Moment, Parts, Probe
+from agentrl_jax.run.run import Run, Training, Validation
 from agentrl_jax.run.streams import PAIRS
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params, Rollout, Scores
 
 PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
 PRETRAINED_SIZE = 10**8  # parameters; larger models start from pretrained weights
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """The worlds that train as text, and the programs of a step."""
-
-    tasks: tuple[Task, ...]  # of one world, or of those of env.mix
-    draw: Callable  # (key, step, first stream) -> episodes of each world
-    collect: Callable  # (params, tasks, episodes, key) -> (rollout, counters of each world)
-    collects: tuple[Callable, ...]  # of each world: (params, task, episodes, key) -> the same of it
-    pack: Callable | None  # collecting.pack; None without dynamic sampling
-    metrics: Callable  # (rollout, tasks) -> metrics
-    probes: tuple[Probe, ...]  # what is measured now and then
-    learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
-    rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
-    eval_probes: dict[str, Callable]  # metrics of validation: (policy) -> number
-
-
-@dataclasses.dataclass(frozen=True)
-class Validation:
-    """A pool of levels as text, its episodes, and the programs that play and count them."""
-
-    prefix: str  # of its metrics
-    task: Task
-    episodes: Episodes
-    collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
-    count: Callable  # (rollout, task) -> sums over its first eval_levels rows
-    more: tuple[Callable, ...] = ()  # of extensions: (params, rollout) -> further sums
-
-    def sums(self, params: Params, rollout: Rollout) -> dict[str, Any]:
-        """All of them, on the host."""
-        sums = self.count(rollout, self.task)
-        for measure in self.more:
-            sums |= measure(params, rollout)
-        return jax.device_get(sums)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """The parts of a run, none of which changes."""
-
-    cfg: Config
-    face: Any  # the same as the ConfigDict that records hold
-    mesh: Mesh
-    tokenizer: Any
-    config: Model
-    params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
-    additions: tuple[hooks.Addition, ...]  # of extensions
-    txs: tuple  # optimisers of policy and critic
-    training: Training
-    validation: Validation  # of eval.split; of the first world of env.mix
-    also: tuple[Validation, ...]  # of its other worlds, of eval.also and eval.worlds
-    worlds: dict[str, Worlds]  # on hosts, by their names
-
-    @property
-    def pools(self) -> tuple[Validation, ...]:
-        """All that is validated on."""
-        return (self.validation, *self.also)
 
 
 def measure_episodes(
@@ -130,7 +74,7 @@ def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, how: Learning) -
 
 
 def build_learning(
-    cfg: Config, mesh: Mesh, task: Any, tokenizer: Any, extras: tuple[Extra, ...] = ()
+    cfg: Config, mesh: Mesh, task: Any, tokenizer: Tokenizer, extras: tuple[Extra, ...] = ()
 ) -> Learning:
     """The settings of an update; task: one for the width of its prompts, where windows are cut."""
     own = task.grammar if cfg.rollout.constrain else None
@@ -153,7 +97,7 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | N
     return None
 
 
-def opening_of(tokenizer: Any) -> int:
+def opening_of(tokenizer: Tokenizer) -> int:
     """The token that opens a message of the tokenizer's chats."""
     return tokenizer.special(tokenizer.chat_format.start)
 
@@ -230,7 +174,7 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     )
 
 
-def build_setup(cfg: Config, model: Model, tokenizer: Any, mesh: Mesh) -> hooks.Setup:
+def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> hooks.Setup:
     """What extensions load their additions from."""
 
     def load_policy(path):
@@ -255,7 +199,7 @@ def plain_functions(cfg: Config, model: Model, *, mesh: Mesh) -> ModelFns:
     return model_functions(model, rows, has_critic=False, shares_backbone=False)
 
 
-def build_tasks(cfg: Config, tokenizer: Any, mesh: Mesh) -> tuple[Task, ...]:
+def build_tasks(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Task, ...]:
     """The worlds that train, each as text."""
     tasks = [parts.build_text_task(member, tokenizer, 'train', mesh) for member in cfg.members]
     if not cfg.rollout.constrain:
@@ -265,7 +209,7 @@ def build_tasks(cfg: Config, tokenizer: Any, mesh: Mesh) -> tuple[Task, ...]:
     return tuple(tasks if mesh is None else sharding.replicate(tasks, mesh))
 
 
-def build_held_out(cfg: Config, tokenizer: Any, mesh: Mesh) -> dict[str, Task]:
+def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[str, Task]:
     """The pools that are validated on, by the prefix of their metrics; those of eval.split first.
 
     Of several worlds each has its own pools: eval_sokoban, eval_test_sokoban.
@@ -343,7 +287,7 @@ def build_training(
     config: Model,
     additions: tuple[hooks.Addition, ...],
     tasks: tuple[Task, ...],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     worlds: dict[str, Worlds],
 ) -> Training:
     """The programs of a step."""
@@ -391,21 +335,24 @@ def build_information(parts: Parts) -> Probe:
     """The mutual information of prompts and answers."""
     cfg, fns = parts.cfg, parts.fns
     whole = NamedSharding(parts.mesh, PartitionSpec())
-    information = functools.partial(
-        mutual_information.information,
-        hidden_fn=fns.hidden,
-        head_fn=fns.head,
-        layout=whole,
+    settings = mutual_information.Settings(
         group_size=cfg.rollout.group_size,
+        max_response=cfg.rollout.max_response,
         pairs=cfg.alarm.mi_pairs,
         turns=cfg.alarm.mi_turns,
         text=cfg.alarm.mi_text,
-        low_mi=cfg.alarm.low_mi,
-        low_entropy=cfg.alarm.low_entropy,
-        max_response=cfg.rollout.max_response,
         microbatch_rows=cfg.batch.microbatch_rows,
         temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
+        low_mi=cfg.alarm.low_mi,
+        low_entropy=cfg.alarm.low_entropy,
+    )
+    information = functools.partial(
+        mutual_information.information,
+        settings=settings,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        layout=whole,
         bits=parts.learning.bits,
     )
     program = jax.jit(information, out_shardings=whole)

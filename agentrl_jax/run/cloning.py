@@ -13,9 +13,9 @@ from agentrl_jax.models import lora
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
 from agentrl_jax.run import parts
-from agentrl_jax.run.build import Run
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import CLONED, trained_part
+from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import BASE, CLONE, Streams
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Task

@@ -19,6 +19,7 @@ from agentrl_jax.rl.learning import Learning
 from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts
+from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.types import EpisodeStop, Params, Rollout
@@ -62,7 +63,7 @@ def check_tokens(counts: dict[str, Any], tokens: int, where: str) -> None:
 
 
 def play(
-    run: Any,
+    run: Run,
     params: Params,
     tasks: tuple[Task, ...],
     streams: Streams,
@@ -81,7 +82,7 @@ def play(
 
 
 def play_ahead(
-    run: Any, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
+    run: Run, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
 ) -> tuple[Played, list[dict[str, Any]]]:
     """play of the one world of a run, while episodes of later steps are played beside.
 
@@ -105,7 +106,7 @@ def play_ahead(
 
 
 def collect(
-    run: Any,
+    run: Run,
     params: Params,
     tasks: tuple[Task, ...],
     streams: Streams,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -21,8 +21,7 @@ from agentrl_jax.text.conversation import Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Frozen, Params, Rollout, TrainState
 
-if TYPE_CHECKING:
-    from agentrl_jax.run.config import Config
+Config = Any  # run.config.Config, whose sections are extensions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from agentrl_jax.envs.hosts.world import Foreign
 from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies, versions
 from agentrl_jax.rollout.keepers import Request, Response
+from agentrl_jax.run.run import Run
 from agentrl_jax.run.usage import WrongUsage
 
 # How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
@@ -63,7 +64,7 @@ def probe(env: HostEnvironment, tries: int) -> None:
 
 @contextlib.contextmanager
 def playing(
-    run: Any,
+    run: Run,
     folder: Path,
     step: int,
     asked: Callable[[], bool] = host.never,
@@ -82,7 +83,7 @@ def playing(
         yield
 
 
-def set_aside(run: Any, folder: Path, stem: str) -> None:
+def set_aside(run: Run, folder: Path, stem: str) -> None:
     """Logs of earlier evaluations get another name: what worlds said there is needed to replay."""
     for name in run.worlds:
         path = folder / log_name(of_world(run.cfg, stem, name))
@@ -91,7 +92,7 @@ def set_aside(run: Any, folder: Path, stem: str) -> None:
                 log.rename(replies.free_name(log, 'earlier'))
 
 
-def check_replay(run: Any, path: str) -> None:
+def check_replay(run: Run, path: str) -> None:
     """WrongUsage where no log of replies can answer."""
     if path and not run.worlds:
         raise WrongUsage(f'--replay: env.name={run.cfg.env.name!r} has no worlds on hosts')
@@ -121,7 +122,7 @@ def logged(
 
 
 @contextlib.contextmanager
-def replayed(run: Any, path: str, about: replies.About) -> Iterator[None]:
+def replayed(run: Run, path: str, about: replies.About) -> Iterator[None]:
     """The log of a rollout answers, and no world does."""
     check_replay(run, path)
     (worlds,) = run.worlds.values()
@@ -133,7 +134,7 @@ def replayed(run: Any, path: str, about: replies.About) -> Iterator[None]:
         worlds.pool = before
 
 
-def label(run: Any, **about: int | str) -> None:
+def label(run: Run, **about: int | str) -> None:
     """Says of which rollout the next replies are."""
     for worlds in run.worlds.values():
         worlds.log.about = about
@@ -142,7 +143,7 @@ def label(run: Any, **about: int | str) -> None:
 
 
 def said(
-    run: Any, world: str, path: Path, streams: Iterable[int], **about: int | str
+    run: Run, world: str, path: Path, streams: Iterable[int], **about: int | str
 ) -> list[list[dict[str, Any]]] | None:
     """The lines that the logs hold of each episode of a rollout, for its page; None on the device.
 
@@ -162,7 +163,7 @@ def said(
     return [found[stream] if stream in found else [] for stream in map(int, streams)]
 
 
-def in_flight(run: Any) -> dict[str, Any] | None:
+def in_flight(run: Run) -> dict[str, Any] | None:
     """For a live line: where the rollout is that is being played; None = there is none."""
     playing = [worlds.rollout for worlds in run.worlds.values() if worlds.rollout is not None]
     if not playing:

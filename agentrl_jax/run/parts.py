@@ -33,6 +33,7 @@ from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.text.task import TextTask, build_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.tokens.load import check_fits, load_tokenizer
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params, Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
@@ -52,7 +53,7 @@ def build_environment(cfg: Config, split: str) -> tuple[Any, Any]:
     return build(world, split, num_levels=levels, seed=cfg.env.pool_seed)
 
 
-def build_text_task(cfg: Config, tokenizer: Any, split: str, mesh: Any) -> Task:
+def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) -> Task:
     """The environment as text, replicated over the mesh; without one, on the host."""
     make = host_task if cfg.on_hosts else device_task
     task = make(cfg, tokenizer, split)
@@ -87,7 +88,7 @@ def warn_of_lost_answers(task: Task) -> None:
         )
 
 
-def device_task(cfg: Config, tokenizer: Any, split: str) -> TextTask:
+def device_task(cfg: Config, tokenizer: Tokenizer, split: str) -> TextTask:
     """An environment on the device as text."""
     env, env_params = build_environment(cfg, split)
     needed = split == 'train' and any(part.needs_plans(cfg) for part in cfg.extensions)
@@ -125,7 +126,7 @@ def solutions(env: Any, env_params: Any, budget: int) -> np.ndarray:
         ) from error
 
 
-def host_task(cfg: Config, tokenizer: Any, split: str) -> HostTask:
+def host_task(cfg: Config, tokenizer: Tokenizer, split: str) -> HostTask:
     """Worlds on hosts as text."""
     env, env_params = build_environment(cfg, split)
     return build_host_task(
@@ -157,7 +158,7 @@ def answer_pattern(cfg: Config) -> str:
     return '|'.join(found)
 
 
-def build_conversation(cfg: Config, tokenizer: Any, env: HostEnvironment) -> Conversation:
+def build_conversation(cfg: Config, tokenizer: Tokenizer, env: HostEnvironment) -> Conversation:
     """Between texts of worlds on hosts and token ids."""
     return Conversation(
         build_chat(tokenizer),
@@ -168,7 +169,7 @@ def build_conversation(cfg: Config, tokenizer: Any, env: HostEnvironment) -> Con
     )
 
 
-def build_worlds(cfg: Config, tokenizer: Any) -> host.Worlds:
+def build_worlds(cfg: Config, tokenizer: Tokenizer) -> host.Worlds:
     """Worlds on hosts; they are made when they are needed."""
     env, _ = build_environment(cfg, 'train')
     conversation = build_conversation(cfg, tokenizer, env)
@@ -238,7 +239,7 @@ def execution(cfg: Config) -> dict[str, Any]:
     )
 
 
-def random_model_config(cfg: Config, tokenizer: Any) -> Model:
+def random_model_config(cfg: Config, tokenizer: Tokenizer) -> Model:
     """Sizes of a model that is not loaded."""
     size = cfg.model
     return DRAWN(
@@ -255,7 +256,7 @@ def random_model_config(cfg: Config, tokenizer: Any) -> Model:
     )
 
 
-def build_model(cfg: Config, tokenizer: Any, mesh: Any) -> tuple[Model, Any]:
+def build_model(cfg: Config, tokenizer: Tokenizer, mesh: Any) -> tuple[Model, Any]:
     """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
     if cfg.model.path:
         config, params = load_policy(files.local_path(cfg.model.path), mesh=mesh)

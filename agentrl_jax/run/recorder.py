@@ -20,8 +20,8 @@ from agentrl_jax.records.markup import many
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts, mixture
-from agentrl_jax.run.build import Run
 from agentrl_jax.run.config import Config
+from agentrl_jax.run.run import Run
 from agentrl_jax.types import Params, Rollout
 
 WARM_UP_STEPS = 2  # steps in which programs may compile

@@ -4,7 +4,6 @@ Algorithms, worlds and sections of extensions have their own rules. RUN_RULES of
 it and the run that trains it.
 """
 
-import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +12,6 @@ import jax
 
 from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
-from agentrl_jax.measure.collapse import SIGNALS
 from agentrl_jax.models.lora import target_names
 from agentrl_jax.rl.algorithm import ZERO_RULES
 from agentrl_jax.settings import rules
@@ -21,23 +19,23 @@ from agentrl_jax.settings.marks import POSITIVE, In, suggestion
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text import agents
 
+Config = Any  # run.config.Config, whose reader checks these rules
 TWO, ACTS, AGENTS = In(low=2), {'act', 'react'}, set(agents.NAMES)
 SPLITS = {'train', 'validation', 'test'}
 SAMPLED = {'parity.loss_on': 'sampled'}
-SEES_ANSWERS = {'env.max_turns': TWO, 'context.window': In(low=2, also=(0,))}
 NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
 ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
 ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
 HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
 NO_PAIRS = {'algorithm': Must('one without pairs', lambda run: run.algorithm.ROWS_PER_PAIR == 1)}
-SHOWN = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
+DEMONSTRATIONS = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
-def _hosts(run: Any) -> list[Any]:
+def _hosts(run: Config) -> list[Any]:
     return [world for world in run.worlds if world.name in HOSTS]
 
 
-def _cloned(run: Any) -> Iterator[Any]:
+def _cloned(run: Config) -> Iterator[Any]:
     """The worlds on hosts whose expert is cloned."""
     for member in run.members:
         if member.on_hosts and member.clone.episodes:
@@ -63,29 +61,29 @@ def _installed(field: str, package: str) -> Rule:
     )
 
 
-def _known_worlds(run: Any) -> bool:
+def _known_worlds(run: Config) -> bool:
     return len(WORLDS.keys() & run.env.worlds) == len(run.env.worlds)
 
 
-def _worlds(run: Any) -> str:
+def _worlds(run: Config) -> str:
     close = (suggestion(name, WORLDS) for name in run.env.worlds if name not in WORLDS)
     return f'different worlds of {", ".join(WORLDS)}{"".join(close)}'
 
 
-def _shares_sum_to_one(run: Any) -> bool:
+def _shares_sum_to_one(run: Config) -> bool:
     shares = [share for _, share in run.env.mix]
     return not shares or (min(shares) > 0 and abs(sum(shares) - 1) < 1e-6)
 
 
-def _mixed_groups(run: Any) -> tuple[int, ...]:
+def _mixed_groups(run: Config) -> tuple[int, ...]:
     return run.env.apportion(run.rollout.num_groups) if run.env.mix else ()
 
 
-def _free_text(run: Any) -> bool:
+def _free_text(run: Config) -> bool:
     return any('{}' in form for world in _hosts(run) for form in run.forms_of(world))
 
 
-def _slowest(run: Any) -> tuple[float, str]:
+def _slowest(run: Config) -> tuple[float, str]:
     """(seconds, field) of the longest limit of a world on hosts."""
     limits = [
         (getattr(world, field, 0.0), f'{world.name}.{field}')
@@ -95,7 +93,7 @@ def _slowest(run: Any) -> tuple[float, str]:
     return max(limits, default=(0.0, ''))
 
 
-def _crowded(run: Any) -> list[str]:
+def _crowded(run: Config) -> list[str]:
     """Worlds whose servers hold fewer episodes than are played at once."""
     hosts = [member for member in run.members if member.on_hosts]
     held = [(member.worlds[0].local_server_capacity, member.worlds_at_once) for member in hosts]
@@ -107,14 +105,14 @@ def _crowded(run: Any) -> list[str]:
     ]
 
 
-def _known_targets(run: Any) -> bool:
+def _known_targets(run: Config) -> bool:
     try:
         return not run.lora.rank or bool(target_names(run.lora.targets))
     except ValueError:
         return False
 
 
-def _rows(run: Any) -> int:
+def _rows(run: Config) -> int:
     """Rows of an update."""
     kept = run.algorithm.filter.kept(run.rollout.num_groups) * run.rollout.group_size
     return kept + run.base_rows
@@ -124,22 +122,12 @@ def _divide(a: int, b: int) -> bool:
     return not (a % b and b % a)
 
 
-def _keeps_enough(name: str) -> Callable[[Any], bool]:
-    def keeps_enough(run: Any) -> bool:
-        every = {'eval/success': run.eval.every, 'collapse/mi_share': run.alarm.mi_every}
-        alarm, saved = getattr(run.alarm, name), (run.checkpoint.keep - 1) * run.checkpoint.every
-        steps = alarm.patience * every.get(SIGNALS[name].metric, 1)
-        return alarm.action != 'roll_back' or saved > steps
-
-    return keeps_enough
-
-
-def _increasing(run: Any) -> bool:
+def _increasing(run: Config) -> bool:
     rounds = run.curriculum.rounds
     return all(a < b for a, b in zip((0, *rounds), rounds, strict=False))
 
 
-def _clone_divides(run: Any) -> bool:
+def _clone_divides(run: Config) -> bool:
     micro = run.clone.microbatch_rows
     return not micro or not (run.clone.batch % micro or micro % run.shards)
 
@@ -151,7 +139,6 @@ FIRST = (  # others divide by what these check
 )
 
 HINTS = exclude({'env.hint': 'none'}, ON_DEVICE | {'context.window': 0})
-
 RULES = (
     *HINTS,
     # Worlds
@@ -289,7 +276,7 @@ RULES = (
             **SAMPLED,
             'processes': Must('1', lambda run: jax.process_count() == 1),
         },
-        'episodes go on while the policy is updated',
+        'episodes continue while the policy is updated',
     ),
     # Validation and logs
     must(
@@ -412,14 +399,6 @@ RULES = (
     Rule({'alarm.information_drop.action': {'off', 'warn'}, 'alarm.mi_every': In(low=1)}),
     Rule({'alarm.mi_every': 0, 'alarm.mi_turns': 'first', 'context.window': 0}),
     Rule({'alarm.mi_every': 0, 'alarm.mi_text': 'answer', 'env.think': True}),
-    *(
-        must(
-            f'alarm.{name}.action',
-            f"'stop', or alarm.{name}.patience to less, or checkpoint.keep to more",
-            _keeps_enough(name),
-        )
-        for name in SIGNALS
-    ),
     must(
         'curriculum.rounds',
         'two or more numbers',
@@ -437,7 +416,7 @@ RULES = (
     *exclude(
         {'evol.base_rows': 0},
         {
-            'clone.episodes': SHOWN,
+            'clone.episodes': DEMONSTRATIONS,
             'batch.microbatch_rows': Must(
                 'a divisor of evol.base_rows',
                 lambda run: not run.evol.base_rows % run.batch.microbatch_rows,
@@ -450,7 +429,7 @@ RULES = (
     ),
     _of_shards('evol.base_rows', lambda run: [run.base_rows]),
     *exclude({'clone.file': ''}, NO_LIMITS, 'limits are for demonstrations of the expert'),
-    *exclude({'clone.adapters': False}, {'lora.rank': In(low=1), 'clone.episodes': SHOWN}),
+    *exclude({'clone.adapters': False}, {'lora.rank': In(low=1), 'clone.episodes': DEMONSTRATIONS}),
     must(
         'clone.microbatch_rows',
         lambda run: f'a divisor of clone.batch, and a multiple of the {run.shards} data shards',
@@ -479,7 +458,7 @@ RULES = (
 )
 
 
-def broken(run: Any) -> list[rules.Broken]:
+def broken(run: Config) -> list[rules.Broken]:
     """The rules that a Config breaks; most are checked only if the first ones hold."""
     worlds = (*run.worlds, *run.others)
     values = rules.settings_of(run)
@@ -487,8 +466,7 @@ def broken(run: Any) -> list[rules.Broken]:
         values |= rules.settings_of(world, f'{world.name}.')
     found = rules.broken((*FIRST, *rules.rules_of(run.algorithm)), run, values)
     if not found:
-        sections = [getattr(run.extras, field.name) for field in dataclasses.fields(run.extras)]
-        added = [rule for section in sections for rule in rules.rules_of(section)]
+        added = [rule for section in vars(run.extras).values() for rule in rules.rules_of(section)]
         found = rules.broken((*RULES, *added), run, values)
         for member in run.members:
             found += rules.broken(rules.rules_of(member.worlds[0], 'RUN_RULES'), member, values)

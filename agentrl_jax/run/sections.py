@@ -1,7 +1,7 @@
-"""The sections of a run's config that no algorithm and no world owns, with the rules of each.
+"""The sections of a run's config that no algorithm and no world owns.
 
 A field has its default, bound or choice and meaning here and nowhere else (agentrl_jax/settings).
-`problems` are rules of a section alone, `conflicts` rules between it and the rest of the run.
+Rules between fields are in rules.py.
 """
 
 import dataclasses

@@ -15,7 +15,6 @@ from agentrl_jax.models import critic
 from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
 from agentrl_jax.run import hooks
-from agentrl_jax.run.build import Run
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
 from agentrl_jax.run.config import Config, as_json, comparable, following, saved_with
 from agentrl_jax.run.params import (
@@ -32,6 +31,7 @@ from agentrl_jax.run.params import (
     trained_part,
     trained_policy,
 )
+from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.run.usage import WrongUsage, checked
 from agentrl_jax.types import Demonstrations, Frozen, Params, TrainState

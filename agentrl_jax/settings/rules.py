@@ -43,7 +43,7 @@ class Rule:
     why: str = ''
 
     def check(self, subject: Any, values: Mapping[str, Any], at: str = '') -> Broken | None:
-        """None if a need holds; unset fields and those that the algorithm lacks hold theirs."""
+        """Return None if a need holds. Needs of unset and missing fields hold."""
         needs = {at + name: need for name, need in self.needs.items()}
         if any(_holds(need, subject, values.get(name)) for name, need in needs.items()):
             return None
@@ -63,7 +63,7 @@ class Rule:
 
 
 def exclude(first: Mapping[str, Any], others: Mapping[str, Any], why: str = '') -> tuple[Rule, ...]:
-    """A rule for each of the others: it holds, or one of the first does."""
+    """One rule for each entry of `others`, which is rejected unless it or one of `first` holds."""
     return tuple(Rule({**first, name: need}, why) for name, need in others.items())
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_jax.text.prompts import SEPARATOR
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 BETWEEN = f' {SEPARATOR} '  # as demonstrations have it
 MOST_ANSWERS = 50_000  # that 'own' spells one by one
@@ -165,7 +166,7 @@ def as_words(bits: int, names: int) -> np.ndarray:
 
 
 def automaton_of_spellings(
-    tokenizer: Any, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
+    tokenizer: Tokenizer, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
 ) -> Automaton:
     """The tree of all answers as the tokenizer spells them."""
     count = sum(len(names) ** k for k in range(1, max_actions + 1))
@@ -207,7 +208,7 @@ def automaton_of_spellings(
 
 
 def automaton_of_bytes(
-    tokenizer: Any, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
+    tokenizer: Tokenizer, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
 ) -> Automaton:
     """The automaton over bytes, lifted to tokens.
 

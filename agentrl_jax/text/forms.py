@@ -13,13 +13,14 @@ more tokens are left than these take, only those of the forms on offer are legal
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.text.automata import EVERY, as_words
 from agentrl_jax.text.grammar import Grammar, pack, with_choice, with_padding
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 HOLE = '{}'
 DEAD = -1
@@ -172,7 +173,7 @@ def _following(ways: Ways, end: int) -> dict[int, tuple[Ways, int]]:
 
 @functools.lru_cache(maxsize=8)  # the pools of a run have the same
 def build_forms(
-    tokenizer: Any, forms: tuple[str, ...], *, longest: int, offers: bool = False
+    tokenizer: Tokenizer, forms: tuple[str, ...], *, longest: int, offers: bool = False
 ) -> Grammar:
     """The grammar of answers of at most `longest` tokens, their end included.
 

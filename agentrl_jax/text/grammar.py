@@ -26,7 +26,6 @@ have its bytes.
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +41,7 @@ from agentrl_jax.text.automata import (
     automaton_of_spellings,
     words,
 )
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 SPELLINGS = ('own', 'any')
 NEVER = -1e30  # logit of what is not allowed; finite, since 0 * -inf is no number
@@ -224,7 +224,7 @@ def unpack(packed: jax.Array, columns: int) -> jax.Array:
 
 
 def build_grammar(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     names: Sequence[str],
     *,
     max_actions: int,

@@ -15,12 +15,13 @@ cell, a digit; see envs.pieces). They must be the same tokens wherever they can 
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 TRIED = 4000  # pairs of an ending and a beginning
 END = 0  # kind of what follows the last line: a special token, or nothing
@@ -46,7 +47,7 @@ class Pieces:
 
 
 def build_line_table(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     lines: list[str],
     *,
     extra_rows: list[Ids] | None = None,
@@ -84,7 +85,7 @@ def build_line_table(
     return _table(rows, kind=jnp.asarray(kind, jnp.int32), variant=jnp.asarray(variant, jnp.int32))
 
 
-def check_rows(tokenizer: Any, lines: list[str], slots: list[range]) -> Pieces:
+def check_rows(tokenizer: Tokenizer, lines: list[str], slots: list[range]) -> Pieces:
     """The pieces among the lines of an observation, whose slots say what may be where.
 
     A row ends with the first place at which every line ends in a newline. An error names two pieces
@@ -107,7 +108,7 @@ def check_rows(tokenizer: Any, lines: list[str], slots: list[range]) -> Pieces:
     return Pieces(frozenset(begin | inner), frozenset(inner - begin))
 
 
-def _check_pieces(tokenizer: Any, lefts: list[str], rights: list[str]) -> None:
+def _check_pieces(tokenizer: Tokenizer, lefts: list[str], rights: list[str]) -> None:
     pairs = list(itertools.product(lefts, rights))
     if len(pairs) > TRIED:
         drawn = np.random.default_rng(0).choice(len(pairs), TRIED, replace=False)
@@ -138,7 +139,7 @@ def _shortest(named: Iterable[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-def looking_ahead(tokenizer: Any, texts: list[str], starts: list[str]) -> dict[str, str]:
+def looking_ahead(tokenizer: Tokenizer, texts: list[str], starts: list[str]) -> dict[str, str]:
     """Texts whose tokens in front of some start are others than alone, by their last characters.
 
     Tried are texts of all endings with all starts; of more than TRIED such pairs, those with a
@@ -160,7 +161,7 @@ def looking_ahead(tokenizer: Any, texts: list[str], starts: list[str]) -> dict[s
     }
 
 
-def in_front(tokenizer: Any, text: str, start: str) -> Ids:
+def in_front(tokenizer: Tokenizer, text: str, start: str) -> Ids:
     """Ids of a text in front of a start; an error names the two where they are not apart."""
     joined, after = tokenizer.encode(text + start), tokenizer.encode(start)
     ids = joined[: len(joined) - len(after)]
@@ -172,7 +173,7 @@ def in_front(tokenizer: Any, text: str, start: str) -> Ids:
     return ids
 
 
-def in_front_of_all(tokenizer: Any, text: str, starts: list[str]) -> Ids:
+def in_front_of_all(tokenizer: Tokenizer, text: str, starts: list[str]) -> Ids:
     """Ids of a text that must be the same in front of every start."""
     starts = list(_shortest((start[:3], start) for start in starts).values())
     spelled = [in_front(tokenizer, text, start) for start in starts]
@@ -186,7 +187,7 @@ def in_front_of_all(tokenizer: Any, text: str, starts: list[str]) -> Ids:
 
 
 def _kinds(
-    tokenizer: Any, looking: list[str], starts: dict[str, str]
+    tokenizer: Tokenizer, looking: list[str], starts: dict[str, str]
 ) -> tuple[dict[str, int], list[str]]:
     """(kind of each start, an example of each kind): starts before which all texts are the same."""
     examples = {tuple(map(tuple, tokenizer.encode_batch(looking))): ''}
@@ -198,7 +199,7 @@ def _kinds(
     return kinds, list(examples.values())
 
 
-def open_end(tokenizer: Any, row: Ids) -> str:
+def open_end(tokenizer: Tokenizer, row: Ids) -> str:
     """Text after the last special token of a row of ids; a line may follow it directly."""
     pieces = tokenizer.token_bytes()
     cuts = [i for i, token in enumerate(row) if not pieces[token]]

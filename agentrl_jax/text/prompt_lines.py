@@ -1,4 +1,4 @@
-"""The lines of a task's prompts, and checks that they are tokenised alike in every place."""
+"""The lines of a task's prompts, and checks that their tokens are the same in every place."""
 
 from typing import Any
 

@@ -21,6 +21,7 @@ from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import lines as line_tables
 from agentrl_jax.text.prompts import STYLES, PromptStyle, in_react, react_text
 from agentrl_jax.tokens import chat as chats
+from agentrl_jax.tokens.tokenizer import Tokenizer
 
 
 @struct.dataclass
@@ -406,7 +407,7 @@ def _families(
 def build_task(
     env: Any,
     env_params: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     style: str = 'ragen',
     generation_prefix: str = '<think>',
@@ -521,7 +522,7 @@ def limits_actions(env: Any) -> bool:
 
 
 def build_answers(
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     names: Sequence[str],
     *,
     max_actions: int,

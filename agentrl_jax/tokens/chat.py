@@ -17,13 +17,13 @@ from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.tokens.wording import CHAT_ML, LLAMA_3, Wording
 
-# What `Chat` says, as a template: for exports of tokenizers that came without one.
+# The format of `Chat` as a template, for exports of tokenizers without one.
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{{ message['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-# The same with tools, in Hermes' words, which Qwen2.5 and Qwen3 use too.
+# The same with tools, in the format of Hermes, Qwen2.5 and Qwen3.
 CHATML_TOOLS = (
     "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
     "{% if tools %}{{ '<|im_start|>system\n' + system + ('\n\n' if system else '') }}"
@@ -51,8 +51,8 @@ CHATML_TOOLS = (
     "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-SPOILT = '\ue000'  # in the middle of what would be a special token, from its text to its tokens
-LONGEST_QUOTE = 500  # characters of what a template renders that an error repeats
+SPOILT = '\ue000'  # breaks up special tokens that messages spell, until they are tokenised
+LONGEST_QUOTE = 500  # characters of a rendered text in an error
 ANSWER = 'An answer.'  # of no importance
 THOUGHTFUL = '<think>\nt\n</think>\n\nA'
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
@@ -67,13 +67,13 @@ class Chat:
     start_id: int  # opens a message: <|im_start|>
     end_id: int  # ends one: <|im_end|>
     wording: Wording = CHAT_ML
-    preface: str = ''  # what the template says itself at the beginning of a system message
+    preface: str = ''  # text that the template puts at the start of a system message
     call_id: int = -1  # may announce a call; -1: no token does
     thought: str = ''  # the template puts it in front of each sampled answer: '<think>\n'
 
     @property
     def begin(self) -> list[int]:
-        """What is in front of the first message."""
+        """Tokens before the first message."""
         begin = self.wording.begin
         return [self.tokenizer.special(begin)] if begin else []
 
@@ -117,8 +117,9 @@ class Chat:
         return self._tokens(self._rendered(messages, tools))
 
     def following(self, messages: Messages, tools: Sequence[dict] = ()) -> list[int]:
-        """What the template puts between the <|im_end|> of an answer and the next answer, with new
-        messages between them: what it shows after an answer of no importance."""
+        """Tokens from after the <|im_end|> of an answer to the start of the next answer.
+
+        They hold the new messages, as the template renders them after a short answer."""
         before = [message('user', 'U'), message('assistant', ANSWER)]
         rendered = self._rendered([*before, *messages], tools)
         _, answered, new = rendered.partition(f'{ANSWER}{self.wording.end}')
@@ -132,7 +133,7 @@ class Chat:
     def _rendered(self, messages: Messages, tools: Sequence[dict]) -> str:
         template, called = self.tokenizer.chat_template or CHATML_TOOLS, tools
         called = called or any(one['role'] == 'tool' or 'tool_calls' in one for one in messages)
-        if called and 'tools' not in template:  # it would leave calls out without a word
+        if called and 'tools' not in template:  # it would silently drop calls
             if self.wording.name != CHAT_ML.name:
                 raise ValueError(f'the chat template of {self.tokenizer.source} knows no tools')
             template = begun(CHATML_TOOLS, self.wording.begin)
@@ -144,7 +145,7 @@ class Chat:
         return tokenize(self.tokenizer, rendered, whole=lambda text: text.replace(SPOILT, ''))
 
     def user_open(self, user_start: str) -> list[int]:
-        """From after the <|im_end|> of an answer into the next user message."""
+        """Tokens from after the <|im_end|> of an answer into the next user message."""
         return [*self.tokenizer.encode(self.wording.after), *self._opened('user', user_start)]
 
     def answer_open(self, prefix: str) -> list[int]:
@@ -222,12 +223,12 @@ def plain_template(begin: str, thought: str) -> str:
 
 
 def begun(template: str, begin: str) -> str:
-    """A template of ours, with the bos_token in front if conversations begin with one."""
+    """One of our templates, with the bos_token in front if conversations start with one."""
     return f'{{{{ bos_token }}}}{template}' if begin else template
 
 
 def _preface(wording: Wording, tokenizer: Tokenizer) -> str:
-    """What a template puts in front of the text of a system message, within the message."""
+    """Text that a template puts before the system text, within the system message."""
     rendered = render(tokenizer, GREETING)
     head = f'{wording.begin}{wording.start}system{wording.role_end}{wording.space}'
     system, ended, _ = rendered.partition(f'S{wording.end}')
@@ -244,8 +245,8 @@ def thought_of(tokenizer: Tokenizer, wording: Wording) -> str:
 
 
 def _check_template(chat: Chat) -> None:
-    """One turn and two turns of the template must be the pieces, token for token."""
-    # White space around the texts shows a template that strips them.
+    """Raise ValueError unless one and two turns of the template are the pieces, token for token."""
+    # White space around the texts reveals templates that strip them.
     system, user, other = ('S', 'U', 'V') if chat.wording.strips else (' S\n', '\nU\n', 'V\n')
     messages = [message('system', system), message('user', user)]
     pieces, opening = chat.episode_prefix(system, user), chat.answer_open(chat.thought)
@@ -281,9 +282,9 @@ def with_tools(tokenizer: Tokenizer, begin: str = '') -> str:
 
 
 def keeps_thoughts(tokenizer: Tokenizer) -> bool:
-    """Whether the template repeats earlier answers whole, as episodes do.
+    """Whether the template repeats earlier answers with their thoughts, as episodes do.
 
-    Qwen3's leaves out what comes before </think>.
+    Qwen3's drops everything before </think>.
     """
     answer = '<think>t</think><answer>A</answer>'
     messages = [message('user', 'U'), message('assistant', answer), message('user', 'V')]
@@ -291,7 +292,7 @@ def keeps_thoughts(tokenizer: Tokenizer) -> bool:
 
 
 def _difference(chat: Chat, messages: Messages, pieces: list[int]) -> str:
-    """An error message if the template renders other tokens than the pieces, else ''."""
+    """Return an error message if the template renders other tokens than the pieces, else ''."""
     tokenizer = chat.tokenizer
     rendered = render(tokenizer, messages)
     if tokenize(tokenizer, rendered) == pieces:
@@ -304,7 +305,7 @@ def _difference(chat: Chat, messages: Messages, pieces: list[int]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text as Python spells it, its end left out where it is long."""
+    """Return the repr of a text; long texts are cut."""
     return repr(text) if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]!r}...'
 
 
@@ -346,7 +347,7 @@ def tokenize(tokenizer: Tokenizer, rendered: str, whole: Callable[[str], str] = 
 
 
 def _spoilt(value: Any, specials: re.Pattern) -> Any:
-    """A value of JSON in whose texts no special token is spelled: a mark is put into each."""
+    """Return a JSON value with a mark inside each special token that its texts spell."""
     if isinstance(value, str):
         value = value.replace(SPOILT, '')
         while specials.search(value):  # one may begin in another

@@ -47,8 +47,8 @@ def _pre_tokenizer(kind: str, source: str) -> tuple[list, bool, bool]:
 def kind_of(pre: str | None, architecture: str | None, source: str) -> str:
     """The rules of a file: tokenizer.ggml.pre, which conversions of early 2024 did not write.
 
-    All Qwen2 and Qwen3 split alike. Of others nothing is guessed: a wrong rule gives other tokens
-    than the model was trained on, and no error.
+    All Qwen2 and Qwen3 split texts the same way. Other files are rejected: a wrong rule would give
+    other tokens than in training, without an error.
     """
     if pre is None and architecture in ('qwen2', 'qwen3'):
         return 'qwen2'
@@ -61,7 +61,7 @@ def kind_of(pre: str | None, architecture: str | None, source: str) -> str:
 
 
 def set_rules(backend: tokenizers.Tokenizer, kind: str, source: str) -> None:
-    """Makes a byte-level BPE normalise and split text as the models of a kind do."""
+    """Set the normaliser and the splitting rules of a kind of model."""
     steps, nfc, whole_words = _pre_tokenizer(kind, source)
     backend.model.ignore_merges = whole_words
     backend.normalizer = normalizers.NFC() if nfc else None
@@ -127,7 +127,7 @@ def load(path: Path) -> BytePairTokenizer:
     names = ('eos', 'bos', 'unknown', 'seperator', 'padding')  # as GGUF spells them
     eos, bos, *_, pad = ids = [read(f'tokenizer.ggml.{name}_token_id', int) for name in names]
     if bos is not None and not 0 <= bos < len(texts):
-        raise ValueError(f'{path}: tokenizer.ggml.bos_token_id {bos} is none of its tokens')
+        raise ValueError(f'{path}: tokenizer.ggml.bos_token_id {bos} is not one of its tokens')
     named = zip(('eos_token', 'bos_token', 'unk_token', 'sep_token', 'pad_token'), ids, strict=True)
     return BytePairTokenizer(
         backend,

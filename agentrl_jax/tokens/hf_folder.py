@@ -58,7 +58,7 @@ def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
     path = folder / 'tokenizer_config.json'
     settings = json.loads(path.read_text(encoding='utf-8')) if path.is_file() else {}
     settings |= {
-        # Other classes build parts of the tokenizer anew, by their own rules.
+        # Other classes replace parts of the tokenizer by their own rules.
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'clean_up_tokenization_spaces': False,
         'eos_token': tokenizer.decode([tokenizer.eos_ids[0]], show_special=True),
@@ -100,7 +100,7 @@ def is_qwen2(folder: Path) -> bool:
 
 
 def compare(tokenizer: Tokenizer, folder: Path) -> None:
-    """Refuses a whole folder that gives other ids, for a text or a chat, than the tokenizer."""
+    """Raise ValueError if a folder gives other ids for a text or a chat than the tokenizer."""
     written = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
     texts = sample_texts(tokenizer)
     theirs = written.encode_batch(texts, add_special_tokens=False)
@@ -119,9 +119,9 @@ def compare(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def sample_texts(tokenizer: Tokenizer) -> list[str]:
-    """Every piece that is text, and seeded random texts; none spells an added token.
+    """Every text piece and seeded random texts, without texts that spell an added token.
 
-    Those are text in a run and tokens in `transformers`, which reads chats that way.
+    `transformers` reads added tokens as tokens, a run reads them as text.
     """
     pieces = [piece.decode('utf-8', errors='ignore') for piece in tokenizer.token_bytes()]
     pieces = [piece for piece in pieces if piece]

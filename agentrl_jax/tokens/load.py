@@ -126,7 +126,7 @@ def _load_folder(folder: Path) -> Tokenizer:
 
 
 def _warn_of_gpt2(pre_tokenizer: dict[str, Any] | None, folder: Path) -> None:
-    """Print a warning if transformers 5 replaces the rules that split texts by those of GPT-2."""
+    """Print a warning if transformers 5 splits texts by GPT-2's rules instead of the folder's."""
     kind = _read_json(folder / 'tokenizer_config.json').get('tokenizer_class')
     if kind == 'GPT2Tokenizer' and (pre_tokenizer or {}).get('type') != 'ByteLevel':
         print(

@@ -17,7 +17,7 @@ MAX_TEMPLATE = 2**20  # characters
 MAX_TEXT = 2**22
 # Date for templates that use one: a run has the same prompts every day. Llama 3.1's default.
 TODAY = datetime.datetime(2024, 7, 26)
-# What the expressions of a template can raise
+# Exceptions that expressions of a template can raise
 _FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,

@@ -14,11 +14,11 @@ from agentrl_jax.machine import files
 from agentrl_jax.tokens.wording import END_OF_TEXT, IM_END, IM_START, Wording, wording_of
 
 CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
-MOST_IDS = 2**22  # above those of any vocabulary; there is a list with a place for every id
+MOST_IDS = 2**22  # more than any vocabulary has; a list has one entry per id
 
 
 class Tokenizer:
-    """What every kind shares; the subclasses know how text becomes ids."""
+    """Shared parts of all tokenizers; subclasses build the backend and the pieces."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Tokenizer:
         bos: str | None = None,
         named: dict[str, str] | None = None,
     ):
-        """backend: a tokenizers.Tokenizer that takes special tokens in a text for text.
+        """backend: a tokenizers.Tokenizer that reads special tokens in a text as text.
 
         pieces: bytes of every id, b'' for special and unused ids; pad, eos, bos: as declared;
         named: other special tokens of templates, such as {'eos_token': '<|im_end|>'}.
@@ -168,10 +168,9 @@ def mark_specials(added_tokens: list[dict]) -> list[dict]:
 
 
 class library_errors:
-    """What the `tokenizers` library refuses becomes a ValueError that names the source.
+    """Raise errors of the `tokenizers` library as a ValueError that names the source.
 
-    It raises Exception itself, and PanicException, which is no Exception, where its Rust code
-    fails.
+    The library raises Exception itself, and PanicException, a BaseException, if Rust fails.
     """
 
     def __init__(self, source: str):

@@ -16,7 +16,7 @@ from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, END_OF_TEXT, Tokenizer, 
 
 SPACE = '\u2581'  # stands for a space in a piece
 BYTE = re.compile(r'<0x([0-9A-F]{2})>')
-USER_DEFINED_SCORE = -0.1  # what SentencePiece gives a symbol that must stay whole, of any length
+USER_DEFINED_SCORE = -0.1  # SentencePiece's score of user-defined symbols
 PROBES = [
     ' a  b ',
     '  ',
@@ -99,7 +99,7 @@ def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramToke
 
 
 def _check_vocabulary(spec: dict[str, Any], source: str) -> None:
-    """Refuses a model without a vocabulary, and special tokens that are not in it."""
+    """Raise ValueError if the vocabulary is invalid or lacks a special token."""
     model = spec['model']
     pieces = model['vocab'] if 'vocab' in model else None
     unknown = model['unk_id'] if 'unk_id' in model else None
@@ -160,7 +160,7 @@ def spec_of(model: bytes, source: str) -> dict[str, Any]:
 
 
 def _check_same(spec: dict[str, Any], reference: Any, texts: list[str], source: str) -> None:
-    """Refuses a model that works in another way than those that this project trains."""
+    """Raise ValueError if SentencePiece gives other ids than the spec."""
     backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     backend.encode_special_tokens = True
     texts = [text.replace(SPACE, ' ') for text in texts] + PROBES
@@ -215,7 +215,7 @@ def _borders(names: list[str]) -> str:
 
 
 def _check_names(texts: list[str], names: list[str], source: str) -> None:
-    """A text piece that holds '<' and the beginning of a name could be cut in two."""
+    """Raise ValueError for text pieces with the start of a name: they could be cut in two."""
     bytes_ = [f'<0x{i:02X}>' for i in range(256)]
     for name in names:
         if not name.startswith('<') or len(name) < 2:

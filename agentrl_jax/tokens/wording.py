@@ -49,5 +49,5 @@ LLAMA_3 = Wording(  # github.com/meta-llama/llama-models, models/llama3_2/text_p
 
 
 def wording_of(template: str | None) -> Wording:
-    """The family of a template; ChatML where there is none, or another one (see build_chat)."""
+    """Return the family of a template; ChatML unless it is Llama 3 (build_chat checks it)."""
     return LLAMA_3 if template is not None and LLAMA_3.start in template else CHAT_ML

@@ -27,6 +27,8 @@ from absl import logging
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models import Model
 from agentrl_jax.rollout import device as rollouts
+from agentrl_jax.rollout.rows import Player
+from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.text import answer as answers
 from agentrl_jax.types import Rollout, Scores
 from benchmarks import common, decode, rollout, update
@@ -116,11 +118,13 @@ def build_ours(config: Model, *, episodes: int, turns: int, new: int) -> Ours:
         task=task,
         episodes=listed,
         key=jax.random.key(0),
-        config=config,
-        slots=episodes,
-        serve_rows=episodes,
-        max_response=new,
-        max_tokens=task.prefix.shape[0] + turns * (task.width + new),
+        settings=RolloutSettings(
+            Player(config),
+            slots=episodes,
+            serve_rows=episodes,
+            max_response=new,
+            max_tokens=task.prefix.shape[0] + turns * (task.width + new),
+        ),
     )
     optimise = update.build_step(config, new=turns * new, microbatches=MICROBATCHES, chunk=CHUNK)
 

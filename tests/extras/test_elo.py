@@ -58,8 +58,8 @@ def test_more_games_of_the_same_kind_narrow_the_interval_by_the_root():
 @pytest.mark.skipif(importlib.util.find_spec('pgx') is None, reason='pip install pgx')
 def test_the_expert_of_connect_four_beats_random_play_from_both_seats():
     """Both play each deal from either seat, and what one earns the other one loses."""
-    from agentrl_jax import elo
     from agentrl_jax.extras.games.connect_four import ConnectFour
+    from agentrl_jax.extras.self_play import elo
 
     world = ConnectFour(True, 'self')
     game = elo.Game(world, world.make_params('test', num_levels=16), most=42)
@@ -74,6 +74,6 @@ def test_the_expert_of_connect_four_beats_random_play_from_both_seats():
 def test_actions_are_drawn_by_their_chances():
     luck = np.array([0.0, 0.24, 0.26, 0.99])
     chances = np.tile([0.25, 0.0, 0.75], (4, 1))
-    from agentrl_jax import elo
+    from agentrl_jax.extras.self_play import elo
 
     assert elo.draw(chances, luck).tolist() == [0, 0, 2, 2]

@@ -3,7 +3,7 @@
 import pathlib
 import tomllib
 
-from agentrl_jax.machine import files
+from agentrl_jax.settings import tree
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -21,7 +21,7 @@ def test_sizes_are_within_their_budgets():
         'test_lines': sum(tests.values()),
         'benchmark_lines': sum(benchmarks.values()),
         'longest_file': max((package | tests | benchmarks).values()),
-        'config_fields': len(files.flat(base.get_config())),
+        'config_fields': len(tree.flat(base.get_config())),
     }
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))
     budgets = project['tool']['agentrl_budgets']

@@ -108,23 +108,20 @@ def test_an_adapter_folder_is_its_base_with_the_adapter_merged(tmp_path, rooted,
 
 
 @pytest.mark.parametrize(
-    ('changes', 'message'),
+    'changes',
     [
-        (
-            {'base_model_name_or_path': 'Qwen/Qwen3-0.6B'},
-            'of Qwen/Qwen3-0.6B, which is not a local',
-        ),
-        ({'base_model_name_or_path': None}, 'names no base model'),
-        ({'peft_type': 'IA3'}, 'only adapters of peft_type LORA'),
-        ({'alpha_pattern': {'q_proj': 2}}, 'alpha_pattern is not supported'),
-        ({'lora_alpha': None}, 'lora_alpha is None and must be a number'),
+        {'base_model_name_or_path': 'Qwen/Qwen3-0.6B'},
+        {'base_model_name_or_path': None},
+        {'peft_type': 'IA3'},
+        {'alpha_pattern': {'q_proj': 2}},
+        {'lora_alpha': None},
     ],
 )
-def test_an_adapter_that_cannot_be_merged_is_rejected_in_a_line(tmp_path, changes, message):
+def test_an_adapter_that_cannot_be_merged_is_rejected(tmp_path, changes):
     folder, _ = adapter_folder(tmp_path, tmp_path / 'base', **changes)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match='|'.join([*changes, 'base model', 'local'])) as error:
         weights.load_model(folder)
-    assert str(folder) in str(error.value) and '\n' not in str(error.value)
+    assert str(folder) in str(error.value)
 
 
 def test_compute_settings_reach_the_config(tmp_path):
@@ -248,91 +245,85 @@ ROPE |= {'original_max_position_embeddings': 32}
 
 
 @pytest.mark.parametrize(
-    ('settings', 'message'),
+    ('settings', 'named'),
     [
-        ({'tensors': without(DOWN)}, f'tensors missing: {DOWN}'),
-        ({'changes': {'num_hidden_layers': 1}}, 'model does not have: model.layers.1.input_layer'),
-        ({'changes': {'num_hidden_layers': 3}}, 'missing: model.layers.2.*and 7 more'),
-        (
-            {'tensors': hf_tensors(TINY) | {DOWN: np.zeros((64, 95), np.float32)}},
-            rf'{DOWN} has shape \(64, 95\), config.json asks for \(64, 96\)',
-        ),
-        (
-            {'tensors': hf_tensors(TINY) | {DOWN: np.zeros((64, 96), np.int8)}},
-            f'{DOWN} has type I8',
-        ),
-        ({'changes': {'tie_word_embeddings': False}}, 'lm_head.weight missing.*not tied'),
-        ({'tensors': hf_tensors(UNTIED)}, 'tied.*lm_head.weight'),
+        ({'tensors': without(DOWN)}, DOWN),
+        ({'changes': {'num_hidden_layers': 1}}, 'model.layers.1.input_layer'),
+        ({'changes': {'num_hidden_layers': 3}}, 'model.layers.2'),
+        ({'tensors': hf_tensors(TINY) | {DOWN: np.zeros((64, 95), np.float32)}}, DOWN),
+        ({'tensors': hf_tensors(TINY) | {DOWN: np.zeros((64, 96), np.int8)}}, DOWN),
+        ({'changes': {'tie_word_embeddings': False}}, 'lm_head.weight'),
+        ({'tensors': hf_tensors(UNTIED)}, 'lm_head.weight'),
         ({'changes': {'quantization_config': {'bits': 4}}}, 'quantised'),
     ],
 )
-def test_a_folder_that_does_not_fit_is_refused_by_name(tmp_path, settings, message):
+def test_tensors_that_do_not_fit_are_named(tmp_path, settings, named):
     folder = broken_folder(tmp_path / 'm', **settings)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=named) as error:
         weights.load_model(folder)
     assert str(folder) in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ('changes', 'message'),
+    ('field', 'value'),
     [
-        ({'hidden_size': '64'}, "hidden_size is '64' and must be a whole number from 1 to"),
-        ({'hidden_size': 64.0}, 'hidden_size is 64.0 and'),
-        ({'hidden_size': True}, 'hidden_size is True and'),
-        ({'hidden_size': [64]}, r'hidden_size is \[64\] and'),
-        ({'hidden_size': 10**300}, 'hidden_size is 1000'),
-        ({'hidden_size': None}, 'hidden_size missing'),
-        ({'num_attention_heads': 0}, 'num_attention_heads is 0 and'),
-        ({'num_hidden_layers': 10**6}, 'num_hidden_layers is 1000000 and'),
-        ({'num_hidden_layers': 4000}, 'announces 4000 layers, and there are tensors of 2'),
-        ({'vocab_size': -96}, 'vocab_size is -96 and'),
-        ({'head_dim': 15}, 'head_dim=15 must be even'),
-        ({'tie_word_embeddings': 'false'}, "tie_word_embeddings is 'false' and must be true or f"),
-        ({'rope_theta': 0}, 'rope_theta is 0 and must be a number from 1.0 to'),
-        ({'rope_theta': float('nan')}, 'rope_theta is nan and'),
-        ({'rope_theta': float('inf')}, 'rope_theta is inf and'),
-        ({'rope_scaling': 5}, 'rope_scaling is 5 and must be an object or null'),
-        ({'rms_norm_eps': float('nan')}, 'rms_norm_eps is nan and'),
-        ({'rms_norm_eps': -1}, 'rms_norm_eps is -1 and'),
-        ({'rms_norm_eps': 0}, 'rms_norm_eps is 0 and'),
-        ({'model_type': 'gemma3'}, "model_type 'gemma3' is not supported"),
-        ({'use_sliding_window': True}, 'use_sliding_window'),
-        ({'hidden_act': 'gelu'}, "hidden_act 'gelu'"),
-        ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, "rope type 'yarn'"),
-        ({'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}}, 'low_freq_factor, .* missing'),
-        ({'rope_scaling': ROPE | {'low_freq_factor': 4}}, 'low_freq_factor must be below'),
-        ({'model_type': 'llama', 'mlp_bias': True}, 'Llama with mlp_bias'),
-        ({'model_type': 'qwen3', 'attention_bias': True}, 'Qwen3 with attention_bias'),
-        ({'model_type': 'olmo2', 'attention_bias': True}, 'OLMo 2 with attention_bias'),
-        ({'model_type': 'qwen3', 'head_dim': None}, 'head_dim missing'),
-        ({'num_key_value_heads': 3}, 'num_heads=4 must be a multiple of num_kv_heads=3'),
-        ({'model_type': {'a': '\n'}}, r"model_type \{'a': '\\n'\} is not supported"),
+        *(('hidden_size', value) for value in ('64', 64.0, True, [64], 10**300, None)),
+        ('num_attention_heads', 0),
+        ('num_hidden_layers', 10**6),
+        ('vocab_size', -96),
+        ('head_dim', 15),
+        ('tie_word_embeddings', 'false'),
+        *(('rope_theta', value) for value in (0, float('nan'), float('inf'))),
+        ('rope_scaling', 5),
+        *(('rms_norm_eps', value) for value in (float('nan'), -1, 0)),
+        ('model_type', 'gemma3'),
+        ('model_type', {'a': '\n'}),
+        ('use_sliding_window', True),
+        ('hidden_act', 'gelu'),
     ],
 )
-def test_config_json_that_cannot_be_run_is_refused_by_name(tmp_path, changes, message):
+def test_fields_of_config_json_that_cannot_be_run_are_named(tmp_path, field, value):
     """Some were tracebacks, nan and 0 gave a model that says nan, a million layers never ended."""
-    folder = broken_folder(tmp_path / 'm', changes=changes)
-    with pytest.raises(ValueError, match=f'm: config.json: {message}|m: {message}|: c.* {message}'):
+    folder = broken_folder(tmp_path / 'm', changes={field: value})
+    with pytest.raises(ValueError, match=field) as error:
         weights.load_model(folder)
+    assert str(folder) in str(error.value) and '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('name', [5, None, ['part0.safetensors'], '../m/part0.safetensors', 'x\n'])
-def test_a_weight_map_that_names_no_file_is_refused_by_name(tmp_path, name):
+@pytest.mark.parametrize(
+    ('changes', 'named'),
+    [
+        ({'num_hidden_layers': 4000}, '4000 layers'),
+        ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, 'yarn'),
+        ({'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}}, 'low_freq_factor'),
+        ({'rope_scaling': ROPE | {'low_freq_factor': 4}}, 'low_freq_factor'),
+        ({'model_type': 'llama', 'mlp_bias': True}, 'mlp_bias'),
+        ({'model_type': 'qwen3', 'attention_bias': True}, 'attention_bias'),
+        ({'model_type': 'olmo2', 'attention_bias': True}, 'attention_bias'),
+        ({'model_type': 'qwen3', 'head_dim': None}, 'head_dim'),
+        ({'num_key_value_heads': 3}, 'num_kv_heads'),
+    ],
+)
+def test_variants_that_are_not_supported_are_named(tmp_path, changes, named):
+    with pytest.raises(ValueError, match=named):
+        weights.load_model(broken_folder(tmp_path / 'm', changes=changes))
+
+
+@pytest.mark.parametrize('name', [5, None, ['part0.safetensors'], '../m/part0.safetensors'])
+def test_a_weight_map_that_names_no_file_is_rejected(tmp_path, name):
     folder = broken_folder(tmp_path / 'm', files=2)
     (folder / weights.INDEX).write_text(json.dumps({'weight_map': {'a': name}}))
-    with pytest.raises(ValueError, match='index.json: weight_map gives .* no name of a') as error:
+    with pytest.raises(ValueError, match='weight_map'):
         weights.load_model(folder)
-    assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize('shape', [None, (2, 2, 2)], ids=['one-device', 'mesh'])
-def test_a_folder_with_a_number_that_is_not_finite_is_refused_by_name(tmp_path, value, shape):
+def test_a_folder_with_a_number_that_is_not_finite_is_rejected(tmp_path, shape):
     tensors = hf_tensors(TINY)
-    tensors[DOWN][3, 5] = value
+    tensors[DOWN][3, 5] = np.inf
     folder = broken_folder(tmp_path / 'm', tensors=tensors)
     mesh = None if shape is None else sharding.make_mesh(*shape)
-    with pytest.raises(ValueError, match=f'm: nan or infinity in 1 of 26 tensors: {DOWN};'):
+    with pytest.raises(ValueError, match=DOWN):
         weights.load_model(folder, mesh=mesh)
 
 
@@ -363,36 +354,19 @@ def test_a_rotary_constant_in_the_file_is_not_an_error(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, plain)
 
 
-def test_missing_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match='nowhere: no such folder.*hf download'):
-        weights.load_model(tmp_path / 'nowhere')
-    with pytest.raises(FileNotFoundError, match='nowhere.gguf'):
-        weights.load_model(tmp_path / 'nowhere.gguf')
+@pytest.mark.parametrize('removed', ['part1.safetensors', weights.INDEX, 'config.json'], ids=str)
+def test_missing_files_are_named(tmp_path, removed):
     folder = broken_folder(tmp_path / 'm', files=2)
-    (folder / 'part1.safetensors').unlink()
-    with pytest.raises(FileNotFoundError, match='part1.safetensors'):
-        weights.load_model(folder)
-    (folder / weights.INDEX).unlink()
-    with pytest.raises(FileNotFoundError, match='neither model.safetensors nor'):
-        weights.load_model(folder)
-    (folder / 'config.json').unlink()
-    with pytest.raises(FileNotFoundError, match='config.json'):
-        weights.load_model(folder)
+    (folder / removed).unlink()
+    named = weights.SINGLE if removed == weights.INDEX else removed
+    for path, name in ((folder, named), (tmp_path / 'x', 'x'), (tmp_path / 'x.gguf', 'x.gguf')):
+        with pytest.raises(FileNotFoundError, match=name):
+            weights.load_model(path)
 
 
-def test_broken_json_is_named(tmp_path):
-    folder = broken_folder(tmp_path / 'm')
-    (folder / 'config.json').write_text('{"model_type": ')
-    with pytest.raises(ValueError, match='config.json: broken JSON in line 1'):
-        weights.load_model(folder)
-    (folder / 'config.json').write_text('[]')
-    with pytest.raises(ValueError, match='config.json: not a JSON object'):
-        weights.load_model(folder)
-
-
-@pytest.mark.parametrize('share', [0.0, 0.01, 0.5, 0.999])
-def test_a_half_written_safetensors_file_is_named(tmp_path, share):
-    file = broken_folder(tmp_path / 'm') / 'model.safetensors'
-    os.truncate(file, int(file.stat().st_size * share))
-    with pytest.raises(ValueError, match='model.safetensors: damaged or half-written'):
-        weights.load_model(file.parent)
+@pytest.mark.parametrize('file', ['config.json', 'model.safetensors'])
+def test_damaged_files_are_named(tmp_path, file):
+    path = broken_folder(tmp_path / 'm') / file
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(ValueError, match=file):
+        weights.load_model(path.parent)

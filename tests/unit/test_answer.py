@@ -153,6 +153,10 @@ def test_answers_by_hand():
     assert parts_of(f'{OPEN}Up</ answer>') is None
     assert parts_of('</think> x <answer>Up</answer>') is None
     assert parts_of('</think><think></think>\n\t<answer>Up</answer>') == [0, -2, -2, -2, -2]
+    # White space is that of ASCII
+    assert parts_of('</think>\x0b\f\r<answer>\tUp\n||\x0bDown\f</answer>') == [0, 1, -2, -2, -2]
+    assert parts_of('</think>\u2003<answer>Up</answer>') is None
+    assert parts_of(f'{OPEN}\u2003Up</answer>') == [-1, -2, -2, -2, -2]
     assert parts_of('Up||Down</answer>', opening='<answer>') == [0, 1, -2, -2, -2]
     # The first parts are kept, and nothing that follows a match changes them
     assert parts_of(f'{OPEN}Up||Down||Jump||Left</answer>', max_actions=2) == [0, 1]
@@ -188,13 +192,6 @@ def test_marks_inside_an_answer_vanish_before_it_is_split():
     assert parts_of(f'{OPEN}Up</ans<think>wer></answer>') == [-1, -2, -2, -2, -2]
 
 
-def test_white_space_is_that_of_ascii():
-    text = '</think>\x0b\f\r<answer>\tUp\n||\x0bDown\f</answer>'
-    assert parts_of(text) == [0, 1, -2, -2, -2]
-    assert parts_of('</think>\u2003<answer>Up</answer>') is None
-    assert parts_of(f'{OPEN}\u2003Up</answer>') == [-1, -2, -2, -2, -2]
-
-
 def test_names_may_hold_spaces_bars_and_other_letters():
     text = f'{OPEN}TURN || turn left||turn  left||turn left  ||go A|B||ÜBER||über</answer>'
     # 'turn' 1, 'turn left' 0, two spaces unknown, trailing space is stripped, only ASCII folds
@@ -202,17 +199,14 @@ def test_names_may_hold_spaces_bars_and_other_letters():
     assert parts_of(f'{OPEN}turn  left twice</answer>', names=SPACED) == [2, -2, -2, -2, -2]
 
 
-def test_names_that_cannot_be_told_apart_are_refused():
-    for names, message in [
-        (['Up', 'UP'], 'differ in more than case'),
-        (['a||b'], "'a||b' cannot be parsed"),
-        ([' up'], 'cannot be parsed'),
-        ([''], 'cannot be parsed'),
-        (['<up>'], 'cannot be parsed'),
-        ([f'{n:04}' for n in range(8000)], 'have 8888 different beginnings'),
-    ]:
-        with pytest.raises(ValueError, match=message.replace('|', r'\|')):
-            answer.build_answer_table([b'a'], names, max_actions=1, opening='<think>')
+@pytest.mark.parametrize(
+    'names',
+    [['Up', 'UP'], ['a||b'], [' up'], [''], ['<up>'], [f'{n:04}' for n in range(8000)]],
+    ids=lambda names: names[0],
+)
+def test_names_that_cannot_be_told_apart_are_rejected(names):
+    with pytest.raises(ValueError):
+        answer.build_answer_table([b'a'], names, max_actions=1, opening='<think>')
 
 
 def test_names_that_begin_alike_may_be_long_and_many():
@@ -295,10 +289,3 @@ def test_rows_that_are_not_live_and_tokens_without_bytes_change_nothing():
     beyond = tokenizer('demo').vocab_size + 7  # a padding row of the model's embedding
     after = answer.advance(automaton, state, jnp.array([eos, eos, beyond]), jnp.ones(3, bool))
     jax.tree.map(np.testing.assert_array_equal, after, state)
-
-
-def test_tables_are_small():
-    """Two gathers into tables that fit a cache, for the 151,665 tokens of Qwen2.5."""
-    for name, names, megabytes in [('qwen', MOVES, 1), ('qwen', Bandit().ACTION_NAMES, 5)]:
-        leaves = jax.tree.leaves(table(name, tuple(names)))
-        assert sum(leaf.nbytes for leaf in leaves) < megabytes * 1e6

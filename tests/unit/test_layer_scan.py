@@ -6,15 +6,12 @@ import re
 
 import jax
 import jax.numpy as jnp
-import micro_runs
 import numpy as np
 import pytest
 import tiny_models
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import layer_scan
-from agentrl_jax.run import parts
-from agentrl_jax.run.config import read as read_config
 
 LAYERS = 3
 UNROLLED = dataclasses.replace(
@@ -110,19 +107,3 @@ def test_parameters_are_stacked_in_the_compute_dtype():
     stacked = layer_scan.stack(layers, 'bfloat16')['kernel']
     assert stacked.shape == (4, 2, 3) and stacked.dtype == jnp.bfloat16
     np.testing.assert_array_equal(stacked[:, 0, 0].astype(jnp.float32), [0, 1, 2, 3])
-
-
-def test_models_of_eight_layers_with_remat_loop_unless_told_otherwise():
-    def loops(layers, asked, remat=True):
-        return dataclasses.replace(LOOP, num_layers=layers, scan_layers=asked, remat=remat).scans
-
-    assert [loops(layers, None) for layers in (1, 7, 8, 24)] == [False, False, True, True]
-    assert not loops(24, None, remat=False) and not loops(24, False)
-    assert loops(2, True) and loops(2, True, remat=False)
-
-
-def test_the_field_of_the_config_reaches_the_model():
-    tokenizer = parts.build_tokenizer(read_config(micro_runs.config('frozen_lake')))
-    for asked in (None, True, False):
-        cfg = micro_runs.config('frozen_lake', **{'model.scan_layers': asked})
-        assert parts.random_model_config(read_config(cfg, None), tokenizer).scan_layers is asked

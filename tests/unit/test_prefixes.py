@@ -181,24 +181,17 @@ def test_an_update_is_the_same_step(critic):
         assert_close(spread(layout=rows, widths=2, prefix_rows=4), whole)
 
 
-def test_only_what_is_left_of_rows_takes_columns():
-    rows, real, lengths = units(SHAPES, vocabulary=10**6)
-    left = prefixes.rest(rows, real, jnp.asarray(lengths), UNIT)
-    assert left.tolist() == [0, 3, 9, 1, 0, 0, 12, 4]
-    assert prefixes.pack(rows, real, unit=UNIT, room=8).tokens.shape == (2, LENGTH + 3 * 8)
-
-
 @pytest.mark.parametrize(
-    'fields, message',
+    'field, value',
     [
-        ({'batch.prefix_rows': 3}, 'batch.prefix_rows'),
-        ({'batch.widths': 1}, 'batch.widths'),
-        ({'parity.microbatch_means': True}, 'parity.microbatch_means'),
-        ({'rollout.group_size': 3}, 'rollout.group_size'),
-        ({'context.window': 1}, 'context.window'),
+        ('batch.prefix_rows', 3),
+        ('batch.widths', 1),
+        ('parity.microbatch_means', True),
+        ('rollout.group_size', 3),
+        ('context.window', 1),
     ],
 )
-def test_what_does_not_go_together_is_refused(fields, message):
-    cfg = micro_runs.config('frozen_lake', **{'batch.prefix_rows': 2, 'batch.widths': 2} | fields)
-    with pytest.raises(WrongUsage, match=message):
-        read_config(cfg)
+def test_settings_that_exclude_shared_prefixes_are_rejected(field, value):
+    settings = {'batch.prefix_rows': 2, 'batch.widths': 2, field: value}
+    with pytest.raises(WrongUsage, match=field):
+        read_config(micro_runs.config('frozen_lake', **settings))

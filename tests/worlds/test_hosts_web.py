@@ -320,7 +320,7 @@ from agentrl_jax.envs.hosts.web.miniwob import MiniWoB, Player
 play = Player(MiniWoB())
 texts = [[play.reset(item), play.step(play.best()).observation] for item in (43, 62, 65)]
 print(json.dumps([texts, play.world.visitor.browser.pid]), flush=True)
-os.kill(os.getpid(), 9)
+os.killpg(0, 9)
 """
 STARTING = """
 import os, threading, time
@@ -328,17 +328,18 @@ from agentrl_jax.envs.hosts.web.chromium import Chromium
 threading.Thread(target=Chromium).start()
 while not any(name.startswith('playwright_') for name in os.listdir(os.environ['TMPDIR'])):
     time.sleep(0.001)
-os.kill(os.getpid(), 9)
+os.killpg(0, 9)
 """
 
 
 def killed(code, folder):
-    """What a process prints that kills itself."""
+    """Return what a process prints that kills its group."""
     more = {'PYTHONHASHSEED': '12345', 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
     other = subprocess.run(
         [sys.executable, '-c', code],
         env=os.environ | more | {'TMPDIR': str(folder)},
         stdout=subprocess.PIPE,
+        start_new_session=True,
         text=True,
     )
     assert other.returncode == -signal.SIGKILL

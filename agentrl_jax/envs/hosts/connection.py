@@ -1,7 +1,7 @@
-"""JSON over HTTP to a server that may do anything: a call ends in time, with a reply or an error.
+"""JSON over HTTP to a server that may fail in any way: a call ends in time, with reply or error.
 
-The answer to another call, half an answer, numbers that are none and endless headers are
-WorldErrors. A call is never sent twice: what the server did with it is not known.
+A reply to another call, half a reply, invalid numbers and endless headers raise WorldError. A call
+is never sent twice, since the server may have executed it.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError, fits, shown
 
-FULL = 503  # status of a server that has no room
-CONNECT_S = 10.0  # seconds until a server that does not answer at all counts as down
+FULL = 503  # status of a full server
+CONNECT_S = 10.0  # seconds to connect, before a server counts as down
 SHOWN = 200  # characters of an error that are passed on
 
 
@@ -50,7 +50,7 @@ class Connection:
     """One connection, opened when needed and kept between calls; of one thread."""
 
     def __init__(self, url: str, *, timeout_s: float, most_bytes: int, token: str = ''):
-        """timeout_s: of a whole call, from connecting to the last byte. most_bytes: of a reply."""
+        """timeout_s: from connecting to the last byte of a call. most_bytes: of a reply."""
         parts = split(url, ('http', 'https'))
         self.url, self.timeout_s, self.most_bytes = url, timeout_s, most_bytes
         self.name = shown(url)  # in errors
@@ -93,7 +93,7 @@ class Connection:
             raise WorldError(f'{where}: {error!r}'[:SHOWN]) from error
         finally:
             if not whole:
-                self.close()  # nothing that still comes may be taken for the next answer
+                self.close()  # late bytes must not become the next reply
         if response.status != 200:
             self._refused(where, response.status, body)
         return parsed(body, where)
@@ -101,7 +101,7 @@ class Connection:
     def _open(self, deadline: float) -> None:
         if self.http.sock is not None:
             self.http.sock.deadline = deadline
-            # Bytes that nobody asked for, or the end: either way not a connection to go on with.
+            # Unexpected bytes or the end: open a new connection
             if not can_be_read(self.http.sock.raw, 0):
                 return
             self.close()
@@ -129,14 +129,14 @@ class Connection:
 
 
 def can_be_read(source: Any, timeout_s: float) -> bool:
-    """Whether bytes or the end come in time; select() takes no descriptor from 1,024 on."""
+    """Whether bytes or the end arrive in time; select() rejects descriptors above 1,023."""
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         return bool(selector.select(timeout_s))
 
 
 def split(url: str, schemes: tuple[str, ...], of: str = 'a server') -> urllib.parse.SplitResult:
-    """The parts of an address; a ValueError, without the password in it, for one that is none."""
+    """The parts of an address; ValueError, without the password, if it is invalid."""
     try:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in schemes and parts.hostname and parts.port != 0:
@@ -144,11 +144,11 @@ def split(url: str, schemes: tuple[str, ...], of: str = 'a server') -> urllib.pa
     except ValueError:
         pass  # such as of a port that is no number
     kept = shown(url).rpartition('@')[2]
-    raise ValueError(f'{kept!r} is no address of {of}; it begins with http:// or https://')
+    raise ValueError(f'{kept!r} is no address of {of}: start it with http:// or https://')
 
 
 def token_in(path: str) -> str:
-    """The first line of a file, which servers ask for; '' of no file."""
+    """The token in the first line of a file; '' without a file."""
     return pathlib.Path(path).read_text(encoding='utf-8').partition('\n')[0].strip() if path else ''
 
 
@@ -178,7 +178,7 @@ class Bounded:
         return self.raw.recv_into(buffer)
 
     def close(self) -> None:
-        """As socket.close: what is being read is read to its end."""
+        """Close the socket once pending reads are complete, as socket.close does."""
         self.closed = True
         if not self.reading:
             self.raw.close()

@@ -1,4 +1,4 @@
-"""Worlds behind servers: what the settings of all of them share."""
+"""Shared settings of worlds on servers."""
 
 import atexit
 import dataclasses
@@ -39,7 +39,7 @@ def launched(env: str, settings: str, workers: int, worlds: int, step_s: float) 
 
 @functools.cache
 def shared(urls: tuple[str, ...]) -> Servers:
-    """What the threads of a run know of its servers."""
+    """The state of a run's servers, shared by its threads."""
     return Servers(urls)
 
 
@@ -58,7 +58,7 @@ class Calls:
 
 @dataclasses.dataclass(frozen=True)
 class Remote(HostEnvironment, Calls):
-    """Worlds behind servers of AgentGym's protocol."""
+    """Worlds on servers of AgentGym's protocol."""
 
     urls: tuple[str, ...] = ()  # of servers; () = in this process, or launch
     item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test; () = our splits
@@ -153,7 +153,7 @@ class AgentGymEnvironment(Remote):
 
 @dataclasses.dataclass(frozen=True)
 class Served(Remote):
-    """Worlds that may be in this process too, or behind servers that the run starts."""
+    """Worlds in this process or on servers, which the run may start."""
 
     launch: Annotated[int, ZERO] = 0  # processes of a server that the run starts for itself
     room: Annotated[int, ONE] = 64  # worlds in each of them
@@ -197,7 +197,7 @@ class Served(Remote):
             self.needs()
 
     def needs(self) -> None:
-        """As check, of a world in a process of this machine."""
+        """Check the packages of a world on this machine."""
         if hasattr(self.WORLD, 'check'):
             self.WORLD.check()
 

@@ -1,29 +1,23 @@
-"""A server of worlds: AgentGym's protocol, and what a long run needs besides.
+"""A server of worlds in AgentGym's protocol, with leases, limits and metrics.
 
-  POST /create {lease_s?}           {id, key, instruction, settings, ...}; an id is used once;
-                                    settings are its world's. 503 where there is no room
+  POST /create {lease_s?}           {id, key, instruction, settings, ...}; 503 if the server is full
   POST /reset {id, data_idx}        {id, observation, reward, done, success, turn, data_idx, ...}
-  POST /step {id, action}           the same, of this step; turn counts them; valid: whether the
-                                    world knows the action, where it says so
+  POST /step {id, action}           the same after a step; valid: whether the world knows the action
   POST /step_batch {steps: [{id, action}, ...]}    {results: [...]}, errors in place
-  POST /close {id} or {key}         true; false if it was closed before. Both are right
+  POST /close {id} or {key}         true; false if it was closed before
   GET /observation /detail ?id      the last reply again
-  GET /health /metrics /            for people and machines that watch; /health needs no token
+  GET /health /metrics /            for monitoring; /health needs no token
 
-The worlds of --env=searchqa are those of search, called as AgentGym's client of SearchQA calls
-them: the number is env_idx, the item id, and /create and /reset answer with it, and with a text.
-Those of --env=webshop are those of shop, called in the same way by its client of WebShop; there the
-item is session_id, a page is state, and GET /available_actions and /instruction_text know more.
-Those of --env=webarena are those of web, called as its client of WebArena calls them: an answer is
-posted whole, the item is idx, and /step answers with terminated.
+--env=searchqa, webshop and webarena serve search, shop and web with the calls of AgentGym's clients
+of SearchQA, WebShop and WebArena (see BY_INDEX): a world is env_idx, and an item has another name.
 
-A create may have a header X-World-Key: one whose answer got lost is closed by it. Numbers of worlds
-begin anywhere, so that those of a server before this one at its address are not these.
+A create may have a header X-World-Key, which closes the world if its answer was lost. Numbers of
+worlds start at random, so a client of an earlier server at this address gets an error.
 
-A world that nobody calls for lease_s is closed; a client may ask for less than the server's.
-Errors are {error, code} with a status of 4xx where the caller is to blame or its world is gone, of
-5xx where a world or its worker failed; that world is closed then. Worlds live in worker processes;
-one that hangs, dies or grows is started again. Each makes a world before it is ready.
+A world without calls for lease_s is closed; a client may choose a shorter lease. Errors are {error,
+code}: 4xx if the caller is to blame or its world is gone, 5xx if a world or its worker failed; that
+world is then closed. Worker processes hold the worlds and restart when they hang, die or grow. Each
+worker makes one world before it is ready.
 """
 
 import asyncio
@@ -58,7 +52,7 @@ Text = Annotated[str, pydantic.AfterValidator(lambda text: text.encode().decode(
 
 class Create(pydantic.BaseModel):
     lease_s: float | None = pydantic.Field(default=None, gt=0, allow_inf_nan=False)
-    commands: None = None  # AgentGym's TextCraft takes a goal of one's own here; these do not
+    commands: None = None  # AgentGym's TextCraft accepts a goal here; this server does not
     goal: None = None
 
 
@@ -126,7 +120,7 @@ class Session:
 
 
 class Worlds:
-    """The worlds of all workers, by their numbers."""
+    """The worlds of all workers by number."""
 
     def __init__(self, env: str, settings: dict, limits: Limits):
         self.env, self.limits = env, limits
@@ -151,10 +145,7 @@ class Worlds:
             await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
 
     async def create(self, lease_s: float | None, key: str = '') -> tuple[int, dict]:
-        """(number, its worker's answer) of a new world.
-
-        lease_s: no longer than the server's, None = it.
-        """
+        """Return (number, reply of its worker) of a new world; lease_s=None: the server's."""
         if lease_s is not None and lease_s > self.limits.lease_s:
             most = self.limits.lease_s
             raise Refused('invalid', f'lease_s={lease_s:g} is above that of this server, {most:g}')
@@ -205,7 +196,7 @@ class Worlds:
         return True
 
     def close_key(self, key: str) -> bool:
-        """Closes what a client has created whose answer it never saw."""
+        """Close the worlds that a client created under a key."""
         named = [number for number, session in self.sessions.items() if session.key == key]
         return any([self.close(number) for number in named]) if key else False
 
@@ -256,12 +247,12 @@ class Worlds:
         raise Refused(code, text)
 
     def _drop(self, number: int) -> None:
-        """Forgets a world; its place is free once its thread has closed it."""
+        """Forget a world; its slot is free once its thread has closed it."""
         session = self.sessions.pop(number, None)
         if session is None:
             return  # closed while it was at its last call
         if session.life != session.worker.life:
-            return  # it died with its worker, and the next one knows nothing of it
+            return  # it died with its worker
         task = asyncio.create_task(self._closed(number, session.worker))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -393,14 +384,14 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
 
 @dataclasses.dataclass(frozen=True)
 class ByIndex:
-    """The calls of one of AgentGym's clients that name a world by env_idx."""
+    """Calls of an AgentGym client that names a world by env_idx."""
 
     item: str  # field of /reset that takes the item
     first: Callable[[dict], Any]  # what /reset answers
     stepped: Callable[[dict], dict]  # what /step answers
     created: Callable[[int], Any] = int  # what /create answers
-    item_needed: bool = True  # else its world is asked for ANY
-    looks: tuple[str, ...] = ()  # what GET tells of the last reply besides its observation
+    item_needed: bool = True  # else the default is ANY
+    looks: tuple[str, ...] = ()  # further fields of the last reply for GET
 
     def add(self, app: fastapi.FastAPI, worlds: Worlds) -> None:
         item = (int, ...) if self.item_needed else (int | None, None)

@@ -1,8 +1,7 @@
-"""Processes that hold a server's worlds: one thread a world, JSON lines over their pipes.
+"""Worker processes of a server: one thread per world, JSON lines over pipes.
 
-A worker is started by `Worker`, which speaks to it from an event loop, and ends when its input
-does, however its server died: with its worlds and all that they have started, since a worker leads
-its own process group.
+`Worker` starts one and talks to it from an event loop. It ends when its input ends, with its worlds
+and everything that they have started.
 """
 
 import asyncio
@@ -48,9 +47,9 @@ WORLDS = {  # name -> module:class
     'device': 'agentrl_jax.envs.hosts.device:Device',
 }
 NEEDED = ('reset', 'step', 'close')  # of a World
-# Settings that no client learns: of a machine, how others are reached from it, and secrets
+# Settings that clients do not receive: addresses, secrets and settings of the machine
 PRIVATE = ('token', 'timeout_s', 'heap_mb', 'settle_s', 'sites', 'states', 'login')
-GRACE_S = 3.0  # for worlds to close when their worker is asked to end
+GRACE_S = 3.0  # for worlds to close when their worker ends
 
 
 def place_of(env: str) -> tuple[str, str]:
@@ -71,7 +70,7 @@ def maker(env: str, settings: dict) -> functools.partial[World]:
     if kind is None:
         raise ValueError(f'--env={env}: its module has no {name}')
     if hasattr(kind, 'check'):
-        kind.check()  # a class may say at once that something is missing
+        kind.check()  # whether its packages are installed
     try:
         inspect.signature(getattr(kind, 'PLAY', kind)).bind(**settings)  # PLAY: its keywords
     except TypeError as error:
@@ -82,10 +81,7 @@ def maker(env: str, settings: dict) -> functools.partial[World]:
 
 
 def shared_settings(make: functools.partial[World]) -> dict[str, Any]:
-    """Settings of a maker's worlds that their clients must have too; of a world without PLAY none.
-
-    An address, such as that of a retriever, may be another one from there.
-    """
+    """Settings that a client must share; none of a world without PLAY. Addresses may differ."""
     if not dataclasses.is_dataclass(getattr(make.func, 'PLAY', None)):
         return {}
     played = dataclasses.asdict(make.func.PLAY(**make.keywords))
@@ -97,7 +93,7 @@ def shared_settings(make: functools.partial[World]) -> dict[str, Any]:
 
 
 def longest_line(most_chars: int) -> int:
-    """Bytes of a line of a worker: JSON's longest spelling of an observation, and more."""
+    """The most bytes of a worker's line: the longest JSON of an observation, and a margin."""
     return 16 * most_chars + 2**16
 
 
@@ -105,14 +101,14 @@ def longest_line(most_chars: int) -> int:
 
 
 def print_error(error: Exception) -> None:
-    """As traceback.print_exception, but that what errors say, which may be foreign, is `shown`."""
+    """Print a traceback; messages may be foreign text, so they are escaped by `shown`."""
     for part in traceback.format_exception(error):
         is_frame = part.startswith('  File ')
         print(part.rstrip('\n') if is_frame else shown(part.strip('\n')), file=sys.stderr)
 
 
 class WorkerKeeper(Keeper):
-    """Answers orders to a world; errors of its foreign code are printed, and cost it alone."""
+    """Executes orders for a world; an error of its code is printed and ends this world only."""
 
     def __init__(self, make: Callable[[], World], say: Callable[..., None], most_chars: int):
         super().__init__(make)
@@ -160,7 +156,7 @@ class WorkerKeeper(Keeper):
             message |= {} if reply.valid is None else {'valid': bool(reply.valid)}
         if len(message['observation']) > self.most_chars:
             raise WorldError(f'an observation of over {self.most_chars} characters')
-        details = getattr(self.world, 'details', dict)  # what AgentGym's server of it says besides
+        details = getattr(self.world, 'details', dict)  # further fields of AgentGym's server
         return {**message, **details()}
 
 
@@ -201,7 +197,7 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
 
 
 def try_out(make: Callable[[], World]) -> None:
-    """Makes a world: a server whose worlds cannot be made ends, and does not wait for the first."""
+    """Make a world, so that a server whose worlds cannot be made ends at once."""
     world = make()
     try:
         json.dumps(world.instruction)
@@ -226,7 +222,7 @@ class Worker:
         self.ready = False
         self.stillborn = False  # it ended before it was ready
         self.worlds: set[int] = set()
-        self.hung: set[int] = set()  # worlds whose threads never came back; in `worlds` too
+        self.hung: set[int] = set()  # worlds whose threads hang; in `worlds` too
         self._asked: dict[int, asyncio.Future] = {}
         self._seq = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -277,7 +273,7 @@ class Worker:
                     asked.set_result(message)
 
     async def _part(self) -> None:
-        """Gives its worlds time to close."""
+        """Give the worlds time to close."""
         if self._process is not None:
             self._process.stdin.close()
             with contextlib.suppress(TimeoutError):
@@ -296,7 +292,7 @@ class Worker:
         self._asked.clear()
 
     def kill(self) -> None:
-        """Ends it and what it started; it is started again, without its worlds."""
+        """Kill the process group; `run` starts the worker again, without its worlds."""
         if self._process is not None:
             children.kill_group(self._process.pid)
 
@@ -316,7 +312,7 @@ class Worker:
             self._asked.pop(seq, None)
 
     def memory_mb(self) -> float:
-        """Resident, of the worker itself; 0 where nothing tells."""
+        """Resident memory of the worker; 0 if it is unknown."""
         path = pathlib.Path(f'/proc/{self.pid}/statm')
         if not self.ready or not path.exists():
             return 0.0

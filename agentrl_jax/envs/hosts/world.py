@@ -1,7 +1,7 @@
-"""What a world on a host is: one conversation partner at a time, with a reset, a step and a close.
+"""Worlds on hosts: one conversation partner at a time, with reset, step and close.
 
-A world belongs to one thread, which makes it, plays many episodes with it one after another and
-closes it; it may block for as long as it likes. It knows no token and no model.
+A world belongs to one thread, which makes it, plays many episodes with it in turn and closes it. It
+may block. It has no access to tokens or the model.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ def spelled(character: str) -> str:
 
 
 def shown(text: str) -> str:
-    """Foreign text, such as a server's words or its address, as a line of a terminal or a log.
+    """Escape foreign text, such as a server's error, into one line for a terminal or a log.
 
-    Line breaks and whatever else does not show are spelled, and addresses lose their user and
-    password. Of what it returned before it changes nothing.
+    Line breaks and invisible characters are spelled out, and addresses lose user and password. The
+    function is idempotent.
     """
     return LOGIN.sub('://', UNPRINTED.sub(lambda found: spelled(found[0]), text))
 
@@ -48,11 +48,10 @@ def package_folder(name: str, missing: str) -> pathlib.Path:
 
 
 class WorldError(RuntimeError):
-    """The world failed: no answer of the policy is to blame, and none must be trained on.
+    """The world failed; the policy is not to blame, and the episode does not train.
 
-    Where the world is deterministic, a fresh one is given the actions so far and asked again; where
-    it is not, or fails again and again, the episode ends with EpisodeStop.ENV_ERROR. What it says
-    may be a server's words, and is `shown`.
+    A deterministic world is replaced by a fresh one that gets the same actions. Otherwise, or after
+    repeated failures, the episode ends with EpisodeStop.ENV_ERROR. The message is `shown`.
     """
 
     def __init__(self, sentence: str = ''):
@@ -60,10 +59,9 @@ class WorldError(RuntimeError):
 
 
 class WorldDown(WorldError):
-    """Unreachable or full: refused connections, full servers.
+    """The server is unreachable or full.
 
-    Nothing has happened, so it does not count as a try; the world is asked again later, for as long
-    as the run allows.
+    Nothing has happened, so it does not count as a try; the run tries again later.
     """
 
 
@@ -81,12 +79,12 @@ def fits(value: Any) -> bool:
 
 
 def is_truth(value: Any) -> bool:
-    """Whether a success is true, false, 1 or 0, or None, where nobody says it."""
+    """Whether a success is true, false, 1, 0 or None (unknown)."""
     real = isinstance(value, bool | np.bool_ | numbers.Real)
     return value is None or (real and bool(value in (0, 1)))
 
 
-ANY = -1  # in the place of an item: whichever the world draws, where a caller names none
+ANY = -1  # instead of an item: the world draws one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +103,10 @@ class Messages:
     messages: tuple[dict, ...]  # as chat templates expect them
     tools: tuple[dict, ...] = ()  # that may be called
     branch: int = 0  # conversation of the episode that they belong to
-    opens: bool = False  # they begin it
+    opens: bool = False  # they are its first messages
     stream: int = 0  # random stream of its answers within the episode's; 0 = the episode's own
     appended: str = ''  # to the answer before, which the policy had not ended itself
-    most: int = 0  # tokens of the answer; 0 = as many as any
+    most: int = 0  # tokens of the answer; 0 = no limit
     sampling: Sampling | None = None  # of the answer; None = the run's
 
     def __str__(self) -> str:
@@ -116,7 +114,7 @@ class Messages:
 
 
 class Answer(str):
-    """What the policy wrote, and what else clients of a model want to know of it."""
+    """The policy's text, with its tokens and log-probabilities."""
 
     ids: tuple[int, ...] = ()  # that were sampled, the end of the turn included
     logprobs: tuple[float, ...] = ()
@@ -129,43 +127,42 @@ class Answer(str):
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What a world says to an action; numbers beyond +-LARGEST are a fault of the world."""
+    """A world's reply to an action; numbers beyond +-LARGEST are a fault of the world."""
 
     observation: str | Messages
     reward: float = 0.0  # of this step alone, not a running score
     done: bool = False
-    success: bool | None = None  # None: the world does not say; the episode's rewards decide
+    success: bool | None = None  # None: unknown; the episode's rewards decide
     figures: tuple[float, ...] = ()  # of the episode so far: its environment's FIGURES
-    valid: bool | None = None  # the action was one that the world knows; None: it does not say
+    valid: bool | None = None  # whether the world knows the action; None: unknown
 
 
 class World(Protocol):
-    """One world. Whatever a library raises for its own failures becomes a WorldError in here."""
+    """One world. It turns failures of its libraries into WorldErrors."""
 
     deterministic: bool  # the same item and actions give the same replies, in any fresh world
     instruction: str  # what the task is, in words; set by reset where it depends on the item
-    # offers: tuple[str, ...], the forms (HostEnvironment.forms) on offer now; not every world says
+    # offers: tuple[str, ...], the forms (HostEnvironment.forms) on offer now; optional
 
     def reset(self, item: int) -> str:
-        """Begins an episode on an item of the pool; returns its first observation."""
+        """Start an episode on an item of the pool; return its first observation."""
 
     def step(self, action: str) -> Reply:
-        """What the policy wrote, as text, and what the world says to it. Never sent twice."""
+        """Reply to the policy's text. No action is sent twice."""
 
     def finish(self, reason: str) -> Reply:
-        """What an episode has earned that is cut, since no token or turn is left: EpisodeStop's
-        name. Only worlds whose environment `finishes` are asked. One that goes on in a shorter
-        conversation is not `done`."""
+        """Return the reward of an episode that is cut; reason: a name of EpisodeStop.
+
+        Only worlds whose environment `finishes` have it. The reply is not `done` if the episode
+        continues in a shorter conversation.
+        """
 
     def close(self) -> None:
         """Releases all resources; idempotent."""
 
 
 class Foreign:
-    """A context for foreign code: any error it raises is given to `failed` and ends there.
-
-    A world's error costs its episode, not the run or the server.
-    """
+    """A context for foreign code: `failed` gets any error, and the run or server continues."""
 
     def __init__(self, failed: Callable[[Exception], None]):
         self.failed = failed
@@ -180,7 +177,7 @@ class Foreign:
 
 
 class Keeper(threading.Thread):
-    """Owns a world, which may be bound to its thread, block or hang: one order after another."""
+    """A thread that owns a world, which may block or hang, and executes one order at a time."""
 
     def __init__(self, make: Callable[[], World]):
         super().__init__(daemon=True, name='world')
@@ -196,7 +193,7 @@ class Keeper(threading.Thread):
         raise NotImplementedError
 
     def failed(self, error: Exception) -> None:
-        """What is done about an error of a world that is closed: nothing, for it is gone."""
+        """Handle an error in close; by default it is ignored."""
 
     def close(self) -> None:
         world, self.world = self.world, None
@@ -206,10 +203,10 @@ class Keeper(threading.Thread):
 
 
 class Player(World, Protocol):
-    """A world of this process that knows what may be said to it next: whole answers, as text."""
+    """A world of this process that can propose the next answer."""
 
     def best(self) -> str:
-        """What an expert says; '' where it knows no way on."""
+        """The expert's answer; '' if it has none."""
 
     def random(self, generator: np.random.Generator) -> str:
-        """What random play says."""
+        """A random answer."""

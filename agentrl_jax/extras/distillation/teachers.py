@@ -13,6 +13,7 @@ from agentrl_jax.machine import checksums, files
 from agentrl_jax.models import Model
 from agentrl_jax.run.hooks import Addition, Extension, Setup
 from agentrl_jax.text.task import hint_tokens
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
 
 
@@ -94,7 +95,7 @@ def load_teacher(name: str, setup: Setup) -> tuple[Model, Params]:
     return model, params
 
 
-def vocabulary(tokenizer: Any) -> tuple[list[bytes], dict[str, int]]:
+def vocabulary(tokenizer: Tokenizer) -> tuple[list[bytes], dict[str, int]]:
     """(bytes of every id, id of every special token)."""
     specials = {name: tokenizer.special(name) for name in tokenizer.special_names()}
     return tokenizer.token_bytes(), specials

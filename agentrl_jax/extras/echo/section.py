@@ -2,16 +2,19 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from agentrl_jax.extras.echo import observations
 from agentrl_jax.run.hooks import Addition, Extension, Setup
-from agentrl_jax.run.rules import SAMPLED, SEES_ANSWERS
-from agentrl_jax.settings.marks import ZERO, At
+from agentrl_jax.settings.marks import ZERO, At, In
 from agentrl_jax.settings.rules import exclude
+from agentrl_jax.tokens.tokenizer import Tokenizer
+
+# An observation follows an answer that the policy sees
+SEES_ANSWERS = {'env.max_turns': In(low=2), 'context.window': In(low=2, also=(0,))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Echo(Extension):
     # observations (eval/observation_nll)
 
     RULES = (
-        *exclude({'loss.observation_coef': 0}, SAMPLED | SEES_ANSWERS),
+        *exclude({'loss.observation_coef': 0}, {'parity.loss_on': 'sampled'} | SEES_ANSWERS),
         *exclude({'eval.observations': False}, SEES_ANSWERS),
     )
 
@@ -58,7 +61,7 @@ class EchoAddition(Addition):
         return jax.jit(program, out_shardings=NamedSharding(setup.mesh, PartitionSpec()))
 
 
-def markers_of(tokenizer: Any) -> observations.Markers:
+def markers_of(tokenizer: Tokenizer) -> observations.Markers:
     """The markers of the tokenizer's chats."""
     wording, encode = tokenizer.chat_format, tokenizer.encode
     role = len(encode(f'user{wording.space}'))

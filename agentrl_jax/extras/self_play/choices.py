@@ -17,6 +17,7 @@ from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import FORMS
+from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
 
 
@@ -38,7 +39,7 @@ def unknown(run: Any) -> str:
     return ''
 
 
-def spelled(task: text.TextTask, tokenizer: Any) -> np.ndarray:
+def spelled(task: text.TextTask, tokenizer: Tokenizer) -> np.ndarray:
     """int32 [A, L]: the answer of each action with the end of the turn; -1 after it."""
     form = FORMS[task.opening]
     texts = [form.text.format(think='', actions=name) for name in task.env.ACTION_NAMES]

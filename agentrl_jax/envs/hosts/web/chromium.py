@@ -18,7 +18,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_jax.envs.hosts.connection import split
 from agentrl_jax.envs.hosts.world import WorldError
@@ -84,6 +84,16 @@ def network_flags(origins: tuple[str, ...]) -> list[str]:
     ]
 
 
+class Loop(asyncio.SelectorEventLoop):
+    """Starts Playwright's driver in a new session, so a kill of this process group spares it.
+
+    It then ends Chromium and removes the profile.
+    """
+
+    async def subprocess_exec(self, *args: Any, **more: Any) -> tuple:
+        return await super().subprocess_exec(*args, start_new_session=True, **more)
+
+
 class Chromium:
     """A browser process; its calls may come from any thread."""
 
@@ -93,7 +103,7 @@ class Chromium:
         self.users, self.ending = 0, threading.Timer(0.0, self.close)  # for Shared
         self.dead, self.pid = False, 0
         self._lock, self._closed, self._playwright = threading.Lock(), False, None
-        self._loop = asyncio.new_event_loop()
+        self._loop = Loop()
         threading.Thread(target=self._serve, daemon=True).start()
         try:
             self.run(self._start(path, [*FLAGS, *network_flags(origins)]), START_S)
