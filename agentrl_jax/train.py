@@ -283,8 +283,8 @@ def play(
             if problem := collapse.starved(record.history, cfg.algorithm.filter.max_empty):
                 record.say(f'step {step}: {problem}')
                 return 1, state
-            if not cfg.algorithm.other_models and (hint := collapse.unvaried(record.history)):
-                record.say(f'step {step}: {hint}')
+            if not cfg.algorithm.other_models and (advice := collapse.unvaried(record.history)):
+                record.say(f'step {step}: {advice}')
         if problem := collapse.untrained(record.history):
             record.say(problem)
             return 1, state
