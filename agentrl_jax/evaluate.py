@@ -53,7 +53,8 @@ from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import live_line
 from agentrl_jax.run import collecting, hosts, parts, saved_config
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import Config, comparable, read_saved, saved_with
+from agentrl_jax.run.config import Config
+from agentrl_jax.run.migration import comparable, read_saved, saved_with
 from agentrl_jax.run.params import best_of, saved_policy
 from agentrl_jax.run.state import free_of_worlds
 from agentrl_jax.run.streams import EVALUATE, Streams

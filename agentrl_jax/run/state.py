@@ -16,7 +16,8 @@ from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
 from agentrl_jax.run import hooks
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
-from agentrl_jax.run.config import Config, as_json, comparable, following, saved_with
+from agentrl_jax.run.config import Config, as_json
+from agentrl_jax.run.migration import comparable, following, saved_with
 from agentrl_jax.run.params import (
     BASE_FOLDER,
     BEST_FOLDER,

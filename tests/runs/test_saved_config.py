@@ -19,7 +19,8 @@ from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import params, parts, saved_config, usage
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import as_json, comparable, following, saved_with
+from agentrl_jax.run.config import as_json
+from agentrl_jax.run.migration import comparable, following, saved_with
 from agentrl_jax.run.streams import Streams
 
 pytestmark = pytest.mark.usefixtures('one_device')
