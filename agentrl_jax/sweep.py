@@ -51,9 +51,9 @@ SHOWN_NAMES = 3
 def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
     """The runs that any of the texts names, in the order of the sweep; all if there is no text.
 
-    A text is the whole name of a run; or fields with their values, `seed=1` or
-    `algorithm=grpo,seed=1` (spec.matches); or the beginning of names. What comes first in this list
-    and names some run counts alone.
+    A text is the name of a run; or fields with their values, `seed=1` or
+    `algorithm=grpo,seed=1` (spec.matches); or the beginning of names. Only the first of these
+    that matches a run is used.
     """
     wanted: set[str] = set()
     for text in only:
@@ -112,7 +112,7 @@ def prepare(
 
 
 def print_commands(runs: Sequence[Run], config_file: str, workdir: str, common: Overrides) -> None:
-    """A shell line for each run, a comment for those that are done; nothing is written anywhere.
+    """A shell line for each run, a comment for finished runs; no file is written.
 
     So the number of lines, by which runs are shared out, stays the same.
     """

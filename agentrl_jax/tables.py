@@ -1,4 +1,4 @@
-"""Tables and learning curves of many runs, with intervals, beside random play and the oracle.
+"""Tables and learning curves of many runs, with intervals, random play and the oracle.
 
   python -m agentrl_jax.tables runs/sweep --rows=method --cols=env.name --out=runs/sweep/table
   python -m agentrl_jax.tables --compact runs/sweep experiments/demo_cloned/metrics
@@ -47,17 +47,17 @@ OPTIONS = {  # fields of Spec that are flags
     'cols': 'config fields that name a column',
     'metric': f'what the table shows; default: {Spec.metric}',
     'at': f'{", ".join(PLACES)} or a step; default: {LAST}',
-    'also': f'metrics to show beside it; default: {",".join(Spec.also)}',
-    'baseline': 'row to compare the others with',
+    'also': f'more metrics to show; default: {",".join(Spec.also)}',
+    'baseline': 'row to compare with',
     'margin': 'differences from the baseline within +- this count as none: 0.05; default: none',
     'where': 'take only runs with field=value or field=value|value; may be given several times',
-    'pooled': 'fields beside the seed that may differ within a cell',
+    'pooled': 'fields that may differ within a cell, as the seed may',
     'unfinished': f'runs that did not get there: {LEAVE_OUT} (the default) or '
     f'{COUNT} their last one',
-    'seeds': 'runs that a cell should have; default: as many as any',
+    'seeds': 'runs per cell; default: the number of seeds',
     'overall': 'one more column over all columns',
     'signals': 'further metrics to draw over steps',
-    'clones': "folders of runs of the expert's clones, to show beside those that see the same",
+    'clones': 'folders of expert clones, compared with runs of the same view',
 }
 BLOCK = '(<!-- table {} -->\n).*?(<!-- end of table -->)'
 

@@ -85,8 +85,8 @@ class Table:
 
     entries: one line per run of a cell. Columns: kind, row, column, seed, run, step, steps,
       finished, counts (it enters the statistics), value, wilson_low, wilson_high, fault, `also`.
-    cells: one line per cell. kind is RUNS or a key of LINE_NAMES. planned is 0 where the figure
-      comes from no run. p_holm is adjusted for all comparisons; values is the array of values.
+    cells: one line per cell. kind is RUNS or a key of LINE_NAMES. planned is 0 if no run
+      contributes to the figure. p_holm is adjusted for all comparisons; values is an array.
     """
 
     spec: Spec
@@ -122,7 +122,7 @@ def _records(frame: pd.DataFrame, keys: Sequence[str]) -> dict[tuple[str, ...], 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What all lines of a table share."""
+    """Inputs shared by all lines of a table."""
 
     spec: Spec
     groups: Groups
@@ -194,7 +194,7 @@ def _equal_tokens(groups: Groups, spec: Spec) -> dict[str, int]:
         for run in runs:
             rows = [row for row in run.rows if spec.metric in row]
             if any('tokens' not in row for row in rows):
-                raise ValueError(f'at={spec.at}: run {run.name} does not say what it sampled')
+                raise ValueError(f'at={spec.at}: run {run.name} has rows without sampled tokens')
             if spec.at == AREA and rows and not run.fault and rows[0]['tokens'] > 0:
                 raise ValueError(f'at={AREA}: run {run.name} has no {spec.metric} at step 0')
             if rows and not run.fault and (is_finished(run) or spec.unfinished == COUNT):
@@ -211,7 +211,7 @@ def _equal_tokens(groups: Groups, spec: Spec) -> dict[str, int]:
 def _at_tokens(rows: Sequence[Row], tokens: int) -> Row:
     """The validation after a number of sampled tokens, interpolated; past the end: the last one.
 
-    Its step is that of the validation before.
+    The step is taken from the validation before.
     """
     before = [row for row in rows if row['tokens'] <= tokens]
     if len(before) == len(rows):
@@ -420,7 +420,7 @@ def _cell(kind: str, entries: Sequence[Entry], layout: Layout) -> Cell:
 
 
 def _constant(value: float, also: Sequence[str]) -> Cell:
-    """A figure that comes from no run."""
+    """The figure of random play or the oracle, which has no runs."""
     counts = dict.fromkeys(COUNTS, 0)
     nothing = dict.fromkeys(('std', 'low', 'high', *also), math.nan)
     return counts | nothing | {'mean': value, 'iqm': value, 'interval': '', 'values': np.array([])}
@@ -441,9 +441,9 @@ def _figure(strata: Sequence[np.ndarray]) -> Cell:
 
 
 def _overall(cells: Sequence[Cell], also: Sequence[str]) -> Cell:
-    """All columns of a line together, each a stratum; no figure unless all have as many runs.
+    """All columns of a line together, each a stratum; nan unless all have equally many runs.
 
-    With fewer runs in one column the others would weigh more, and rows could not be compared.
+    Unequal numbers of runs would weight the columns differently from row to row.
     """
     if not any(cell['planned'] for cell in cells):  # random play, the oracle
         return cells[0] | {

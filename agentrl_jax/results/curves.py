@@ -19,7 +19,7 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
 
     An axis that no run knows is left out, and seconds unless all runs were trained on one machine
     and it is known: else they compare machines. Panels of the table's metric have one range of y;
-    those of signals, whose size differs by environment, have their own.
+    signals differ in size by environment, so each of their panels has its own range.
     """
     panels = _panels(table, table.spec.metric)
     limits = {table.spec.metric: series.y_range(panels)}
@@ -50,7 +50,7 @@ def _write_signals(table: Table, folder: Path, endings: Sequence[str]) -> list[P
             drawn += plots.draw(found, stem, x='step', columns=len(found), endings=endings)
         return drawn
     columns = len(panels) // len(of_signal)  # a line a signal
-    if not several:  # its name says more than that of the one column
+    if not several:  # name the panel after the signal, not the single column
         panels = [p._replace(title=plain_name(p.metric), y_label='') for p in panels]
         columns = _columns(len(panels))
     stem = folder / 'signals'
@@ -68,7 +68,7 @@ def _columns(panels: int) -> int:
 
 
 def _panels(table: Table, metric: str) -> list[series.Panel]:
-    """One per column; runs that are not finished, or not begun, are kept apart or counted."""
+    """One per column; unfinished and missing runs are separate."""
     panels = []
     for i, column in enumerate(table.columns):
         if column == OVERALL:

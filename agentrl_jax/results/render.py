@@ -33,7 +33,7 @@ from agentrl_jax.results.spec import (
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
 P_NAME = 'p (Holm)'
-SAME = 'same'  # marks a difference that is shown to be within the margin
+SAME = 'same'  # marks a difference that is significantly within the margin
 MORE_IS_BETTER = (*SUCCESSES, 'gain', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
 BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
 LATEX = str.maketrans(
@@ -53,7 +53,7 @@ LATEX = str.maketrans(
 
 
 def markdown(table: Table) -> str:
-    """The table, the runs behind each figure, and notes."""
+    """The table, the runs of each figure, and notes."""
     parts = [
         _markdown_table(matrix(table)),
         _markdown_table(details(table)),
@@ -149,7 +149,7 @@ def details(table: Table) -> list[list[str]]:
 
 
 def notes(table: Table) -> list[str]:
-    """What a reader has to know; only what applies to this table."""
+    """Notes for readers; only those that apply to this table."""
     spec = table.spec
     unit = ' in per cent' if is_share(spec.metric) else ''
     kinds = set(table.cells.interval)
@@ -231,7 +231,7 @@ def number(metric: str, value: float) -> str:
 
 
 def _shared(table: Table) -> str:
-    """What runs of one seed share: a start only if step 0 was measured and equal."""
+    """Factors shared by runs of one seed: a start only if step 0 was measured and equal."""
     starts = [label for label, _ in table.lines(START)]
     if starts == [LINE_NAMES[START]]:
         return 'start, levels and noise'
@@ -239,12 +239,12 @@ def _shared(table: Table) -> str:
 
 
 def published(spec: Spec, row: str, column: str) -> str:
-    """The figure that others published for a cell; '' if there is none."""
+    """The published figure for a cell, or ''."""
     return str(spec.published.get(row, {}).get(column, ''))
 
 
 def _tests(table: Table) -> int:
-    """How many differences could be tested: none of one pair of runs."""
+    """The number of tested differences; a single pair of runs has no test."""
     return int(table.cells.p_holm.count())
 
 
@@ -321,7 +321,7 @@ def _missing_seeds(table: Table, entries: Sequence[Entry]) -> list[str]:
 
 
 def _absent(table: Table) -> list[str]:
-    """Notes on runs that are refused or did not get there, and on seeds without a run."""
+    """Notes on faulty runs, unfinished runs and seeds without a run."""
     refused, unfinished, missing = [], [], []
     for label, cells in table.lines(RUNS):
         for column in (cell['column'] for cell in cells if cell['column'] != OVERALL):
@@ -351,7 +351,7 @@ def _markdown_table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    """Names of configs and folders are text: no markup, no link, no line of their own."""
+    """Escape markup, links and line breaks in names of configs and folders."""
     text = re.sub(r'&(?=#?\w+;)', '&amp;', _one_line(text))
     return re.sub(r'<(?=[A-Za-z/!?])', '&lt;', text).replace('](', r']\(')
 

@@ -1,4 +1,4 @@
-"""Runs as tables see them: config, a few metrics, random play and oracle; whole or compacted.
+"""Runs as tables read them: config, a few metrics, random play and oracle.
 
 A run is a folder with metrics.jsonl, reference.json and run.json (written when the run is planned,
 {"config": {...}}) or config.json (written by training). A compact folder holds the same numbers in
@@ -18,7 +18,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
 
 COMMON_FILE, RUN_FILE = 'common.json', 'run.json'
-AXES = ('step', 'tokens', 'seconds')  # columns of every run, beside its metrics
+AXES = ('step', 'tokens', 'seconds')  # columns of every run, next to its metrics
 NOTES = ('fault', 'machine')  # texts about a run, kept where there are any
 DIGITS = 6  # significant digits that are kept
 KEPT = (  # metrics that are always kept, where a run has them
@@ -45,7 +45,7 @@ Row = dict[str, float]  # step, tokens, seconds and the metrics that were measur
 
 
 class Run(NamedTuple):
-    """One run; no rows when it was planned and has not begun."""
+    """One run; it has no rows before training starts."""
 
     name: str
     fields: dict[str, Any]  # the resolved config by dotted names
@@ -58,8 +58,8 @@ class Run(NamedTuple):
 def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> list[Run]:
     """All runs in the folders: each a run, a folder of runs, or a compact folder.
 
-    metrics: names to keep beside KEPT; a compact folder has those that it was made with. Runs of an
-    older version beside those of a newer one have the fields that came later, at what they do.
+    metrics: names to keep in addition to KEPT; a compact folder has the metrics it was written
+    with. If versions differ, older runs receive the defaults of later config fields.
     FileNotFoundError names the folders that hold no run.
     """
     kept = tuple(dict.fromkeys([*KEPT, *metrics]))
@@ -85,7 +85,7 @@ def _read_folder(folder: Path, kept: Sequence[str]) -> list[Run]:
 def complete(runs: Sequence[Run]) -> list[Run]:
     """Runs with all fields that any of them has, as a resumed run would have them.
 
-    What is no whole config, or one with fields that are gone, stays as it is.
+    Incomplete configs, and configs with removed fields, are unchanged.
     """
     names = set().union(*(run.fields for run in runs))
     return [run if names <= run.fields.keys() else _with_later(run, names) for run in runs]
@@ -146,7 +146,7 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
 
 
 def _document(folder: Path) -> Path | None:
-    """The file that says what a run is; None where there is no run."""
+    """The file with the config of a run; None if the folder is no run."""
     named = (folder / RUN_FILE, folder / run_log.CONFIG_FILE)
     return next((path for path in named if path.exists()), None)
 
@@ -243,7 +243,7 @@ def find_fault(rows: Sequence[Mapping[str, float]], promised: int) -> str:
     """Why a run is in no table: rows that are missing, or updates that changed nothing; '' if none.
 
     promised: rows that must be there, by the checkpoints and the end of the run. A row of an update
-    that was skipped as a whole has a gradient norm of 0 or nan. A run is dead when at least half of
+    whose parts were all skipped has a gradient norm of 0 or nan. A run is dead if at least half of
     its updates, up to the last one, were skipped.
     """
     steps = [row['step'] for row in rows]
@@ -288,8 +288,8 @@ def rounded(value: float) -> float:
 def _axes_and_metrics(rows: Sequence[Mapping[str, float]], kept: Sequence[str]) -> list[dict]:
     """Rows of metrics.jsonl with the tokens sampled and the seconds spent before each step.
 
-    Validation comes first in a step, so what it finds was reached with what came before. Tokens are
-    known as long as every row says how many were sampled.
+    Validation is the first part of a step, so it measures the policy of the steps before. Tokens
+    are known as long as every row has a number.
     """
     found, tokens, seconds = [], 0, 0.0
     for row in rows:

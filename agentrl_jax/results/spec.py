@@ -1,4 +1,4 @@
-"""What a table shows, and which runs go into which of its cells."""
+"""The description of a table, and the assignment of runs to its cells."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ Values = Annotated[tuple[str, ...], _split('|')]
 
 @dataclass(frozen=True, config=ConfigDict(extra='forbid'), kw_only=True)
 class Spec:
-    """What a table shows; the keys of a table in an experiment's table.json.
+    """The description of a table; the keys of a table in an experiment's table.json.
 
     Names are lists, or texts joined by commas.
     """
@@ -62,12 +62,12 @@ class Spec:
     # last, last-three (mean of the last three validations), best-validation (the highest
     # eval/success), a step, equal-tokens (where the run of the column with the fewest sampled
     # tokens ends, between two validations) or area (mean over the tokens up to there)
-    also: Names = ('eval/valid_format',)  # metrics beside it, where runs have them
+    also: Names = ('eval/valid_format',)  # more metrics to show, if runs have them
     baseline: str = ''  # label of the row that others are compared with
     margin: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] = 0.0  # differences
     # from the baseline within +- this, in units of the metric, are the same
     where: dict[str, Values] = Field(default_factory=dict)  # runs to take
-    pooled: Names = ()  # fields beside the seed that may differ within a cell
+    pooled: Names = ()  # fields that may differ within a cell, as the seed may
     unfinished: Literal['leave-out', 'count'] = LEAVE_OUT  # count: take the last validation of
     # runs that did not get there
     seeds: Annotated[int, Field(ge=0, strict=True)] = 0  # runs per cell; 0 = all seeds of any cell
@@ -153,7 +153,7 @@ def _label(run: Run, names: Sequence[str], spec: Spec) -> str:
 
 
 def group_runs(runs: Sequence[Run], spec: Spec) -> dict[tuple[str, str], tuple[Run, ...]]:
-    """Runs by (row, column), in each by seed; a cell must differ in nothing but the seed."""
+    """Runs by (row, column), in each by seed; the runs of a cell may differ in the seed only."""
     for name in spec.pooled:
         if runs and not any(name in run.fields for run in runs):
             raise ValueError(f'pooled={name}: no run has this field')
@@ -194,7 +194,7 @@ def rank(value: Any) -> tuple:
 
 
 def ordered(labels: set[str], named: Mapping[str, str]) -> list[str]:
-    """As in `labels` of the spec; the others after them, part by part, numbers by size."""
+    """Labels in the order of the spec, then the rest part by part, numbers by size."""
     first = [label for label in dict.fromkeys(named.values()) if label in labels]
     rest = sorted(labels - set(first), key=lambda text: [rank(x) for x in text.split(', ')])
     return [*first, *rest]

@@ -40,13 +40,13 @@ class Child:
     process: subprocess.Popen
     lock: int
     attempt: int
-    log_start: int  # where its output begins in output.txt
-    began: float  # by a clock that nobody sets
+    log_start: int  # start of its output in output.txt
+    began: float  # by the monotonic clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a local sweep does."""
+    """Inputs of a local sweep."""
 
     runs: Sequence[Run]
     workdir: Path
@@ -57,7 +57,7 @@ class Plan:
 
 @dataclasses.dataclass
 class Work:
-    """What a local sweep knows while it runs; nothing of it outlives the process."""
+    """State of a local sweep while it runs; none is stored."""
 
     plan: Plan
     before: dict[str, int]  # failures of each run before this sweep: every sweep tries anew
@@ -74,13 +74,13 @@ def train_all(
     """
     before = {r.name: sweep_status.count_failures(plan.workdir / r.name) for r in plan.runs}
     work = Work(plan, before)
-    last = functools.partial(ask_to_stop, work.children)  # they have sessions of their own
+    last = functools.partial(ask_to_stop, work.children)  # each child has its own session
     interrupts.LAST.append(last)
     with processes.Preemption(stop_signals(), last) as stop:
         stop.phase = 'the running steps'
         try:
             watch(work, board, stop, poll_s, refresh_s)
-        finally:  # a sweep that fails itself leaves no child that nobody asked to stop
+        finally:  # a sweep that fails stops its children too
             ask_to_stop(work.children)
             interrupts.LAST.remove(last)
     if open_runs(work):
@@ -185,7 +185,7 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Of srun -n8 each process may be a sweep, and each of its runs is one process.
+            # Each process of srun -n8 may be a sweep; a run is always one process.
             env={
                 processes.COUNT: '1',
                 **shared_programs(plan.workdir),
@@ -226,7 +226,7 @@ def finish(child: Child, work: Work) -> str:
 
 
 def judge(done: bool, code: int) -> str:
-    """done, preempted or failed. What is on disk counts more than how the process ended."""
+    """done, preempted or failed. Files on disk count more than the exit code."""
     if done:
         return 'done'
     return 'preempted' if code in ASKED_TO_STOP else 'failed'

@@ -1,4 +1,4 @@
-"""What a sweep consists of: from a sweep file to resolved configs, names and commands. All pure.
+"""From a sweep file to resolved configs, names and commands; no file is written.
 
 A sweep file defines one of two functions:
 
@@ -257,7 +257,7 @@ def _text_of(overrides: Overrides) -> str:
 
 
 def arguments(overrides: Overrides) -> list[str]:
-    """The overrides as ml_collections reads them; '=' keeps a value that starts with '-' whole."""
+    """The overrides as ml_collections reads them; '=' protects a value that starts with '-'."""
     return [f'--config.{name}={value}' for name, value in overrides.items()]
 
 
@@ -321,7 +321,7 @@ def _equal(value: Any, text: str) -> bool:
 
 
 def document(run: Run, words: Sequence[str]) -> dict[str, Any]:
-    """What run.json says, secrets still in it."""
+    """The content of run.json, before secrets are removed."""
     return {
         'name': run.name,
         'overrides': run.overrides,

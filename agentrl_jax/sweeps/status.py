@@ -200,7 +200,7 @@ def status(run: Run, folder: Path, *, locked: bool, retries: int, before: int = 
 
 
 def tail(path: Path) -> list[dict[str, Any]]:
-    """The whole rows in the last TAIL_BYTES of a metrics.jsonl, [] if there is none."""
+    """The complete rows in the last TAIL_BYTES of a metrics.jsonl; [] without the file."""
     if not path.exists():
         return []
     if not path.is_file():
