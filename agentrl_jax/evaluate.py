@@ -86,7 +86,7 @@ def evaluate(
     if workdir and transfer:
         given = with_tokenizer_of_run(given, workdir, origin.step)
     run = build(given, probe=not replay, learns=False)
-    cfg, params, rules = run.cfg, run.params, {}
+    cfg, params, rules = run.config, run.params, {}
     if trajectories_file and any(getattr(world, 'chats', False) for world in cfg.worlds):
         raise ValueError(
             f'--trajectories: episodes of {cfg.env.name} are chats, with tools and perhaps several '
@@ -96,13 +96,13 @@ def evaluate(
         saved = comparable(checkpoint.read_extra(workdir, step=origin.step))
         mixed = [name for name, _ in saved['env']['mix']]
         chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
-        now = comparable(saved_with(run.face))
+        now = comparable(saved_with(run.config_dict))
         may_differ = (*MAY_DIFFER, *chosen, *free_of_worlds(cfg))
         if transfer:
             rules = other_rules(saved, now, may_differ)
             may_differ += ('env', *WORLDS)
         checkpoint.check_config(saved, now, may_differ=may_differ, advice=ADVICE)
-        params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
+        params = saved_policy(cfg, run.model, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
     key = Streams(cfg.seed).key(EVALUATE)
@@ -173,7 +173,7 @@ def evaluate(
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},
         limit=pages.PAGE_EPISODES,
-        about=about.of_run(run.face, sys.argv) | checkpoint_name,
+        about=about.of_run(run.config_dict, sys.argv) | checkpoint_name,
     )
     if trajectories_file:
         records = trajectories.rollout_records(host, run.tokenizer, cfg.env.name)

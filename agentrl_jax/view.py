@@ -76,9 +76,9 @@ def serve(workdir: Path, port: int, *, open_it: bool) -> None:
     print(f'{address}  (Ctrl-C ends it)', flush=True)
     if open_it:
         webbrowser.open(address)
-    config = uvicorn.Config(
-        live_server.build_app(workdir), log_level='warning', timeout_graceful_shutdown=1
-    )
+    app = live_server.build_app(workdir)
+    # log_config=None: uvicorn would close the handlers of other loggers
+    config = uvicorn.Config(app, log_config=None, log_level='warning', timeout_graceful_shutdown=1)
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 

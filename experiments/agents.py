@@ -1,20 +1,15 @@
-"""What are plans, thoughts and reflections of small policies worth at equal sampled tokens?
+"""What are plans and thoughts of small policies worth at equal sampled tokens?
 
-Five agents (agentrl_jax/text/README.md) on lakes of six by six, where the goal is up to ten moves
+Three agents (agentrl_jax/text/README.md) on lakes of six by six, where the goal is up to ten moves
 away and more, and on Sokoban: `act` answers with actions alone; `think` has a thought in front of
-each answer; `plan` writes a plan before its first action; `reflect` writes a reflection after a
-failed trial and tries the level again; `retry` tries it again with nothing written, which is the
-control of `reflect`. All train with turn GRPO, have three turns that act in a trial, and use one
-tokenizer, in which the tags of all kinds of turns are single tokens (tokens/agents.model).
-
-Two trials are not one: `reflect` and `retry` are compared with each other, and so are `act`,
-`think` and `plan`; in the last table, of all five, success in the first trial stands beside. Both
-that try again are paid for their last trial (agent.reward=gain), as the others are for their only
-one.
+each answer; `plan` writes a plan before its first action. All train with turn GRPO, have three
+turns that act, and use one tokenizer, in which the tags of all kinds of turns are single tokens
+(tokens/agents.model). The arms `reflect` and `retry`, of two trials that are paid for the last one,
+need agent.reward=gain; commit 55cb303 was the last with it.
 
 Every arm has a clone of its own, since its turns are others. Demonstrations follow the expert in
-clone.oracle of the turns that act; what is written, a thought, a plan or a reflection, always names
-what the expert would do. Arms that write are taught more of it: they begin elsewhere, and the
+clone.oracle of the turns that act; what is written, a thought or a plan, always names what the
+expert would do. Arms that write are taught more of it: they begin elsewhere, and the
 policies they start from have rows of their own.
 
 Equal sampled tokens: as in turn_credit, each column is read at the tokens of its least run. Arms
@@ -33,7 +28,6 @@ from experiments.turn_credit import EPISODES, SAME
 
 CONFIG = 'configs/small.py'
 ROWS = ('agent.name', 'agent.trials', 'env.think')
-AGAIN = {'agent.trials': 2, 'agent.reward': 'gain'}
 ACTS, NAMES_ALL = 9, 21  # sampled tokens of four actions, and of ten between tags, with their ends
 ARMS = {
     'act': {'env.think': False, 'env.max_turns': 3, 'rollout.max_response': ACTS},
@@ -49,16 +43,8 @@ ARMS = {
         'env.max_turns': 4,
         'rollout.max_response': NAMES_ALL,
     },
-    'reflect': AGAIN
-    | {
-        'agent.name': 'reflect',
-        'env.think': False,
-        'env.max_turns': 7,
-        'rollout.max_response': NAMES_ALL,
-    },
-    'retry': AGAIN | {'env.think': False, 'env.max_turns': 6, 'rollout.max_response': ACTS},
 }
-STEPS = {'act': 60, 'think': 20, 'plan': 40, 'reflect': 30, 'retry': 40}
+STEPS = {'act': 60, 'think': 20, 'plan': 40}
 PREFIX, TURN = 7, {'frozen_lake': 24, 'sokoban': 18}  # tokens of the longest prompts
 NAMES = {'sokoban': 'Sokoban', 'frozen_lake': 'FrozenLake'}
 
@@ -92,13 +78,7 @@ def tiny():
         'labels': common.labels(CONFIG, ARMS, ROWS) | NAMES,
         'signals': 'policy/entropy,rollout/response_length',
     }
-    again = {'where': {'agent.trials': '2'}, 'baseline': 'retry'}
-    also = 'eval/success_first,eval/trials,eval/gain,eval/valid_format'
-    tables = {
-        'one_trial': table | {'where': {'agent.trials': '1'}},
-        'two_trials': table | again | {'also': also},
-        'last': table | {'at': 'last', 'also': also},
-    }
+    tables = {'one_trial': table, 'last': table | {'at': 'last', 'also': 'eval/valid_format'}}
     return common.Plan(CONFIG, cells, tables)
 
 

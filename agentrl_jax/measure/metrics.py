@@ -43,11 +43,6 @@ METRICS = {
     'echo/repeated_ngrams': 'Share of 4-grams of sampled tokens that repeat one of their episode.',
     'echo/distinct_actions': 'Different action sequences in a group / its episodes.',
     'agent/trials': 'Trials of an episode in which a turn acted (agent.trials > 1).',
-    'agent/success_first': 'Share of episodes solved in their first trial.',
-    'agent/success_second': 'Share of episodes solved in their first two trials.',
-    'agent/success_third': 'Share of episodes solved in their first three (agent.trials > 2).',
-    'agent/success_fourth': 'Share of episodes solved in their first four (agent.trials > 3).',
-    'agent/success_fifth': 'Share of episodes solved in their first five (agent.trials > 4).',
     'agent/gain': 'What the second trial earned less what the first did; 0 without a second one.',
     'agent/plan_tokens': 'Tokens sampled in the plans of an episode.',
     'agent/reflection_tokens': 'Tokens sampled in the reflections of an episode.',
@@ -163,9 +158,6 @@ METRICS = {
     'collapse/marginal_entropy': 'Entropy per token of what is scored, prompts averaged out.',
     'collapse/quadrant': '0 diverse, 1 template collapse, 2 compressed, 3 low-entropy collapse.',
     'collapse/retrieval_accuracy': 'How often an answer is likeliest under its own prompt.',
-    'collapse/retrieval_accuracy_2': 'How often its prompt is among the 2 likeliest.',
-    'collapse/retrieval_accuracy_4': 'How often its prompt is among the 4 likeliest.',
-    'collapse/retrieval_accuracy_8': 'How often its prompt is among the 8 likeliest.',
     'collapse/retrieval_chance': 'The accuracy of guessing.',
     'collapse/retrieval_above_chance': 'What collapse/retrieval_accuracy is above chance.',
     'alarm/level': 'Worst signal: 0 nothing, 1 warning, 2 alarm.',
@@ -173,27 +165,22 @@ METRICS = {
     'seats, exact (leduc with context.window=1).',
     'eval/valid_format': 'Share of validation turns whose answer parsed into legal actions; nan '
     'where worlds on hosts do not say it.',
-    'eval/trials': 'As agent/trials, of validation episodes.',
-    'eval/success_first': 'As agent/success_first, of validation episodes.',
-    'eval/success_second': 'As agent/success_second, of validation episodes.',
-    'eval/success_third': 'As agent/success_third, of validation episodes.',
-    'eval/success_fourth': 'As agent/success_fourth, of validation episodes.',
-    'eval/success_fifth': 'As agent/success_fifth, of validation episodes.',
-    'eval/gain': 'As agent/gain, of validation episodes.',
-    'eval/tool_calls': 'As library/tool_calls, of validation episodes.',
-    'eval/tool_success': 'As library/ or search/tool_success, of validation episodes.',
-    'eval/requests': 'As harness/requests, of validation episodes.',
-    'eval/branches': 'As harness/branches, of validation episodes.',
-    'eval/refused': 'As harness/refused, of validation episodes.',
-    'eval/bad_calls': 'As harness/bad_calls, of validation episodes.',
     'eval/token_budget_stop': 'As rollout/token_budget_stop, of what `evaluate` plays.',
-    'eval/answer_presence': 'As library/ or search/answer_presence, of validation episodes.',
-    'eval/exact_match': 'As search/exact_match, of validation episodes.',
-    'eval/format': 'As search/format, of validation episodes.',
-    'eval/score': 'As shop/score, of validation episodes.',
-    'eval/answered': 'As library/answered, of validation episodes.',
-    'eval/answer_f1': 'As library/answer_f1, of validation episodes.',
-    'eval/solvable_success': 'As babyai/solvable_success, of validation episodes.',
+}
+METRICS |= {
+    f'agent/success_{name}': f'Share of episodes solved by their {name} trial (agent.trials).'
+    for name in TRIALS
+}
+METRICS |= {
+    f'collapse/retrieval_accuracy_{k}': f'How often its prompt is among the {k} likeliest.'
+    for k in (2, 4, 8)
+}
+OF_EPISODES = ('agent/trials', 'agent/success_', 'agent/gain', 'library/', 'babyai/', 'search/')
+OF_EPISODES += ('harness/', 'shop/')
+METRICS |= {
+    f'eval/{name.split("/")[1]}': f'As {name.split("/")[1]} of training, of validation episodes.'
+    for name in tuple(METRICS)
+    if name.startswith(OF_EPISODES)
 }
 
 

@@ -1,14 +1,15 @@
-"""What the policy's reasoning says of its prompt: RAGEN-2's cross-scoring (arXiv:2604.06268).
+"""Mutual information of prompts and reasoning: RAGEN-2's cross-scoring (arXiv:2604.06268).
 
-X is all that precedes an answer, the forced <think> included; Z is what was sampled up to
-</think> (or the whole answer). Some answers z_i are scored under every one of N prompts x_j:
+X is the text before an answer, with the forced <think>; Z is the sampled text up to </think> (or
+the full answer). Some answers z_i are scored under each of N prompts x_j:
   l[i, j] = log p(z_i | x_j)              matched_i = l[i, own_i]
   marginal_i = logsumexp_j l[i, j] - log N
   I(X; Z) = mean(matched - marginal) <= log N,   H(Z | X) = -mean matched,   H(Z) = -mean marginal
-under the uniform distribution over the N prompts. Reasoning that would have been written for any
-prompt has I = 0, however varied it is: template collapse, which entropy does not show.
+under the uniform distribution over the N prompts. Reasoning that fits every prompt has I = 0, even
+if it is varied: template collapse, which entropy does not show.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,22 @@ from agentrl_jax.types import Params, Rollout
 
 TIE = 1e-4  # nats: log-probabilities closer than this differ by float32 rounding only
 TOP = (1, 2, 4, 8)  # retrieval accuracy among the k best prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is scored, and how. Defaults and bounds are in collapse.Alarms."""
+
+    group_size: int
+    max_response: int
+    pairs: int  # answers scored under every prompt
+    turns: str  # 'first': first turns, one prompt per group; 'any': each with its own prompt
+    text: str  # 'reasoning' or 'answer'
+    microbatch_rows: int
+    temperature: float
+    chunk_size: int
+    low_mi: float = 0.1
+    low_entropy: float = 0.05
 
 
 @struct.dataclass
@@ -46,28 +63,24 @@ def choose_pairs(
     rollout: Rollout,
     table: answers.AnswerTable,
     eos_ids: jax.Array,
-    *,
-    group_size: int,
-    pairs: int,
-    turns: str,
-    text: str,
-    max_response: int,
+    settings: Settings,
 ) -> Pairs:
-    """Up to `pairs` answers at random.
+    """Draw up to `pairs` answers.
 
     turns 'first': equally many first turns from each group, the groups' prompts as columns (with
     more groups than pairs, from a random choice of groups). turns 'any': a random turn of random
-    episodes, each with its own prompt as a column. text: 'reasoning' or 'answer'.
+    episodes, each with its own prompt as a column.
     """
+    group_size, pairs = settings.group_size, settings.pairs
     k_turn, k_group, k_row = jax.random.split(key, 3)
     rows = rollout.tokens.shape[0]
     turn = jnp.zeros(rows, jnp.int32)
-    if turns == 'any':
+    if settings.turns == 'any':
         turn = jax.random.randint(k_turn, (rows,), 0, jnp.maximum(rollout.num_turns, 1))
-    start, length = _answers_of(rollout, turn, table, eos_ids, text, max_response)
+    start, length = _answers_of(rollout, turn, table, eos_ids, settings)
     used = rollout.healthy & (length > 0)
-    order = jax.random.uniform(k_row, (rows,)) + ~used  # those that cannot be used come last
-    if turns == 'any':
+    order = jax.random.uniform(k_row, (rows,)) + ~used  # unusable rows last
+    if settings.turns == 'any':
         row = jnp.argsort(order)[:pairs].astype(jnp.int32)
         own, prompt_row = jnp.arange(row.shape[0], dtype=jnp.int32), row
     else:
@@ -91,13 +104,13 @@ def choose_pairs(
     )
 
 
-def _answers_of(rollout, turn, table, eos_ids, text, max_response):
-    """(first token, number of tokens that count) of the given turn of each row, int32 [B] each."""
+def _answers_of(rollout, turn, table, eos_ids, settings):
+    """(first token, number of tokens that count) of a turn of each row, int32 [B] each."""
     sampled = rollout.action_mask & (rollout.turn == turn[:, None])
     start = jnp.argmax(sampled, axis=1).astype(jnp.int32)
-    place = jnp.arange(max_response)[None]
+    place = jnp.arange(settings.max_response)[None]
     live = place < sampled.sum(1)[:, None]
-    if text == 'answer':
+    if settings.text == 'answer':
         return start, live.sum(1).astype(jnp.int32)
     at = jnp.minimum(start[:, None] + place, rollout.tokens.shape[1] - 1)
     tokens = jnp.take_along_axis(rollout.tokens, at, axis=1)
@@ -109,20 +122,18 @@ def cross_logprobs(
     params: Params,
     rollout: Rollout,
     pairs: Pairs,
+    width: int,
+    settings: Settings,
     *,
     hidden_fn: Callable,
     head_fn: Callable,
-    microbatch_rows: int,
-    width: int,
-    max_response: int,
-    temperature: float,
-    chunk_size: int,
     bits: Bits | None = None,
 ) -> jax.Array:
     """l[i, j] = sum over the tokens of answer i of log p after prompt j: float32 [M, N].
 
-    M N rows of `width` tokens are put together and scored microbatch_rows at a time.
+    M N rows of `width` tokens are scored microbatch_rows at a time.
     """
+    microbatch_rows = settings.microbatch_rows
     count, prompts = pairs.row.shape[0], pairs.prompt_row.shape[0]
     slices = -(-count * prompts // microbatch_rows)
     place = jnp.arange(width)[None]
@@ -146,10 +157,10 @@ def cross_logprobs(
             tokens,
             allowed=allowed,
             bits=bits,
-            temperature=temperature,
-            chunk_size=chunk_size,
+            temperature=settings.temperature,
+            chunk_size=settings.chunk_size,
             mask=mask,
-            row_tokens=max_response,
+            row_tokens=settings.max_response,
         )
         return jnp.sum(jnp.where(mask, logprobs, 0.0), axis=1)
 
@@ -167,22 +178,15 @@ def equal_prompts(rollout: Rollout, pairs: Pairs, width: int) -> jax.Array:
 
 
 def reduce_matrix(
-    sums: jax.Array,
-    lengths: jax.Array,
-    own: jax.Array,
-    used: jax.Array,
-    prompt_used: jax.Array,
-    same: jax.Array,
-    *,
-    low_mi: float,
-    low_entropy: float,
+    sums: jax.Array, pairs: Pairs, same: jax.Array, settings: Settings
 ) -> dict[str, jax.Array]:
-    """The numbers of a matrix l [M, N]; used [M], prompt_used [N] bool, same bool [N, N].
+    """Metrics of a matrix l [M, N]; same: bool [N, N], equal prompts.
 
-    mi is of whole answers (nats); mi_token, the entropies and the z-score are of l / length, as
-    RAGEN-2 logs them. Fewer than two different prompts, or no answer: nan.
+    mi is of full answers (nats); mi_token, the entropies and the z-score are of l / length, as in
+    RAGEN-2. Fewer than two different prompts, or no answer: nan.
     """
-    per_token = sums / jnp.maximum(lengths, 1)[:, None]
+    own, used, prompt_used = pairs.own, pairs.used, pairs.prompt_used
+    per_token = sums / jnp.maximum(pairs.length, 1)[:, None]
     prompts = prompt_used.sum()
     matched, marginal = _matched_and_marginal(sums, own, prompt_used)
     matched_token, marginal_token = _matched_and_marginal(per_token, own, prompt_used)
@@ -201,7 +205,10 @@ def reduce_matrix(
         'collapse/conditional_entropy': -masked_mean(matched_token, used),
         'collapse/marginal_entropy': -masked_mean(marginal_token, used),
         'collapse/quadrant': quadrant(
-            share, -masked_mean(matched_token, used), low_mi=low_mi, low_entropy=low_entropy
+            share,
+            -masked_mean(matched_token, used),
+            low_mi=settings.low_mi,
+            low_entropy=settings.low_entropy,
         ),
         **_retrieval(sums, own, used, prompt_used, same),
     }
@@ -219,7 +226,7 @@ def _matched_and_marginal(matrix, own, prompt_used):
 
 
 def _retrieval(sums, own, used, prompt_used, same):
-    """How often the own prompt (or an equal one) is among the k best, ties broken at random."""
+    """Share of answers with their own prompt (or an equal one) among the k best; random ties."""
     mine = same[own] & prompt_used[None]  # [M, N]
     best = jnp.max(jnp.where(mine, sums, -jnp.inf), axis=1, keepdims=True)
     better = jnp.sum(prompt_used[None] & (sums > best + TIE), axis=1)
@@ -236,7 +243,7 @@ def _retrieval(sums, own, used, prompt_used, same):
 
 
 def _drawn(total, good, draws, most):
-    """Probability that `draws` (at most `most`) of `total` things hold one of the `good` ones."""
+    """Probability that `draws` (at most `most`) of `total` items include one of `good` items."""
     miss = jnp.float32(1.0)
     for already in range(most):
         left = jnp.maximum(total - already, 1)
@@ -249,46 +256,20 @@ def information(
     task: Any,
     rollout: Rollout,
     key: jax.Array,
+    settings: Settings,
     *,
-    group_size: int,
-    pairs: int,
-    turns: str,
-    text: str,
-    low_mi: float,
-    low_entropy: float,
-    max_response: int,
     layout: jax.sharding.Sharding | None = None,
-    **scoring: Any,
+    **model: Any,
 ) -> dict[str, jax.Array]:
-    """The metrics of a rollout under the policy that played it; scoring: as in cross_logprobs.
+    """Metrics of a rollout under the policy that played it; model: keywords of cross_logprobs.
 
-    layout: that of the rollout while answers are picked from it, whole on every device: rows put
-    together from all of its rows are no place to look for them shard by shard.
+    layout: replicates the rollout on every device, since the pairs gather from all of its rows.
     """
     if layout is not None:
         rollout = jax.lax.with_sharding_constraint(rollout, layout)
-    picks = choose_pairs(
-        key,
-        rollout,
-        task.answer,
-        task.eos_ids,
-        group_size=group_size,
-        pairs=pairs,
-        turns=turns,
-        text=text,
-        max_response=max_response,
-    )
+    pairs = choose_pairs(key, rollout, task.answer, task.eos_ids, settings)
     width = rollout.tokens.shape[1]
-    if turns == 'first':  # first prompts are much shorter than episodes
-        width = min(width, task.prefix.shape[0] + task.width + max_response)
-    sums = cross_logprobs(params, rollout, picks, width=width, max_response=max_response, **scoring)
-    return reduce_matrix(
-        sums,
-        picks.length,
-        picks.own,
-        picks.used,
-        picks.prompt_used,
-        equal_prompts(rollout, picks, width),
-        low_mi=low_mi,
-        low_entropy=low_entropy,
-    )
+    if settings.turns == 'first':  # first prompts are much shorter than episodes
+        width = min(width, task.prefix.shape[0] + task.width + settings.max_response)
+    sums = cross_logprobs(params, rollout, pairs, width, settings, **model)
+    return reduce_matrix(sums, pairs, equal_prompts(rollout, pairs, width), settings)

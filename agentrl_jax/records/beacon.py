@@ -32,7 +32,7 @@ class Beacon:
 
     def __exit__(self, *exc_info) -> None:
         self._stop.set()
-        if self._thread.is_alive():
+        if self._thread.ident is not None:  # started
             self._thread.join()
             with contextlib.suppress(OSError):  # the workdir may be gone
                 self._path.unlink(missing_ok=True)

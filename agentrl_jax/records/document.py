@@ -183,9 +183,12 @@ def of_rollout(
     the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
     replies[b]: the lines of the log of row b, where worlds are on hosts.
     """
-    # Fields that default to None are not in every rollout
-    given = {field.name for field in dataclasses.fields(rollout) if field.default is not None}
-    fields = {name: np.asarray(getattr(rollout, name)) for name in given}
+    required = [
+        field.name
+        for field in dataclasses.fields(rollout)
+        if field.default is field.default_factory is dataclasses.MISSING
+    ]
+    fields = {name: np.asarray(getattr(rollout, name)) for name in required}
     judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
     fields['judged'] = np.asarray(judged)
     for name in ('branch', 'staleness'):

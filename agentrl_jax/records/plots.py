@@ -16,11 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator, NullFormatter
 from PIL import Image
 
-from agentrl_jax.records.run_log import read_metrics
 from agentrl_jax.records.series import (
     Curve,
     Panel,
-    Rows,
     all_runs,
     joined,
     points,
@@ -64,43 +62,11 @@ class Look(NamedTuple):
     """How all panels of a figure are drawn."""
 
     x: str
-    statistic: str
     most: int  # points of a line
     limits: Mapping[str, tuple[float, float]]  # range of y of a metric; others have their own
     width: float  # of the thick lines
     size: int  # of the names of references
     letters: int  # of a line of these names
-
-
-def learning_curves(
-    runs: Mapping[str, Sequence[str | os.PathLike | Rows]],
-    stem: str | os.PathLike,
-    *,
-    metrics: Sequence[str] = ('eval/success',),
-    x: str = 'step',
-    references: Mapping[str, Mapping[str, float]] | None = None,
-    statistic: str = 'iqm',
-    title: str = '',
-) -> tuple[Path, ...]:
-    """Draws one panel per metric and writes stem.png and stem.svg; the same input, the same bytes.
-
-    runs: for each label its seeds, as paths of metrics.jsonl or as rows. references: for a metric
-    the values of lines across its panel, such as {'eval/success': {'random': 0.19}}. x: 'step',
-    'time_s' or a metric.
-    """
-    if not metrics or not any(runs.values()):
-        raise ValueError('learning_curves needs at least one metric and one run')
-    rows = {
-        label: [read_metrics(seed) if isinstance(seed, (str, os.PathLike)) else seed for seed in s]
-        for label, s in runs.items()
-    }
-    lines = references or {}
-    panels = [Panel(name, name, rows, lines.get(name, {})) for name in metrics]
-    columns = 2 if len(metrics) in (2, 4) else min(len(metrics), 3)
-    drawn = draw(panels, stem, x=x, columns=columns, statistic=statistic, title=title)
-    if not drawn:
-        raise ValueError(f'learning_curves: no run measured any of {", ".join(metrics)}')
-    return drawn
 
 
 def draw(
@@ -109,14 +75,14 @@ def draw(
     *,
     x: str,
     columns: int,
-    statistic: str = 'iqm',
     title: str = '',
     limits: Mapping[str, tuple[float, float]] | None = None,
     endings: Sequence[str] = ENDINGS,
 ) -> tuple[Path, ...]:
-    """Panels row by row, as files stem.<ending>; () where nothing was measured.
+    """Draw panels row by row into files stem.<ending>; () if nothing was measured.
 
-    columns: of panels with few labels; limits: y range of a metric.
+    columns: of panels with few labels; limits: y range of a metric. The same input gives the same
+    bytes.
     """
     panels = [
         panel
@@ -129,10 +95,10 @@ def draw(
     with matplotlib.rc_context(STYLE):
         figure = Figure(layout='constrained')
         if max(len(panel.runs) for panel in panels) > MAX_TOGETHER:
-            look = Look(x, statistic, 30, limits or {}, width=1.5, size=7, letters=11)
+            look = Look(x, 30, limits or {}, width=1.5, size=7, letters=11)
             _draw_multiples(figure, panels, look)
         else:
-            look = Look(x, statistic, 100, limits or {}, width=2, size=8, letters=40)
+            look = Look(x, 100, limits or {}, width=2, size=8, letters=40)
             _draw_together(figure, panels, look, columns)
         if title:
             figure.suptitle(title)
@@ -237,7 +203,7 @@ def _own_references(panel: Panel, label: str, labels: Sequence[str]) -> dict[str
 def _curves(panel: Panel, look: Look) -> dict[str, Curve | None]:
     join = joined(panel, look.x, look.most)
     return {
-        label: summarise(seeds, panel.metric, look.x, look.statistic, join=join, most=look.most)
+        label: summarise(seeds, panel.metric, look.x, join=join, most=look.most)
         for label, seeds in panel.runs.items()
     }
 
@@ -350,8 +316,7 @@ def _draw_references(axis: Axes, references: Mapping[str, float], look: Look) ->
 def _explain(look: Look, shades: set[str], panels: Sequence[Panel]) -> list[str]:
     """What the lines and shades mean that are there."""
     seeds = max(len(found) for panel in panels for found in panel.runs.values())
-    name = {'mean': 'mean', 'iqm': 'interquartile mean'}[look.statistic]
-    parts = ['thin: seeds', f'thick: {name}'] if seeds > 1 else []
+    parts = ['thin: seeds', 'thick: interquartile mean'] if seeds > 1 else []
     if shades == {'bootstrap', 'Wilson'}:
         parts.append('shade: 95 % bootstrap interval, of one seed Wilson')
     elif shades:

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, plain lines elsewhere; a live line on a terminal, else nothing."""
+"""Progress of a job: a bar with live lines on a terminal, a few plain lines elsewhere."""
 
 import contextlib
 import io
@@ -18,9 +18,9 @@ from rich.text import Text
 
 from agentrl_jax.machine import processes
 
-PLAIN_LINES = 20  # lines of a whole job where no bar can be drawn
-LONG_S = 2.0  # that a program takes to compile, from which on it is worth a word
-PROGRAMS = {  # names of compiled functions -> what they compute
+PLAIN_LINES = 20  # lines of a job without a bar
+LONG_S = 2.0  # shorter compilations are not reported
+PROGRAMS = {  # name of a compiled function -> its purpose
     'action_probabilities': 'the probabilities of actions',
     'collect': 'the rollout',
     'copy': 'the copy of a cache',
@@ -49,49 +49,49 @@ PROGRAMS = {  # names of compiled functions -> what they compute
     'start': 'the prefill of prompts',
     'step': 'the step of cloning',
 }
-Watch = Callable[[], Mapping[str, Any] | None]  # figures of this moment, None = nothing to say
+Watch = Callable[[], Mapping[str, Any] | None]  # current figures, None = no line
 
 
 class LiveLine:
-    """What a watch says, drawn anew several times a second by a thread of the terminal's."""
+    """A line of the figures of a watch, redrawn several times a second by the terminal's thread."""
 
     def __init__(self, label: str, watch: Watch):
         self._label, self._watch = label, watch
 
-    def shown(self) -> str:
-        shown = self._watch()
-        return '' if shown is None else f'{self._label}  {_pairs(shown)}'
+    def text(self) -> str:
+        figures = self._watch()
+        return '' if figures is None else f'{self._label}  {_pairs(figures)}'
 
     def __rich__(self) -> RenderableType:
-        return Text(self.shown(), no_wrap=True, overflow='ellipsis')
+        return Text(self.text(), no_wrap=True, overflow='ellipsis')
 
 
 class Compiling:
-    """with Compiling(say): says which program XLA compiles, once that takes LONG_S, and how long.
+    """Report with `say` each program that XLA compiles for LONG_S or more, and how long it took.
 
-    Another thread looks: the one that compiles reports nothing until it is done.
+    A second thread polls, because the compiling one reports nothing until it is done.
     """
 
     def __init__(self, say: Callable[[str], None], *, long_s: float = LONG_S):
         self._say, self._long_s = say, long_s
-        self._said = False  # of the program that is being compiled
-        self.phase = ''  # for the name of the program: 'of validation'
-        self._lock, self._ended = threading.Lock(), threading.Event()
-        self._compiles = processes.CompileWatch(self._begun, self._done)
+        self._reported = False  # the current program
+        self.phase = ''  # suffix of the program's title: 'of validation'
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._poll, name='compiling', daemon=True)
+        self._compiles = processes.CompileWatch(self._start, self._done)
 
     def __enter__(self) -> 'Compiling':
-        self._thread = threading.Thread(target=self._look, name='compiling', daemon=True)
         self._thread.start()
         self._compiles.__enter__()
         return self
 
     def __exit__(self, *exc_info) -> None:
         self._compiles.__exit__(*exc_info)
-        self._ended.set()
+        self._stop.set()
         self._thread.join()
 
     def now(self) -> dict[str, str] | None:
-        """For a live line: the program and its seconds so far; None: nothing takes long."""
+        """The program and its seconds so far, for a live line; None if it is quick."""
         name, seconds = self._compiles.running()
         return {self._title(name): f'{seconds:.0f} s'} if seconds >= self._long_s else None
 
@@ -99,29 +99,29 @@ class Compiling:
         title = PROGRAMS.get(name, f'the program {name.strip("<>")}')
         return f'{title} {self.phase}'.rstrip()
 
-    def _begun(self, name: str) -> None:
+    def _start(self, name: str) -> None:
         with self._lock:
-            self._said = False
+            self._reported = False
 
     def _done(self, name: str, seconds: float) -> None:
         with self._lock:
-            said, self._said = self._said, False
-        if said or seconds >= self._long_s:
+            reported, self._reported = self._reported, False
+        if reported or seconds >= self._long_s:
             self._say(f'compiled {self._title(name)}: {seconds:.0f} s')
 
-    def _look(self) -> None:
-        while not self._ended.wait(self._long_s / 4):
+    def _poll(self) -> None:
+        while not self._stop.wait(self._long_s / 4):
             with self._lock:
                 name, seconds = self._compiles.running()
-                news = seconds >= self._long_s and not self._said
-                self._said |= news
+                news = seconds >= self._long_s and not self._reported
+                self._reported |= news
             if news:
                 self._say(f'compiling {self._title(name)}')
 
 
 @contextlib.contextmanager
 def live_line(label: str, watch: Watch, *, stream: TextIO | None = None) -> Iterator[None]:
-    """A live line by itself, gone in the end; on a terminal of process 0 only."""
+    """A live line without a bar, removed at the end; only on a terminal of process 0."""
     console = Console(file=_stream(stream))
     if not _draws(console):
         yield
@@ -137,19 +137,19 @@ class Bar(RichProgress):
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield from super().get_renderables()
-        yield from (line for line in self.lines if line.shown())
+        yield from (line for line in self.lines if line.text())
 
 
 class Progress:
     """with Progress(total, label) as progress: progress.advance(1, success=0.5)
 
-    `done` steps count as finished before it starts (a resumed run). Only process 0 shows anything.
+    done: steps finished before the start, of a resumed run. Only process 0 prints.
     """
 
     def __init__(self, total: int, label: str, *, done: int = 0, stream: TextIO | None = None):
         self._total, self._label, self._done = total, label, done
         self._stream = _stream(stream)
-        self._begun_with = done
+        self._first = done
         self._watches: dict[str, Watch] = {}
         self._start = time.monotonic()
         console = Console(file=self._stream)
@@ -164,7 +164,7 @@ class Progress:
             )
             self._bar = Bar(*columns, console=console)
             self._task = self._bar.add_task(label, total=total, completed=done, shown='')
-        # A bar's line says that it begins and ticks; above it stays what has been compiled.
+        # A live line shows what compiles below a bar, so only the end is printed.
         self._compiling = Compiling(self._say_compiled if self._bar else self.say)
         self.watch('compiling', self._compiling.now)
 
@@ -185,7 +185,7 @@ class Progress:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Names what programs are compiled for: 'of validation'."""
+        """Name the phase in reports of compilations: 'of validation'."""
         self._compiling.phase = name
         try:
             yield
@@ -193,32 +193,32 @@ class Progress:
             self._compiling.phase = ''
 
     def advance(self, steps: int = 1, **shown: Any) -> None:
-        """Counts steps as done and shows the given values after the bar."""
+        """Count steps as done and show values after the bar."""
         before, self._done = self._done, self._done + steps
         text = _pairs(shown)
         if self._bar:
             self._bar.update(self._task, completed=self._done, shown=text)
             return
         mark = max(self._total / PLAIN_LINES, 1)
-        first, last = before == self._begun_with, self._done >= self._total
+        first, last = before == self._first, self._done >= self._total
         if first or last or int(before / mark) != int(self._done / mark):
             elapsed = time.monotonic() - self._start
             line = f'{self._label} {self._done}/{self._total}  {elapsed:.0f} s  {text}'
             print(line.rstrip(), file=self._stream, flush=True)
 
     def watch(self, label: str, watch: Watch) -> None:
-        """One more live line below the bar, where there is a bar; and part of now()."""
+        """Add a live line below the bar, if there is one, and its figures to now()."""
         self._watches[label] = watch
         if self._bar:
             self._bar.lines += (LiveLine(label, watch),)
 
     def now(self) -> dict[str, Any]:
-        """What goes on: the job, its steps, and what the watches say."""
-        watched = {name: shown for name, watch in self._watches.items() if (shown := watch())}
-        return {'job': self._label, 'done': self._done, 'total': self._total, **watched}
+        """The job, its steps, and the figures of the watches."""
+        figures = {name: value for name, watch in self._watches.items() if (value := watch())}
+        return {'job': self._label, 'done': self._done, 'total': self._total, **figures}
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if self._bar:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
@@ -233,18 +233,15 @@ def _draws(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def _pairs(shown: Mapping[str, Any]) -> str:
-    return '  '.join(f'{name} {_short(value)}' for name, value in shown.items())
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, (str, int)):
-        return str(value)
-    return f'{float(value):.3g}'
+def _pairs(figures: Mapping[str, Any]) -> str:
+    return '  '.join(
+        f'{name} {value}' if isinstance(value, (str, int)) else f'{name} {float(value):.3g}'
+        for name, value in figures.items()
+    )
 
 
 def duration(seconds: float) -> str:
-    """'40 s', '12 min', '3 h 05 min'; '?' where it is not finite."""
+    """'40 s', '12 min', '3 h 05 min'; '?' if it is not finite."""
     if not math.isfinite(seconds):
         return '?'
     if seconds < 60:

@@ -16,7 +16,7 @@ from agentrl_jax.envs.hosts.players import reference_success as reference_on_hos
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
 from agentrl_jax.records import about, plots, run_log
-from agentrl_jax.records.series import points
+from agentrl_jax.records.series import Panel, points
 from agentrl_jax.text.conversation import HostTask
 
 REFERENCE_FILE = run_log.REFERENCE_FILE
@@ -74,13 +74,10 @@ def write_curves(workdir: Path, title: str) -> Path | None:
         return None
     success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
     lines = {name: success[name] for name in ('random', 'oracle') if name in success}
-    png, _ = plots.learning_curves(
-        {'': [rows]},
-        workdir / 'curves',
-        metrics=PANELS,
-        references={'eval/success': lines},
-        title=title,
-    )
+    panels = [
+        Panel(name, name, {'': [rows]}, lines if name == 'eval/success' else {}) for name in PANELS
+    ]
+    png, _ = plots.draw(panels, workdir / 'curves', x='step', columns=2, title=title)
     return png
 
 

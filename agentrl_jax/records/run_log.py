@@ -20,7 +20,6 @@ METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
 FINISHED_FILE = 'finished.json'
-ROLL_BACKS_FILE = 'roll_backs.json'
 NOW_FILE = 'now.json'  # written by records/beacon.py
 ABANDONED_FILE = 'metrics_abandoned_{}.jsonl'  # the rows that the n-th roll back undid
 REDACTED = '***'

@@ -1,6 +1,6 @@
 """What learning curves draw: a metric of many seeds over steps, summarised and thinned out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,6 @@ TRIALS = ('first', 'second', 'third', 'fourth', 'fifth')
 SUCCESSES = ('success', *(f'success_{trial}' for trial in TRIALS))
 # Metrics from 0 to 1, by how their names end
 SHARES = (*SUCCESSES, 'valid_format', 'pass_at_n', '_frac', '_actions', 'plan_followed')
-STATISTICS = {'mean': stats.mean, 'iqm': stats.iqm}
 Rows = Sequence[Mapping[str, float]]
 
 
@@ -53,13 +52,19 @@ def joined(panel: Panel, x: str, most: int) -> int:
 
 
 def summarise(
-    runs: Sequence[Rows], metric: str, x: str, statistic: str, *, join: int = 1, most: int = 200
+    runs: Sequence[Rows],
+    metric: str,
+    x: str,
+    *,
+    function: Callable = stats.iqm,
+    join: int = 1,
+    most: int = 200,
 ) -> Curve | None:
-    """Seeds and their summary; None when no run has the metric.
+    """Return seeds and their summary; None if no run has the metric.
 
-    Several seeds: the statistic where all of them have values (linear interpolation between them),
-    from MIN_BAND_SEEDS on with its 95 % bootstrap interval. One seed: its own Wilson interval where
-    it was logged. join: how many neighbouring values become one mean; most: points of a curve.
+    Several seeds: the function over x that all of them cover (linear interpolation), with
+    MIN_BAND_SEEDS or more with its 95 % bootstrap interval. One seed: its logged Wilson interval.
+    join: number of neighbouring values that become one mean; most: points of a curve.
     """
     seeds = [seed for rows in runs if (seed := points(rows, metric, x, join))[0].size]
     if not seeds:
@@ -72,7 +77,6 @@ def summarise(
         return Curve(seeds, *seeds[0], None, None)
     at = _common_grid([seed[0] for seed in seeds], most)
     values = np.stack([np.interp(at, *seed) for seed in seeds], axis=1)  # [n, seeds]
-    function = STATISTICS[statistic]
     if len(seeds) < MIN_BAND_SEEDS:
         return Curve(seeds, at, function(values), None, None)
     bounds = [stats.stratified_bootstrap([point], function) for point in values]

@@ -21,7 +21,8 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from agentrl_jax.rollout.host_rollout import NOTHING, HostRollout, Slot, empty_record
+from agentrl_jax.rollout.host_rollout import HostRollout
+from agentrl_jax.rollout.host_slots import NOTHING, Slot, empty_record
 from agentrl_jax.rollout.versions import Plan
 from agentrl_jax.types import EpisodeStop, Params, Rollout
 

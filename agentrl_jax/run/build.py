@@ -159,11 +159,11 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     }
     validations = build_validations(cfg, mesh, model, held_out, additions, worlds)
     return Run(
-        cfg=cfg,
-        face=face,
+        config=cfg,
+        config_dict=face,
         mesh=mesh,
         tokenizer=tokenizer,
-        config=model,
+        model=model,
         params=params,
         additions=additions,
         txs=txs,
@@ -182,7 +182,7 @@ def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> 
         return dataclasses.replace(config, **parts.execution(cfg)), params
 
     return hooks.Setup(
-        cfg=cfg,
+        config=cfg,
         model=model,
         tokenizer=tokenizer,
         mesh=mesh,
@@ -299,7 +299,7 @@ def build_training(
     draw, collect, measure = build_play(cfg, mesh, tasks, collects)
     one = cfg.members[0]
     made = Parts(
-        cfg=cfg,
+        config=cfg,
         mesh=mesh,
         model=config,
         fns=fns,
@@ -333,23 +333,26 @@ def build_training(
 
 def build_information(parts: Parts) -> Probe:
     """The mutual information of prompts and answers."""
-    cfg, fns = parts.cfg, parts.fns
+    cfg, fns = parts.config, parts.fns
     whole = NamedSharding(parts.mesh, PartitionSpec())
-    information = functools.partial(
-        mutual_information.information,
-        hidden_fn=fns.hidden,
-        head_fn=fns.head,
-        layout=whole,
+    settings = mutual_information.Settings(
         group_size=cfg.rollout.group_size,
+        max_response=cfg.rollout.max_response,
         pairs=cfg.alarm.mi_pairs,
         turns=cfg.alarm.mi_turns,
         text=cfg.alarm.mi_text,
-        low_mi=cfg.alarm.low_mi,
-        low_entropy=cfg.alarm.low_entropy,
-        max_response=cfg.rollout.max_response,
         microbatch_rows=cfg.batch.microbatch_rows,
         temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
+        low_mi=cfg.alarm.low_mi,
+        low_entropy=cfg.alarm.low_entropy,
+    )
+    information = functools.partial(
+        mutual_information.information,
+        settings=settings,
+        hidden_fn=fns.hidden,
+        head_fn=fns.head,
+        layout=whole,
         bits=parts.learning.bits,
     )
     program = jax.jit(information, out_shardings=whole)

@@ -121,8 +121,8 @@ def solutions(env: Any, env_params: Any, budget: int) -> np.ndarray:
         return simulation.solutions(env, env_params, budget)
     except simulation.NoExpert as error:
         raise ValueError(
-            f'env.hint and opd.privileged need the plans of the best player, and {env.name} has no '
-            'plans: set them to none'
+            'env.hint, or an extension, needs the plans of the best player, and '
+            f'{env.name} has no plans: set them to none'
         ) from error
 
 

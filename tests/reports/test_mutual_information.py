@@ -1,5 +1,6 @@
 """Mutual information of answers and prompts: by hand, by a slow reference, on toy models."""
 
+import dataclasses
 import functools
 import math
 
@@ -15,24 +16,35 @@ from hypothesis import strategies as st
 from agentrl_jax.measure import mutual_information as information
 from agentrl_jax.text import answer as answers
 
-SCORING = dict(microbatch_rows=5, temperature=1.0, chunk_size=64)
-REGIMES = dict(low_mi=0.1, low_entropy=0.05)
-
-
-reduced = jax.jit(functools.partial(information.reduce_matrix, **REGIMES))
+GROUPS, GROUP_SIZE, LENGTH = 5, 4, 12
+SETTINGS = information.Settings(
+    group_size=GROUP_SIZE,
+    max_response=4,
+    pairs=GROUPS * GROUP_SIZE,
+    turns='first',
+    text='answer',
+    microbatch_rows=5,
+    temperature=1.0,
+    chunk_size=64,
+)
+reduced = jax.jit(information.reduce_matrix, static_argnums=3)
 
 
 def reduce(matrix, own, *, lengths=None, used=None, prompt_used=None, same=None):
-    matrix = jnp.asarray(matrix, jnp.float32)
-    rows, columns = matrix.shape
-    given = dict(
-        lengths=jnp.ones(rows, jnp.int32) if lengths is None else jnp.asarray(lengths),
+    rows, columns = np.shape(matrix)
+    pairs = information.Pairs(
+        row=None,
+        start=None,
+        length=jnp.ones(rows, jnp.int32) if lengths is None else jnp.asarray(lengths),
+        own=jnp.asarray(own),
         used=jnp.ones(rows, bool) if used is None else jnp.asarray(used),
+        prompt_row=None,
+        prompt_length=None,
         prompt_used=jnp.ones(columns, bool) if prompt_used is None else jnp.asarray(prompt_used),
-        same=jnp.eye(columns, dtype=bool) if same is None else jnp.asarray(same),
     )
-    out = reduced(matrix, own=jnp.asarray(own), **given)
-    return {name.removeprefix('collapse/'): float(x) for name, x in out.items()}
+    same = jnp.eye(columns, dtype=bool) if same is None else jnp.asarray(same)
+    metrics = reduced(jnp.asarray(matrix, jnp.float32), pairs, same, SETTINGS)
+    return {name.removeprefix('collapse/'): float(x) for name, x in metrics.items()}
 
 
 def test_two_answers_and_two_prompts_by_hand():
@@ -121,8 +133,6 @@ def test_the_reduction_is_that_of_a_slow_reference(seed):
 
 # ---- toy models: prompts of two tokens, answers of one to three, groups of four ------------------
 
-GROUPS, GROUP_SIZE, LENGTH = 5, 4, 12
-
 
 def toy_rollout(seed=0, echo=False, faulty=()):
     rng = np.random.default_rng(seed)
@@ -137,48 +147,24 @@ def toy_rollout(seed=0, echo=False, faulty=()):
 
 @functools.cache
 def program(hidden_fn, turns, pairs):
-    """Jitted (key, head, rollout) -> (pairs, matrix, equal prompts) of the whole answers."""
+    """Jitted (key, head, rollout) -> (pairs, matrix, metrics) of full answers."""
+    settings = dataclasses.replace(SETTINGS, turns=turns, pairs=pairs)
 
     def run(key, head, rollout):
-        chosen = information.choose_pairs(
-            key,
-            rollout,
-            None,
-            None,
-            group_size=GROUP_SIZE,
-            pairs=pairs,
-            turns=turns,
-            text='answer',
-            max_response=4,
-        )
+        chosen = information.choose_pairs(key, rollout, None, None, settings)
         sums = information.cross_logprobs(
-            head,
-            rollout,
-            chosen,
-            hidden_fn=hidden_fn,
-            head_fn=lambda p: p,
-            width=LENGTH,
-            max_response=4,
-            **SCORING,
+            head, rollout, chosen, LENGTH, settings, hidden_fn=hidden_fn, head_fn=lambda p: p
         )
-        return chosen, sums, information.equal_prompts(rollout, chosen, LENGTH)
+        same = information.equal_prompts(rollout, chosen, LENGTH)
+        return chosen, sums, information.reduce_matrix(sums, chosen, same, settings)
 
     return jax.jit(run, compiler_options=tiny.QUICK)
 
 
 def cross(rollout, hidden_fn, head, *, turns='first', pairs=GROUPS * GROUP_SIZE, key=0):
-    """(pairs, matrix, numbers), on the host."""
-    found = program(hidden_fn, turns, pairs)(jax.random.key(key), head, rollout)
-    chosen, sums, same = jax.device_get(found)
-    numbers = reduce(
-        sums,
-        chosen.own,
-        lengths=chosen.length,
-        used=chosen.used,
-        prompt_used=chosen.prompt_used,
-        same=same,
-    )
-    return chosen, sums, numbers
+    run = program(hidden_fn, turns, pairs)
+    chosen, sums, metrics = jax.device_get(run(jax.random.key(key), head, rollout))
+    return chosen, sums, {name.removeprefix('collapse/'): x for name, x in metrics.items()}
 
 
 def ignores(params, tokens, positions, attention_mask):
@@ -283,32 +269,21 @@ def test_reasoning_ends_where_the_tags_begin(response, reasoning):
 
 def test_the_own_prompt_gives_the_sampler_s_log_probabilities():
     out, _ = tiny.played('frozen_lake')
-    task, longest = tiny.task('frozen_lake'), tiny.MAX_RESPONSE
+    task = tiny.task('frozen_lake')
+    settings = dataclasses.replace(
+        SETTINGS,
+        max_response=tiny.MAX_RESPONSE,
+        pairs=8,
+        turns='any',
+        microbatch_rows=8,
+        temperature=tiny.TEMPERATURES['frozen_lake'],
+        chunk_size=512,
+    )
 
     def run(params, out):
-        chosen = information.choose_pairs(
-            tiny.KEY,
-            out,
-            task.answer,
-            task.eos_ids,
-            group_size=4,
-            pairs=8,
-            turns='any',
-            text='answer',
-            max_response=longest,
-        )
-        return chosen, information.cross_logprobs(
-            params,
-            out,
-            chosen,
-            hidden_fn=tiny.hidden,
-            head_fn=tiny.head,
-            microbatch_rows=8,
-            width=out.tokens.shape[1],
-            temperature=tiny.TEMPERATURES['frozen_lake'],
-            max_response=longest,
-            chunk_size=512,
-        )
+        chosen = information.choose_pairs(tiny.KEY, out, task.answer, task.eos_ids, settings)
+        width, model = out.tokens.shape[1], dict(hidden_fn=tiny.hidden, head_fn=tiny.head)
+        return chosen, information.cross_logprobs(params, out, chosen, width, settings, **model)
 
     run = jax.jit(run, compiler_options=tiny.QUICK)
     chosen, sums = jax.device_get(run(tiny.cloned('frozen_lake')[0], out))

@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from agentrl_jax.records import report
-from agentrl_jax.records.plots import learning_curves
+from agentrl_jax.measure import stats
+from agentrl_jax.records import plots, report
 from agentrl_jax.records.series import Panel, joined, points, spiky, summarise, y_range
 
 
@@ -14,7 +14,7 @@ def rows_of(values, first=0, every=1):
 
 def test_the_summary_is_the_mean_over_seeds_where_all_have_values():
     runs = [rows_of([0.0, 0.2, 0.4]), rows_of([0.2, 0.4, 0.6, 0.8]), []]
-    curve = summarise(runs, 'eval/success', 'step', 'mean')
+    curve = summarise(runs, 'eval/success', 'step', function=stats.mean)
     assert len(curve.seeds) == 2
     np.testing.assert_allclose(curve.x, [0, 1, 2])  # step 3 is known of one seed only
     np.testing.assert_allclose(curve.centre, [0.1, 0.3, 0.5])
@@ -23,7 +23,9 @@ def test_the_summary_is_the_mean_over_seeds_where_all_have_values():
 
 def test_the_interval_of_five_seeds_by_hand():
     """Four seeds at 0 and one at 1: the mean of five redrawn ones is k/5, k binomial(5, 0.2)."""
-    curve = summarise([rows_of([0.0])] * 4 + [rows_of([1.0])], 'eval/success', 'step', 'mean')
+    curve = summarise(
+        [rows_of([0.0])] * 4 + [rows_of([1.0])], 'eval/success', 'step', function=stats.mean
+    )
     np.testing.assert_allclose(curve.centre, [0.2])
     # P(k = 0) = 0.33 > 2.5 %; P(k <= 2) = 0.942, P(k <= 3) = 0.993: the 97.5 % quantile is 3/5.
     np.testing.assert_allclose((curve.low, curve.high), ([0.0], [0.6]))
@@ -31,10 +33,10 @@ def test_the_interval_of_five_seeds_by_hand():
 
 def test_one_seed_shows_the_wilson_interval_that_it_logged():
     row = {'step': 0, 'eval/success': 0.5, 'eval/success_low': 0.4, 'eval/success_high': 0.6}
-    curve = summarise([[row]], 'eval/success', 'step', 'iqm')
+    curve = summarise([[row]], 'eval/success', 'step')
     assert (curve.low, curve.high) == (0.4, 0.6)
-    assert summarise([rows_of([0.5])], 'eval/success', 'step', 'iqm').low is None
-    assert summarise([[], rows_of([np.nan])], 'eval/success', 'step', 'iqm') is None
+    assert summarise([rows_of([0.5])], 'eval/success', 'step').low is None
+    assert summarise([[], rows_of([np.nan])], 'eval/success', 'step') is None
 
 
 def test_neighbouring_values_are_joined_by_hand():
@@ -72,11 +74,17 @@ def test_the_range_of_a_metric_holds_seeds_and_references():
     assert y_range([Panel('', 'eval/success', {}, {})]) == (-0.02, 1.04)
 
 
-def test_nothing_to_draw_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match='at least one metric and one run'):
-        learning_curves({}, tmp_path / 'c')
-    with pytest.raises(ValueError, match='no run measured any of eval/success'):
-        learning_curves({'a': [rows_of([np.nan])]}, tmp_path / 'c')
+def test_panels_without_a_value_are_left_out_and_files_have_the_same_bytes(tmp_path):
+    panels = [
+        Panel('a', 'eval/success', {f'{i}': [rows_of([0.1, 0.5])] for i in range(5)}, {'o': 0.5}),
+        Panel('b', 'x', {f'{i}': [of_values(0.2, 40, 0.3, 0.3)] for i in range(2)}, {}),
+        Panel('c', 'x', {'a': [rows_of([np.nan])]}, {}),
+    ]
+    for shown in (panels, panels[1:]):
+        first, second = (plots.draw(shown, tmp_path / s, x='step', columns=2) for s in 'ab')
+        assert [path.suffix for path in first] == ['.png', '.svg']
+        assert [a.read_bytes() for a in first] == [b.read_bytes() for b in second]
+    assert plots.draw(panels[2:], tmp_path / 'c', x='step', columns=2) == ()
 
 
 # ---- curves of a run that lives ----------------------------------------------------------------

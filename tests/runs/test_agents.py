@@ -547,7 +547,6 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
         ({'agent.name': 'react', 'rollout.stop_at_answer': True}, 'rollout.stop_at_answer'),
         ({'agent.trials': 1}, 'agent.trials'),
         ({'agent.plan_every': 2}, 'agent.plan_every'),
-        ({'agent.name': 'act', 'agent.trials': 1}, 'agent.trials'),
         ({'clone.thoughts': True, 'clone.episodes': 8, 'env.think': False}, 'env.think'),
         ({'clone.thoughts': True}, 'clone.thoughts'),
         ({'env.max_turns': 2}, 'env.max_turns'),

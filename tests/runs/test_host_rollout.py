@@ -17,7 +17,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.machine.processes import CompileCounter
 from agentrl_jax.measure import metrics, validation
 from agentrl_jax.rollout import host, host_rollout, programs
-from agentrl_jax.rollout.host_rollout import figures_of
+from agentrl_jax.rollout.host_slots import figures_of
 from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop

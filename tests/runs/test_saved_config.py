@@ -234,7 +234,7 @@ def resume(cfg, workdir):
 def opened(cfg, workdir):
     """The policy as programs open it."""
     run = build(cfg)
-    return params.saved_policy(run.cfg, run.config, run.mesh, run.params, str(workdir))
+    return params.saved_policy(run.config, run.model, run.mesh, run.params, str(workdir))
 
 
 def moved(adapted, to):

@@ -121,7 +121,7 @@ def broken_run(cfg, probe=True, learns=True):
         episodes=None,
         prefix='eval',
     )
-    return types.SimpleNamespace(cfg=cfg, params=None, worlds={}, pools=[pool], validation=pool)
+    return types.SimpleNamespace(config=cfg, params=None, worlds={}, pools=[pool], validation=pool)
 
 
 LOST = '49 of 50 sampled tokens have log-probabilities that are not finite.*rms_norm_eps'

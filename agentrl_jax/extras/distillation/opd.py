@@ -66,7 +66,7 @@ class OPD(Clipped):
         must(
             'opd.teachers',
             'checkpoints, or opd.privileged to what the policy does not read',
-            lambda run: run.algorithm.teachers or run.algorithm.teaches_itself,
+            lambda run: run.algorithm.other_models,
         ),
         Rule({'loss.kl_coef': 0}, 'the teachers replace the start policy'),
         *exclude(
