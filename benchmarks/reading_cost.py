@@ -41,7 +41,6 @@ ASIDE = {
     'agentrl_jax.rl.curriculum': 'a horizon that grows',
     'agentrl_jax.rl.evol': 'AgentEvol',
     'agentrl_jax.rl.parity': 'weights of DPO',
-    'agentrl_jax.rl.trials': 'several trials of a level',
     'agentrl_jax.rl.turn_credit': 'advantages of turns',
     'agentrl_jax.rollout.host*': 'worlds on hosts',
     'agentrl_jax.rollout.keepers': 'worlds on hosts',
