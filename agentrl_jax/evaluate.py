@@ -53,7 +53,8 @@ from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import live_line
 from agentrl_jax.run import collecting, hosts, parts, saved_config
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import Config, comparable, read_saved, saved_with
+from agentrl_jax.run.config import Config
+from agentrl_jax.run.migration import comparable, read_saved, saved_with
 from agentrl_jax.run.params import best_of, saved_policy
 from agentrl_jax.run.state import free_of_worlds
 from agentrl_jax.run.streams import EVALUATE, Streams
@@ -86,7 +87,7 @@ def evaluate(
     if workdir and transfer:
         given = with_tokenizer_of_run(given, workdir, origin.step)
     run = build(given, probe=not replay, learns=False)
-    cfg, params, rules = run.cfg, run.params, {}
+    cfg, params, rules = run.config, run.params, {}
     if trajectories_file and any(getattr(world, 'chats', False) for world in cfg.worlds):
         raise ValueError(
             f'--trajectories: episodes of {cfg.env.name} are chats, with tools and perhaps several '
@@ -96,13 +97,13 @@ def evaluate(
         saved = comparable(checkpoint.read_extra(workdir, step=origin.step))
         mixed = [name for name, _ in saved['env']['mix']]
         chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
-        now = comparable(saved_with(run.face))
+        now = comparable(saved_with(run.config_dict))
         may_differ = (*MAY_DIFFER, *chosen, *free_of_worlds(cfg))
         if transfer:
             rules = other_rules(saved, now, may_differ)
             may_differ += ('env', *WORLDS)
         checkpoint.check_config(saved, now, may_differ=may_differ, advice=ADVICE)
-        params = saved_policy(cfg, run.config, run.mesh, params, workdir, step=origin.step)
+        params = saved_policy(cfg, run.model, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
     played, task = run.validation, run.validation.task
     key = Streams(cfg.seed).key(EVALUATE)
@@ -173,7 +174,7 @@ def evaluate(
         title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
         extras={},
         limit=pages.PAGE_EPISODES,
-        about=about.of_run(run.face, sys.argv) | checkpoint_name,
+        about=about.of_run(run.config_dict, sys.argv) | checkpoint_name,
     )
     if trajectories_file:
         records = trajectories.rollout_records(host, run.tokenizer, cfg.env.name)

@@ -57,7 +57,8 @@ from agentrl_jax.models import Model, adapters, lora, weights
 from agentrl_jax.models.hf_config import config_to_hf
 from agentrl_jax.records import model_card
 from agentrl_jax.run import parts, saved_config
-from agentrl_jax.run.config import Config, read, read_saved
+from agentrl_jax.run.config import Config, read
+from agentrl_jax.run.migration import read_saved
 from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer

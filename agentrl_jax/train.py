@@ -79,7 +79,7 @@ def train_step(
     between programs while `state` is whole, see processes.Preemption.check.
     """
     check(f'the rollout of step {step}')
-    cfg, programs, streams, frozen = run.cfg, run.training, opened.streams, opened.frozen
+    cfg, programs, streams, frozen = run.config, run.training, opened.streams, opened.frozen
     policy = player_of(state, frozen.model)
     began = time.monotonic()
     horizon = cfg.turn_limit(step)
@@ -142,7 +142,7 @@ def validate(
     for programs in run.pools:
         check(f'the validation before step {step}')
         key = streams.key(EVALUATE)
-        split = split_of(run.cfg, programs)
+        split = split_of(run.config, programs)
         hosts.label(run, step=step, split=split, number=0)
         rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
         collecting.check_counters([counters])
@@ -153,8 +153,8 @@ def validate(
     for name, measure in run.training.eval_probes.items():
         check(f'{name} before step {step}')
         found[name] = measure(policy)
-    if run.cfg.env.mix:  # all of its worlds, which have as many episodes
-        together = validation.total(counts[: len(run.cfg.env.worlds)])
+    if run.config.env.mix:  # all of its worlds, which have as many episodes
+        together = validation.total(counts[: len(run.config.env.worlds)])
         found |= validation.summarise(together)
     return found
 
@@ -174,13 +174,13 @@ def train(given: Any, workdir: str, *, fallback: bool = False, replay: str = '')
 def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     """train() in a workdir that is its own; given: the ConfigDict."""
     run = build(given, probe=False) if replay else build(given)
-    cfg = run.cfg
+    cfg = run.config
     hosts.check_replay(run, replay)
     files.check_workdir(workdir, min_free_bytes=space_needed(run, workdir))
     if jax.process_index() == 0:
         pools = {pool.prefix: pool.task for pool in run.pools}
         report.write_reference(workdir, pools, len(cfg.env.worlds), cfg.env.eval_levels)
-    curves = report.Curves(workdir, run.face)
+    curves = report.Curves(workdir, run.config_dict)
     preemption = processes.Preemption(silent=interrupts.listens())
     checkpoints, opened = open_run(run, workdir, fallback=fallback)
     if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
@@ -227,7 +227,7 @@ def play(
     curves: report.Curves,
 ) -> tuple[int, TrainState | None]:
     """The steps from the state on: (exit code, state to be saved)."""
-    cfg, state, streams = run.cfg, opened.state, opened.streams
+    cfg, state, streams = run.config, opened.state, opened.streams
     first, model, begun = int(state.step), opened.frozen.model, False
 
     def save() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pandas as pd
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import DRAWN, Model, weights
@@ -180,15 +181,8 @@ def note(sentence: str) -> None:
 def table(title: str, columns: list[str], rows: list[list[Any]]) -> str:
     """Text table; floats get three significant digits."""
     cells = [[_cell(x) for x in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    lines = [
-        '  '.join(
-            x.ljust(w) if i == 0 else x.rjust(w)
-            for i, (x, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [columns, *cells]
-    ]
-    return '\n'.join([title, *lines])
+    frame = pd.DataFrame(cells, columns=columns)
+    return f'{title}\n{frame.to_string(index=False)}'
 
 
 def _cell(x: Any) -> str:

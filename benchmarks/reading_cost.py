@@ -51,9 +51,16 @@ ASIDE = {
     'agentrl_jax.rollout.windows': 'episodes longer than the context',
     'agentrl_jax.run.cloning': 'cloning, before the first step',
     'agentrl_jax.run.command': 'the command line',
+    'agentrl_jax.run.extensions': 'extensions',
+    'agentrl_jax.run.hooks': 'extensions',
     'agentrl_jax.run.hosts': 'worlds on hosts',
+    'agentrl_jax.run.interrupts': 'the command line',
+    'agentrl_jax.run.mixture': 'several worlds in one run',
+    'agentrl_jax.run.outside': 'worlds and algorithms of users',
     'agentrl_jax.run.recorder': 'what a run leaves behind',
+    'agentrl_jax.run.rules': 'which settings exclude each other',
     'agentrl_jax.run.state': 'resuming',
+    'agentrl_jax.run.usage': 'the command line',
 }
 
 

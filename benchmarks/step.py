@@ -56,7 +56,7 @@ class Session:
 
     @property
     def streams(self) -> Streams:
-        return Streams(self.run.cfg.seed)
+        return Streams(self.run.config.seed)
 
     @property
     def policy(self) -> Any:
@@ -69,7 +69,7 @@ class Session:
 
     def learn_arguments(self) -> tuple:
         run = self.run
-        shuffle = self.streams.key(streams.SHUFFLE) if run.cfg.batch.shuffle else None
+        shuffle = self.streams.key(streams.SHUFFLE) if run.config.batch.shuffle else None
         return (
             self.state,
             self.frozen,
@@ -91,7 +91,7 @@ class Session:
 def open_session(cfg: Any) -> Session:
     """A run at step 0, without a folder."""
     run = build(cfg)
-    cfg = run.cfg
+    cfg = run.config
     if cfg.base_rows:
         raise ValueError('no demonstrations are made here; set evol.base_rows=0')
     state = start_state(run, run.params)
@@ -106,13 +106,13 @@ def learning(run: Run) -> Learning:
     """The settings of the run's update."""
     task = run.training.tasks[0]
     extras = hooks.extras_of(run.additions, task)
-    return build_learning(run.cfg, run.mesh, task, run.tokenizer, extras)
+    return build_learning(run.config, run.mesh, task, run.tokenizer, extras)
 
 
 def build_score(session: Session) -> Any:
     """score() -> what learn.prepare makes of the session's rollout, a Batch first."""
     run = session.run
-    fns = on_base(parts.build_functions(run.cfg, run.config, run.mesh), session.frozen.model)
+    fns = on_base(parts.build_functions(run.config, run.model, run.mesh), session.frozen.model)
     program = jax.jit(functools.partial(learn.prepare, fns=fns, how=learning(run)))
     return lambda: program(session.state, session.frozen, session.rollout)
 
@@ -212,7 +212,7 @@ def wanted_shares(
 
     Read is left out for worlds on hosts, and for windows, whose blocks are as wide as a window.
     """
-    cfg, rows = session.run.cfg, session.rollout.tokens.shape[0]
+    cfg, rows = session.run.config, session.rollout.tokens.shape[0]
     slots, shards = min(cfg.rollout.slots or rows, rows), counters['decodes'].size
     decoded = counters['decodes'].mean() * slots
     shares = {'decoded': float(counters['generated'].sum() / decoded)}

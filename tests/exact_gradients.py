@@ -144,17 +144,27 @@ def exact(world: World) -> tuple[np.ndarray, np.ndarray]:
     return values, np.stack(gradient)
 
 
-def play(world: World, episodes: int, rng: np.random.Generator) -> Played:
-    """Play independent episodes. A faulty one is played like the others and does not count."""
+def play(
+    world: World,
+    episodes: int,
+    rng: np.random.Generator,
+    *,
+    first: int = 0,
+    state: np.ndarray | None = None,
+) -> Played:
+    """Play independent episodes. A faulty one is played like the others and does not count.
+
+    They start at turn `first` in the given states int [B]; rewards are those from there on.
+    """
 
     def draw(chances):  # [B, n] -> int [B]
         return (rng.random((len(chances), 1)) > np.cumsum(chances[:, :-1], 1)).sum(1)
 
-    state = np.zeros(episodes, int)
+    state = np.zeros(episodes, int) if state is None else state
     live = np.ones(episodes, bool)
     found = {name: [] for name in ('states', 'actions', 'rewards')}
     outcome, num_turns = np.zeros(episodes), np.zeros(episodes, int)
-    for k in range(world.turns):
+    for k in range(first, world.turns):
         action = draw(world.policy[k][state])
         after = draw(world.move[state, action])
         ended = live & (rng.random(episodes) < world.ends[state, action])

@@ -99,7 +99,7 @@ def play(name, devices):
     with tempfile.TemporaryDirectory() as workdir:
         code = train.train(cfg, workdir)
         rows = run_log.read_metrics(pathlib.Path(workdir) / run_log.METRICS_FILE)
-        state = micro_runs.saved_state(build(cfg).face, workdir)
+        state = micro_runs.saved_state(build(cfg).config_dict, workdir)
     parts.build_mesh = make
     arrays = {
         jax.tree_util.keystr(path): digest(x.tobytes())
@@ -128,15 +128,15 @@ def lowered(run):
     """Digests of the StableHLO text of collect and learn."""
     key = jax.random.key(0)
     state = start_state(run, run.params)
-    model = run.params if run.cfg.lora.rank else {}
-    frozen = Frozen(model=model, reference=state.params if run.cfg.needs_reference else None)
+    model = run.params if run.config.lora.rank else {}
+    frozen = Frozen(model=model, reference=state.params if run.config.needs_reference else None)
     task, collect = run.training.tasks[0], run.training.collects[0]
     (episodes,) = run.training.draw(key, 0)
     policy = player_of(state, frozen.model)
     played = collect.lower(policy, task, episodes, key).as_text()
     rollout = jax.eval_shape(collect, policy, task, episodes, key)[0]
     base = None
-    if run.cfg.base_rows:
+    if run.config.base_rows:
         return [digest(played.encode()), 'demonstrations join']
     learn = run.training.learn.lower(state, frozen, rollout, key, 1.0, base).as_text()
     return [digest(played.encode()), digest(learn.encode())]

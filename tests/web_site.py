@@ -1,4 +1,4 @@
-"""A shop for browsers: WebArena's tasks on it, its pages, and a server that nobody may reach."""
+"""A shop for browsers: WebArena's tasks on it, its pages, and a server that must not be reached."""
 
 import contextlib
 import hashlib
@@ -8,11 +8,11 @@ import threading
 import urllib.parse
 
 
-def row(number, intent, **told):
+def row(number, intent, **fields):
     """A task as WebArena's file has it."""
-    start = told.pop('start', '__SHOP__/')
+    start = fields.pop('start', '__SHOP__/')
     return {
-        'sites': told.pop('sites', ['shop']),
+        'sites': fields.pop('sites', ['shop']),
         'task_id': number,
         'require_login': True,
         'storage_state': './.auth/shop_state.json',
@@ -26,7 +26,7 @@ def row(number, intent, **told):
             'reference_url': '',
             'program_html': [],
         }
-        | told,
+        | fields,
     }
 
 
@@ -128,7 +128,7 @@ JSONS = {
 
 
 class Site(http.server.BaseHTTPRequestHandler):
-    """Pages, a login that is a cookie, and notes of those who are logged in."""
+    """Pages, a login that is a cookie, and notes of visitors who are logged in."""
 
     def answer(self, text, kind='text/html', status=200, **headers):
         body = text.encode()
@@ -163,15 +163,15 @@ class Site(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers['Content-Length'])).decode()
-        said = dict(urllib.parse.parse_qsl(body))
+        form = dict(urllib.parse.parse_qsl(body))
         if self.path == '/rest/default/V1/integration/admin/token':
             right = json.loads(body) == {'username': 'admin', 'password': 'admin1234'}
             self.answer(json.dumps('key' if right else ''), 'application/json')
         elif self.path == '/login':
-            name = 'ann' if said == {'name': 'ann', 'word': 'secret'} else ''
+            name = 'ann' if form == {'name': 'ann', 'word': 'secret'} else ''
             self.answer('', status=303, Location='/notes', Set_Cookie=f'user={name}; Path=/')
         else:
-            self.server.notes.append(' '.join(said.values()))
+            self.server.notes.append(' '.join(form.values()))
             self.answer('', status=303, Location='/notes')
 
     def log_message(self, *_):

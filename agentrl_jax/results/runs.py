@@ -94,13 +94,13 @@ def complete(runs: Sequence[Run]) -> list[Run]:
 def _with_later(run: Run, names: set[str]) -> Run:
     from flax import traverse_util  # here: both load JAX, which few tables need
 
-    from agentrl_jax.run import config
+    from agentrl_jax.run import config, migration
 
     if not WHOLE <= run.fields.keys():
         return run
     try:
         tree = traverse_util.unflatten_dict(run.fields, sep='.')
-        full = flatten(config.as_json(config.effective(config.migrate(tree))))
+        full = flatten(config.as_json(config.effective(migration.migrate(tree))))
     except (ValueError, TypeError, AttributeError, OverflowError):  # a file may hold any values
         return run
     later = {name: full[name] for name in sorted(names - run.fields.keys()) if name in full}

@@ -159,11 +159,11 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     }
     validations = build_validations(cfg, mesh, model, held_out, additions, worlds)
     return Run(
-        cfg=cfg,
-        face=face,
+        config=cfg,
+        config_dict=face,
         mesh=mesh,
         tokenizer=tokenizer,
-        config=model,
+        model=model,
         params=params,
         additions=additions,
         txs=txs,
@@ -182,7 +182,7 @@ def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> 
         return dataclasses.replace(config, **parts.execution(cfg)), params
 
     return hooks.Setup(
-        cfg=cfg,
+        config=cfg,
         model=model,
         tokenizer=tokenizer,
         mesh=mesh,
@@ -299,7 +299,7 @@ def build_training(
     draw, collect, measure = build_play(cfg, mesh, tasks, collects)
     one = cfg.members[0]
     made = Parts(
-        cfg=cfg,
+        config=cfg,
         mesh=mesh,
         model=config,
         fns=fns,
@@ -333,7 +333,7 @@ def build_training(
 
 def build_information(parts: Parts) -> Probe:
     """The mutual information of prompts and answers."""
-    cfg, fns = parts.cfg, parts.fns
+    cfg, fns = parts.config, parts.fns
     whole = NamedSharding(parts.mesh, PartitionSpec())
     settings = mutual_information.Settings(
         group_size=cfg.rollout.group_size,

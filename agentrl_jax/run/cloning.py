@@ -27,8 +27,8 @@ WEIGHT_DECAY, MAX_GRAD_NORM = 0.01, 1.0
 
 def find_demonstrations(run: Run) -> Demonstrations:
     """Those of cfg.clone.file, or our own: oracle and random play of the training levels."""
-    found = read_demonstrations(run) if run.cfg.clone.file else demonstrations_of_all(run)
-    lengths, most = demonstrations.answer_lengths(found.mask), run.cfg.rollout.max_response
+    found = read_demonstrations(run) if run.config.clone.file else demonstrations_of_all(run)
+    lengths, most = demonstrations.answer_lengths(found.mask), run.config.rollout.max_response
     if long := int((lengths > most).sum()):
         print(
             f'WARNING: {long} of {len(lengths)} demonstrated answers have up to {lengths.max()} '
@@ -42,7 +42,7 @@ def find_demonstrations(run: Run) -> Demonstrations:
 
 def demonstrations_of_all(run: Run) -> Demonstrations:
     """Own demonstrations of every world that trains."""
-    each = zip(run.cfg.members, run.training.tasks, strict=True)
+    each = zip(run.config.members, run.training.tasks, strict=True)
     found = [own_demonstrations(run, *one) for one in each if one[0].clone.episodes]
     return found[0] if len(found) == 1 else demonstrations.join(found, run.tokenizer.pad_id)
 
@@ -94,13 +94,13 @@ def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
 
 def read_demonstrations(run: Run) -> Demonstrations:
     """The trajectories of cfg.clone.file that fit into rollout.max_tokens."""
-    cfg = run.cfg
+    cfg = run.config
     records = trajectories.read_records(cfg.clone.file)
     found, dropped = trajectories.demonstrations_of(
         records,
         run.tokenizer,
         max_tokens=cfg.rollout.max_tokens,
-        vocab_size=run.config.vocab_size,
+        vocab_size=run.model.vocab_size,
         openings=(*agents.openings(cfg.agent.build()), cfg.answer_opening),
     )
     if dropped:
@@ -130,7 +130,7 @@ def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
     With clone.adapters its kernels have what adapters learnt; those of training start anew.
     """
     examples = find_demonstrations(run) if examples is None else examples
-    cfg, fns = run.cfg, parts.build_functions(run.cfg, run.config, run.mesh)
+    cfg, fns = run.config, parts.build_functions(run.config, run.model, run.mesh)
     trained, frozen = run.params, None
     if cfg.clone.adapters:
         make = functools.partial(trained_part, cfg=cfg, index=CLONED)
@@ -164,7 +164,7 @@ def draw_base(run: Run, base: Demonstrations | None, step: int) -> Demonstration
     """Demonstrations that join the episodes of a step, laid out by rows; None if there are none."""
     if base is None:
         return None
-    cfg = run.cfg
+    cfg = run.config
     drawn = evol.draw(
         base,
         Streams(cfg.seed).key(BASE, step),

@@ -72,10 +72,10 @@ def play(
 ) -> tuple[Played, list[dict[str, Any]]]:
     """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it."""
     hosts.label(run, step=step, split='train', number=number)
-    if run.cfg.rollout.staleness:
+    if run.config.rollout.staleness:
         return play_ahead(run, params, tasks, streams, step)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
-    drawn = run.training.draw(levels, step, number * run.cfg.rollout.episodes)
+    drawn = run.training.draw(levels, step, number * run.config.rollout.episodes)
     rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
     check_counters(counters)  # the host's only look at it
     return (rollout, drawn), counters
@@ -88,7 +88,7 @@ def play_ahead(
 
     Levels are those of a step that plays its own alone; streams number the episodes of the run.
     """
-    (task,), (collect,), cfg = tasks, run.training.collects, run.cfg
+    (task,), (collect,), cfg = tasks, run.training.collects, run.config
 
     def draw(of):
         return run.training.draw(streams.key(LEVELS), of, of * cfg.rollout.episodes)[0]
@@ -122,8 +122,8 @@ def collect(
     measured = run.training.metrics(played[0], run.training.tasks) | {'filter/collects': 1}
     if run.training.pack is None:
         return played, sampled(counted), measured | counts(counted), None
-    groups, held, count, kept = run.cfg.rollout.num_groups, played, 0, 0
-    for number in range(1 + run.cfg.algorithm.filter.refill):
+    groups, held, count, kept = run.config.rollout.num_groups, played, 0, 0
+    for number in range(1 + run.config.algorithm.filter.refill):
         if number:
             check(f'rollout {number + 1} of step {step}')
             played, counters = play(run, params, tasks, streams, step, number)

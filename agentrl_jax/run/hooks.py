@@ -28,7 +28,7 @@ Config = Any  # run.config.Config, whose sections are extensions
 class Setup:
     """What a run is built of before its programs and settings."""
 
-    cfg: Config
+    config: Config
     model: Model
     tokenizer: Tokenizer
     mesh: Mesh
@@ -64,7 +64,7 @@ class Addition:
 class Parts:
     """What a run is built of, as far as it is there before its programs."""
 
-    cfg: Config
+    config: Config
     mesh: Mesh
     model: Model
     fns: ModelFns

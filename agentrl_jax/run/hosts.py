@@ -78,7 +78,7 @@ def playing(
     """
     with contextlib.ExitStack() as stack:
         for name, worlds in run.worlds.items():
-            path = folder / log_name(of_world(run.cfg, stem, name))
+            path = folder / log_name(of_world(run.config, stem, name))
             stack.enter_context(logged(worlds, path, step, asked, replay))
         yield
 
@@ -86,7 +86,7 @@ def playing(
 def set_aside(run: Run, folder: Path, stem: str) -> None:
     """Logs of earlier evaluations get another name: what worlds said there is needed to replay."""
     for name in run.worlds:
-        path = folder / log_name(of_world(run.cfg, stem, name))
+        path = folder / log_name(of_world(run.config, stem, name))
         for log in (path, versions.path_beside(path)):
             if log.exists():
                 log.rename(replies.free_name(log, 'earlier'))
@@ -95,8 +95,8 @@ def set_aside(run: Run, folder: Path, stem: str) -> None:
 def check_replay(run: Run, path: str) -> None:
     """WrongUsage where no log of replies can answer."""
     if path and not run.worlds:
-        raise WrongUsage(f'--replay: env.name={run.cfg.env.name!r} has no worlds on hosts')
-    if path and run.cfg.env.mix:
+        raise WrongUsage(f'--replay: env.name={run.config.env.name!r} has no worlds on hosts')
+    if path and run.config.env.mix:
         raise WrongUsage('--replay: a log is of one world, and env.mix has several')
 
 
@@ -156,7 +156,7 @@ def said(
     for process in range(jax.process_count()):
         log = path.with_name(log_name(path.stem, process)) if process else path
         # Episodes of a step may have begun in earlier ones
-        for line in replies.newest(log, int(about['step']) - run.cfg.rollout.staleness):
+        for line in replies.newest(log, int(about['step']) - run.config.rollout.staleness):
             if about.items() <= line.items():
                 before = found.get(line['stream'], []) if line['turn'] else []
                 found[line['stream']] = [*before, line]

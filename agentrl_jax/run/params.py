@@ -21,7 +21,8 @@ import jax
 from agentrl_jax.machine import checkpoint, checksums, files, frozen, sharding
 from agentrl_jax.models import Model, critic, lora
 from agentrl_jax.models.functions import policy_of
-from agentrl_jax.run.config import Config, read_saved
+from agentrl_jax.run.config import Config
+from agentrl_jax.run.migration import read_saved
 from agentrl_jax.run.streams import ADAPTERS, Streams
 from agentrl_jax.types import Params, TrainState
 

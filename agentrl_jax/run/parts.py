@@ -23,7 +23,8 @@ from agentrl_jax.rollout.openings import SharedPrompts
 from agentrl_jax.rollout.rows import Player
 from agentrl_jax.rollout.sampling import Sampler
 from agentrl_jax.rollout.slots import RolloutSettings, Schedule
-from agentrl_jax.run.config import Config, read_saved
+from agentrl_jax.run.config import Config
+from agentrl_jax.run.migration import read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
 from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.text import agents, forms, grammar

@@ -50,13 +50,13 @@ class Recorder(contextlib.ExitStack):
         self.rates = rates
         self.compiled, self.warm, self.validated = processes.CompileCounter(), None, False
         self.fetched, self.host_s = None, 0.0
-        self.alarm = dataclasses.asdict(run.cfg.alarm)
+        self.alarm = dataclasses.asdict(run.config.alarm)
 
     def __enter__(self) -> 'Recorder':
         super().__enter__()
-        run, cfg, workdir, first = self.run, self.run.cfg, self.workdir, self.first
+        run, cfg, workdir, first = self.run, self.run.config, self.workdir, self.first
         if jax.process_index() == 0:
-            run_log.write_config(workdir, run.face, sys.argv)
+            run_log.write_config(workdir, run.config_dict, sys.argv)
             pages.cut(workdir, first)
         with contextlib.ExitStack() as opened:  # closed if a later line raises
             self.log = opened.enter_context(
@@ -65,7 +65,7 @@ class Recorder(contextlib.ExitStack):
                     resume_step=first,
                     tensorboard=cfg.log.tensorboard,
                     wandb_project=cfg.log.wandb_project,
-                    config=run.face,
+                    config=run.config_dict,
                     process_index=jax.process_index(),
                 )
             )
@@ -111,7 +111,7 @@ class Recorder(contextlib.ExitStack):
 
         sampled: tokens of training; None: the step did not train.
         """
-        cfg, run, step = self.run.cfg, self.run, self.step
+        cfg, run, step = self.run.config, self.run, self.step
         spent = time.monotonic() - self.began
         if step == self.first:
             took = f'{self.compiled.seconds:.0f} s for {self.compiled.count} programs'
@@ -123,7 +123,7 @@ class Recorder(contextlib.ExitStack):
         if sampled is not None:
             row['time/host_s'] = self.host_s
             row['perf/tokens_per_s'] = sampled / spent
-            row |= self.rates(cfg, run.config, run.mesh.devices.flat, row)
+            row |= self.rates(cfg, run.model, run.mesh.devices.flat, row)
         row |= totals.so_far(
             self.history, row, step, sampled=sampled or 0, episodes=cfg.rollout.episodes
         )
@@ -164,7 +164,7 @@ class Recorder(contextlib.ExitStack):
 
     def page(self, policy: Params, played: Played) -> None:
         """The rollout of the step as a page where one is due, with the ratios after its update."""
-        cfg, every = self.run.cfg, self.run.cfg.log.rollouts_every
+        cfg, every = self.run.config, self.run.config.log.rollouts_every
         if self.step == cfg.steps - 1 or (every and self.step % every == 0):
             save_page(self.run, self.workdir, self.step, policy, played)
 
@@ -185,7 +185,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
     extras = {'ratio': np.exp(after - rollout.logprobs), 'advantages': spread}
     title = f'training rollout of step {step}'
     if played.groups is not None:
-        held = played.groups * run.cfg.rollout.group_size
+        held = played.groups * run.config.rollout.group_size
         rollout, episodes, extras = jax.tree.map(lambda x: x[:held], (rollout, episodes, extras))
         title += f': groups that dynamic sampling kept, of {many(played.collects, "rollout")}'
     parts = mixture.blocks([len(listed.level) for listed in episodes], (rollout, extras))
@@ -193,7 +193,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
         world = task.env.name
         pages.write(
             workdir,
-            f'{world}_step_{step:06d}' if run.cfg.env.mix else f'step_{step:06d}',
+            f'{world}_step_{step:06d}' if run.config.env.mix else f'step_{step:06d}',
             rows,
             task=task.replace(turn_limit=np.int32(played.horizon)),
             tokenizer=run.tokenizer,
@@ -202,14 +202,14 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             replies=hosts.said(
                 run,
                 world,
-                workdir / hosts.log_name(hosts.of_world(run.cfg, 'replies', world)),
+                workdir / hosts.log_name(hosts.of_world(run.config, 'replies', world)),
                 listed.token_stream,
                 step=step,
                 split='train',
             ),
-            group_size=run.cfg.rollout.group_size,
+            group_size=run.config.rollout.group_size,
             title=title,
             extras=beside,
             limit=pages.PAGE_EPISODES,
-            about=about.of_run(run.face, sys.argv),
+            about=about.of_run(run.config_dict, sys.argv),
         )

@@ -58,11 +58,11 @@ class Validation:
 class Run:
     """The parts of a run, none of which changes."""
 
-    cfg: Config
-    face: ConfigDict  # the same as records hold it
+    config: Config
+    config_dict: ConfigDict  # the same as records hold it
     mesh: Mesh
     tokenizer: Tokenizer
-    config: Model
+    model: Model
     params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
     additions: tuple[Addition, ...]  # of extensions
     txs: tuple[optax.GradientTransformation, optax.GradientTransformation | None]  # optimisers of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl_jax.machine import checkpoint, files, provenance
-from agentrl_jax.run import config, usage
+from agentrl_jax.run import config, migration, usage
 
 MAY_DIFFER = tuple(  # of a config that opens a run: not what the model is
     f'model.{name}' for name in ('path', 'tokenizer', 'dtype', 'remat', 'attention', 'scan_layers')
@@ -60,7 +60,7 @@ def origin(workdir: str, face: Any, *, step: int | None = None) -> Origin:
     if not workdir:
         return Origin('', None, files.config_hash(config.as_json(face)), provenance.commit())
     folder = checkpoint.find_step(workdir, step=step)
-    saved = config.saved_in(checkpoint.read_extra(folder))
+    saved = migration.saved_in(checkpoint.read_extra(folder))
     return Origin(
         workdir=str(workdir),
         step=checkpoint.number_of(folder),
@@ -75,7 +75,7 @@ def check_model(extra: Mapping[str, Any], face: Any) -> None:
 
     Heads, the base of positions and alpha show in no tensor. extra: beside its arrays.
     """
-    saved, now = config.comparable(extra), config.comparable(config.saved_with(face))
+    saved, now = migration.comparable(extra), migration.comparable(migration.saved_with(face))
     shaping = ('model', 'lora')
     checkpoint.check_config(
         {name: saved[name] for name in shaping},
@@ -149,8 +149,8 @@ def get_config(folder: str) -> Any:
     """The config in a checkpoint, as a ConfigDict of this version."""
     extra = checkpoint.read_extra(folder)
     try:
-        cfg = config.of_checkpoint(extra)
+        cfg = migration.of_checkpoint(extra)
     except ValueError as error:
         raise ValueError(f'{folder}: {error}') from error
-    cfg.update(config.comparable(extra))
+    cfg.update(migration.comparable(extra))
     return cfg

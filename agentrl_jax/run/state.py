@@ -16,7 +16,8 @@ from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
 from agentrl_jax.run import hooks
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
-from agentrl_jax.run.config import Config, as_json, comparable, following, saved_with
+from agentrl_jax.run.config import Config, as_json
+from agentrl_jax.run.migration import comparable, following, saved_with
 from agentrl_jax.run.params import (
     BASE_FOLDER,
     BEST_FOLDER,
@@ -76,7 +77,7 @@ def free_of_worlds(cfg: Config) -> set[str]:
 
 def saved_beside(run: Run) -> dict[str, Any]:
     """What a checkpoint holds beside the state."""
-    saved = saved_with(run.face) | start_of(run.cfg, run.config, run.params)
+    saved = saved_with(run.config_dict) | start_of(run.config, run.model, run.params)
     for addition in run.additions:
         saved |= addition.saved()
     return saved
@@ -112,7 +113,7 @@ def _state_extra(policy: Params, cfg: Config) -> dict[str, Any]:
 
 def start_state(run: Run, params: Any) -> TrainState:
     """State of step 0 around the given policy parameters, laid out over the mesh."""
-    make = functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs)
+    make = functools.partial(make_state, cfg=run.config, config=run.model, txs=run.txs)
     layout = sharding.specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
     return jax.jit(make, out_shardings=layout)(params)
 
@@ -120,7 +121,7 @@ def start_state(run: Run, params: Any) -> TrainState:
 def abstract_state(run: Run) -> TrainState:
     """Shapes, dtypes and layouts of start_state(run, run.params)."""
     state = jax.eval_shape(
-        functools.partial(make_state, cfg=run.cfg, config=run.config, txs=run.txs), run.params
+        functools.partial(make_state, cfg=run.config, config=run.model, txs=run.txs), run.params
     )
     layout = sharding.specs(state, sharding.TRAIN_RULES, run.mesh)
     return sharding.with_layout(state, layout)
@@ -135,27 +136,27 @@ def open_run(
     """
     if fallback:
         checkpoint.set_aside_damaged(workdir)
-    checkpoints = checkpoint.open_checkpoints(workdir, keep=run.cfg.checkpoint.keep)
-    return checkpoints, open_state(run, checkpoints, Streams(run.cfg.seed))
+    checkpoints = checkpoint.open_checkpoints(workdir, keep=run.config.checkpoint.keep)
+    return checkpoints, open_state(run, checkpoints, Streams(run.config.seed))
 
 
 def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
     """What to continue from: the newest checkpoint, or a fresh step 0."""
     workdir = checkpoints.directory.parent
-    joins = run.cfg.base_rows > 0
+    joins = run.config.base_rows > 0
     examples = find_demonstrations(run) if joins else None
     if checkpoint.latest_step(checkpoints) is None:
         params = first_params(run, workdir, examples)
         state = start_state(run, params)
-        keep_base(run.cfg, workdir, params)  # first: a checkpoint is of no use without it
+        keep_base(run.config, workdir, params)  # first: a checkpoint is of no use without it
         checkpoint.save(checkpoints, 0, state, saved_beside(run))
         if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
             checkpoint.wait(checkpoints)
-        model = params if run.cfg.lora.rank else {}
+        model = params if run.config.lora.rank else {}
     else:
-        if (step := checkpoint.latest_step(checkpoints)) > run.cfg.steps:
+        if (step := checkpoint.latest_step(checkpoints)) > run.config.steps:
             raise WrongUsage(
-                f'{workdir} is at step {step} already, and steps={run.cfg.steps}: set it to '
+                f'{workdir} is at step {step} already, and steps={run.config.steps}: set it to '
                 f'{step} or more, or choose another workdir'
             )
         saved = checkpoint.read_extra(checkpoints.directory)
@@ -164,17 +165,17 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
                 f'{workdir} went back to an earlier checkpoint after an alarm, which this version '
                 'does not do; commit 55cb303 is the last one that resumes it'
             )
-        before, now = comparable(saved), comparable(saved_with(run.face))
-        free = [*CHANGEABLE_ON_RESUME, *free_of_worlds(run.cfg)]
-        free += [name for part in run.cfg.extensions for name in part.FREE_ON_RESUME]
+        before, now = comparable(saved), comparable(saved_with(run.config_dict))
+        free = [*CHANGEABLE_ON_RESUME, *free_of_worlds(run.config)]
+        free += [name for part in run.config.extensions for name in part.FREE_ON_RESUME]
         with checked():
             follow = following(before, now)
             checkpoint.check_config(before, now, may_differ=free, follow=follow)
             for addition in run.additions:
                 addition.check(saved)
-            check_sizes(run.cfg, run.config, saved)
+            check_sizes(run.config, run.model, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
-        model = open_base(run.cfg, workdir, run.params, saved)
+        model = open_base(run.config, workdir, run.params, saved)
     reference = open_reference(run, workdir, state)
     return RunState(
         state=state,
@@ -192,15 +193,15 @@ def extra_arrays(run: Run) -> dict[str, Any]:
 
 def first_params(run: Run, workdir: Path, examples: Demonstrations | None) -> Params:
     """Parameters of step 0: those of the run, or cloned from demonstrations."""
-    if not run.cfg.clone.demonstrates:
+    if not run.config.clone.demonstrates:
         return run.params
     make = functools.partial(cloned_policy, run, examples)
-    return kept.kept(as_json(run.face), workdir, sharding.abstract_of(run.params), make)
+    return kept.kept(as_json(run.config_dict), workdir, sharding.abstract_of(run.params), make)
 
 
 def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
     """The policy of step 0 if some loss asks for it; kept beside the checkpoints at step 0."""
-    if not run.cfg.keeps_start:
+    if not run.config.keeps_start:
         return None
     policy = policy_of(state.params, {})
     folder = workdir / REFERENCE_FOLDER
@@ -212,12 +213,12 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
             'put it back, or start anew in another workdir'
         )
     # AgentEvol's start policy lies on disk until the next iteration begins
-    return open_start(workdir, policy) if run.cfg.needs_reference else None
+    return open_start(workdir, policy) if run.config.needs_reference else None
 
 
 def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> TrainState:
     """AgentEvol: at the first step of an iteration explorer and learner change; else nothing."""
-    cfg = run.cfg
+    cfg = run.config
     if not cfg.begins_iteration(step):
         return state
     start = open_start(workdir, policy_of(state.params, {})) if cfg.evol.restart else None
@@ -226,7 +227,7 @@ def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> Tra
 
 def space_needed(run: Run, workdir: Path) -> int:
     """Bytes of all that a run will have in its workdir at once, less what is there."""
-    cfg, state = run.cfg, jax.eval_shape(functools.partial(start_state, run), run.params)
+    cfg, state = run.config, jax.eval_shape(functools.partial(start_state, run), run.params)
     base = run.params if cfg.lora.rank and not base_is_given(cfg) else {}
     policies = cfg.keeps_start + 2 * cfg.checkpoint.best  # a best one goes when the next is there
     need = checkpoint.state_bytes(state) * (cfg.checkpoint.keep + 1) + checkpoint.state_bytes(base)

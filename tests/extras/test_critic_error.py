@@ -1,18 +1,19 @@
 """A critic's error is measured against values that are known, and leaves training as it is."""
 
+import exact_gradients as bench
 import jax
 import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
 import toy_rollouts as toy
+from played_on import play_on
 
 from agentrl_jax import train
 from agentrl_jax.extras.vine import critic_error
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import run_log
 from agentrl_jax.run.config import read as read_config
-from benchmarks import turn_credit as bench
 
 
 def measured(values, returns, usable=None):
@@ -54,14 +55,14 @@ def test_what_cannot_be_measured_is_nan():
 def test_critics_are_told_apart_in_worlds_whose_values_are_known(name):
     """The noise of a label, two continuations, is as large as the values' spread or larger."""
     world, rng, times = bench.WORLDS[name], np.random.default_rng(0), 2
-    played = bench.play_on(world, bench.play(world, 20_000, rng), times, rng)
+    played = play_on(world, bench.play(world, 20_000, rng), times, rng)
     turns = world.turns
     exact = bench.exact(world)[0][np.arange(turns)[None], played.states]
     reached = np.arange(turns)[None] < np.asarray(played.num_turns)[:, None]
     reached[:, 0] = False
     turn = jnp.broadcast_to(jnp.repeat(jnp.arange(turns), times)[None], (20_000, turns * times))
-    more = played.continued
-    returns, usable = more.returns.reshape(20_000, -1), more.healthy.reshape(20_000, -1)
+    returns = played.more_returns.reshape(20_000, -1)
+    usable = played.more_healthy.reshape(20_000, -1)
 
     def found(values):
         return critic_error.label_error(

@@ -69,7 +69,7 @@ def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_ot
     workdir = tmp_path / 'halves'
     assert train.train(student(teacher, steps=3), str(workdir)) == 0
     moved = shutil.copytree(teacher, tmp_path / 'elsewhere')
-    face = build(student(teacher)).face
+    face = build(student(teacher)).config_dict
     assert train.train(student(moved), str(workdir)) == 0
     states = [micro_runs.saved_state(face, where) for where in (taught, workdir)]
     jax.tree.map(np.testing.assert_array_equal, *states)
@@ -89,7 +89,9 @@ def test_a_policy_teaches_itself_what_it_would_do_with_the_plan_and_resumes_so(t
     own = {'opd.privileged': 'plan', 'model.path': str(hinted), 'optim.lr': 3e-3}
     for workdir, steps in ((whole, STEPS), (halves, 3), (halves, STEPS)):
         assert train.train(student(steps=steps, **own), str(workdir)) == 0
-    states = [micro_runs.saved_state(build(student(**own)).face, at) for at in (whole, halves)]
+    states = [
+        micro_runs.saved_state(build(student(**own)).config_dict, at) for at in (whole, halves)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *states)
     gaps = [row['policy/kl_teacher'] for row in rows(whole)[:STEPS]]
     assert min(gaps) > 0 and np.mean(gaps[-3:]) < np.mean(gaps[:3]), gaps

@@ -2,11 +2,13 @@
 
 import functools
 
+import exact_gradients as bench
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_rollouts as toy
+from played_on import by_continuations, play_on
 
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.extras.vine.credit import against_continuations
@@ -16,7 +18,6 @@ from agentrl_jax.measure import metrics
 from agentrl_jax.records import document
 from agentrl_jax.rl import filtering, turn_credit, update
 from agentrl_jax.rl.masked import masked_mean
-from benchmarks import turn_credit as bench
 
 GROUPS, MEMBERS = 20_000, 4
 
@@ -132,7 +133,7 @@ def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weig
 @functools.cache
 def played(name):
     world, rng = bench.WORLDS[name], np.random.default_rng(0)
-    return bench.play_on(world, bench.play(world, GROUPS * MEMBERS, rng), 2, rng)
+    return play_on(world, bench.play(world, GROUPS * MEMBERS, rng), 2, rng)
 
 
 def quality(name, parts):
@@ -142,9 +143,7 @@ def quality(name, parts):
 
 
 def estimate(name, times, weighted):
-    return bench.by_continuations(
-        played(name), bench.WORLDS[name], MEMBERS, times=times, weighted=weighted
-    )
+    return by_continuations(played(name), MEMBERS, times=times, weighted=weighted)
 
 
 @pytest.mark.parametrize('times, weighted', [(1, False), (2, True)])

@@ -435,7 +435,7 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         checkpoint=types.SimpleNamespace(keep=1),
         env=types.SimpleNamespace(worlds=('frozen_lake',), eval_levels=8),
     )
-    run = types.SimpleNamespace(cfg=cfg, face=cfg, pools=())
+    run = types.SimpleNamespace(config=cfg, config_dict=cfg, pools=())
 
     def save(checkpoints, step, *_):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -102,7 +102,7 @@ def test_the_update_of_a_plan_has_the_demonstrations_that_join_it():
     shapes = programs.shapes(cfg, jax.devices()[:4])
     rows = Demonstrations(np.ones((9, 60), np.int32), *np.ones((2, 9, 60), bool))
     run = types.SimpleNamespace(
-        cfg=shapes.cfg, mesh=shapes.mesh, tokenizer=parts.build_tokenizer(read_config(cfg, None))
+        config=shapes.cfg, mesh=shapes.mesh, tokenizer=parts.build_tokenizer(read_config(cfg, None))
     )
     planned = shapes.learn[1][-1]
     jax.tree.map(assert_laid_out_alike, planned, draw_base(run, rows, 0))

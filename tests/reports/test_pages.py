@@ -148,8 +148,8 @@ def test_the_page_of_a_step_with_dynamic_sampling_shows_the_groups_that_it_kept(
     stop = np.where(free, EpisodeStop.ENV_ERROR, out.episode_stop)  # as collecting.pack marks them
     face = micro_runs.config('frozen_lake')
     run = types.SimpleNamespace(
-        cfg=read_config(face),
-        face=face,
+        config=read_config(face),
+        config_dict=face,
         tokenizer=tiny.tokenizer(),
         worlds={},
         training=types.SimpleNamespace(

@@ -200,7 +200,7 @@ def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
     cfg = micro_runs.config('frozen_lake', **changes | {'clone.file': str(path)})
     cfg.clone.episodes = 0
     run = types.SimpleNamespace(
-        cfg=read_config(cfg), tokenizer=built.tokenizer, config=built.config
+        config=read_config(cfg), tokenizer=built.tokenizer, model=built.model
     )
     assert same(cloning.find_demonstrations(run), own)
     assert train.train(cfg, str(tmp_path / 'run')) == 0

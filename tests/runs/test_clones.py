@@ -27,7 +27,7 @@ def opened(workdir, env='frozen_lake', **changes):
     """The parameters with which a run starts."""
     run = build(micro_runs.config(env, **(CLONES | changes)))
     checkpoints = train.checkpoint.open_checkpoints(workdir, keep=1)
-    state = start.open_state(run, checkpoints, Streams(run.cfg.seed)).state
+    state = start.open_state(run, checkpoints, Streams(run.config.seed)).state
     train.checkpoint.close(checkpoints)
     return jax.device_get(state.params)
 
@@ -140,9 +140,9 @@ def test_demonstrations_have_the_limits_of_the_clone(capsys):
     # That turns have no room for them was said nowhere: what was cloned could never be finished
     said = f'answers have up to {longest} tokens, which rollout.max_response='
     assert (longest > 12) == (f'{said}12' in capsys.readouterr().err)
-    rollout = dataclasses.replace(run.cfg.rollout, max_response=longest - 1)
-    cfg = dataclasses.replace(run.cfg, rollout=rollout)
-    cloning.find_demonstrations(types.SimpleNamespace(**vars(run) | {'cfg': cfg}))
+    rollout = dataclasses.replace(run.config.rollout, max_response=longest - 1)
+    cfg = dataclasses.replace(run.config, rollout=rollout)
+    cloning.find_demonstrations(types.SimpleNamespace(**vars(run) | {'config': cfg}))
     assert f'{said}{longest - 1} cuts' in capsys.readouterr().err
 
 

@@ -225,7 +225,7 @@ def test_generate_gives_the_greedy_answers_of_the_run_and_stops(finished, export
     cfg, workdir = finished
     run = build(cfg)
     played = run.validation
-    policy = saved_policy(run.cfg, run.config, run.mesh, run.params, str(workdir))
+    policy = saved_policy(run.config, run.model, run.mesh, run.params, str(workdir))
     rollout, _ = jax.device_get(
         played.collect(policy, played.task, played.episodes, jax.random.key(0))
     )
@@ -267,9 +267,9 @@ def test_files_have_the_modes_of_the_umask(exported):
 def test_the_folder_loads_to_the_policy_it_was_made_of(finished, exported):
     cfg, workdir = finished
     run = build(cfg)
-    policy = saved_policy(run.cfg, run.config, run.mesh, run.params, str(workdir))
+    policy = saved_policy(run.config, run.model, run.mesh, run.params, str(workdir))
     config, params = weights.load_model(exported)
-    assert config == run.config
+    assert config == run.model
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(policy))
     cfg = cfg.copy_and_resolve_references()
     cfg.model.path = str(exported)

@@ -25,8 +25,8 @@ from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
 from agentrl_jax.run import parts, state, usage
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.migration import comparable, saved_with
 
 
 def config(**changes):

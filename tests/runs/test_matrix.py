@@ -151,7 +151,7 @@ def episodes(name):
     levels, chosen = plans(run, 1 if name in ('bandit', 'library') else 2)
     stream = jnp.arange(EPISODES, dtype=jnp.int32)
     listed = Episodes(level=levels, token_stream=stream, world_stream=stream)
-    program = jax.jit(functools.partial(play, model=run.config), compiler_options=QUICK)
+    program = jax.jit(functools.partial(play, model=run.model), compiler_options=QUICK)
     return jax.device_get(program(run.params, run.training.tasks[0], listed, scripted(run, chosen)))
 
 
@@ -161,14 +161,14 @@ def learner(algorithm):
     cfg = read_config(config('frozen_lake', algorithm=algorithm, **OPTIONS.get(algorithm, {})))
     run = world('frozen_lake')
     txs = assemble.build_optimisers(cfg)
-    fns = assemble.build_functions(cfg, run.config, run.mesh)
+    fns = assemble.build_functions(cfg, run.model, run.mesh)
     extras, more = (), {}
     if cfg.algorithm.other_models:
         extras = (Distilling(full=False, teachers=(fns,)),)
         more = {'teachers': (jax.tree.map(lambda x: 1.5 * x, run.params),)}
     how = build_module.build_learning(cfg, run.mesh, None, run.tokenizer, extras)
     program = functools.partial(build_module.learn, fns=fns, how=how)
-    parts = type('Parts', (), dict(cfg=cfg, config=run.config, mesh=run.mesh, txs=txs))
+    parts = type('Parts', (), dict(config=cfg, model=run.model, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)
     reference = run.params if cfg.needs_reference else None
     frozen = Frozen({}, reference, more)

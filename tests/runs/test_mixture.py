@@ -136,7 +136,7 @@ def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
     assert rollout.tokens.sharding.is_equivalent_to(sharding.shard_rows(run.mesh), 2)
     assert np.concatenate([world.token_stream for world in drawn]).tolist() == [*range(100, 132)]
     blocks = list(mixture.blocks((24, 8), jax.device_get(rollout)))
-    assert [member.rollout.episodes for member in run.cfg.members] == [24, 8]
+    assert [member.rollout.episodes for member in run.config.members] == [24, 8]
     assert len(set(drawn[1].level.tolist())) == 2  # groups of four
     for task, rows, listed in zip(run.training.tasks, blocks, drawn, strict=True):
         prefix = np.asarray(task.prefix)

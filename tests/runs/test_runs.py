@@ -525,9 +525,9 @@ def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
 
 def base_of(run):
     """(parameters below the adapters, parameters as drawn)."""
-    built = train.build(run.cfg)
+    built = train.build(run.config)
     base = run_params.open_base(
-        built.cfg, run.workdir, built.params, checkpoint.read_extra(run.workdir)
+        built.config, run.workdir, built.params, checkpoint.read_extra(run.workdir)
     )
     return jax.device_get(base), built.params
 

@@ -19,7 +19,8 @@ from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import params, parts, saved_config, usage
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
-from agentrl_jax.run.config import as_json, comparable, following, saved_with
+from agentrl_jax.run.config import as_json
+from agentrl_jax.run.migration import comparable, following, saved_with
 from agentrl_jax.run.streams import Streams
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -234,7 +235,7 @@ def resume(cfg, workdir):
 def opened(cfg, workdir):
     """The policy as programs open it."""
     run = build(cfg)
-    return params.saved_policy(run.cfg, run.config, run.mesh, run.params, str(workdir))
+    return params.saved_policy(run.config, run.model, run.mesh, run.params, str(workdir))
 
 
 def moved(adapted, to):

@@ -15,7 +15,7 @@ from agentrl_jax import serve_policy
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.world import Answer
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.tokens.chat import LONGEST_TEXT
+from agentrl_jax.tokens.rendering import MAX_TEXT
 
 
 def answered(served, **body):
@@ -93,7 +93,7 @@ def test_rounds_follow_each_other_and_what_the_template_refuses_is_refused(monke
     threading.Thread(target=served.run, daemon=True).start()
     for number in range(4):
         answered(served, messages=[user(f'Where is {number}?')])
-    endless = [user('x' * (LONGEST_TEXT + 1))]
+    endless = [user('x' * (MAX_TEXT + 1))]
     with pytest.raises(urllib.error.HTTPError) as refused:
         answered(served, messages=endless)
     assert refused.value.code == 400

@@ -20,8 +20,8 @@ from agentrl_jax.rl.learning import Optim
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import params, parts
 from agentrl_jax.run.build import build_held_out
-from agentrl_jax.run.config import comparable, saved_with
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.migration import comparable, saved_with
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.agents import ONLY_ACTS
 
@@ -121,7 +121,7 @@ def broken_run(cfg, probe=True, learns=True):
         episodes=None,
         prefix='eval',
     )
-    return types.SimpleNamespace(cfg=cfg, params=None, worlds={}, pools=[pool], validation=pool)
+    return types.SimpleNamespace(config=cfg, params=None, worlds={}, pools=[pool], validation=pool)
 
 
 LOST = '49 of 50 sampled tokens have log-probabilities that are not finite.*rms_norm_eps'

@@ -166,7 +166,7 @@ def built(fields, shape):
     cfg, mesh = read_config(micro_runs.config('frozen_lake', **fields), None), mesh_of(*shape)
     config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
     txs = parts.build_optimisers(cfg)
-    return types.SimpleNamespace(cfg=cfg, config=config, mesh=mesh, params=params, txs=txs)
+    return types.SimpleNamespace(config=cfg, model=config, mesh=mesh, params=params, txs=txs)
 
 
 @functools.cache
@@ -243,7 +243,7 @@ def updated(name, shape=(1, 1, 1), rank=2):
         'batch.epochs': 2,
     }
     run = built((UPDATES[name] if name in UPDATES else FROZEN_ATTENTION) | fields, shape)
-    cfg, config, mesh, params = run.cfg, run.config, run.mesh, run.params
+    cfg, config, mesh, params = run.config, run.model, run.mesh, run.params
     state = start.start_state(run, params)
     reference = jax.tree.map(jnp.copy, state.params) if cfg.needs_reference else None
     frozen = Frozen({'model': params['model']} if rank else {}, reference)

@@ -21,7 +21,7 @@ from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
 from agentrl_jax.rl.algorithm import share
 from agentrl_jax.rl.learn import learning_of
-from agentrl_jax.run import config
+from agentrl_jax.run import config, migration
 from agentrl_jax.run.config import Config, effective
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import import_callable
@@ -153,18 +153,21 @@ def test_fields_of_the_algorithm_have_values_and_a_second_time_changes_nothing(n
     run = config.read(cfg)
     assert run == config.read(full) and hash(run.algorithm) == hash(config.read(full).algorithm)
     saved = json.loads(full.to_json_best_effort())  # with lists for tuples
-    assert config.read(config.migrate(saved, config.VERSION)) == run
+    assert config.read(migration.migrate(saved, migration.VERSION)) == run
 
 
 def test_saved_configs_with_removed_fields_are_read_unless_a_removed_field_had_an_effect():
     saved = json.loads(effective(given('grpo')).to_json_best_effort())
-    for name, off in config.REMOVED.items():
+    for name, off in migration.REMOVED.items():
         section, _, field = name.rpartition('.')
         saved.setdefault(section, {})[field] = off
-    assert config.read(config.migrate(saved, 1)) == config.read(given('grpo'))
+    saved['alarm']['std_drop']['action'] = 'roll_back'
+    expected = config.read(given('grpo', **{'alarm.std_drop.action': 'stop'}))
+    for version in (1, 2):
+        assert config.read(migration.migrate(saved, version)) == expected
     saved['filter']['soft'] = True
     with pytest.raises(ValueError, match='sets filter.soft=True, .* use commit 55cb303'):
-        config.migrate(saved, 1)
+        migration.migrate(saved, 1)
 
 
 def test_what_is_set_wins():

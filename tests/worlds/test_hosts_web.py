@@ -62,7 +62,7 @@ def arena(site, read_rows):
 
 
 def number(text, line):
-    """Of the element whose line begins so."""
+    """Return the number of the element whose line starts with this text."""
     found = [one for one in text.split('\n') if f'] {line}' in one]
     assert found, f'{line!r} is not in:\n{text}'
     return found[0].strip().partition(']')[0][1:]
@@ -143,7 +143,7 @@ def test_a_form_behind_a_login_is_filled_in_and_a_program_looks(arena, site):
     text = click(arena, text, "button 'Add'")
     assert site.notes == ['Buy a lamp high on'] and 'Buy a lamp high on' in text
     assert arena.step('stop [done]').success
-    # The next episode is nobody's, though the note is still there
+    # The next episode starts without the login, but with the note
     text = arena.reset(2)
     assert '/login\n' in click(arena, text, "link 'Notes'")
     assert arena.step('stop').success is False
@@ -362,7 +362,7 @@ SOLVED = {expert: name for name, expert in experts.EXPERTS.items()}.values()  # 
 
 
 def played(play, item):
-    """(last reply, texts seen) of the expert."""
+    """Return the last reply and all texts of an episode of the expert."""
     text = play.reset(item)
     seen, task = [text], play.details()['task']
     for _ in range(20):
@@ -403,7 +403,7 @@ def test_a_wrong_click_costs_and_ends_the_task(miniwob):
 
 def test_a_click_meets_an_element_whose_middle_another_one_covers(miniwob):
     miniwob.reset(6 * len(miniwob.tasks) + miniwob.tasks.index('click-test-2'))
-    assert miniwob.step('click [1]').reward == 1.0  # it was -1: TWO lies over the middle of ONE
+    assert miniwob.step('click [1]').reward == 1.0  # it was -1: TWO covers the middle of ONE
 
 
 def test_an_element_that_is_gone_and_keys_are_said_to_the_policy(miniwob):

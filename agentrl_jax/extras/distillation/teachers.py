@@ -27,9 +27,9 @@ class Distillation(Extension):
         return isinstance(cfg.algorithm, OPD) and cfg.algorithm.privileged == 'plan'
 
     def load(self, setup: Setup, *, learns: bool) -> Addition:
-        if not learns or not isinstance(setup.cfg.algorithm, OPD):
+        if not learns or not isinstance(setup.config.algorithm, OPD):
             return Addition()
-        names = setup.cfg.algorithm.teachers
+        names = setup.config.algorithm.teachers
         return Teachers(setup, tuple(load_teacher(name, setup) for name in names))
 
 
@@ -41,7 +41,7 @@ class Teachers(Addition):
     models: tuple[tuple[Model, Params], ...]
 
     def extra(self, task):
-        how, width = self.setup.cfg.algorithm, self.setup.model.vocab_size
+        how, width = self.setup.config.algorithm, self.setup.model.vocab_size
 
         def functions(model):  # without the padding of the head that the student's lacks
             fns = self.setup.functions(model)
@@ -55,7 +55,7 @@ class Teachers(Addition):
 
     def frozen(self, task):
         arrays = {'teachers': tuple(params for _, params in self.models)}
-        if self.setup.cfg.algorithm.privileged == 'none':
+        if self.setup.config.algorithm.privileged == 'none':
             return arrays
         return arrays | {'hints': np.asarray(hint_tokens(task))}
 
@@ -70,10 +70,11 @@ class Teachers(Addition):
     def check(self, saved: Mapping[str, Any]) -> None:
         before = saved['teachers'] if 'teachers' in saved else []
         if before != self.digests:
+            named = self.setup.config.algorithm.teachers
             raise ValueError(
-                f'opd.teachers={self.setup.cfg.algorithm.teachers} have other parameters than the '
-                'teachers that this run started with (a run that continued has a newer policy): '
-                'name the same ones in the same order, or start in another workdir'
+                f'opd.teachers={named} have other parameters than the teachers that this run '
+                'started with (a run that continued has a newer policy): name the same ones in the '
+                'same order, or start in another workdir'
             )
 
 

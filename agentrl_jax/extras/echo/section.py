@@ -49,7 +49,7 @@ class EchoAddition(Addition):
     def measure(self, task, context):
         if not self.echo.validates:
             return None
-        setup, cfg = self.setup, self.setup.cfg
+        setup, cfg = self.setup, self.setup.config
         program = functools.partial(
             observations.measure,
             fns=setup.functions(setup.model),

@@ -103,11 +103,11 @@ class SelfPlay(Extension):
         return Pair(policy, policy_of(state.extra[SNAPSHOTS][number], base))
 
     def eval_probes(self, parts: Parts) -> dict[str, Callable[[Params], float]]:
-        if parts.cfg.env.name != 'leduc' or choices.unknown(parts.cfg):
+        if parts.config.env.name != 'leduc' or choices.unknown(parts.config):
             return {}
         env = dataclasses.replace(parts.task.env, opponent='self')  # of the same texts
         task = parts.task.replace(env=env)
-        probabilities = build_choices(parts.cfg, parts.model, task, parts.tokenizer)
+        probabilities = build_choices(parts.config, parts.model, task, parts.tokenizer)
         measure = functools.partial(exploitability.exploitability_of, probabilities, task=task)
         return {'eval/exploitability': measure}
 

@@ -133,7 +133,7 @@ def measure_critic(
         parts.draw(levels, step),
         turns='every',
         continuations=2,
-        max_turns=parts.cfg.env.max_turns,
+        max_turns=parts.config.env.max_turns,
         common=False,  # exact values: the random numbers are independent
     )
     rollout, counters = collect(policy, task, episodes, key)

@@ -1,7 +1,6 @@
-"""A harness to begin with: find the box of the prize with a tool, in at most three calls.
+"""An example harness: find the box of the prize with a tool, in at most three calls.
 
-It asks as any client does, with nothing but Python's library. Which box the prize is in follows
-from the hint; what is in a wrong one names the right box.
+It uses only Python's library. A hint tells the box of the prize; a wrong box names the right one.
 """
 
 import http.client
@@ -34,7 +33,7 @@ class Client:
         self.http = http.client.HTTPConnection(self.address.hostname, self.address.port)
 
     def ask(self) -> dict | None:
-        """The policy's next message; None where it may say no more."""
+        """The policy's next message; None if the request was rejected."""
         body = json.dumps(self.more | {'messages': self.messages})
         self.http.request('POST', f'{self.address.path}/chat/completions', body)
         response = self.http.getresponse()

@@ -90,7 +90,7 @@ async def complete(answering: Answering, request: fastapi.Request) -> Response:
     retried = (request.headers.get('x-stainless-retry-count') or '0') != '0'
     caller = Caller()
     answer = asyncio.wrap_future(in_thread(answering, raw, retried, caller))
-    answer.add_done_callback(asyncio.Future.exception)  # it is seen, even if the client left
+    answer.add_done_callback(asyncio.Future.exception)  # asyncio logs unread errors
     watching = asyncio.create_task(watch(request, caller))
     await asyncio.wait([answer], timeout=STREAM_AFTER_S)
     while not answer.done() and not caller.streams:
@@ -222,7 +222,7 @@ class Endpoint:
         return app
 
     def warn_once(self, key: str, sentence: str) -> None:
-        """Prints the first warning with a key."""
+        """Print the first warning with a key."""
         with self._warning:
             if key in self.warned:
                 return
@@ -235,6 +235,6 @@ class Endpoint:
         return f'{url.rstrip("/") or self.url}/episodes/{episode.secret}'
 
     def close(self, episode: Episode) -> None:
-        """Nobody reaches the episode any more."""
+        """Remove an episode and reject its pending request."""
         self.episodes.pop(episode.secret, None)
         episode.refuse(OVER)

@@ -198,8 +198,8 @@ class Episode:
             raise Refused(
                 400,
                 'history_rewritten',
-                f'the request extends none of the {len(self.branches)} conversations of its '
-                'episode, and harness.branches allows no further one',
+                'the request extends no conversation of its episode: raise harness.branches='
+                f'{self.most_branches}',
             )
         count = len(branch.known)
         if appended:

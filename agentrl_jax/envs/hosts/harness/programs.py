@@ -1,4 +1,4 @@
-"""A program that plays an episode: an agent in any language, in a process of its own."""
+"""A program that plays an episode: an agent in any language."""
 
 import subprocess
 import threading
@@ -11,10 +11,10 @@ from agentrl_jax.machine import children
 
 
 class Program:
-    """One run of a program, which ends with all that it has started."""
+    """One run of a program, which ends with everything that it has started."""
 
     def __init__(self, command: Sequence[str], blames: Sequence[str]):
-        """blames: errors that the policy is to blame for, as its last line names them."""
+        """blames: errors of the policy, as the last line of the program names them."""
         self.command, self.blames = command, blames
         self.process: subprocess.Popen | None = None
         self.stopped = False
@@ -57,7 +57,7 @@ class Program:
 
 
 def last_line(stream: Any) -> str:
-    """The last line that a process writes before it ends; of floods no more than an end is kept."""
+    """The last line that a process writes, of at most 2,000 bytes."""
     kept = b''
     while some := stream.read1(2**16):
         kept = (kept + some)[-2000:]

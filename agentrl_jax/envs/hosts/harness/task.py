@@ -1,4 +1,4 @@
-"""What a harness is given, and how it ends."""
+"""The task of a harness, and its reward."""
 
 import asyncio
 import dataclasses
@@ -15,7 +15,7 @@ from agentrl_jax.settings.callables import import_callable
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a harness is given."""
+    """The argument of a harness."""
 
     item: int
     base_url: str  # of an OpenAI client
@@ -46,13 +46,13 @@ class Call:
         return ends[0]
 
     def stop(self) -> None:
-        """It finds its episode over."""
+        """Do nothing: its next request is rejected."""
 
 
 def reward_of(earned: Any, error: str) -> tuple[float, bool | None]:
-    """(reward, success) of what a harness returned or posted; WorldError where it is none.
+    """(reward, success) that a harness returned or posted; WorldError if they are invalid.
 
-    A number, true or false, a pair (reward, success), or a mapping of both.
+    Valid are a number, a bool, a pair (reward, success) and a mapping of both.
     """
     if isinstance(earned, bool | np.bool_):
         return float(earned), bool(earned)

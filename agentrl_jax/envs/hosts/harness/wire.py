@@ -1,8 +1,8 @@
-"""Chat completions as OpenAI words them: what a request asks, and what answers it.
+"""OpenAI's chat completions: requests and answers.
 
-A client sends its own copy of every earlier message. Copies are compared by what they say: white
-space around a text, parts of a content, other keys, the spelling of a call's JSON and a stop string
-that was cut or added again make no difference (`Said`).
+A client sends its own copy of every earlier message. Copies are compared by their content (`Said`):
+white space around a text, parts of a content, other keys, the spelling of a call's JSON and a stop
+string that was cut or added again make no difference.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ LABELS = {
     'prompt_cache_retention', 'request_id', 'cache_salt', 'priority',
 }  # fmt: skip
 SAMPLING = ('temperature', 'top_p', 'seed')  # that a served policy follows
-# Values of other fields that ask for nothing special; null, '', [] and {} never do
+# Default values of other fields, which have no effect
 PLAIN = {
     'top_k': (-1, 0),
     'min_p': (0,),
@@ -64,7 +64,7 @@ KEYS = {'role', 'content', 'tool_calls', 'tool_call_id', 'function_call'}
 
 
 class Refused(Exception):
-    """A request without an answer: an HTTP status, and OpenAI's code of the error."""
+    """A rejected request: an HTTP status and OpenAI's error code."""
 
     def __init__(self, status: int, code: str, sentence: str, param: str | None = None):
         """param: the field at fault."""
@@ -81,7 +81,7 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What a message says."""
+    """The content of a message."""
 
     role: str
     content: str
@@ -89,7 +89,7 @@ class Said:
 
     @property
     def bare(self) -> 'Said':
-        """Without white space around the text, and keys of calls in the order of the alphabet."""
+        """Without outer white space, and with sorted keys of calls."""
         calls = json.dumps(json.loads(self.calls), sort_keys=True) if self.calls else ''
         return dataclasses.replace(self, content=self.content.strip(), calls=calls)
 
@@ -110,7 +110,7 @@ class Asked:
     messages: tuple[Said, ...]
     tools: tuple[dict, ...]
     stop: tuple[str, ...]
-    most: int  # tokens of the answer; 0 = as many as any
+    most: int  # tokens of the answer; 0 = no limit
     stream: bool
     usage: bool  # at the end of a stream
     logprobs: bool
@@ -177,11 +177,10 @@ def invalid(param: str, sentence: str, code: str = 'invalid_request') -> Refused
 
 
 def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
-    """A request's body; Refused where it asks for what cannot be given.
+    """Read the body of a request; Refused if it is invalid or not supported.
 
     stops: strings that may end an answer. serving: the request sets temperature, top_p and seed,
-    and a field without effect is an error; otherwise the run's sampling applies, and such fields
-    are listed in `ignored`.
+    and a field without effect is an error. Otherwise such fields are listed in `ignored`.
     """
     try:
         body = calls.read_json(raw)
@@ -266,7 +265,7 @@ def _stop(stop: str | list[str], stops: Sequence[str], setting: str) -> tuple[st
 
 
 def said_by(message: Any) -> Said:
-    """What a message of a request says."""
+    """The content of a message of a request."""
     role = message.get('role') if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
         raise invalid('messages', f'no message of a known role: {message!r:.100}', 'invalid_role')
@@ -282,7 +281,7 @@ def said_by(message: Any) -> Said:
 
 
 def text_of(content: Any) -> str:
-    """The text of a content, which may be in parts."""
+    """The text of a content, which may have parts."""
     if content is None or isinstance(content, str):
         return content or ''
     found = []
@@ -296,7 +295,7 @@ def text_of(content: Any) -> str:
 
 
 def _call_of(function: Any) -> dict:
-    """{'name', 'arguments'} of a call in a history; arguments stay a text if they are no object."""
+    """{'name', 'arguments'} of an earlier call; arguments stay text if they are no object."""
     try:
         return calls.read_call(function)
     except ValueError as error:
@@ -312,17 +311,17 @@ def _call_of(function: Any) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A body that answers a request."""
+    """The answer to a request."""
 
     body: dict
-    forms: tuple[Said, ...]  # in which the answer may come back
+    forms: tuple[Said, ...]  # of the answer in later requests
     bad_calls: int  # that could not be read
 
 
 def complete(answer: Answer, asked: Asked, name: str) -> Completion:
-    """The chat.completion of an answer; name: of this answer, in its id and those of its calls.
+    """The chat.completion of an answer; name: part of its id and of those of its calls.
 
-    A call that cannot be read leaves the answer a text, as with vLLM, and is counted.
+    If a call cannot be read, the answer stays text, as in vLLM, and the call is counted.
     """
     whole = str(answer)
     text = whole

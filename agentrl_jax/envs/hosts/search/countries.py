@@ -33,7 +33,7 @@ QUERY = '{} region belongs'
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """What is known of every country, in a sentence of its document."""
+    """A fact of each country, as a sentence of its document."""
 
     key: str  # in the package's files
     says: str
@@ -89,7 +89,7 @@ def packaged() -> pathlib.Path:
 
 
 def read_country(content: str) -> Country | None:
-    """A file of the package; None for what is no whole record of a country."""
+    """A file of the package; None if the record is incomplete."""
     record = json.loads(content)
     facts = []
     for fact in FACTS:
@@ -105,7 +105,7 @@ def read_country(content: str) -> Country | None:
 
 @functools.cache
 def load() -> tuple[Country, ...]:
-    """By name, whatever order the files have."""
+    """The countries in the order of their names."""
     files = sorted(packaged().glob('*.json'))
     read = [read_country(file.read_text(encoding='utf-8')) for file in files]
     return tuple(sorted((c for c in read if c is not None), key=lambda country: country.name))
@@ -182,7 +182,6 @@ def questions() -> tuple[Question, ...]:
     found = tuple(ask())
     if manifest(found) != MANIFEST:
         raise ValueError(
-            'the files of the installed countryinfo ask other questions than those of countryinfo '
-            '1.0.1: install that'
+            'the installed countryinfo gives other questions than countryinfo 1.0.1: install 1.0.1'
         )
     return found

@@ -1,9 +1,8 @@
-"""Questions about regions that do not exist, which nobody can answer by heart.
+"""Questions about invented regions, which need a search.
 
-Each question brings eight documents of its own, which say to which country a region belongs, in
-the words of countries.py. The names are those of two short lists, and what belongs where is drawn
-anew for each question: it must be looked up, also by a policy that has seen all others. The first
-regions of the list can be made to belong to one country always, which a policy can learn by heart.
+Each question has eight documents that assign regions to countries, in the words of countries.py.
+The names come from two short lists, and each question draws its own assignment, so it cannot be
+memorised. The first regions of the list may have a fixed country, which a policy can memorise.
 """
 
 import functools
@@ -12,7 +11,7 @@ import random
 from agentrl_jax.envs.hosts.search import countries, retrieval
 from agentrl_jax.envs.hosts.search.questions import Question
 
-NAME = 'drawn'  # in search.questions, in the place of files
+NAME = 'drawn'  # in search.questions instead of files
 QUESTIONS, DOCUMENTS = 4096, 8
 REGIONS = (
     'Aldra Borin Cesta Dormel Elvin Farro Gelda Hurne Istrel Jorva Kelma Lunde Morra Nesko Orlin '
@@ -25,10 +24,7 @@ COUNTRIES = (
 
 
 def draw(number: int, known: int = 0) -> Question:
-    """The question of a number, and where its answer is found.
-
-    known: how many of REGIONS belong to the country of the same place in every question.
-    """
+    """The question of a number; known: the number of REGIONS with a fixed country."""
     generator = random.Random(f'search {number}')
     regions = generator.sample(REGIONS, DOCUMENTS)
     chosen = generator.sample(COUNTRIES, DOCUMENTS)

@@ -1,12 +1,11 @@
-"""Documents found by words: BM25 in this process, or any server of Search-R1's /retrieve.
+"""Search for documents: BM25 in this process, or any server of Search-R1's /retrieve.
 
 A document is a row of a corpus in the format of wiki-18.jsonl, {"id": "0", "contents":
-"\"Title\"\ntext"}, whose first line is its title. `open_corpus` takes whatever a config names: a
-server, an index on disk, or a file of documents.
+"\"Title\"\ntext"}, whose first line is its title. `open_corpus` accepts a server, an index on disk
+or a file of documents.
 
-BM25 is that of `bm25s` with the constants of Pyserini, whose index the papers used (k1 = .9,
-b = .4); without stemming. Equal scores are in the order of the corpus, and what shares no word with
-a query is not found.
+BM25 is `bm25s` with the constants of Pyserini's index, which the papers used (k1 = .9, b = .4),
+without stemming. Ties keep the order of the corpus. A document needs a word of the query.
 """
 
 import functools
@@ -41,14 +40,14 @@ ROWS, OFFSETS = 'documents.jsonl', 'offsets.npy'
 
 
 class Searcher(Protocol):
-    """What finds documents."""
+    """A search engine."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
         """For each query up to k documents and their scores, the best first."""
 
 
 def title_and_text(document: Document) -> tuple[str, str]:
-    """The first line of the contents, without its quotes, and the others."""
+    """The first line of the contents without its quotes, and the rest."""
     title, _, text = document['contents'].partition('\n')
     return title.strip('"'), text
 
@@ -58,16 +57,16 @@ def words(text: str) -> list[str]:
 
 
 def check() -> None:
-    """A ModuleNotFoundError where an index cannot be had."""
+    """Raise ModuleNotFoundError if bm25s is not installed."""
     missing = 'an index of documents needs the package bm25s: pip install bm25s==0.3.16'
     package_folder('bm25s', missing)
 
 
 def bm25s() -> Any:
-    """The package, imported when it is needed, and into a process without JAX without JAX.
+    """Import the package, without JAX in a process that has not imported it.
 
-    It computes with JAX as it is imported, where there is one, and uses it for nothing that is used
-    here; a server of worlds would spend a chip, or memory and a second, on that.
+    The package imports JAX if it is installed and computes with it at once, which a server of
+    worlds does not need.
     """
     check()
     with IMPORTING:
@@ -76,7 +75,7 @@ def bm25s() -> Any:
             sys.modules['jax'] = None  # raises the ImportError that the package expects
         try:
             package = importlib.import_module('bm25s')
-            logging.getLogger('bm25s').setLevel(logging.WARNING)  # it tells of every index
+            logging.getLogger('bm25s').setLevel(logging.WARNING)  # it logs every index
             return package
         finally:
             if alone:
@@ -104,7 +103,7 @@ class Index:
         return cls(ranker, documents)
 
     def save(self, folder: str | pathlib.Path) -> None:
-        """Writes a folder that `load` opens; it is not there before it is whole."""
+        """Write a folder that `load` opens; it appears when it is complete."""
         folder = pathlib.Path(folder)
         if folder.exists():
             raise FileExistsError(f'{folder} exists; an index is written into a new folder')
@@ -138,7 +137,7 @@ class Index:
 
 
 class Rows(Sequence):
-    """The documents of a folder, read when they are asked for."""
+    """The documents of a folder, read on access."""
 
     def __init__(self, folder: pathlib.Path):
         self.offsets = np.load(folder / OFFSETS, mmap_mode='r')
@@ -214,10 +213,9 @@ def _built(path: str) -> Index:
 
 
 def open_corpus(place: str, timeout_s: float = 30.0, token: str = '') -> Searcher:
-    """http://... of a server, a folder with an index, or a file of documents.
+    """Open a server (http://...), a folder with an index or a file of documents.
 
-    The worlds of a process share an index. timeout_s: of a search on a server; token: that it asks
-    for.
+    The worlds of a process share an index. timeout_s and token: of searches on a server.
     """
     if place.startswith(('http://', 'https://')):
         return Client(place, timeout_s=timeout_s, token=token)
@@ -225,8 +223,7 @@ def open_corpus(place: str, timeout_s: float = 30.0, token: str = '') -> Searche
         return _loaded(place)
     if not pathlib.Path(place).is_file():
         raise FileNotFoundError(
-            f'{place} is neither the address of a server, nor a folder with an index, nor a file '
-            'of documents'
+            f'{place} does not exist: name a server, a folder with an index or a file of documents'
         )
     return _built(place)
 

@@ -1,10 +1,9 @@
 """Questions answered with a search engine: AgentGym's SearchQA (DeepSearch), MT-GRPO's TriviaQA.
 
 An episode is a question. A turn searches or answers, in one of four dialects (dialects.py), and is
-rewarded by one of four rules (scoring.py). What is found comes from an index of this process or
-from any server of Search-R1's protocol (retrieval.py), the questions from published files
-(questions.py); without either, countries and their regions are asked about (countries.py), or
-regions that do not exist (drawn.py).
+rewarded by one of four rules (scoring.py). Documents come from an index of this process or from any
+server of Search-R1's protocol (retrieval.py), and questions from published files (questions.py). By
+default the questions are about countries (countries.py) or invented regions (drawn.py).
 """
 
 import dataclasses
@@ -43,7 +42,7 @@ def bank(files: tuple[str, ...] = (), known: int = 0) -> tuple[Question, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Play(Calls):
-    """Of a world, wherever it is."""
+    """Settings of a world."""
 
     dialect: Annotated[str, OneOf(DIALECTS)] = 'plain'  # of its calls and answers
     rewards: Annotated[str, OneOf(REWARDS)] = 'exact'  # match; format: Search-R1 v0.3's
@@ -60,7 +59,7 @@ class Play(Calls):
 
 
 class Search:
-    """One reader with a question; actions are whole answers of the policy."""
+    """One reader with a question; actions are full answers of the policy."""
 
     deterministic = True
     PLAY = Play
@@ -118,7 +117,7 @@ class Search:
         )
 
     def _own(self) -> retrieval.Index:
-        """Where a question is looked up that no corpus was named for."""
+        """The index of a question without a corpus."""
         documents = self.question.documents
         return retrieval.Index.build(documents) if documents else countries.index()
 
@@ -133,10 +132,9 @@ class Search:
             self.corpus.close()
 
     def plan(self) -> list[str]:
-        """The oracle's turns from here: what was not yet searched of the question's chain, then its
-        answer.
+        """The oracle's turns: remaining queries of the question, then its answer.
 
-        Where the chain is not known it searches for the question itself.
+        Without known queries it searches for the question itself.
         """
         queries = self.question.queries or (self.question.text,)
         left = [query for query in queries if query not in self.asked]
@@ -150,8 +148,7 @@ class Search:
         return self.plan()[0]
 
     def random(self, generator: np.random.Generator) -> str:
-        """A search for up to three words of what was shown, or a name as the answer: one out of
-        that, or what can be known by heart."""
+        """A search for up to three words so far, or an answer: a name so far or a fixed fact."""
         shown = '\n'.join([self.question.text, *(step.result or '' for step in self.steps)])
         known = self.question.answers if self.question.by_heart else ()
 
@@ -224,10 +221,9 @@ class SearchEnvironment(Served, Play):
         return self.world()
 
     def our_items(self, split: str) -> np.ndarray:
-        """Two or three files are those of train, validation and test, in this order.
+        """Two or three files are train, validation and test, in this order.
 
-        A single one, and the questions about countries, are divided by a digest of what a question
-        is about.
+        A single file and the questions about countries are split by a digest of the subject.
         """
         every = bank(self.questions, self.known)
         if len(self.questions) > 1:

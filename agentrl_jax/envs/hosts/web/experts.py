@@ -71,9 +71,12 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def writes(wanted: list[tuple[Element, str]], then: str) -> str:
-    """Write texts into fields one after another; `then` is the next action."""
+    """Write texts into fields one after another; `then` is the next action.
+
+    A field for a password shows dots.
+    """
     for field, text in wanted:
-        if field.value == text:
+        if field.value in (text, '•' * len(text)):
             continue
         if not field.value or field.role == 'textbox':
             return f'type [{field.number}] [{text}] [0]'
@@ -108,23 +111,19 @@ def tab(seen: Seen) -> str:
     return seen.named(re.search(r'Tab #\d+', seen.task)[0], 'link').click
 
 
-def tab_of_link(seen: Seen) -> str:
-    """The link on any tab; tabs are opened from the left."""
-    here = link(seen)
-    if here:
-        return here
-    tabs, links = seen.of('tab'), seen.of('link')
-    shown = next(i for i, e in enumerate(tabs) if 'selected: True' in e.more)
-    return links[(shown + 1) % len(links)].click
+def link_behind(role: str, shown: str) -> Callable[[Seen], str]:
+    """Return an expert for a link behind one of several tabs, which it opens in their order."""
+
+    def play(seen: Seen) -> str:
+        tabs, targets = seen.of('tab'), seen.of(role)
+        last = next((i for i, e in enumerate(tabs) if shown in e.more), -1)
+        return link(seen) or targets[(last + 1) % len(targets)].click
+
+    return play
 
 
-def section_of_link(seen: Seen) -> str:
-    """The link in any section; sections are opened from the top."""
-    here, tabs = link(seen), seen.of('tab')
-    if here:
-        return here
-    shown = next((i for i, e in enumerate(tabs) if 'expanded: True' in e.more), -1)
-    return tabs[(shown + 1) % len(tabs)].click
+tab_of_link = link_behind('link', 'selected: True')
+section_of_link = link_behind('tab', 'expanded: True')
 
 
 def section(seen: Seen) -> str:
@@ -160,21 +159,12 @@ def text(seen: Seen) -> str:
         said = said.upper()
     if 'lower case' in seen.task:
         said = said.lower()
-    return writes_hidden(seen, [(field, said) for field in seen.of('textbox')])
+    return writes([(field, said) for field in seen.of('textbox')], seen.press())
 
 
 def login(seen: Seen) -> str:
-    return writes_hidden(seen, list(zip(seen.of('textbox'), seen.quoted(), strict=False)))
-
-
-def writes_hidden(seen: Seen, wanted: list[tuple[Element, str]]) -> str:
-    """As writes; what is written in fields for passwords shows as dots."""
-    left = [
-        (field, said)
-        for field, said in wanted
-        if field.value != said and field.value != '•' * len(said)
-    ]
-    return writes(left, seen.press() or seen.press('Login'))
+    wanted = list(zip(seen.of('textbox'), seen.quoted(), strict=False))
+    return writes(wanted, seen.press() or seen.press('Login'))
 
 
 def focus(seen: Seen) -> str:

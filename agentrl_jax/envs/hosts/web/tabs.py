@@ -220,6 +220,7 @@ class Visitor:
         self.tabs: list[Tab] = []
         self.at = 0
         self.seen: list[tree.Line] = []
+        self.unreported = 0  # pages that Playwright does not report
         self.front: Tab | None = None  # the one that is drawn
 
     def begin(self) -> None:
@@ -230,7 +231,7 @@ class Visitor:
             self.context = None
         self._leave()
         self.context = self.browser.context(*self.size)
-        self.tabs, self.at, self.seen = [], 0, []
+        self.tabs, self.at, self.seen, self.unreported = [], 0, [], 0
         self.open()
         target = self.tab.call('Target.getTargetInfo')['targetInfo']
         self.context_id = target['browserContextId']
@@ -340,10 +341,10 @@ class Visitor:
         self._to_front()
         self.tab.settle(self.settle_s)
         deadline = time.monotonic() + self.settle_s
-        while self.browser.pages(self.context_id) != len(self.context.pages):
+        while (extra := self._extra_pages()) != self.unreported:
             if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)  # Playwright still prepares a new page
+                self.unreported = extra  # for example, a tab whose site answers 204
+            time.sleep(0.01)
         front, pages = self.tab, self.context.pages
         self.tabs = [tab for tab in self.tabs if tab.page in pages]
         self.at = self.tabs.index(front) if front in self.tabs else max(len(self.tabs) - 1, 0)
@@ -360,6 +361,10 @@ class Visitor:
         self._to_front()
         if self.tab.gone:
             raise WorldError('the page has crashed')
+
+    def _extra_pages(self) -> int:
+        """Return the number of pages that Playwright still prepares."""
+        return self.browser.pages(self.context_id) - len(self.context.pages)
 
     def _to_front(self) -> None:
         """Bring the tab to the front; Chromium draws no other page."""

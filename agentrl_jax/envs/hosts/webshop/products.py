@@ -6,10 +6,9 @@
                             ({'color': [{'value': ...}, ...], ...} or null)
   items_ins_v2_1000.json    asin -> {attributes, instruction, instruction_attributes}
 
-Rules are those of its loader: the first product of an asin counts, a price that is a range is drawn
-from it, and what has no price costs 100 dollars. A value that an option lists twice counts twice,
-and a product with an option of no values has no goal. Prices and limits that it draws, a digest
-decides.
+Rules follow its loader: the first product of an asin counts, a range of prices is sampled, and a
+missing price is 100 dollars. A value that an option lists twice counts twice, and a product with an
+empty option has no goal. Digests replace the loader's random draws of prices and limits.
 """
 
 import dataclasses
@@ -45,7 +44,7 @@ class Product:
     options: Mapping[str, tuple[str, ...]]  # what must be chosen: kind -> values, lower case; some
     # are listed twice
     attributes: tuple[str, ...]
-    instruction: str  # what a customer says, '' = nobody wants it
+    instruction: str  # of a customer; '' = no goal
     wanted: tuple[str, ...]  # attributes that the instruction speaks of
 
 
@@ -64,12 +63,12 @@ class Goal:
 
 
 def drawn(*words: str) -> random.Random:
-    """A generator of its own for each purpose, the same wherever it is asked for."""
+    """A random generator per purpose, seeded by words."""
     return random.Random(hashlib.sha256('\0'.join(words).encode()).digest())
 
 
 def read_price(pricing: str | None, asin: str) -> tuple[float, str]:
-    """(price, how it is shown)."""
+    """(price, price tag)."""
     parts = [re.sub(r'[^\d.]', '', part) for part in (pricing or '').split('$')[1:3]]
     prices = [float(part) for part in parts if part]
     if not prices:
@@ -89,7 +88,7 @@ def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def read_product(row: Any, said: Mapping[str, Any]) -> Product:
-    """A row of the list of products; said: what the file of instructions has of it."""
+    """A row of the list of products; said: its entry in the file of instructions."""
     if not isinstance(row, dict) or not isinstance(row.get('asin'), str):
         raise ValueError('a product is an object with an asin')
     for name in ('name', 'query', 'product_category'):
@@ -114,7 +113,7 @@ def read_product(row: Any, said: Mapping[str, Any]) -> Product:
 
 
 def read_products(rows: Sequence[Any], instructions: Mapping[str, Any]) -> tuple[Product, ...]:
-    """Those of a list, the first of each asin; asins of another length are none."""
+    """The first product of each valid asin of a list."""
     found: dict[str, Product] = {}
     for number, row in enumerate(rows):
         try:
@@ -162,7 +161,7 @@ def read_json(path: str) -> Any:
 
 @functools.cache
 def read_files(products: str, instructions: str) -> tuple[Product, ...]:
-    """Products of a file, and what the other one says of them."""
+    """Products of a file, with the instructions of another file."""
     rows, said = read_json(products), read_json(instructions)
     if not isinstance(rows, list) or not isinstance(said, dict):
         raise ValueError(

@@ -1,19 +1,18 @@
-"""What a purchase earns (arXiv:2207.01206, section 3 and appendix).
+"""The reward of a purchase (arXiv:2207.01206, section 3 and appendix).
 
   r = r_type (|matched attributes| + |matched options| + [price <= limit])
       / (|attributes| + |options| + 1)  <= 1
 
-The rest is that of WebShop's code (web_agent_site/engine/goal.py at its master, 64fa2a5; AgentGym's
-copy at 3ef9235 has the same rules; tests/data/webshop_scores.json was recorded with them). r_type
-is 0 where the titles share none of the wanted one's nouns and .1 where they share less than a
-tenth, whatever else is the same; else 1 where the kind searched for is the same, two parts of the
-category are, or over a fifth of the nouns; else .5. An option of the goal is matched if one that
-was chosen, of any kind, is like it; what nobody asked for neither pays nor costs. Options are
-compared by the colour in them where there is one. WebShop asks a model of language which words of
-a title are nouns; here they are all but those of STOP.
+Rules follow WebShop's code (web_agent_site/engine/goal.py, 64fa2a5; AgentGym's copy at 3ef9235
+agrees; tests/data/webshop_scores.json was recorded with them). r_type is 0 if the titles share no
+noun of the wanted one, and .1 if they share less than a tenth. Otherwise it is 1 if the queries are
+equal, two parts of the category match or over a fifth of the nouns match, and .5 if not. An option
+of the goal matches if any chosen option is similar; other choices do not count. Options that
+contain a colour are compared by it. WebShop finds the nouns of a title with a language model; here
+they are all words except STOP.
 
-Texts are alike if their token set ratio is above 85. Words are split as by thefuzz 0.19.0, which
-both pin: letters of Latin-1 beyond ASCII are dropped, and an underscore is a letter.
+Texts match if their token set ratio is above 85. Words are split as by thefuzz 0.19.0, which both
+pin: letters of Latin-1 beyond ASCII are dropped, and an underscore is a letter.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ WORD = re.compile(r'\w+')
 NO_WORD = re.compile(r'\W')
 STOP = frozenset('a an and by for from in of on or the to with'.split())
 LATIN = dict.fromkeys(range(128, 256))
-# The first of these that a value has in it stands for it: 'dark blue' is blue, 'dark wood' dark
+# A value is compared by the first of these in it: 'dark blue' is blue, 'dark wood' dark
 COLORS = (
     'alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown '
     'burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee '
@@ -56,7 +55,7 @@ class Score:
 
 
 def words(text: str) -> set[str]:
-    """What texts are compared by."""
+    """Words of a text for comparisons."""
     return {*NO_WORD.sub(' ', text.translate(LATIN)).lower().split()}
 
 
@@ -75,7 +74,7 @@ def plain_color(value: str) -> str:
 
 
 def plain_option(option: tuple[str, str]) -> str:
-    """Of a goal: kind and value, or the colour that one of them is as a whole."""
+    """A goal's option as text, or its colour if its kind or value is one."""
     return next((color for color in COLORS if color in option), str(option))
 
 
@@ -96,7 +95,7 @@ def type_factor(bought: Product, wanted: Product) -> float:
 
 
 def has_attribute(product: Product, attribute: str) -> bool:
-    """Whether one of its own is alike, or a text of it holds it."""
+    """Whether a text or a similar attribute of the product has the attribute."""
     texts = (product.title, ' '.join(product.features), product.description)
     held = any(attribute in text.lower() for text in texts)
     return held or alike(attribute, product.attributes)

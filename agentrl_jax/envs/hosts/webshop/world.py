@@ -2,12 +2,12 @@
 
 Four pages, as text: a search page; ten of up to fifty results; a product with its options; and its
 description, features, reviews and attributes. Actions are search[words] on the first and
-click[text] on the others; what cannot be done changes nothing. A purchase ends the episode and
-alone is rewarded (scoring.py). An item is a place in the shuffled goals (products.py).
+click[text] on the other pages; invalid actions change nothing. A purchase ends the episode and is
+the only reward (scoring.py). An item is an index into the shuffled goals (products.py).
 
-Products are those of WebShop's files, or a catalogue that a seed draws (catalogue.py): one for all
-items, or for each a small one of its own (a stall), so that nothing can be known by heart. They are
-found by BM25 over what WebShop indexes, words as they are (search/retrieval.py).
+Products come from WebShop's files or from a catalogue drawn from a seed (catalogue.py): one for all
+items, or a small one per item (a stall), so that it cannot be memorised. BM25 finds them in the
+texts that WebShop indexes (search/retrieval.py).
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ def make_shop(known: Sequence[Product]) -> Shop:
 
 
 def indexed(product: Product) -> str:
-    """What a search looks through: title, description, the first feature, options."""
+    """The indexed text: title, description, the first feature, options."""
     options = (f'{kind}: {", ".join(values)}' for kind, values in product.options.items())
     return '\n'.join(
         (product.title, product.description, *product.features[:1], ', and '.join(options))
@@ -93,7 +93,7 @@ def stalls_of(split: str, stalls: int) -> list[int]:
 
 
 def items(split: str, shop: Shop) -> list[int]:
-    """Goals of a split; those of a product are in one."""
+    """Goals of a split; all goals of a product are in one split."""
     return [
         number
         for number, goal in enumerate(shop.goals)
@@ -103,7 +103,7 @@ def items(split: str, shop: Shop) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """Where a customer is; every page after the first knows the search that led there."""
+    """A page; each one after the first includes the search that led there."""
 
     found: tuple[str, ...] | None = None  # asins; None = on the search page
     number: int = 0  # of the page of results, from 0
@@ -114,7 +114,7 @@ class Page:
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-    """Of a world, wherever it is."""
+    """Settings of a world."""
 
     prompt: Annotated[str, OneOf(PROMPTS)] = 'long'  # or short
     rewards: Literal['score', 'success'] = 'score'  # of the purchase; success: 1 for a score of 1,
@@ -180,7 +180,7 @@ class WebShop:
         pass
 
     def details(self) -> dict[str, Any]:
-        """What AgentGym's server says of the page besides."""
+        """Further fields of AgentGym's server."""
         buttons = [] if self.done else [button.lower() for button in self.buttons()]
         bar = self.page.found is None and not self.done
         actions = {'has_search_bar': bar, 'clickables': [*buttons, *['search'] * bar]}
@@ -193,7 +193,7 @@ class WebShop:
     # -- pages
 
     def buttons(self) -> list[str]:
-        """Texts that can be clicked, as they are shown."""
+        """Texts that can be clicked."""
         page = self.page
         if page.found is None:
             return []
@@ -211,7 +211,7 @@ class WebShop:
         return self.page.found[self.page.number * SHOWN :][:SHOWN]
 
     def shown(self) -> str:
-        """The page as text, and if so wanted what can be done on it."""
+        """The page as text, with its actions if they are listed."""
         page, head = self.page, ['Instruction:', self.goal.text]
         if page.found is None:
             lines = ['WebShop', *head, 'Search']
@@ -293,10 +293,7 @@ class WebShop:
     # -- players
 
     def plan(self) -> list[str]:
-        """Actions from here that buy the goal.
-
-        They search for words of the instruction, or where these do not find it for its title.
-        """
+        """Actions from here that buy the goal; they search for its instruction, then its title."""
         if self.done:
             return []
         page, product = self.page, self.goal.product
@@ -307,7 +304,7 @@ class WebShop:
         return self._rest(page)
 
     def _rest(self, page: Page) -> list[str]:
-        """What remains to be clicked on the goal's page."""
+        """The remaining clicks on the goal's page."""
         chosen = dict(page.chosen).values()
         left = dict.fromkeys(value for _, value in self.goal.options if value not in chosen)
         return [*(f'click[{value}]' for value in left), 'click[buy now]']
@@ -346,13 +343,13 @@ class AgentGymShop(WebShop):
         super().__init__(list_actions=list_actions, **settings)
 
     def reset(self, item: int) -> str:
-        """Of -1, which stands for no session_id, any goal."""
+        """Item -1, which means no session_id, is any goal."""
         count = self.play.stalls or len(self.shop.goals)
         return super().reset(secrets.randbelow(count) if item == ANY else item)
 
 
 class Player(Read):
-    """The shop with its oracle and random play beside it."""
+    """The shop with its oracle and random play."""
 
     def __init__(self, world: WebShop):
         super().__init__(world, 'last_action')
