@@ -93,7 +93,7 @@ def shared_programs():
         key = build_key(cfg), parts.build_mesh(read(cfg, None))
         if key not in BUILT:
             BUILT[key] = build(cfg, **how)
-        return dataclasses.replace(BUILT[key], cfg=read(cfg, None), face=cfg)
+        return dataclasses.replace(BUILT[key], config=read(cfg, None), config_dict=cfg)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, 'build', build_once)

@@ -66,7 +66,7 @@ def stub_run(refill, varied):
     cfg = read_config(micro_runs.config('frozen_lake', **changes), None)
     pack = functools.partial(collecting.pack, how=VARIED)
     run = types.SimpleNamespace(
-        cfg=cfg,
+        config=cfg,
         worlds={},
         training=types.SimpleNamespace(
             tasks=(None,),

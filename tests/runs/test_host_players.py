@@ -50,18 +50,18 @@ def run():
         parts.build_text_task(cfg, tokenizer, split, None) for split in ('train', 'validation')
     )
     return types.SimpleNamespace(
-        cfg=cfg,
+        config=cfg,
         mesh=None,
         tokenizer=tokenizer,
         training=types.SimpleNamespace(tasks=(trained,)),
         validation=types.SimpleNamespace(task=held_out),
-        config=types.SimpleNamespace(vocab_size=tokenizer.vocab_size),
+        model=types.SimpleNamespace(vocab_size=tokenizer.vocab_size),
         worlds={cfg.env.name: parts.build_worlds(cfg, tokenizer)},
     )
 
 
 def with_changes(run, changes):
-    return types.SimpleNamespace(**(vars(run) | {'cfg': read_config(config(**changes))}))
+    return types.SimpleNamespace(**(vars(run) | {'config': read_config(config(**changes))}))
 
 
 def played(run, oracle):

@@ -525,7 +525,7 @@ def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
 
 def base_of(run):
     """(parameters below the adapters, parameters as drawn)."""
-    built = train.build(run.config)
+    built = train.build(run.cfg)
     base = run_params.open_base(
         built.config, run.workdir, built.params, checkpoint.read_extra(run.workdir)
     )
