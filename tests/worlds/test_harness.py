@@ -394,7 +394,7 @@ TWO_TURNS = 'harness_clients:two_turns'
 )
 def test_settings_that_exclude_each_other_are_named(settings, field):
     (broken,) = broken_by(HarnessEnvironment(**settings))
-    assert f'harness.{field}' in broken.fields
+    assert field in broken.fields
 
 
 @pytest.mark.parametrize(
