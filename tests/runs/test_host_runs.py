@@ -428,7 +428,7 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
         ({'alarm.mi_every': 1}, 'alarm.mi_every'),
         ({'context.window': 1, 'context.summary': 1}, 'context.summary'),
         ({'rollout.stop_at_answer': True}, 'rollout.stop_at_answer'),
-        ({'algorithm': 'vine'}, 'algorithm'),
+        ({'algorithm': 'vine'}, 'env.name'),
         ({'eval.worlds': ('bandit',)}, 'eval.worlds'),
         ({'hosts.min_healthy': 1.5}, 'hosts.min_healthy'),
     ],

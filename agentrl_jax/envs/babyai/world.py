@@ -95,7 +95,7 @@ class BabyAI(TextEnvironment):
         Rule({'brief': False, 'agentgym_wording': False}),
         must(
             'test_ids',
-            'ids like train_ids',
+            'ids like babyai.train_ids',
             lambda world: bool(world.train_ids) == bool(world.test_ids),
         ),
     )

@@ -98,8 +98,10 @@ class Library(TextEnvironment):
             )
             for field in ('tool_reward', 'presence_reward', 'answer_reward', 'lookup_cost')
         ),
-        must('min_hops', 'at most max_hops', lambda world: world.min_hops <= world.max_hops),
-        must('max_hops', 'at most cards', lambda world: world.max_hops <= world.cards),
+        must(
+            'min_hops', 'at most library.max_hops', lambda world: world.min_hops <= world.max_hops
+        ),
+        must('max_hops', 'at most library.cards', lambda world: world.max_hops <= world.cards),
     )
 
     @property
