@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from agentrl_jax import train
-from agentrl_jax.machine import files, processes
+from agentrl_jax.machine import checkpoint, files, processes
 from agentrl_jax.records import report
 from agentrl_jax.run import build, command, interrupts, usage
 
@@ -445,7 +445,9 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
     monkeypatch.setattr(train, 'build', lambda cfg: run)
     monkeypatch.setattr(train, 'space_needed', lambda *_: 0)
     monkeypatch.setattr(train.report, 'write_reference', lambda *_: None)
-    monkeypatch.setattr(train, 'open_state', lambda *_: types.SimpleNamespace(state=state))
+    checkpoints = checkpoint.open_checkpoints(tmp_path, keep=1)
+    opened = checkpoints, types.SimpleNamespace(state=state)
+    monkeypatch.setattr(train, 'open_run', lambda *_, **how: opened)
     monkeypatch.setattr(train.hosts, 'playing', lambda *_, **how: contextlib.nullcontext())
     monkeypatch.setattr(train, 'play', lambda *_: (processes.EXIT_PREEMPTED, state))
     monkeypatch.setattr(train, 'saved_beside', lambda *_: {})

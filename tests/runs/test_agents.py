@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import types
 
 import host_worlds as hosts
 import jax
@@ -490,7 +491,8 @@ def test_figures_of_trials_by_hand():
     levels = env.make_params(num_levels=4)
     on_hosts = hosts.build_host_task(env, levels, conversation, max_turns=5)
     figures = rollout.replace(figures=jnp.zeros((3, len(env.FIGURES))))
-    measured = build.measure_rollout(figures, on_hosts, group_size=3)
+    cfg = types.SimpleNamespace(rollout=types.SimpleNamespace(group_size=3), extensions=())
+    measured = build.measure_rollout(figures, on_hosts, cfg=cfg)
     assert 'agent/trials' in measured and 'agent/plan_followed' not in measured
 
 
