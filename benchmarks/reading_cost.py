@@ -55,6 +55,7 @@ ASIDE = {
     'agentrl_jax.run.hooks': 'extensions',
     'agentrl_jax.run.hosts': 'worlds on hosts',
     'agentrl_jax.run.interrupts': 'the command line',
+    'agentrl_jax.run.migration': 'configs of checkpoints',
     'agentrl_jax.run.mixture': 'several worlds in one run',
     'agentrl_jax.run.outside': 'worlds and algorithms of users',
     'agentrl_jax.run.recorder': 'what a run leaves behind',
