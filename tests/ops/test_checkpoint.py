@@ -164,6 +164,15 @@ def test_fields_without_arrays_may_be_newer_than_the_checkpoint(ckpts):
     assert_same_bits(state, newer)
 
 
+def test_what_extensions_keep_was_at_the_top_of_older_checkpoints(ckpts):
+    """Runs in self-play of before it, which have snapshots, go on."""
+    kept = ({'w': jnp.arange(2.0)}, {'w': jnp.ones(2)})
+    checkpoint.save(ckpts, 3, {'step': jnp.int32(3), 'snapshots': kept}, {})
+    newer = {'step': jnp.int32(3), 'extra': {'snapshots': kept}}
+    state, _ = checkpoint.restore(ckpts, abstract(newer))
+    assert_same_bits(state, newer)
+
+
 def test_missing_checkpoints_are_said(ckpts):
     wanted = {'w': jax.ShapeDtypeStruct((2,), jnp.float32)}
     with pytest.raises(FileNotFoundError, match='no finished checkpoint'):
