@@ -8,13 +8,15 @@ dropped rows stay and weigh 0) or compacting (the rows of a fixed number of grou
 compute of the others). P = B / group_size groups.
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages, masked
+from agentrl_jax.settings.marks import PART, SHARE, ZERO, Off, OneOf, When
 from agentrl_jax.types import Rollout
 
 
@@ -168,3 +170,93 @@ def select(
     if order != 'all':
         rollout = jax.tree.map(lambda x: x[rows], rollout)
     return rollout, rows, keep[rows], metrics
+
+
+def share(part: float, whole: int) -> int:
+    """RAGEN's int(part * whole), at least one."""
+    return max(int(part * whole + 1e-9), 1)
+
+
+def by(default: float, *rules: str) -> tuple[Off, When]:
+    """The marks of a field that only some rules of a filter read."""
+    return Off(default), When(lambda f: f.rule in rules, f'filter.rule={" or ".join(rules)}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+    """Which groups train, by the std of their raw returns (filtering)."""
+
+    AT = 'filter.'
+    rule: Annotated[str, OneOf(RULES)] = 'top_k'  # top_k (a share of the groups), top_p
+    # and top_p_softmax (a share of the summed spread), min_p, varied (all that vary: DAPO), all
+    keep: Annotated[float, PART] = 1.0  # top_k: share of groups
+    smallest: bool = False  # top_k: those with the smallest spread instead
+    p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = 0.9  # share of the
+    # sum; min_p: of the largest
+    eps: Annotated[float, ZERO, *by(0.01, 'top_p')] = 0.01  # what may be lacking
+    include_zero: bool | None = None  # top_p, min_p (False), top_p_softmax (True): may groups
+    # without any spread be kept
+    compact: bool = True  # top_k: the other groups are left out of the update, which saves their
+    # compute; False, and all other rules: they have weight 0
+    refill: Annotated[
+        int,
+        ZERO,
+        Off(0),
+        When(lambda f: f.drops_groups, 'a filter.rule that drops groups, such as varied'),
+    ] = 0  # dynamic sampling: further rollouts of other levels until the batch is full of kept
+    # groups, at most this many; 0 = none
+    max_empty: Annotated[int, ZERO] = 5  # steps in a row that keep nothing end the run; 0 = never
+
+    @property
+    def drops_groups(self) -> bool:
+        """Whether it can drop whole groups."""
+        return self.rule != 'all' and not (self.rule == 'top_k' and self.keep == 1)
+
+    def kept(self, groups: int) -> int:
+        """Groups that enter an update: those that are kept where their number is known before."""
+        compacts = self.rule == 'top_k' and self.compact and not self.refill
+        return share(self.keep, groups) if compacts else groups
+
+    def order(self, groups: int) -> str:
+        """How the rows of a rollout are handed on: an `order` of select."""
+        if self.refill or not self.drops_groups:
+            return 'all'
+        return 'compact' if self.kept(groups) < groups else 'kept_first'
+
+    def keep_rows(
+        self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """keep_rows by its rule."""
+        zero = {} if self.include_zero is None else {'include_zero': self.include_zero}
+        rules = {
+            'top_k': dict(keep=share(self.keep, groups), smallest=self.smallest),
+            'top_p': dict(p=self.p, eps=self.eps) | zero,
+            'top_p_softmax': dict(p=self.p) | zero,
+            'min_p': dict(p=self.p) | zero,
+        }
+        return keep_rows(
+            rollout,
+            group_size=group_size,
+            rule=self.rule,
+            normalised=normalised,
+            **rules.get(self.rule, {}),
+        )
+
+    def select(
+        self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
+    ) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
+        """select by its rule; a batch that was refilled holds kept groups alone."""
+
+        def keep_fn(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
+            if self.refill:
+                return keep_rows(rollout, group_size=group_size, rule='all')
+            sizes = dict(groups=groups, group_size=group_size)
+            return self.keep_rows(rollout, normalised=normalised, **sizes)
+
+        return select(
+            rollout,
+            keep_fn=keep_fn,
+            group_size=group_size,
+            order=self.order(groups),
+            count=self.kept(groups) * group_size,
+        )
