@@ -29,7 +29,7 @@ Played = tuple[Rollout, tuple[Episodes, ...]]
 
 def check_counters(counters: Sequence[dict[str, Any]]) -> None:
     """counters: of what was played, one for each world."""
-    lost = max(int(jnp.max(one['overflow'])) for one in counters)
+    lost = max((int(jnp.max(one['overflow'])) for one in counters), default=0)
     if lost:
         raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
     for one in counters:

@@ -695,10 +695,9 @@ def test_seconds_of_the_update_are_neither_those_of_validation_nor_of_a_probe(
 
     def build_slow(cfg, **how):
         run = build(cfg, **how)
-        probe = slow(run.training.information)
-        return dataclasses.replace(
-            run, training=dataclasses.replace(run.training, information=probe)
-        )
+        (probe,) = run.training.probes
+        probes = (dataclasses.replace(probe, measure=slow(probe.measure)),)
+        return dataclasses.replace(run, training=dataclasses.replace(run.training, probes=probes))
 
     monkeypatch.setattr(train, 'build', build_slow)
     monkeypatch.setattr(train, 'validate', slow(validate))
