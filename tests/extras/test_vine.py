@@ -13,6 +13,7 @@ from played_on import by_continuations, play_on
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.extras.vine.credit import against_continuations
 from agentrl_jax.extras.vine.forks import with_continuations
+from agentrl_jax.extras.vine.section import Forks
 from agentrl_jax.extras.vine.vine import Vine
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import document
@@ -173,8 +174,8 @@ def test_metrics_filters_and_pages_see_episodes_alone():
     """Continuations of wild returns change no number that is about episodes."""
     plain = toy.random_rollout(4, turns=3)
     rollout = toy.forked(plain, (2, 1), rewards=np.full((8, 2, 3), 1e6), faulty=[(0, 0)])
-    before = metrics.rollout_metrics(plain, 4)
-    after = metrics.rollout_metrics(rollout, 4)
+    before = metrics.rollout_metrics(plain, 4) | Forks().metrics(plain)
+    after = metrics.rollout_metrics(rollout, 4) | Forks().metrics(rollout)
     assert {name: float(after[name]) for name in before} == {n: float(x) for n, x in before.items()}
     assert set(after) - set(before) == {'fork/played', 'fork/tokens'} <= set(metrics.METRICS)
     played = int((np.asarray(rollout.extra['continuations'].turn) > 0).sum())
