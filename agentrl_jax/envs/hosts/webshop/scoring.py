@@ -19,8 +19,6 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
-import rapidfuzz
-
 from agentrl_jax.envs.hosts.webshop.products import Goal, Product
 
 ALIKE = 85
@@ -61,6 +59,8 @@ def words(text: str) -> set[str]:
 
 def token_set_ratio(one: str, other: str) -> int:
     """Percentage from 0 to 100: the best ratio of the common words and each text's words."""
+    import rapidfuzz  # WebShop alone needs it
+
     first, second = (' '.join(words(text)) for text in (one, other))
     return round(rapidfuzz.fuzz.token_set_ratio(first, second))
 

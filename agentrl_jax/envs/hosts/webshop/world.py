@@ -24,7 +24,7 @@ from agentrl_jax.envs.hosts.search import retrieval
 from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring
 from agentrl_jax.envs.hosts.webshop.products import Goal, Product
-from agentrl_jax.envs.hosts.world import ANY, Reply
+from agentrl_jax.envs.hosts.world import ANY, Reply, package_folder
 from agentrl_jax.envs.splits import level_split
 from agentrl_jax.settings.marks import ONE, ZERO, OneOf
 
@@ -153,6 +153,8 @@ class WebShop:
     @classmethod
     def check(cls) -> None:
         retrieval.check()
+        missing = 'WebShop needs the package rapidfuzz: pip install rapidfuzz==3.14.6'
+        package_folder('rapidfuzz', missing)
 
     def reset(self, item: int) -> str:
         count = self.play.stalls or len(self.shop.goals)
