@@ -16,6 +16,7 @@ from agentrl_jax.extras.self_play.player import Pair, Seated, WithOpponent
 from agentrl_jax.records import pages
 from agentrl_jax.rollout import device, windows
 from agentrl_jax.rollout.episodes import Episodes
+from agentrl_jax.rollout.slots import choose
 from agentrl_jax.text import task as text
 
 pytestmark = pytest.mark.skipif(
@@ -71,7 +72,7 @@ def test_a_game_of_text_is_that_of_pgx_stepped_directly(name):
         action = np.where(legal, rng.random(legal.shape), -1).argmax(1)
         world, outcome = turn(game, KEY, world, action[:, None], jnp.ones(GAMES, bool))
         after = step(direct, action)
-        direct = device.choose(jnp.asarray(over), direct, after)
+        direct = choose(jnp.asarray(over), direct, after)
         earned += np.where(over, 0, outcome.reward)
         paid += np.where(over, 0, np.asarray(after.rewards)[np.arange(GAMES), starts])
         jax.tree.map(np.testing.assert_array_equal, world.state.game, direct)
