@@ -4,6 +4,7 @@ import pathlib
 import tomllib
 
 from agentrl_jax.settings import tree
+from benchmarks import reading_cost
 from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,6 +23,12 @@ def test_sizes_are_within_their_budgets():
         'benchmark_lines': sum(benchmarks.values()),
         'longest_file': max((package | tests | benchmarks).values()),
         'config_fields': len(tree.flat(base.get_config())),
+        'core_lines': sum(module.lines for module in reading_cost.to_read()),
+        'path_lines': sum(
+            reading_cost.modules()[name].lines
+            for name, names in reading_cost.reading().items()
+            if names
+        ),
     }
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))
     budgets = project['tool']['agentrl_budgets']
