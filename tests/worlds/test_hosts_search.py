@@ -8,11 +8,13 @@ import json
 import math
 import pathlib
 import random
+import sys
 import threading
 import time
 
 import fastapi
 import host_worlds as hosts
+import numpy as np
 import pytest
 import uvicorn
 
@@ -22,6 +24,7 @@ from agentrl_jax.envs.hosts.search import countries, dialects, drawn, questions,
 from agentrl_jax.envs.hosts.search.world import Search, SearchQA
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 from agentrl_jax.envs.splits import SPLITS
+from agentrl_jax.settings.rules import broken_by
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = (
@@ -416,3 +419,61 @@ def test_calls_that_cannot_be_made_are_errors_in_a_result(corpus, asked):
         _, replies = played(corpus, asked, CALL.format(call), dialect='mt_grpo')
         assert replies[1].observation.startswith('<result>\nError: ') and not replies[1].done
         assert replies[1].figures == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'bm25s', None)
+    with pytest.raises(ModuleNotFoundError, match='pip install bm25s'):
+        retrieval.Index.build(retrieval.as_rows(TEXTS))
+    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match='pip install countryinfo'):
+        countries.packaged()
+
+
+def test_a_line_of_a_file_ends_at_its_line_break_alone(tmp_path):
+    """Rows were cut at U+2028, U+2029 and U+0085, which texts may hold."""
+    text = 'one\u2028two\u2029three\x85four'
+    rows = [{'question': f'{text} {i}', 'answer': text} for i in range(2)]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    for name, end in (('a', '\n'), ('b', '\r\n')):
+        path = tmp_path / f'{name}.jsonl'
+        path.write_bytes(''.join(line + end for line in lines).encode())
+        found = questions.read(str(path))
+        assert [one.text for one in found] == [row['question'] for row in rows]
+        assert found[0].answers == (text,)
+
+
+def test_with_one_answer_a_wrong_one_ends_the_episode(corpus, asked):
+    _, replies = played(corpus, asked, '<answer>Lyon</answer>', retries=False)
+    assert told(replies[1]) == Reply(dialects.PLAIN.wrong, done=True, success=False)
+
+
+def test_what_neither_searches_nor_answers_is_invalid(corpus, asked):
+    """Every turn was valid."""
+    said = 'Paris', '<search>Oslo</search>', '<answer>Lyon</answer>'
+    _, replies = played(corpus, asked, *said)
+    assert [reply.valid for reply in replies[1:]] == [False, True, True]
+
+
+def test_random_play_sometimes_knows_what_can_be_known():
+    files, generator = (drawn.NAME,), np.random.default_rng(0)
+    play = Search(questions=files, known=len(drawn.REGIONS))
+    play.reset(0)
+    (answer,) = play.question.answers
+    said = [play.random(generator) for _ in range(200)]
+    right = sum(turn == f'<answer>{answer}</answer>' for turn in said)
+    assert 15 < right < 60  # half are answers, of three names
+    assert not any(answer in turn for turn in said if 'search' in turn)
+    play = Search(questions=files)
+    play.reset(0)
+    assert not any(play.question.answers[0] in play.random(generator) for _ in range(200))
+
+
+def test_more_files_than_splits_need_a_list_of_items():
+    """A fourth file shifted the splits without an error."""
+    files = ('a.jsonl', 'b.jsonl', 'c.jsonl', 'd.jsonl')
+    (broken,) = broken_by(world.SearchEnvironment(questions=files))
+    assert broken.fields[0] == 'search.questions'
+    listed = ('train.json', 'test.json', 'test.json')
+    for settings in (dict(questions=files, item_files=listed), dict(questions=files[:3])):
+        assert not broken_by(world.SearchEnvironment(**settings))
