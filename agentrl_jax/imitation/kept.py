@@ -19,7 +19,6 @@ from agentrl_jax.types import Params
 UNREAD = {  # section: its fields; of the whole config: sections and fields
     '': ('algorithm', 'steps', 'filter', 'loss', 'turn_credit', 'parity', 'critic')
     + ('curriculum', 'evol', 'dpo', 'opd', 'fork', 'eval', 'checkpoint', 'alarm', 'log'),
-    'agent': ('reward',),
     'optim': ('lr', 'critic_lr', 'warmup_steps', 'schedule', 'schedule_steps', 'final_lr')
     + ('weight_decay', 'max_grad_norm'),
     'batch': ('minibatch_rows', 'microbatch_rows', 'epochs', 'shuffle'),

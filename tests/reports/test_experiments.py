@@ -394,13 +394,17 @@ def test_a_workdir_may_be_in_a_bucket_or_at_home(start, tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {'disk', 'b', 'y'}
 
 
+REMOVED = {'agents': {'two_trials'}}  # tables whose arms need a feature that is gone
+
+
 def test_a_plan_has_every_table_that_is_committed():
     """Publishing again would leave out the others, on which the report may rest."""
     for path in common.FOLDER.glob(f'*/{common.tables.SPEC_FILE}'):
         name, _, kind = path.parent.name.rpartition('_')
         if name in NAMES:
             assert kind in ('tiny', 'again')  # a second stage has some of the tables
-            assert json.loads(path.read_text()).keys() <= make_plan(name, 'tiny').tables.keys()
+            committed = json.loads(path.read_text()).keys() - REMOVED.get(name, set())
+            assert committed <= make_plan(name, 'tiny').tables.keys()
 
 
 @pytest.mark.parametrize(

@@ -214,8 +214,8 @@ def test_three_programs_are_compiled_and_never_another():
 def test_rows_are_changed_in_place():
     """Decoding and reading write into the cache they are given; neither has one of its own."""
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    shape = dict(slots=4, serve_rows=2, width=8, cache_tokens=2048, max_response=4)
-    made = programs.build_programs(mesh, config=tiny.config(), **shape)
+    settings = tiny.settings(slots=4, serve_rows=2, max_tokens=2048, max_response=4)
+    made = programs.build_programs(mesh, settings, width=8, cache_tokens=2048)
     ends = programs.Ends(np.full(1, END, np.int32), hosts.table('</'))
     state = jax.eval_shape(made.start, tiny.untrained(), np.zeros(5, np.int32), ends)
     block = np.zeros((2, programs.READ_HEADER + 8), np.int32)

@@ -43,12 +43,12 @@ def saved(tmp_path_factory, one_device):
     checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
     state = start.start_state(run, run.params)
     for step in (2, 4):
-        checkpoint.save(checkpoints, step, state, start.saved_beside(run, Streams(0)))
+        checkpoint.save(checkpoints, step, state, start.saved_beside(run))
     poisoned = state.replace(params=jax.tree.map(lambda x: x.at[0].set(np.nan), state.params))
     checkpoint.close(checkpoints)
     dead = tmp_path_factory.mktemp('dead')
     checkpoints = checkpoint.open_checkpoints(dead, keep=3)
-    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run, Streams(0)))
+    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run))
     checkpoint.close(checkpoints)
     (workdir / 'checkpoints' / '6').mkdir()
     return cfg, workdir, dead
@@ -310,10 +310,10 @@ def test_the_base_of_a_run_is_read_once(adapted, monkeypatch):
     cfg, _ = adapted
     run, digests = build(cfg), []
     monkeypatch.setattr(params.checksums, 'digest', lambda tree: digests.append(tree) or 'x')
-    assert [start.saved_beside(run, Streams(0))['base'] for _ in range(3)] == ['x'] * 3
+    assert [start.saved_beside(run)['base'] for _ in range(3)] == ['x'] * 3
     assert digests == [run.params]
     plain = micro_runs.config('frozen_lake', **CHANGES)
-    assert 'base' not in start.saved_beside(build(plain), Streams(0)) and len(digests) == 1
+    assert 'base' not in start.saved_beside(build(plain)) and len(digests) == 1
 
 
 def test_a_step_that_was_copied_under_another_name_is_refused_in_words(saved, tmp_path):
