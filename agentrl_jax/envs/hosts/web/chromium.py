@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar('T')
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 START_S, END_S, PROBE_S = 60.0, 10.0, 5.0
+SOCKET_FOLDER = 55  # characters: Chromium adds about 46
 NOBODY = 'nobody.invalid'  # a name that never has an address (RFC 6761)
 FLAGS = (  # in addition to Playwright's
     '--no-sandbox',  # it needs user namespaces, which containers seldom have
@@ -84,6 +85,12 @@ def network_flags(origins: tuple[str, ...]) -> list[str]:
     ]
 
 
+def socket_folder() -> dict[str, str]:
+    """A TMPDIR for Chromium, whose socket in it may have 107 characters."""
+    long = len(os.environ.get('TMPDIR', '')) > SOCKET_FOLDER
+    return {'TMPDIR': '/tmp'} if long else {}
+
+
 class Loop(asyncio.SelectorEventLoop):
     """Starts Playwright's driver in a new session, so a kill of this process group spares it.
 
@@ -123,6 +130,7 @@ class Chromium:
             executable_path=path,
             args=flags,
             ignore_default_args=LEFT_OUT,
+            env=os.environ | socket_folder(),
             handle_sigint=False,  # Ctrl-C is for the run
             timeout=1000 * START_S,
         )
@@ -144,7 +152,9 @@ class Chromium:
         except TimeoutError:  # not cancelled: Playwright takes no reply to a call that was
             failure: WorldError = NoAnswer(f'Chromium did not answer within {timeout_s:g} s')
         except Error as error:
-            failure = Refused(f'Chromium: {error.message}')
+            first, *log = error.message.splitlines()
+            fatal = [line.strip() for line in log if 'FATAL' in line][:1]
+            failure = Refused(f'Chromium: {". ".join([first, *fatal])}')
         if not self._answers():
             self.dead = True
             self.kill()  # the next world gets another browser
