@@ -76,7 +76,7 @@ def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_ot
     other = tmp_path / 'other'
     cfg = micro_runs.plain('frozen_lake', **(SHOWN | {'seed': 1}))
     assert train.train(cfg, str(other)) == 0
-    with pytest.raises(ValueError, match='hold other parameters than those that this run'):
+    with pytest.raises(ValueError, match='have other parameters than the teachers that this run'):
         train.train(student(other, steps=STEPS + 1), str(workdir))
 
 
