@@ -237,7 +237,7 @@ def browsers_end(patience_s: float = 60.0):
 
 def arrays(rollout) -> dict[str, np.ndarray]:
     fields = {name: getattr(rollout, name) for name in rollout.__dataclass_fields__}
-    return {name: np.asarray(x) for name, x in fields.items() if x is not None}
+    return {name: np.asarray(x) for name, x in fields.items() if x is not None and name != 'extra'}
 
 
 def spoilt(rollout):

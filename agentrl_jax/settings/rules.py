@@ -10,7 +10,7 @@ of a world fields have no section, and tests get the world; all other tests get 
 import dataclasses
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from agentrl_jax.settings import tree
@@ -99,13 +99,13 @@ def _holds(need: Any, subject: Any, value: Any) -> bool:
         return True
     if isinstance(need, In):
         return need.holds(value)
-    return value in need if isinstance(need, frozenset | set) else value == need
+    return value in need if isinstance(need, Set) else value == need
 
 
 def _words(need: Any, subject: Any) -> str:
     if isinstance(need, Must):
         return need.words(subject) if callable(need.words) else need.words
-    if isinstance(need, frozenset | set):
+    if isinstance(need, Set):
         return ' or '.join(map(repr, sorted(need)))
     return str(need) if isinstance(need, In) else repr(need)
 

@@ -19,7 +19,7 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
-from agentrl_jax.rl.algorithm import share
+from agentrl_jax.rl.filtering import share
 from agentrl_jax.rl.learn import learning_of
 from agentrl_jax.run import config, migration
 from agentrl_jax.run.config import Config, effective

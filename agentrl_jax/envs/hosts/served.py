@@ -121,7 +121,7 @@ class AgentGymEnvironment(Remote):
 
     name = 'agentgym'
     RULES = (
-        Rule({'env': set(agentgym.ENVIRONMENTS)}),
+        Rule({'env': agentgym.ENVIRONMENTS.keys()}),
         must(
             'instruction',
             'the task, which is not known here',
