@@ -152,7 +152,7 @@ def _text(fields: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def list_runs(plan: Plan, seeds: Sequence[int], taken: Iterable[str] = ()) -> list[Overrides]:
-    """The overrides of all runs, all seeds of the first cell first: they clone for the others.
+    """The overrides of all runs, all seeds of the first cell first.
 
     taken: fields that the command line sets for all runs, and that no run sets for itself.
     """
@@ -352,7 +352,6 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
         f'--workdir={workdir}',
         f'--jobs={args.jobs}',
         f'--launcher={args.launcher}',
-        f'{FIELD}clone.keep_in=../clones',  # the arms of a seed start from one clone
         *rest,
     ]
     environment = dict(os.environ)

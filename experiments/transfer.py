@@ -115,11 +115,10 @@ def runs(folder, seeds):
 
 
 def start_of(workdir, folder):
-    """A run of no steps in `folder`, from the clone that the run in workdir began from."""
+    """A run of no steps in `folder`, which clones again what the run in workdir began from."""
     if not (folder / 'finished.json').exists():
         cfg = saved_config.get_config(str(newest(workdir)))
         cfg.steps = 0
-        cfg.clone.keep_in = str(pathlib.Path('..', '..', workdir.parent.name, 'clones'))
         train.train(cfg, str(folder))
     return folder
 

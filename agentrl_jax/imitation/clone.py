@@ -143,8 +143,6 @@ class Clone:
     lr: Annotated[float, POSITIVE] = 1e-3  # falls linearly to 0
     adapters: bool = False  # with lora.rank: adapters clone, and are merged before others train;
     # False: all parameters clone
-    keep_in: str = ''  # folder, below the workdir ('../clones'), whose clones runs share; '' =
-    # every run clones for itself
 
     @property
     def demonstrates(self) -> bool:

@@ -9,13 +9,14 @@ from agentrl_jax.envs import GAMES
 from agentrl_jax.run import config, outside
 from agentrl_jax.settings import tree
 
-VERSION = 3  # of the configs in checkpoints; see migrate
+VERSION = 4  # of the configs in checkpoints; see migrate
 ANY = object()  # whatever the value, it changed no result
 # Fields that earlier versions had and this one has not, with the value that had no effect.
 REMOVED = {
     'agent.reward': 'whole',
     'alarm.max_roll_backs': ANY,
     'alarm.roll_back_lr': ANY,
+    'clone.keep_in': ANY,
     'curriculum.memory': 0.5,
     'curriculum.uncertain': 0.0,
     'filter.high': 1.0,
@@ -46,7 +47,7 @@ def _without_removed(saved: dict[str, Any]) -> dict[str, Any]:
     return {name: 'stop' if value == 'roll_back' else value for name, value in kept.items()}
 
 
-STEPS = (lambda saved: saved, _without_removed, _without_removed)  # from each version to the next
+STEPS = (lambda saved: saved, *[_without_removed] * 3)  # from each version to the next
 
 
 def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:

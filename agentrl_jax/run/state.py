@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.envs import WORLDS
-from agentrl_jax.imitation import kept
 from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import critic
 from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
 from agentrl_jax.run import hooks
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
-from agentrl_jax.run.config import Config, as_json
+from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import comparable, following, saved_with
 from agentrl_jax.run.params import (
     BASE_FOLDER,
@@ -44,7 +43,6 @@ CHANGEABLE_ON_RESUME = (
     'checkpoint',
     'mesh',
     'alarm',
-    'clone.keep_in',
     'fork.value_every',
     *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
 )
@@ -146,7 +144,8 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
     joins = run.config.base_rows > 0
     examples = find_demonstrations(run) if joins else None
     if checkpoint.latest_step(checkpoints) is None:
-        params = first_params(run, workdir, examples)
+        clones = run.config.clone.demonstrates
+        params = cloned_policy(run, examples) if clones else run.params
         state = start_state(run, params)
         keep_base(run.config, workdir, params)  # first: a checkpoint is of no use without it
         checkpoint.save(checkpoints, 0, state, saved_beside(run))
@@ -189,14 +188,6 @@ def extra_arrays(run: Run) -> dict[str, Any]:
     """Frozen.extra of a run."""
     place = functools.partial(sharding.replicate, mesh=run.mesh)
     return hooks.frozen_of(run.additions, run.training.tasks[0], place)
-
-
-def first_params(run: Run, workdir: Path, examples: Demonstrations | None) -> Params:
-    """Parameters of step 0: those of the run, or cloned from demonstrations."""
-    if not run.config.clone.demonstrates:
-        return run.params
-    make = functools.partial(cloned_policy, run, examples)
-    return kept.kept(as_json(run.config_dict), workdir, sharding.abstract_of(run.params), make)
 
 
 def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
