@@ -10,7 +10,6 @@ and both answer before jax is imported.
 """
 
 import argparse
-import difflib
 import importlib.util
 import os
 import pathlib
@@ -29,7 +28,6 @@ from agentrl_jax.machine import files
 from agentrl_jax.run.usage import missing, refuse, wants_fallback
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import USERS
-from agentrl_jax.settings.marks import suggestion
 
 PLATFORMS = 'JAX_PLATFORMS'  # environment variable of jax: where it computes
 CHOSEN = PLATFORMS in os.environ  # by whoever started this process
@@ -71,15 +69,11 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        words, known = [], set(self._option_string_actions)
-        for word in sys.argv[1:] if argv is None else argv:
+        def underscored(word):
             name, equals, value = word.partition('=')
-            name = name.replace('-', '_').replace('__', '--', 1) if name[:2] == '--' else name
-            if name[:2] == '--' and name not in known:
-                hint = suggestion(name, known) or (value and f'; did you mean {value}?')
-                refuse(f'unknown flag {word!r}{hint or "; --help lists the flags"}')
-            words.append(f'{name}{equals}{value}')
-        return super().parse_args(words)
+            return f'--{name[2:].replace("-", "_")}{equals}{value}' if name[:2] == '--' else word
+
+        return super().parse_args(map(underscored, sys.argv[1:] if argv is None else argv))
 
     def error(self, message: str) -> NoReturn:
         refuse(f'{message}; --help shows how to call it')
@@ -152,17 +146,14 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
         register_classes(argv)
         left = flags.FLAGS(list(argv), known_only=False)[1:]
         if left:
-            refuse(f'unknown argument {left[0]!r}{suggest_flag(left[0], needs)}')
+            refuse(f'unknown argument {left[0]!r}; --help lists the flags')
         check_config_file()
         for name in needs:
             if flags.FLAGS[name].value in (None, ''):
-                refuse(needed(name, needs))
+                refuse(f'--{name} is needed: {flags.FLAGS[name].help}')
         check_checkpoint()
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
-    except flags.UnrecognizedFlagError as error:
-        name = error.flagname.lstrip('-')
-        refuse(f"Unknown command line flag '{name}'{suggest_name(name)}")
     except (flags.Error, *USERS) as error:
         refuse(error_of_file(error, argv) or one_line(error, argv))
 
@@ -190,13 +181,6 @@ def check_checkpoint() -> None:
                 refuse(f'--{name} chooses a checkpoint of a run: name its folder with --workdir')
 
 
-def needed(name: str, needs: Sequence[str]) -> str:
-    """Return the error for a missing flag, with its alternative."""
-    if name == 'config' and 'workdir' in flags.FLAGS and 'workdir' not in needs:
-        return '--workdir=<folder of a run> or --config=<file of configs/> is needed'
-    return f'--{name} is needed: {flags.FLAGS[name].help}'
-
-
 def register_classes(argv: Sequence[str]) -> None:
     """Registers classes outside the package, so that flags can set their fields."""
     named = re.compile(r'--?config\.(env\.name|algorithm)=(.+:.+)').fullmatch
@@ -215,7 +199,7 @@ def check_config_file() -> None:
     if os.path.isdir(name):
         raise ValueError(f'--config={name} is a folder; name a file in it')
     if not os.path.exists(name):
-        raise FileNotFoundError(f'no config file {path!r}{suggest_file(name)}; see configs/')
+        raise FileNotFoundError(f'no config file {path!r}; see configs/')
     made = flags.FLAGS['config'].value
     if not hasattr(made, 'update_from_flattened_dict'):
         kind = type(made).__name__
@@ -231,22 +215,18 @@ def config_files(argv: Sequence[str]) -> list[str]:
 
 def error_of_file(error: BaseException, argv: Sequence[str]) -> str:
     """What went wrong in the file of --config, and in which line; '' if nothing did."""
-    named = config_files(argv)
-    if not named:
-        return ''
-    path, causes = named[-1], [error]
+    causes = [error]
     while within := causes[-1].__cause__ or causes[-1].__context__:  # flags wrap what a file raises
         causes.append(within)
-    for cause in reversed(causes):
-        if isinstance(cause, SyntaxError):
-            return f'{cause.filename or path}, line {cause.lineno or 1}: {cause.msg}'
-        frames = traceback.extract_tb(cause.__traceback__)
-        lines = [x.lineno for x in frames if os.path.abspath(x.filename) == os.path.abspath(path)]
-        said = f'{type(cause).__name__}: {" ".join(str(cause).split())}'
-        if lines:
-            return f'{path}, line {lines[-1]}: {said}'
-        if [(x.name, 'get_config' in (x.line or '')) for x in frames[-1:]] == [('parse', True)]:
-            return f'{path}: {said}'  # there is no get_config, or it takes other arguments
+    for path in config_files(argv)[-1:]:
+        for cause in reversed(causes):
+            if isinstance(cause, SyntaxError):
+                return f'{cause.filename or path}, line {cause.lineno or 1}: {cause.msg}'
+            frames = traceback.extract_tb(cause.__traceback__)
+            own = [x for x in frames if os.path.abspath(x.filename) == os.path.abspath(path)]
+            if own:
+                said = ' '.join(str(cause).split())
+                return f'{path}, line {own[-1].lineno}: {type(cause).__name__}: {said}'
     return ''
 
 
@@ -264,46 +244,6 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
                 f'{name}={given[name]!r} is a size of a model that is drawn, and '
                 f'model.path={cfg.model.path!r} brings its own: leave one of them out'
             )
-
-
-def suggest_flag(word: str, needs: Sequence[str] = ()) -> str:
-    """Return ': did you mean ...?' for a leftover word; needs: the required flags."""
-    name, equals, value = word.partition('=')
-    if name.split('.')[0] in flags.FLAGS:
-        return f': did you mean --{word}?'
-    close = difflib.get_close_matches(name, list(flags.FLAGS), n=1)
-    if close and equals:
-        return f': did you mean --{close[0]}={value}?'
-    scripts = [flag for flag in ('config', 'sweep') if word.endswith('.py')]
-    free = [
-        flag
-        for flag in (*scripts, 'workdir', *needs)
-        if flag in flags.FLAGS and flags.FLAGS[flag].value in (None, '')
-    ]
-    return f': did you mean --{free[0]}={word}?' if free else '; --help lists the flags'
-
-
-def suggest_name(name: str) -> str:
-    """Return '; did you mean ...?' for an unknown flag: a config field or another flag."""
-    if 'config' in flags.FLAGS:
-        known = known_fields()
-        field = name.replace('-', '_')
-        field = tree.SYNONYMS.get(field, field)
-        found = [one for one in known if field in (one, one.rpartition('.')[2])]
-        top = [one for one in found if one == field]
-        if found:
-            return f'; did you mean --config.{" or --config.".join((top or found)[:4])}?'
-    close = difflib.get_close_matches(name, sorted(set(flags.FLAGS) - {'help'}), n=1)
-    return f'; did you mean --{close[0]}?' if close else '; --help lists the flags'
-
-
-def suggest_file(name: str, folder: str = 'configs') -> str:
-    """Return '; did you mean ...?' with the closest file of the same folder or of `folder`."""
-    folders = dict.fromkeys((os.path.dirname(name), folder))
-    found = [str(path) for one in folders for path in sorted(pathlib.Path(one).glob('*.py'))]
-    stems = {pathlib.Path(path).stem: path for path in reversed(found)}
-    close = difflib.get_close_matches(pathlib.Path(name).stem, stems, n=1)
-    return f'; did you mean {stems[close[0]]}?' if close else ''
 
 
 def known_fields() -> dict[str, Any]:

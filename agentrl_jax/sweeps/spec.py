@@ -26,7 +26,7 @@ from typing import Any
 
 from agentrl_jax.machine import files
 from agentrl_jax.run import config
-from agentrl_jax.run.command import check_sizes, suggest_file
+from agentrl_jax.run.command import check_sizes
 from agentrl_jax.settings import tree
 from agentrl_jax.sweeps.status import Overrides, Run
 
@@ -87,8 +87,7 @@ def load(path: str | Path) -> list[Overrides]:
     if path.is_dir():
         raise ValueError(f'--sweep={path} is a folder; name a file in it')
     if not path.is_file():
-        close = suggest_file(str(path), 'configs/sweeps')
-        raise ValueError(f'--sweep={path}: there is no such file{close}; see configs/sweeps/')
+        raise ValueError(f'--sweep={path}: there is no such file; see configs/sweeps/')
     spec = importlib.util.spec_from_file_location('sweep_file', path)
     if spec is None:
         raise ValueError(f'--sweep={path} is no Python file: its name must end in .py')

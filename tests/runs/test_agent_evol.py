@@ -1,6 +1,5 @@
 """AgentEvol: weights of episodes, demonstrations among them. Whole runs: test_runs.py."""
 
-import functools
 import types
 
 import jax
@@ -9,14 +8,13 @@ import micro_runs
 import numpy as np
 import optax
 import pytest
-import tiny_agents as tiny
 import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax import train
 from agentrl_jax.algorithms.agent_evol import AgentEvol
-from agentrl_jax.imitation import clone, trajectories
+from agentrl_jax.imitation import trajectories
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
 from agentrl_jax.rl import evol, losses
@@ -216,24 +214,3 @@ def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
     trajectories.write_records(path, [{'item_id': 'lake_32', 'conversations': long}, *records])
     assert same(cloning.find_demonstrations(run), own)
     assert '1 of 33 trajectories' in capsys.readouterr().err
-
-
-def test_cloning_in_microbatches_is_cloning():
-    data = tiny.demonstrations('frozen_lake')
-    whole, parts = (
-        clone.clone(
-            tiny.untrained(),
-            data,
-            jax.random.key(3),
-            hidden_fn=tiny.hidden,
-            head_fn=tiny.head,
-            tx=optax.sgd(0.1),
-            steps=2,
-            batch_size=8,
-            chunk_size=4096,
-            microbatch_rows=rows,
-            report=lambda step, loss: None,
-        )
-        for rows in (None, 2)
-    )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), whole, parts)

@@ -15,7 +15,6 @@ from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import validation
-from agentrl_jax.records import report, run_log
 from agentrl_jax.run import cloning, collecting, mixture
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import effective
@@ -193,12 +192,3 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
     assert whole.judged is None
     doubtful = one.replace(judged=jnp.zeros_like(one.valid))
     assert mixture.joined((plain, doubtful)).judged.tolist() == [[True]] * 2 + [[False]] * 2
-
-
-def test_a_mean_of_references_lacks_what_one_world_lacks(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, 'reference', lambda figures, levels: figures)
-    pools = {'eval_a': {'random': 0.25, 'oracle': 1.0}, 'eval_b': {'random': 0.75}}
-    report.write_reference(tmp_path, pools, worlds=2)
-    found = json.loads((tmp_path / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
-    each = {f'{prefix}/{name}': x for prefix, one in pools.items() for name, x in one.items()}
-    assert found == {'random': 0.5, **each}

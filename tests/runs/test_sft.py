@@ -153,14 +153,6 @@ def test_the_oracle_crosses_every_lake_without_slips():
     assert replayed_success(task, by_the_oracle(task)).all()
 
 
-def test_the_oracle_solves_every_room():
-    """Rooms of the pool need at most 15 moves."""
-    env, env_params = tiny.environment('sokoban')
-    assert int(env_params.optimal_length.max()) <= 15
-    task = tiny.task('sokoban', max_turns=5, max_actions_per_episode=15)
-    assert replayed_success(task, by_the_oracle(task)).all()
-
-
 def test_the_oracle_pulls_the_high_arm():
     task = tiny.task('bandit')
     shown = by_the_oracle(task)

@@ -8,16 +8,13 @@ import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
-import tiny_agents as tiny
 import toy_rollouts as toy
 
 from agentrl_jax import evaluate, train
-from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rl.learning import Optim
-from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import params, parts
 from agentrl_jax.run.build import build_held_out
 from agentrl_jax.run.config import read as read_config
@@ -218,19 +215,6 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
         assert path.read_text() == spoiled
 
 
-def test_evaluations_in_another_compute_dtype_are_others():
-    """That of float32 overwrote that of bfloat16: sampler_dtype was '' in both."""
-    one, other, same = (
-        evaluate.settings_of(read_config(micro_runs.config('frozen_lake', **changes)))
-        for changes in (
-            {'model.dtype': 'float32'},
-            {'model.dtype': 'bfloat16'},
-            {'model.dtype': 'bfloat16', 'rollout.sampler_dtype': 'float32'},
-        )
-    )
-    assert one != other and one == same
-
-
 def test_what_an_evaluation_cannot_keep_is_known_before_it_is_played(tmp_path, monkeypatch):
     cfg = micro_runs.plain('frozen_lake')
     monkeypatch.setattr(evaluate.validation, 'summarise', None)  # not reached
@@ -239,16 +223,6 @@ def test_what_an_evaluation_cannot_keep_is_known_before_it_is_played(tmp_path, m
     (tmp_path / f'evaluation_{cfg.eval.split}.json').write_text('[1]')
     with pytest.raises(ValueError, match='is no evaluation with its earlier ones'):
         evaluate.evaluate(cfg, '', str(tmp_path), None)
-
-
-def test_the_screen_shows_pass_at_powers_of_two_and_all_samples():
-    metrics = {f'eval/{name}': 0.5 for name in ('success', 'success_low', 'success_high', 'return')}
-    metrics |= {'eval/valid_format': 1.0, 'eval/env_error': 0.0}
-    passed = {k: (k / 10, (0.0, 1.0)) for k in range(1, 7)}
-    shown = evaluate.describe(metrics, 'test', passed).splitlines()
-    assert [line.split()[0] for line in shown[1:5]] == ['pass@1', 'pass@2', 'pass@4', 'pass@6']
-    assert shown[4] == 'pass@6     60.0 % [0.0, 100.0]'
-    assert 'pass@' not in evaluate.describe(metrics, 'test', {1: (0.5, (0.4, 0.6))})
 
 
 def test_valid_format_is_nan_where_a_turn_is_not_known_to_be_valid():
@@ -261,12 +235,6 @@ def test_valid_format_is_nan_where_a_turn_is_not_known_to_be_valid():
         played = jnp.ones((2, 1), bool)
         found = metrics.valid_format(out.replace(judged=known), played)
         np.testing.assert_equal(float(found), share)
-
-
-def test_samples_repeat_the_levels_with_streams_of_their_own():
-    played = every_level(3, 5, 4, samples=2)
-    assert played.level.tolist()[:6] == [0, 1, 2, 0, 1, 2] and len(played.level) == 8
-    assert sorted(played.token_stream) == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -299,24 +267,6 @@ def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected
         step, state = tx.update(jnp.ones(()), state, x)
         moved.append(-float(step))
     np.testing.assert_allclose(moved, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    'changes, sentence',
-    [
-        ({'optim.schedule': 'cosine'}, 'optim.schedule'),
-        ({'optim.schedule_steps': 9}, 'optim.schedule_steps'),
-        ({'optim.final_lr': 0.1}, 'optim.final_lr'),
-        ({'eval.also': ('tests',)}, 'eval.also'),
-        ({'eval.also': ('validation',)}, 'eval.also'),
-        ({'eval.worlds': ('chess',)}, 'eval.worlds'),
-        ({'eval.worlds': ('sokoban', 'frozen_lake')}, 'eval.worlds'),
-        ({'checkpoint.best': True, 'eval.split': 'test'}, 'eval.split'),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        read_config(micro_runs.config('frozen_lake', **changes))
 
 
 @pytest.fixture(scope='module')
@@ -365,19 +315,6 @@ def test_every_pool_stands_beside_its_own_random_play(finished):
         f'random play {100 * reference["eval_library/random"]:.1f} %, oracle 100.0 %'
     )
     assert sum(line.startswith('eval_test ') for line in said) == 1
-
-
-def test_random_play_is_on_the_levels_that_are_validated(tmp_path):
-    """Of eval.also=('train',) it was on the whole pool that trains."""
-    task = tiny.task('frozen_lake')
-    env, env_params = tiny.environment('frozen_lake')
-    first = env_params.replace(boards=env_params.boards[:5])
-    expected = reference_success(env, first, tiny.BUDGETS['max_actions_per_episode'])
-    assert report.reference(task, 5) == expected != report.reference(task)
-    assert report.reference(task, 99) == report.reference(task)
-    report.write_reference(tmp_path, {'eval': task, 'eval_train': task}, 1, 5)
-    found = json.loads((tmp_path / 'reference.json').read_text())
-    assert found == expected | {f'eval_train/{name}': x for name, x in expected.items()}
 
 
 def test_a_world_whose_texts_do_not_fit_is_named(capsys):
