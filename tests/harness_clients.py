@@ -51,6 +51,11 @@ def user(text):
     return {'role': 'user', 'content': text}
 
 
+def body(*messages, **more):
+    """The bytes of a request."""
+    return json.dumps({'model': 'm', 'messages': list(messages)} | more).encode()
+
+
 def two_turns(task):
     """A system message, a question, another one; pays for short answers."""
     client = Client(task)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import http.server
 import json
+import re
 import threading
 import urllib.parse
 
@@ -152,12 +153,10 @@ class Site(http.server.BaseHTTPRequestHandler):
         elif url.path == '/notes' and 'user=ann' not in cookie:
             self.answer('', status=302, Location='/login')
         elif url.path in PAGES:
-            page = PAGES[url.path].replace('QUERY', url.query)
-            page = page.replace('OTHER', f'{self.server.other}').replace(
-                'UDP', f'{self.server.udp}'
-            )
-            kind = 'text/javascript' if url.path.endswith('.js') else 'text/html'
-            self.answer(page.replace('NOTES', '<br>'.join(self.server.notes)), kind)
+            notes, other, udp = self.server.notes, self.server.other, self.server.udp
+            words = {'QUERY': url.query, 'OTHER': other, 'UDP': udp, 'NOTES': '<br>'.join(notes)}
+            page = re.sub('|'.join(words), lambda word: str(words[word[0]]), PAGES[url.path])
+            self.answer(page, 'text/javascript' if url.path.endswith('.js') else 'text/html')
         else:
             self.answer('', status=404)
 

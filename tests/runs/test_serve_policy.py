@@ -1,5 +1,6 @@
 """A served policy answers as in its run, and answers everybody who asks."""
 
+import contextlib
 import json
 import re
 import threading
@@ -32,20 +33,32 @@ def posted(served, **body):
         return json.loads(response.read())
 
 
+def rejected(served, **body):
+    """The error of a request that is answered 400."""
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        posted(served, **body)
+    assert refused.value.code == 400
+    return json.loads(refused.value.read())['error']
+
+
+def serve(env, changes, slots, devices=micro_runs.one_device):
+    with devices():
+        cfg = read_config(micro_runs.plain(env, **changes), None)
+        served = serve_policy.Served(cfg, slots=slots)
+    threading.Thread(target=served.run, daemon=True).start()
+    return served
+
+
+RUN = {'harness.run': 'harness_clients:two_turns'}
+
+
 @pytest.mark.parametrize('constrain', ['', 'any'])
 def test_answers_begin_with_the_prefix_that_was_forced_in_the_run(constrain):
     """It was left out, and with it what a policy without it never learnt to write."""
-    changes = {
-        'harness.run': 'harness_clients:two_turns',
-        'hosts.answer_prefix': 'Go: ',
-        'rollout.constrain': constrain,
-    }
+    changes = {'hosts.answer_prefix': 'Go: ', 'rollout.constrain': constrain}
     if constrain:
         changes['hosts.forms'] = ('Go: Up', 'Go: Down')
-    cfg = read_config(micro_runs.plain('harness', **changes), None)
-    served = serve_policy.Served(cfg, slots=8)
-    threading.Thread(target=served.run, daemon=True).start()
-    said = answered(served)
+    said = answered(serve('harness', RUN | changes, 8, contextlib.nullcontext))
     assert said.startswith('Go: ') and (not constrain or said in ('Go: Up', 'Go: Down'))
 
 
@@ -55,18 +68,13 @@ def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, thin
     top_p and seed were left out, too."""
     changes = {'env.think': think, 'rollout.constrain': constrain, 'rollout.max_response': 24}
     changes['rollout.stop_at_answer'] = not constrain
-    with micro_runs.one_device():
-        cfg = read_config(micro_runs.plain('frozen_lake', **changes), None)
-        served = serve_policy.Served(cfg, slots=4)
-    threading.Thread(target=served.run, daemon=True).start()
+    served = serve('frozen_lake', changes, 4)
     names = '(Up|Down|Left|Right)'
     action = rf'<answer>{names}( \|\| {names})?</answer>'
-    found = [answered(served) for _ in range(4)]
-    for said in found:
-        if constrain:
-            assert re.fullmatch(f'<think>[\\s\\S]*</think>{action}' if think else action, said), (
-                said
-            )
+    form = rf'<think>[\s\S]*</think>{action}' if think else action
+    for _ in range(4):
+        said = answered(served)
+        assert not constrain or re.fullmatch(form, said), said
         assert said.startswith('<think>' if think else '<answer>')
     greedy = {answered(served, temperature=0, seed=seed) for seed in range(3)}
     narrow = {answered(served, top_p=0, seed=seed) for seed in range(3)}
@@ -74,10 +82,7 @@ def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, thin
     drawn = [answered(served, temperature=2, seed=seed) for seed in (5, 6, 7, 5, 6, 7)]
     assert drawn[:3] == drawn[3:] and len(set(drawn)) > 1
     for field, value in (('top_k', 5), ('tool_choice', 'required'), ('top_logprobs', 3)):
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            answered(served, **{field: value})
-        assert refused.value.code == 400
-        assert json.loads(refused.value.read())['error']['param'] == field
+        assert rejected(served, **{field: value})['param'] == field
     url = served.url.removesuffix('/v1')
     with urllib.request.urlopen(f'{url}/health', timeout=30) as response:
         assert json.loads(response.read()) == {'status': 'ok'}
@@ -87,18 +92,11 @@ def test_rounds_follow_each_other_and_what_the_template_refuses_is_refused(monke
     """The last conversation of a round never got a slot while answered ones waited for more, and
     a request that could not be read was never answered."""
     monkeypatch.setattr(serve_policy, 'ROUND', 3)
-    cfg = micro_runs.plain('harness', **{'harness.run': 'harness_clients:two_turns'})
-    with micro_runs.one_device():
-        served = serve_policy.Served(read_config(cfg, None), slots=2)
-    threading.Thread(target=served.run, daemon=True).start()
+    served = serve('harness', RUN, 2)
     for number in range(4):
         answered(served, messages=[user(f'Where is {number}?')])
-    endless = [user('x' * (MAX_TEXT + 1))]
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        answered(served, messages=endless)
-    assert refused.value.code == 400
-    said = json.loads(refused.value.read())['error']
-    assert said['code'] == 'unsupported_messages' and 'characters' in said['message']
+    error = rejected(served, messages=[user('x' * (MAX_TEXT + 1))])
+    assert error['code'] == 'unsupported_messages'
     with ThreadPoolExecutor(4) as pool:
         several = [[user(f'What is {number}?')] for number in range(4)]
         list(pool.map(lambda messages: answered(served, messages=messages), several))
@@ -209,13 +207,8 @@ def test_a_world_at_fault_leaves_nobody_waiting():
 
 def test_stop_strings_and_thoughts_are_those_of_the_run():
     """Answers went on after the run's stop strings, and contexts kept thoughts that it drops."""
-    changes = {
-        'harness.run': 'harness_clients:two_turns',
-        'harness.branches': 2,
-        'harness.thoughts': 'drop',
-        'harness.stop': ('END',),
-    }
-    cfg = read_config(micro_runs.plain('harness', **changes), None)
+    changes = {'harness.branches': 2, 'harness.thoughts': 'drop', 'harness.stop': ('END',)}
+    cfg = read_config(micro_runs.plain('harness', **RUN | changes), None)
     served = serve_policy.Served(cfg, slots=8, stops=('STOP',))
     assert served.desk.stops == ('END', 'STOP') and served.desk.drops
     history = [user('Where?')]

@@ -28,7 +28,6 @@ from agentrl_jax.rollout.host import counters_of
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.settings.rules import broken_by
 from agentrl_jax.text import agents, conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop, TurnStop
@@ -98,9 +97,9 @@ def scored(rollout, count, width=0):
     [
         ('two_turns', 1, False),
         ('branching', 4, False),
-        ('branching', 4, True),
+        pytest.param('branching', 4, True, marks=pytest.mark.soak),
         ('limited', 1, False),
-        ('parallel', 2, False),
+        ('parallel', 4, False),
     ],
 )
 def test_the_trainer_has_the_samplers_probabilities(run, branches, ahead):
@@ -171,7 +170,7 @@ def test_branches_are_conversations_of_their_own():
 
 @pytest.mark.parametrize('other', ['the_other_first', 'one_after_the_other'])
 def test_the_order_of_requests_of_several_conversations_changes_no_answer(other):
-    sizes = dict(branches=3, max_tokens=1000)
+    sizes = dict(branches=4, max_tokens=1600)
     one, other = played('in_turn', **sizes)[0], played(other, **sizes)[0]
 
     def said(out, episode):
@@ -297,16 +296,10 @@ def test_neighbours_of_a_harness_that_hangs_are_the_same_to_the_bit():
 # ---- workers -------------------------------------------------------------------------------------
 
 
-def running():
-    """The command lines of all processes."""
-    found = subprocess.run(['ps', 'axwwo', 'args'], capture_output=True, text=True, check=True)
-    return found.stdout
-
-
-def gone(mark):
-    """Waits until no process has the mark in its command line: killed ones take a moment."""
+def wait_for(mark, *, there):
+    """Wait until a process has the mark in its command line, or until none has."""
     until = time.monotonic() + 20
-    while mark in running():
+    while (mark in subprocess.check_output(['ps', 'axwwo', 'args'], text=True)) != there:
         assert time.monotonic() < until
         time.sleep(0.1)
 
@@ -314,7 +307,7 @@ def gone(mark):
 def test_workers_play_what_threads_play_and_end_with_the_pool():
     out, _ = played('two_turns', workers=3)
     host_worlds.assert_same(out, played('two_turns')[0])
-    gone('harness.workers harness_clients:two_turns')
+    wait_for('harness.workers harness_clients:two_turns', there=False)
 
 
 def test_a_worker_that_hangs_or_dies_is_replaced_and_its_neighbours_are_the_same_to_the_bit():
@@ -326,8 +319,8 @@ def test_a_worker_that_hangs_or_dies_is_replaced_and_its_neighbours_are_the_same
     assert (out.rewards[kind == 3] == 0).all()  # blamed
     for name in ('tokens', 'logprobs', 'rewards'):
         assert (getattr(out, name)[kind == 0] == getattr(alone, name)[kind == 0]).all()
-    gone('left_by_worker')
-    gone('harness.workers harness_clients:dangerous')
+    wait_for('left_by_worker', there=False)
+    wait_for('harness.workers harness_clients:dangerous', there=False)
 
 
 RUN = """
@@ -342,20 +335,13 @@ workers.take().play(Task(1, 'http://127.0.0.1:1/v1', 'k'))
 
 
 def test_a_worker_and_all_that_it_has_started_end_with_a_run_that_is_killed():
-    paths = os.pathsep.join(sys.path)
-    run = subprocess.Popen(
-        [sys.executable, '-c', RUN],
-        env=os.environ | {'PYTHONPATH': paths},
-        stdout=subprocess.PIPE,
-    )
+    env = os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)}
+    run = subprocess.Popen([sys.executable, '-c', RUN], env=env, stdout=subprocess.PIPE)
     assert run.stdout.readline() == b'[0.25, True]\n'
-    until = time.monotonic() + 20
-    while 'left_by_alone' not in running():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_for('left_by_alone', there=True)
     run.kill(), run.wait(), run.stdout.close()
-    gone('left_by_alone')
-    gone('harness.workers harness_clients:alone')
+    wait_for('left_by_alone', there=False)
+    wait_for('harness.workers harness_clients:alone', there=False)
 
 
 def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypatch):
@@ -375,36 +361,16 @@ def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypa
     assert not pool.idle and not fresh.worker.alive
 
 
-TWO_TURNS = 'harness_clients:two_turns'
-
-
-@pytest.mark.parametrize(
-    ('settings', 'field'),
-    [
-        ({}, 'harness.run'),
-        ({'run': TWO_TURNS, 'command': ('x',)}, 'harness.run'),
-        ({'run': 'harness_clients:nobody'}, 'harness.run'),
-        ({'run': TWO_TURNS, 'thoughts': 'drop'}, 'harness.branches'),
-        ({'command': ('x',), 'context': 9}, 'harness.context'),
-        ({'command': ('x',), 'workers': 2}, 'harness.workers'),
-        ({'command': ('x',), 'public_url': 'http://me'}, 'harness.port'),
-        ({'command': ('x',), 'public_url': 'me', 'port': 80}, 'harness.public_url'),
-    ],
-    ids=str,
-)
-def test_settings_that_exclude_each_other_are_named(settings, field):
-    (broken,) = broken_by(HarnessEnvironment(**settings))
-    assert field in broken.fields
-
-
 @pytest.mark.parametrize(
     ('changes', 'field'),
     [
+        ({'harness.command': ('x',)}, 'harness.run'),
+        ({'harness.thoughts': 'drop'}, 'harness.branches'),
+        ({'harness.public_url': 'me', 'harness.port': 80}, 'harness.public_url'),
         ({'clone.episodes': 4}, 'clone.episodes'),
         ({'clone.episodes': 4, 'harness.expert': BOXES['expert'], 'clone.oracle': 0.5}, 'oracle'),
         ({'harness.branches': 2, 'harness.context': 10**6}, 'harness.context'),
-        ({'harness.start_s': 600.0}, 'harness.start_s'),  # hosts.timeout_s gave up before
-        ({'harness.silent_s': 600.0}, 'harness.silent_s'),
+        ({'harness.silent_s': 600.0}, 'harness.silent_s'),  # hosts.timeout_s gave up before
     ],
     ids=str,
 )
@@ -417,15 +383,8 @@ def test_a_run_that_contradicts_its_harness_is_rejected(changes, field):
 # ---- experts -------------------------------------------------------------------------------------
 
 
-def demonstrated(episodes, **settings):
-    """(texts of rows, texts of what trains in them) of demonstrations by an expert, which fit."""
-    found, cut = demonstrated_within(2000, episodes, **settings)
-    assert not cut
-    return found
-
-
-def demonstrated_within(max_tokens, episodes, **settings):
-    """The same, as far as they fit; how many do not."""
+def demonstrated(episodes, max_tokens=2000, **settings):
+    """(texts of rows, texts of what trains in them, demonstrations that do not fit)."""
     env = HarnessEnvironment(num_items=200, **settings)
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
     task = conversation.build_host_task(env, env.make_params(num_levels=16), talk, max_turns=6)
@@ -437,15 +396,15 @@ def demonstrated_within(max_tokens, episodes, **settings):
         rows = zip(found.tokens, masks, strict=True)
         return [tiny.tokenizer().decode(row[mask], show_special=True) for row, mask in rows]
 
-    return (texts(found.attention_mask), texts(found.mask)), cut
+    return texts(found.attention_mask), texts(found.mask), cut
 
 
 def test_an_expert_answers_in_the_place_of_the_policy():
-    rows, trained = demonstrated(12, **BOXES)
+    rows, trained, cut = demonstrated(12, **BOXES)
     call = '<tool_call>\n{{"name": "open", "arguments": {{"box": "{}"}}}}\n</tool_call><|im_end|>'
     box = dict(zip(boxes.HINTS, boxes.BOXES, strict=True))
     hinted = [next((box[hint] for hint in box if hint in row), '') for row in rows]
-    assert len(rows) == 12 and any(hinted) and not all(hinted)
+    assert len(rows) == 12 and not cut and any(hinted) and not all(hinted)
     for row, said, prize in zip(rows, trained, hinted, strict=True):
         answers = [prize]
         if not prize:
@@ -467,29 +426,25 @@ def test_the_expert_is_the_oracle_and_must_say_something():
     player.close()
 
 
+BRANCHING = dict(run='harness_clients:branching', expert='harness_clients:polite', branches=4)
+
+
 def test_demonstrations_of_several_conversations_are_a_row_each():
-    rows, trained = demonstrated(
-        2, run='harness_clients:branching', expert='harness_clients:polite', branches=4
-    )
-    assert len(rows) == 6
-    assert (
-        trained == ['Yes 2.<|im_end|>Yes 4.<|im_end|>', 'Yes 3.<|im_end|>', 'Yes 4.<|im_end|>'] * 2
-    )
+    rows, trained, _ = demonstrated(2, **BRANCHING)
+    answers = ['Yes 2.<|im_end|>Yes 4.<|im_end|>', 'Yes 3.<|im_end|>', 'Yes 4.<|im_end|>']
+    assert len(rows) == 6 and trained == 2 * answers
 
 
 def test_demonstrations_that_do_not_fit_are_counted_and_leave_no_empty_rows():
     """They vanished without a word, and a run in which none fitted divided by zero."""
-    _, whole = demonstrated(12, **BOXES)
-    twice = [said.count('<|im_end|>') for said in whole].count(2)
-    (_, trained), cut = demonstrated_within(560, 12, **BOXES)  # one answer each
-    assert cut == twice == 8 and [said.count('<|im_end|>') for said in trained] == [1] * 12
-    (_, trained), cut = demonstrated_within(538, 12, **BOXES)  # two answers have no more tokens
+    _, trained, cut = demonstrated(12, 560, **BOXES)  # one answer each
+    assert cut == 8 and [said.count('<|im_end|>') for said in trained] == [1] * 12
+    _, trained, cut = demonstrated(12, 538, **BOXES)  # two answers have no more tokens
     assert cut == 10 and len(trained) == 2 and all(trained)
-    with pytest.raises(ValueError, match='no demonstrated answer fits into rollout.max_tokens=20'):
-        demonstrated_within(20, 12, **BOXES)
-    branching = dict(run='harness_clients:branching', expert='harness_clients:polite')
-    with pytest.raises(ValueError, match='fits into harness.context=9: raise it'):
-        demonstrated_within(2000, 2, branches=4, context=9, **branching)
+    with pytest.raises(ValueError, match='rollout.max_tokens'):
+        demonstrated(12, 20, **BOXES)
+    with pytest.raises(ValueError, match='harness.context'):
+        demonstrated(2, context=9, **BRANCHING)
 
 
 # ---- programs ------------------------------------------------------------------------------------
@@ -528,4 +483,4 @@ def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path
     assert out.success[kind == 0].all() and (out.rewards[kind == 0, 0] == 0.5).all()
     assert (out.rewards[kind == 1, 0] == -1).all()
     assert (out.episode_stop[kind == 2] == EpisodeStop.ENV_ERROR).all()
-    gone('left_alone')
+    wait_for('left_alone', there=False)

@@ -18,9 +18,19 @@ from agentrl_jax.envs.hosts.harness.episode import End, Episode
 from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, Task, endpoint
 from agentrl_jax.envs.hosts.world import Answer, Foreign
 
+openai = pytest.importorskip('openai')
 ROOT = pathlib.Path(__file__).parents[2]
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 WEATHER = CALL.format('weather', '{"city": "Oslo"}')
+
+
+def weather(city: str) -> str:
+    """Says the weather of a city.
+
+    Args:
+        city: where
+    """
+    return f'It rains in {city}.'
 
 
 def play(harness, answers, branches=4, **episode):
@@ -54,8 +64,6 @@ def flow(shown):
 
 def chat(task, **more):
     """Three turns of openai's client, the answers sent back as it models them."""
-    import openai
-
     client = openai.OpenAI(base_url=task.base_url, api_key=task.api_key)
     messages, found = [{'role': 'system', 'content': 'S'}], []
     for text in 'abc':
@@ -67,18 +75,12 @@ def chat(task, **more):
 
 
 def test_openai_s_client_goes_on_with_one_conversation():
-    pytest.importorskip('openai')
     shown, found = play(chat, ['A', ' B\n', 'C'])
-    assert flow(shown) == [
-        (0, True, ['system', 'user']),
-        (0, False, ['user']),
-        (0, False, ['user']),
-    ]
+    assert flow(shown) == [(0, True, ['system', 'user']), *2 * [(0, False, ['user'])]]
     assert [one.message.content for one in found] == ['A', ' B\n', 'C']
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
-    pytest.importorskip('openai')
     readme = ROOT / 'agentrl_jax' / 'envs' / 'hosts' / 'harness' / 'README.md'
     (code,) = re.findall(r'```python\n# my_agent.py\n(.*?)```', readme.read_text(), re.DOTALL)
     (tmp_path / 'my_agent.py').write_text(code)
@@ -91,13 +93,11 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
 
 
 def test_openai_s_client_gets_log_probabilities():
-    pytest.importorskip('openai')
     _, found = play(lambda task: chat(task, logprobs=True), ['A', 'B', 'C'])
     assert [one.logprob for one in found[0].logprobs.content] == [-0.5, -1.0]
 
 
 def test_openai_s_client_streams():
-    openai = pytest.importorskip('openai')
 
     def streaming(task):
         client, messages = openai.OpenAI(base_url=task.base_url, api_key='k'), []
@@ -117,7 +117,6 @@ def test_openai_s_client_streams():
 
 
 def test_openai_s_client_asks_at_once():
-    openai = pytest.importorskip('openai')
 
     async def at_once(task):
         client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
@@ -134,7 +133,6 @@ def test_openai_s_client_asks_at_once():
 
 
 def test_openai_s_client_does_not_try_again_what_is_over():
-    openai = pytest.importorskip('openai')
     own, server = Episode(), endpoint('127.0.0.1', 0)
     address = server.open(own)
     server.close(own)
@@ -146,19 +144,13 @@ def test_openai_s_client_does_not_try_again_what_is_over():
 
 def test_the_agents_sdk_calls_a_tool():
     agents = pytest.importorskip('agents')
-    openai = pytest.importorskip('openai')
 
     async def run(task):
         agents.set_tracing_disabled(True)
-
-        @agents.function_tool
-        def weather(city: str) -> str:
-            """Says the weather of a city."""
-            return f'It rains in {city}.'
-
         client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
         model = agents.OpenAIChatCompletionsModel(task.model, client)
-        agent = agents.Agent('clerk', instructions='Be brief.', tools=[weather], model=model)
+        tools = [agents.function_tool(weather)]
+        agent = agents.Agent('clerk', instructions='Be brief.', tools=tools, model=model)
         made = await agents.Runner.run(agent, 'The weather in Oslo?', max_turns=4)
         return made.final_output
 
@@ -171,7 +163,6 @@ def test_the_agents_sdk_calls_a_tool():
 
 def test_a_hand_off_of_the_agents_sdk_is_another_conversation():
     agents = pytest.importorskip('agents')
-    openai = pytest.importorskip('openai')
 
     async def run(task):
         agents.set_tracing_disabled(True)
@@ -188,7 +179,6 @@ def test_a_hand_off_of_the_agents_sdk_is_another_conversation():
 
 def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
     pydantic_ai = pytest.importorskip('pydantic_ai')
-    pytest.importorskip('openai')
     import pydantic
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -203,11 +193,7 @@ def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
             OpenAIChatModel(task.model, provider=provider), output_type=Out, system_prompt='Short.'
         )
 
-        @agent.tool_plain
-        def weather(city: str) -> str:
-            """Says the weather of a city."""
-            return f'It rains in {city}.'
-
+        agent.tool_plain(weather)
         return (await agent.run('The weather in Oslo?')).output
 
     final = CALL.format('final_result', '{"city": "Oslo", "rain": true}')
@@ -217,24 +203,13 @@ def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
 
 def test_smolagents_calls_tools():
     smolagents = pytest.importorskip('smolagents')
-    pytest.importorskip('openai')
 
     def run(task):
-        @smolagents.tool
-        def weather(city: str) -> str:
-            """Says the weather.
-
-            Args:
-                city: where
-            """
-            return f'It rains in {city}.'
-
         model = smolagents.OpenAIServerModel(
             model_id=task.model, api_base=task.base_url, api_key='k'
         )
-        agent = smolagents.ToolCallingAgent(
-            tools=[weather], model=model, max_steps=4, verbosity_level=0
-        )
+        tools = [smolagents.tool(weather)]
+        agent = smolagents.ToolCallingAgent(tools, model, max_steps=4, verbosity_level=0)
         return agent.run('The weather in Oslo?')
 
     final = CALL.format('final_answer', '{"answer": "rain"}')
@@ -244,13 +219,12 @@ def test_smolagents_calls_tools():
 
 def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
     smolagents = pytest.importorskip('smolagents')
-    pytest.importorskip('openai')
 
     def run(task):
         model = smolagents.OpenAIServerModel(
             model_id=task.model, api_base=task.base_url, api_key='k'
         )
-        agent = smolagents.CodeAgent(tools=[], model=model, max_steps=4, verbosity_level=0)
+        agent = smolagents.CodeAgent([], model, max_steps=4, verbosity_level=0)
         return agent.run('What is 6 times 7?')
 
     code = 'Thought: I count.\n<code>\nx = 6 * 7\nprint(x)\n'
@@ -320,9 +294,7 @@ def test_the_program_mini_swe_agent_works_in_a_shell(written, tmp_path, monkeypa
         assert reply.valid and result['role'] == 'tool' and written in result['content']
         done = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
         reply = world.step(Answer(shell(f'{{"command": "{done}"}}')))
-        assert (
-            reply.done
-            and (reply.reward, reply.success) == ((1.0, True), (0.0, False))[written != '3']
-        )
+        right = written == '3'
+        assert reply.done and (reply.reward, reply.success) == (float(right), right)
     finally:
         world.close()

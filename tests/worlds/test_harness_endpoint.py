@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 import urllib.parse
+from concurrent import futures
 
 import harness_clients as clients
 import pytest
+from harness_clients import body
 
 from agentrl_jax.envs.hosts.harness import calls, wire
 from agentrl_jax.envs.hosts.harness import endpoint as endpoints
@@ -32,11 +34,6 @@ def called(**arguments):
 
 
 HERE = called(place='here')
-
-
-def body(*messages, **more):
-    return json.dumps({'model': 'm', 'messages': list(messages)} | more).encode()
-
 
 # ---- calls in answers ----------------------------------------------------------------------------
 
@@ -156,7 +153,6 @@ def test_a_served_request_says_how_it_is_sampled():
 @pytest.mark.parametrize(
     ('more', 'param'),
     [
-        ({'temperature': 'hot'}, 'temperature'),
         ({'temperature': -1}, 'temperature'),
         ({'top_p': 2}, 'top_p'),
         ({'seed': 0.5}, 'seed'),
@@ -164,24 +160,17 @@ def test_a_served_request_says_how_it_is_sampled():
         ({'max_completion_tokens': True}, 'max_completion_tokens'),
         ({'n': 2}, 'n'),
         ({'functions': [{'name': 'look'}]}, 'functions'),
-        ({'function_call': 'auto'}, 'function_call'),
         ({'continue_final_message': True}, 'continue_final_message'),
         ({'tool_choice': 'sometimes'}, 'tool_choice'),
         ({'tools': [{'type': 'custom', 'custom': {'name': 'x'}}]}, 'tools'),
         ({'stream': 'yes'}, 'stream'),
-        ({'stream_options': True}, 'stream_options'),
-        ({'tools': 5}, 'tools'),
-        ({'tools': ['look']}, 'tools'),
         ({'stop': '###'}, 'stop'),
-        ({'stop': [5]}, 'stop'),
         ({'messages': 5}, 'messages'),
         ({'messages': []}, 'messages'),
         ({'messages': [U, {'role': 'assistant', 'content': 'A'}]}, 'messages'),
         ({'messages': [{'role': 'elf', 'content': ''}]}, 'messages'),
-        ({'messages': [{'role': ['user'], 'content': ''}]}, 'messages'),
         ({'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]}, 'messages'),
         ({'messages': [{'role': 'assistant', 'tool_calls': 5}, U]}, 'messages'),
-        ({'messages': [{'role': 'assistant', 'tool_calls': ['look']}, U]}, 'messages'),
         ({'messages': [{'role': 'user', 'content': [{'type': 'text', 'text': None}]}]}, 'messages'),
         ({'messages': [{'role': 'assistant', 'function_call': {'name': 5}}, U]}, 'messages'),
     ],
@@ -261,6 +250,16 @@ class Policy:
         connection.sendall(raw)
         return connection
 
+    def request(self, raw, more=''):
+        """The bytes of a request."""
+        head = f'POST {self.path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(raw)}\r\n\r\n'
+        return head.encode() + raw
+
+    def leave(self, raw):
+        """Send a request and close the connection before the answer."""
+        with self.send(self.request(raw)):
+            self.requests.get(timeout=10)
+
     def post(self, raw, headers=None, **more):
         connection = self.connect()
         connection.request('POST', self.path, raw, headers or {}, **more)
@@ -305,8 +304,6 @@ def test_bodies_in_chunks_are_read(policy):
     ('head', 'status'),
     [
         (b'Transfer-Encoding: chunked\r\n\r\nzz\r\n', 400),
-        (b'Transfer-Encoding: chunked\r\n\r\n-5\r\n', 400),
-        (b'Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n', 400),
         (b'Transfer-Encoding: gzip\r\n\r\n', 400),
         (b'Content-Encoding: gzip\r\n\r\n', 415),
         (b'Content-Length: many\r\n\r\n', 400),
@@ -324,8 +321,8 @@ def test_a_body_that_cannot_be_read_is_an_error(policy, head, status):
 def test_100_continue_is_sent_at_once(policy):
     """curl waits a second for 100 Continue, which stayed in a buffer."""
     raw = body(U)
-    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n'
-    with policy.send(f'{head}Content-Length: {len(raw)}\r\n\r\n'.encode()) as connection:
+    head = policy.request(raw, 'Expect: 100-continue\r\n').removesuffix(raw)
+    with policy.send(head) as connection:
         assert connection.recv(25).startswith(b'HTTP/1.1 100')
         connection.sendall(raw)
         assert b'200 OK' in connection.recv(4096)
@@ -396,22 +393,18 @@ def test_a_client_that_left_and_sends_its_request_again_has_its_answer(policy, s
     """Without OpenAI's header it was a rewritten history."""
     raw = body(U, stream=stream)
     policy.go.clear()
-    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n'
-    with policy.send(head.encode() + raw):
-        policy.requests.get(timeout=10)
-    found = []
-    again = threading.Thread(target=lambda: found.append(raw_post(policy, raw)))
-    again.start()
-    time.sleep(0.1)
-    policy.go.set()
-    again.join(10)
-    assert b'200 OK' in found[0] and b'"content":"A"' in found[0].replace(b': ', b':')
+    policy.leave(raw)
+    with futures.ThreadPoolExecutor(1) as pool:
+        again = pool.submit(raw_post, policy, raw)
+        time.sleep(0.1)
+        policy.go.set()
+        answer = again.result(10)
+    assert b'200 OK' in answer and b'"content":"A"' in answer.replace(b': ', b':')
     assert policy.requests.empty() and len(policy.episode.branches) == 1
 
 
 def raw_post(policy, raw):
-    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n'
-    with policy.send(f'{head}Content-Length: {len(raw)}\r\n\r\n'.encode() + raw) as connection:
+    with policy.send(policy.request(raw, 'Connection: close\r\n')) as connection:
         with connection.makefile('rb') as answer:
             return answer.read()
 
@@ -419,9 +412,7 @@ def raw_post(policy, raw):
 def test_an_answer_is_kept_until_it_is_delivered(policy):
     raw = body(U)
     policy.go.clear()
-    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n'
-    with policy.send(head.encode() + raw):
-        policy.requests.get(timeout=10)
+    policy.leave(raw)
     policy.go.set()
     time.sleep(0.2)
     assert said(policy.post(raw)) == 'A'
@@ -432,18 +423,11 @@ def test_an_answer_is_kept_until_it_is_delivered(policy):
 def test_equal_requests_of_two_waiting_clients_have_two_answers():
     policy = Policy(branches=2)
     policy.go.clear()
-    found = [[], []]
-    threads = [
-        threading.Thread(target=lambda into=into: into.append(said(policy.post(body(U)))))
-        for into in found
-    ]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.1)
-    policy.go.set()
-    for thread in threads:
-        thread.join(10)
-    assert sorted(found) == [['A'], ['B']]
+    with futures.ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(policy.post, body(U)) for _ in range(2)]
+        time.sleep(0.1)
+        policy.go.set()
+        assert sorted(said(one.result(10)) for one in answers) == ['A', 'B']
     policy.close()
 
 

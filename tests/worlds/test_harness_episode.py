@@ -10,6 +10,7 @@ from concurrent import futures
 import harness_clients as clients
 import numpy as np
 import pytest
+from harness_clients import body
 
 from agentrl_jax.envs.hosts.harness import task as task_of_harness
 from agentrl_jax.envs.hosts.harness import wire, workers
@@ -26,10 +27,6 @@ def answer(text, closed=True, finish='stop'):
     said = Answer(text)
     said.closed, said.finish = closed, finish
     return said
-
-
-def body(*messages, **more):
-    return json.dumps({'model': 'm', 'messages': list(messages)} | more).encode()
 
 
 def ask(episode, raw, said, retried=False):
@@ -52,11 +49,7 @@ def test_calls_become_tool_calls_and_those_that_cannot_be_read_stay_text():
     (call,) = choice['message']['tool_calls']
     assert choice['finish_reason'] == 'tool_calls' and choice['message']['content'] == 'Let me see.'
     assert json.loads(call['function']['arguments']) == {'place': 'here'} and not made.bad_calls
-    for bad in (
-        '<tool_call>{"name": "look"',
-        '<tool_call>\n[]\n</tool_call>',
-        CALL + '<tool_call>',
-    ):
+    for bad in ('<tool_call>{"name": "look"', CALL + '<tool_call>'):
         made = wire.complete(answer(bad), asked, 'x')
         message = made.body['choices'][0]['message']
         assert made.bad_calls == 1 and message == {'role': 'assistant', 'content': bad}
@@ -71,9 +64,8 @@ def test_a_stream_says_the_same():
     assert lines[-1] == 'data: [DONE]'
     first, last, usage = (json.loads(line.removeprefix('data: ')) for line in lines[:-1])
     assert first['choices'][0]['delta']['tool_calls'][0]['function']['name'] == 'look'
-    assert (
-        last['choices'][0]['finish_reason'] == 'tool_calls' and usage['usage']['total_tokens'] == 0
-    )
+    assert last['choices'][0]['finish_reason'] == 'tool_calls'
+    assert usage['usage']['total_tokens'] == 0
 
 
 def said_of(text='A', calls=None, **more):
@@ -82,12 +74,7 @@ def said_of(text='A', calls=None, **more):
 
 @pytest.mark.parametrize(
     'copy',
-    [
-        said_of(),
-        said_of(' A\n'),
-        said_of([{'type': 'text', 'text': 'A'}]),
-        said_of(refusal=None, audio=None, function_call=None),
-    ],
+    [said_of(' A\n'), said_of([{'type': 'text', 'text': 'A'}]), said_of(refusal=None)],
     ids=str,
 )
 def test_a_copy_that_says_the_same_goes_on_with_the_conversation(copy):
