@@ -120,7 +120,7 @@ def evaluate(
         hosts.set_aside(run, folder, stem)
     watch = functools.partial(hosts.in_flight, run)
     with (
-        hosts.replayed(run, replay, label) if replay else hosts.playing(run, folder, 0, stem=stem),
+        hosts.replayed(run, replay) if replay else hosts.playing(run, folder, 0, stem=stem),
         live_line('worlds', watch),
     ):
         hosts.label(run, **label)

@@ -26,7 +26,7 @@ from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.rollout import host_rollout, world_calls
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import REPORT_HEADER
-from agentrl_jax.rollout.replies import NoLog
+from agentrl_jax.rollout.replies import ReplyLog
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Prompt
@@ -208,7 +208,7 @@ def begin(
         agent=agents.ONLY_ACTS,
     )
     calls = world_calls.WorldCalls(
-        worlds, world_calls.RetryPolicy(), log=NoLog(), say=common.note, asked=lambda: False
+        worlds, world_calls.RetryPolicy(), log=ReplyLog(), say=common.note, asked=lambda: False
     )
     return schedule(
         device,

@@ -27,7 +27,7 @@ from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host_rollout import HostRollout
 from agentrl_jax.rollout.partial import PartialRollout
 from agentrl_jax.rollout.programs import Ends, Programs, build_programs
-from agentrl_jax.rollout.replies import LogOfSteps, NoLog, Replay
+from agentrl_jax.rollout.replies import LogOfSteps, Replay, ReplyLog
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls
 from agentrl_jax.text import stops
@@ -69,19 +69,13 @@ class Worlds:
 
     pool: Any
     conversation: Conversation
-    log: Any = dataclasses.field(default_factory=NoLog)
+    log: Any = dataclasses.field(default_factory=ReplyLog)
     rollout: HostRollout | None = None  # that is being played, for those who watch
     asked: Callable[[], bool] = never  # whether the run should stop
     replay: Replay | None = None  # a log that answers in the place of the worlds
     ahead: PartialRollout | None = None  # episodes in flight, with worlds of their own
     version_log: Path | None = None  # the log of the weights that sampled their turns
     restarted: int = 0  # episodes that were in flight when the run was ended, and begin again
-
-    def plan(self, step: int, episodes: int) -> versions.Plan | None:
-        """What weights sample what from a step on, where the run is played again from its log."""
-        if self.replay is None:
-            return None
-        return versions.Plan(versions.path_beside(self.replay.path), step, episodes)
 
     def close(self) -> None:
         """Closes the worlds; what is in flight is over."""
@@ -167,20 +161,18 @@ class HostCollect:
             return local_rows(episodes.level)[0], local_rows(episodes.token_stream)[0]
 
         if worlds.ahead is None:
-            episodes = len(drawn(step)[0])
+            episodes, replay = len(drawn(step)[0]), worlds.replay
             worlds.ahead = self.begin(
                 PartialRollout,
                 params,
                 task,
                 *np.zeros((2, (staleness + 1) * episodes), np.int32),
                 key,
-                pool=worlds.replay.pool({'split': 'train'})
-                if worlds.replay
-                else worlds.pool.another(),
+                pool=replay.pool({'split': 'train'}) if replay else worlds.pool.another(),
                 log=LogOfSteps(worlds.log, episodes),
                 staleness=staleness,
                 first=step,
-                plan=worlds.plan(step, episodes),
+                plan=replay and versions.Plan(versions.path_beside(replay.path), step, episodes),
             )
         playing = worlds.ahead
         if playing.plan:

@@ -14,11 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentrl_jax.envs.hosts.world import Answer, Sampling
+from agentrl_jax.envs.hosts.world import Answer, Reply, Sampling
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.host_slots import (
     NOTHING,
-    InFlight,
     Slot,
     branch_places,
     empty_record,
@@ -70,19 +69,19 @@ class HostRollout:
         self.live = np.zeros(shards, int)
         self.left = np.zeros(shards, int)  # stopped rows that were not reported
 
-    def in_flight(self) -> InFlight:
-        """May be called from another thread."""
+    def in_flight(self) -> dict[str, Any]:
+        """Where the rollout is, for a live line; may be called from another thread."""
         now = time.monotonic()
         calls = list(self.calls.under_way.values())  # at once, for it changes
         seated = sum(slot.episode >= 0 for slot in self.slots)
-        return InFlight(
-            waiting=len(calls),
-            playing=max(seated - len(calls), 0),
-            left=len(self.episodes),
-            slowest_s=max([now - call.asked for call in calls], default=0.0),
-            retries=self.counted['retries'],
-            faults=self.counted['faults'],
-        )
+        return {
+            'waited for': len(calls),
+            'slowest': f'{max([now - call.asked for call in calls], default=0.0):.1f} s',
+            'on the device': max(seated - len(calls), 0),
+            'to begin': len(self.episodes),
+            'retries': self.counted['retries'],
+            'faults': self.counted['faults'],
+        }
 
     def play(self, episodes: list[int]) -> None:
         """Plays the given rows of the rollout."""
@@ -124,11 +123,14 @@ class HostRollout:
                     f'(hosts.min_healthy={least:g}): {self.calls.last_fault}'
                 )
             self.calls.say(f'{lost} and are played again: {self.calls.last_fault}')
-            length = self.out.tokens.shape[1]
-            fresh = empty_record(self.task, self.out.level[faulty], length, self.words)
-            for x, new in zip(jax.tree.leaves(self.out), jax.tree.leaves(fresh), strict=True):
-                x[faulty] = new
+            self.empty(faulty, self.out.level[faulty])
             again = faulty
+
+    def empty(self, rows: Any, level: np.ndarray) -> None:
+        """Empties rows of the record for episodes of levels int32."""
+        fresh = empty_record(self.task, level, self.out.tokens.shape[1], self.words)
+        for x, new in zip(jax.tree.leaves(self.out), jax.tree.leaves(fresh), strict=True):
+            x[rows] = new
 
     # -- episodes and worlds
 
@@ -214,14 +216,18 @@ class HostRollout:
             out.valid[b, k], out.judged[b, k] = bool(reply.valid), reply.valid is not None
             out.num_actions[b, k] = 1
             of_trial = out.trial[b, : k + 1] == slot.now.trial
-            returned = self.task.env.solved(out.rewards[b, : k + 1][of_trial].sum())
-            out.success[b] = returned if reply.success is None else reply.success
-            if out.figures is not None:
-                out.figures[b] = figures_of(reply, self.task.env)
+            self.record_outcome(b, reply, out.rewards[b, : k + 1][of_trial])
             stop, fresh = self.end_turn(slot, reply.done)
         slot.replies += (reply,)
         slot.cut = EpisodeStop.NONE
         self.go_on(slot, stop, fresh)
+
+    def record_outcome(self, b: int, reply: Reply, rewards: np.ndarray) -> None:
+        """Success and figures of an episode by its last reply; rewards: of its trial."""
+        returned = self.task.env.solved(rewards.sum())
+        self.out.success[b] = returned if reply.success is None else reply.success
+        if self.out.figures is not None:
+            self.out.figures[b] = figures_of(reply, self.task.env)
 
     def end_turn(self, slot: Slot, done: bool) -> tuple[EpisodeStop, bool]:
         """(why the episode ends after this turn, whether a trial begins after it)."""
@@ -253,7 +259,8 @@ class HostRollout:
                 return
             stop = EpisodeStop.TOKEN_BUDGET
         if self.task.env.finishes and stop != EpisodeStop.TERMINATED:
-            self.cut_short(slot, stop)
+            slot.cut, slot.cuts = stop, slot.cuts + 1
+            self.ask(slot)
             return
         self.out.episode_stop[slot.episode] = stop
         self.begin_episode(slot)
@@ -284,13 +291,8 @@ class HostRollout:
         longest = self.settings.max_response
         return min(prompt.most or longest, longest)
 
-    def cut_short(self, slot: Slot, stop: EpisodeStop) -> None:
-        """Asks what an episode has earned for which no turn or token is left."""
-        slot.cut, slot.cuts = stop, slot.cuts + 1
-        self.ask(slot)
-
     def on_earned(self, slot: Slot, response: Response) -> None:
-        """Pays an episode that was cut, on its last turn; one without a turn is lost."""
+        """Pay an episode that was cut, on its last turn; one without a turn is lost."""
         reply, b, out = response.reply, slot.episode, self.out
         if not slot.turn:
             context = self.task.env.context
@@ -304,10 +306,7 @@ class HostRollout:
             return
         self.note(slot, response)
         out.rewards[b, slot.turn - 1] += reply.reward
-        returned = self.task.env.solved(out.rewards[b].sum())
-        out.success[b] = returned if reply.success is None else reply.success
-        if out.figures is not None:
-            out.figures[b] = figures_of(reply, self.task.env)
+        self.record_outcome(b, reply, out.rewards[b])
         out.episode_stop[b] = slot.cut
         self.begin_episode(slot)
 

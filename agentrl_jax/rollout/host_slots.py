@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -67,17 +67,6 @@ def figures_of(reply: Reply, env: Any) -> tuple[float, ...]:
             f'{", ".join(env.FIGURES)}: settings of the run and of its server differ'
         )
     return reply.figures or (np.nan,) * len(env.FIGURES)
-
-
-class InFlight(NamedTuple):
-    """Where a rollout is, at one moment."""
-
-    waiting: int  # episodes, for their worlds
-    playing: int  # that the device works on
-    left: int  # that have not begun
-    slowest_s: float  # of the worlds that are waited for
-    retries: int
-    faults: int
 
 
 def branch_places(out: Rollout, episode: int, branch: int, prefix: int) -> np.ndarray:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from agentrl_jax.rollout.host_rollout import HostRollout
-from agentrl_jax.rollout.host_slots import NOTHING, Slot, empty_record
+from agentrl_jax.rollout.host_slots import NOTHING, Slot
 from agentrl_jax.rollout.versions import Plan
 from agentrl_jax.types import EpisodeStop, Params, Rollout
 
@@ -74,10 +74,8 @@ class PartialRollout(HostRollout):
 
     def open(self, step: int, level: np.ndarray, stream: np.ndarray) -> None:
         """The episodes of a step may begin."""
-        rows, length = self.block(step), self.out.tokens.shape[1]
-        fresh = empty_record(self.task, level, length, self.words)
-        for x, new in zip(jax.tree.leaves(self.out), jax.tree.leaves(fresh), strict=True):
-            x[rows] = new
+        rows = self.block(step)
+        self.empty(rows, level)
         self.stream[rows], self.version[rows] = stream, -1
         self.episodes.extend(range(rows.start, rows.stop))
 
@@ -125,12 +123,8 @@ class PartialRollout(HostRollout):
         self.seat()
         while not self.is_over():
             if super().is_over():
-                under = f' with the weights that {self.plan.path} lists' if self.plan else ''
-                left = int((self.out.episode_stop[episodes] == EpisodeStop.NONE).sum())
-                raise ValueError(
-                    f'step {self.step} cannot end{under}: {left} of its {len(episodes)} episodes '
-                    'have not ended, and nothing is left to play'
-                )
+                listed = f' with the weights in {self.plan.path}' if self.plan else ''
+                raise ValueError(f'step {self.step} cannot end{listed}: nothing is left to play')
             self.advance()
 
     def is_over(self) -> bool:

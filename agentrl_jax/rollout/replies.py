@@ -49,37 +49,27 @@ About = dict[str, int | str]
 
 
 class ReplyLog:
-    """Appends lines to a file; `about` is of the rollout that is being played."""
+    """Appends lines to a file, if there is one; `about` is of the rollout that is being played."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path | None = None):
         self.about: About = {}
-        self._file = open(path, 'a', encoding='utf-8')
+        self._file = open(path, 'a', encoding='utf-8') if path else None
 
     def write(self, response: Response, fault: str, tries: int) -> None:
         """fault: '' for a reply that was taken, or why the episode ended."""
-        self._file.write(json.dumps(self.about | line_of(response, fault, tries)) + '\n')
-        self._file.flush()
+        if self._file:
+            self._file.write(json.dumps(self.about | line_of(response, fault, tries)) + '\n')
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
-
-
-class NoLog:
-    """Keeps nothing."""
-
-    about: About = {}
-
-    def write(self, response: Response, fault: str, tries: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        if self._file:
+            self._file.close()
 
 
 class LogOfSteps:
     """A log of episodes of several steps: each line has the step of its own episode."""
 
-    def __init__(self, log: ReplyLog | NoLog, episodes: int):
+    def __init__(self, log: ReplyLog, episodes: int):
         """episodes: of a step; streams count them from the first step of the run on."""
         self.log, self.episodes = log, episodes
 
@@ -160,19 +150,6 @@ def object_of(line: bytes, where: str) -> dict[str, Any]:
     if not isinstance(row, dict) or 'step' not in row or type(row['step']) is not int:
         raise ValueError(f'{where}: no object with a step')
     return row
-
-
-def choose(path: str | Path, about: About) -> list[dict[str, Any]]:
-    """The lines of one rollout; a ValueError that names those there are if it is not among them."""
-    rows = read_log(path)
-    chosen = [row for row in rows if about.items() <= row.items()]
-    if not chosen:
-        other = {', '.join(f'{k}={x}' for k, x in row.items() if k not in FIELDS) for row in rows}
-        shown = [files.in_line(one) for one in sorted(other)[:LISTED]]
-        known = '; '.join(shown + [f'{len(other) - LISTED} more'] * (len(other) > LISTED))
-        wanted = ', '.join(f'{name}={x}' for name, x in about.items())
-        raise ValueError(f'{path} holds no rollout of {wanted}; there are: {known or "none"}')
-    return chosen
 
 
 def begun(path: str | Path, step: int) -> int:
@@ -267,22 +244,13 @@ class LoggedPool:
         if line['fault']:
             self.done.put(Response(request, fault=line['fault']))
             return
-        fields = [field.name for field in dataclasses.fields(Reply)]
-        said = {name: line[name] for name in fields}
+        reply = Reply(**{field.name: line[field.name] for field in dataclasses.fields(Reply)})
+        reply = dataclasses.replace(reply, figures=tuple(line['figures']))
         if line['messages'] is not None:
-            said['observation'] = Messages(**line['messages'])
-        reply = Reply(**said | {'figures': tuple(said['figures'])})
+            reply = dataclasses.replace(reply, observation=Messages(**line['messages']))
         prompt = self._read(reply.observation, line['instruction'])
-        self.done.put(
-            Response(
-                request,
-                reply,
-                line['instruction'],
-                prompt,
-                tuple(line['offers']),
-                seconds=line['seconds'],
-            )
-        )
+        response = Response(request, reply, line['instruction'], prompt, tuple(line['offers']))
+        self.done.put(dataclasses.replace(response, seconds=line['seconds']))
 
     def abandon(self, slot: int) -> None:
         pass
@@ -298,6 +266,14 @@ class Replay:
         self.path, self._lines, self._read = path, read_log(path), read
 
     def pool(self, about: About) -> LoggedPool:
-        """What answers a rollout."""
+        """What answers a rollout; a ValueError that names the rollouts there are without it."""
         lines = [line for line in self._lines if about.items() <= line.items()]
+        if not lines:
+            labels = [{k: x for k, x in line.items() if k not in FIELDS} for line in self._lines]
+            names = sorted({', '.join(f'{k}={x}' for k, x in label.items()) for label in labels})
+            listed = '; '.join(map(files.in_line, names[:LISTED])) or 'none'
+            wanted = ', '.join(f'{name}={x}' for name, x in about.items())
+            raise ValueError(
+                f'{self.path} holds no rollout of {wanted}; there are {len(names)}: {listed}'
+            )
         return LoggedPool(lines, self._read)

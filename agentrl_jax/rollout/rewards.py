@@ -5,10 +5,11 @@ on hosts any function of an episode's texts, called when the rollout is over. Wh
 rollout sees these rewards alone; success stays the world's, and so does what prompts say.
 """
 
+import contextlib
 import dataclasses
 import numbers
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -46,23 +47,17 @@ class Episode:
     figures: tuple[float, ...]  # that the world measured, see its environment's FIGURES
 
 
-class Blamed:
-    """A context for foreign code: what it raises becomes a ValueError that says where."""
-
-    def __init__(self, what: str, function: Callable):
-        self.what, self.file = what, getattr(getattr(function, '__code__', None), 'co_filename', '')
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, Exception):
-            return
-        frames = traceback.extract_tb(trace)
-        at = [frame for frame in frames if frame.filename == self.file][-1:] or frames[-1:]
-        place = f'{at[0].filename}, line {at[0].lineno}'
-        said = ' '.join(str(error).split())[:400]
-        raise ValueError(f'{self.what} failed: {kind.__name__}: {said} ({place})') from error
+@contextlib.contextmanager
+def blamed(what: str, function: Callable) -> Iterator[None]:
+    """A context for foreign code: an error becomes a ValueError with its place in the code."""
+    try:
+        yield
+    except Exception as error:
+        file = getattr(getattr(function, '__code__', None), 'co_filename', '')
+        frames = traceback.extract_tb(error.__traceback__)
+        at = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+        reason = f'{type(error).__name__}: {" ".join(str(error).split())[:400]}'
+        raise ValueError(f'{what} failed: {reason} ({at.filename}, line {at.lineno})') from error
 
 
 def of_rollout(
@@ -89,7 +84,7 @@ def check_traced(function: Callable, rollout: Rollout, task: Any, *, name: str) 
 
     name: what an error calls it.
     """
-    with Blamed(f'{name} (on the device {OF_ROLLOUT})', function):
+    with blamed(f'{name} (on the device {OF_ROLLOUT})', function):
         made = jax.eval_shape(function, rollout, task)
     shape, kinds = rollout.rewards.shape, (jnp.floating, jnp.integer, jnp.bool_)
     found = f'{getattr(made, "dtype", type(made).__name__)} {list(getattr(made, "shape", ()))}'
@@ -129,7 +124,7 @@ def episode_of(
 
 def of_episode(episode: Episode, function: Callable, *, name: str) -> np.ndarray:
     """float32 [turns]: what function(episode) gives; a ValueError says what is wrong with it."""
-    with Blamed(f'{name}, on the episode of item {episode.item},', function):
+    with blamed(f'{name}, on the episode of item {episode.item},', function):
         given = list(function(episode))
     wrong = [x for x in given if not isinstance(x, numbers.Real) or not abs(x) <= LARGEST]
     if len(given) != len(episode.turns) or wrong:

@@ -98,7 +98,18 @@ class Schedule:
 
         over bool [w]; turns: the slots' next turns in the episodes that they have.
         """
-        return start_episodes(self, slots, task, episodes, which, over, turns)
+        num_episodes, none = episodes.level.shape[0], slots.out.tokens.shape[0]
+        wants = over & (which < slots.phase.shape[0])
+        candidate = slots.next_episode + jnp.cumsum(wants) - 1
+        starts = wants & (candidate < num_episodes)
+        candidate = self.order(slots, candidate)
+        episode = jnp.where(starts, candidate, jnp.where(over, none, slots.episode[which]))
+        level = slots.out.level[jnp.minimum(candidate, num_episodes - 1)]
+        fresh = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
+        world = choose(starts, fresh, turns.world)
+        length = jnp.where(starts, task.prefix.shape[0], slots.rows.length[which])
+        slots = slots.replace(next_episode=slots.next_episode + starts.sum())
+        return slots, turns.replace(episode=episode, world=world, length=length)
 
     def seat(
         self,
@@ -160,27 +171,3 @@ def choose(which: jax.Array, new: Any, old: Any) -> Any:
         return jnp.where(which.reshape(which.shape + (1,) * (new.ndim - 1)), new, old)
 
     return jax.tree.map(one, new, old)
-
-
-def start_episodes(
-    schedule: Schedule,
-    slots: Slots,
-    task: text.TextTask,
-    episodes: Episodes,
-    which: jax.Array,
-    over: jax.Array,
-    turns: Turns,
-) -> tuple[Slots, Turns]:
-    """Give the next episodes of the list to slots whose episode is over: Schedule.next_turns."""
-    num_episodes, none = episodes.level.shape[0], slots.out.tokens.shape[0]
-    wants = over & (which < slots.phase.shape[0])
-    candidate = slots.next_episode + jnp.cumsum(wants) - 1
-    starts = wants & (candidate < num_episodes)
-    candidate = schedule.order(slots, candidate)
-    episode = jnp.where(starts, candidate, jnp.where(over, none, slots.episode[which]))
-    level = slots.out.level[jnp.minimum(candidate, num_episodes - 1)]
-    fresh = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
-    world = choose(starts, fresh, turns.world)
-    length = jnp.where(starts, task.prefix.shape[0], slots.rows.length[which])
-    slots = slots.replace(next_episode=slots.next_episode + starts.sum())
-    return slots, turns.replace(episode=episode, world=world, length=length)

@@ -51,7 +51,7 @@ class Branches:
         """Turns of a sample, at most."""
         return turns
 
-    def windows(self, rollout: Rollout) -> 'Windows':
+    def windows(self, rollout: Rollout) -> Windows:
         """The samples of a rollout; empty for conversations that were not begun."""
         length = rollout.tokens.shape[1]
         branch = branch_of(rollout.turn, rollout.branch)[:, None]
@@ -88,9 +88,26 @@ class Context:
         del turns
         return 1
 
-    def windows(self, rollout: Rollout) -> 'Windows':
-        """The samples of a rollout."""
-        return windows(rollout, self)
+    def windows(self, rollout: Rollout) -> Windows:
+        """The samples of a rollout: K for each episode, empty for turns that were not played."""
+        length, begin, prefix = rollout.tokens.shape[1], rollout.begin, self.prefix
+        end = turn_ends(rollout.turn, begin.shape[1])
+        turns = jnp.arange(begin.shape[1])
+        first = jnp.maximum(turns - self.window + 1, 0)
+        column = jnp.arange(min(prefix + self.block + self.max_response, length))
+        place = (column - prefix)[None, None]
+        position = begin[:, first][:, :, None] + place
+        if self.keeps:
+            every = (*begin.shape, begin.shape[1])
+            rows = (jnp.broadcast_to(x[:, None], every) for x in (rollout.part, begin))
+            start, more = (x[:, :, None] for x in kept(*rows, first[None], turns[None]))
+            position = jnp.where(place < more, start + place, position - more)
+        index = jnp.where(column < prefix, column[None, None], position)
+        turns = turns[None]
+        played = (turns < rollout.num_turns[:, None])[:, :, None]
+        index = jnp.where(played & (index < end[:, :, None]), index, length)
+        own = take(rollout.turn, index, fill=-1) == turns[:, :, None]
+        return Windows(index=index, own=own & (column >= prefix)[None, None])
 
     @property
     def block(self) -> int:
@@ -159,28 +176,6 @@ def read_again(
     count = xp.where(episode < out.tokens.shape[0], (more + end - begin)[:, 0], 0)
     start = xp.full_like(count, context.prefix)
     return xp.where(position < end, tokens, pad_id), start, count
-
-
-def windows(rollout: Rollout, context: Context) -> Windows:
-    """The samples of a rollout: K for each episode, empty for turns that were not played."""
-    length, begin, prefix = rollout.tokens.shape[1], rollout.begin, context.prefix
-    end = turn_ends(rollout.turn, begin.shape[1])
-    turns = jnp.arange(begin.shape[1])
-    first = jnp.maximum(turns - context.window + 1, 0)
-    column = jnp.arange(min(prefix + context.block + context.max_response, length))
-    place = (column - prefix)[None, None]
-    position = begin[:, first][:, :, None] + place
-    if context.keeps:
-        every = (*begin.shape, begin.shape[1])
-        rows = (jnp.broadcast_to(x[:, None], every) for x in (rollout.part, begin))
-        start, more = (x[:, :, None] for x in kept(*rows, first[None], turns[None]))
-        position = jnp.where(place < more, start + place, position - more)
-    index = jnp.where(column < prefix, column[None, None], position)
-    turns = turns[None]
-    played = (turns < rollout.num_turns[:, None])[:, :, None]
-    index = jnp.where(played & (index < end[:, :, None]), index, length)
-    own = take(rollout.turn, index, fill=-1) == turns[:, :, None]
-    return Windows(index=index, own=own & (column >= prefix)[None, None])
 
 
 def take(x: jax.Array, index: jax.Array, fill: Any = 0) -> jax.Array:

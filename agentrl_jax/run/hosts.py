@@ -118,20 +118,20 @@ def logged(
         worlds.pool, worlds.replay, worlds.version_log = before, None, None
         worlds.close()
         worlds.log.close()
-        worlds.log, worlds.asked = replies.NoLog(), host.never
+        worlds.log, worlds.asked = replies.ReplyLog(), host.never
 
 
 @contextlib.contextmanager
-def replayed(run: Run, path: str, about: replies.About) -> Iterator[None]:
-    """The log of a rollout answers, and no world does."""
+def replayed(run: Run, path: str) -> Iterator[None]:
+    """A log answers, and no world does."""
     check_replay(run, path)
     (worlds,) = run.worlds.values()
-    lines, before = replies.choose(path, about), worlds.pool
-    worlds.pool = replies.LoggedPool(lines, worlds.conversation.prompt)
+    before = worlds.pool
+    worlds.replay = replies.Replay(path, worlds.conversation.prompt)
     try:
         yield
     finally:
-        worlds.pool = before
+        worlds.pool, worlds.replay = before, None
 
 
 def label(run: Run, **about: int | str) -> None:
@@ -168,15 +168,7 @@ def in_flight(run: Run) -> dict[str, Any] | None:
     playing = [worlds.rollout for worlds in run.worlds.values() if worlds.rollout is not None]
     if not playing:
         return None
-    now = playing[0].in_flight()  # worlds of several names are played one after another
-    return {
-        'waited for': now.waiting,
-        'slowest': f'{now.slowest_s:.1f} s',
-        'on the device': now.playing,
-        'to begin': now.left,
-        'retries': now.retries,
-        'faults': now.faults,
-    }
+    return playing[0].in_flight()  # worlds of several names are played one after another
 
 
 def figures(counters: list[dict[str, Any]]) -> dict[str, float]:

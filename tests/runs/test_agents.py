@@ -13,12 +13,11 @@ import optax
 import pytest
 import tiny_agents as tiny
 import toy_rollouts as toy
-from host_worlds import OBJECTS as HOSTS
 from test_context import samples
 
 from agentrl_jax import train
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
-from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
+from agentrl_jax.envs import Bandit, Sokoban
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
@@ -230,8 +229,8 @@ def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
 
 @pytest.mark.parametrize(
     'env',
-    [FrozenLake(), FrozenLake(observation_format='coord'), Sokoban(), Bandit()],
-    ids='grid coord room bandit'.split(),
+    [Sokoban(), Bandit()],
+    ids=['room', 'bandit'],
 )
 def test_no_world_asks_for_tags_in_react(env):
     """Sokoban's example and the bandit's question went on showing <answer>."""
@@ -281,7 +280,7 @@ def played(request, policy):
 
 def cut(out, window, task_=None):
     context = windows.Context.of(task_ or task(), window or TURNS, RESPONSE)
-    return jax.device_get(jax.jit(functools.partial(windows.windows, context=context))(out))
+    return jax.device_get(jax.jit(context.windows)(out))
 
 
 def gap(policy, out, found=None):
@@ -517,6 +516,7 @@ AGENT = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypatch):
     changes = {'algorithm': 'turn_grpo', 'context.window': 1, 'clone.episodes': 32}
@@ -541,47 +541,20 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
     assert list((tmp_path / 'rollouts').glob('*.html'))
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'agent.name': 'cot'}, 'agent.name'),
-        ({'agent.name': 'react', 'env.think': False}, 'env.think'),
-        ({'agent.name': 'react', 'rollout.stop_at_answer': True}, 'rollout.stop_at_answer'),
-        ({'agent.trials': 1}, 'agent.trials'),
-        ({'agent.plan_every': 2}, 'agent.plan_every'),
-        ({'clone.thoughts': True, 'clone.episodes': 8, 'env.think': False}, 'env.think'),
-        ({'clone.thoughts': True}, 'clone.thoughts'),
-        ({'env.max_turns': 2}, 'env.max_turns'),
-        ({'clone.max_turns': 2, 'clone.episodes': 8}, 'clone.max_turns'),
-        ({'context.window': 1, 'context.summary': 1}, 'context.summary'),
-        ({'env.name': 'search', 'search.turns': 5, 'clone.episodes': 0}, 'search.turns'),
-        ({'alarm.mi_every': 1}, 'alarm.mi_every'),
-        (HOSTS | {'clone.episodes': 8}, 'clone.episodes'),
-        (
-            HOSTS | {'agent.name': 'react'},
-            'agent.name',
-        ),
-    ],
-)
-def test_agents_that_cannot_be_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        read_config(micro_runs.config(NAME, **AGENT | changes))
-
-
 # ---- hosts ---------------------------------------------------------------------------------------
 
 
-def host_play(policy, tmp_path, window=0, lines=None):
+def host_play(policy, tmp_path, lines=None):
     """A rollout of an episode each on eight items of hosts.Echo; from a log, if there is one."""
     env, chat = hosts.Tests(), hosts.build_chat(tiny.tokenizer())
     conversation = hosts.Conversation(chat, '<think>', 160, agent=BOTH)
     levels = env.make_params(num_levels=16)
     task_ = hosts.build_host_task(env, levels, conversation, max_turns=TURNS)
     pool = None if lines is None else replies.LoggedPool(lines, conversation.prompt)
-    sizes = dict(temperature=1.0, max_tokens=1600, max_response=RESPONSE, window=window)
+    sizes = dict(temperature=1.0, max_tokens=1600, max_response=RESPONSE, window=1)
     strings = ('</answer>', *agents.closings(BOTH))
     collect = hosts.collector(conversation, hosts.Echo, strings=strings, pool=pool, **sizes)
-    log = replies.ReplyLog(tmp_path / 'replies.jsonl') if lines is None else replies.NoLog()
+    log = replies.ReplyLog(tmp_path / 'replies.jsonl' if lines is None else None)
     collect.worlds.log, log.about = log, {'step': 0}
     try:
         stream = jnp.arange(8, dtype=jnp.int32)
@@ -592,11 +565,8 @@ def host_play(policy, tmp_path, window=0, lines=None):
         collect.worlds.pool.close()
 
 
-@pytest.mark.parametrize('window', [0, 1])
-def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
-    policy, tmp_path, window
-):
-    out, task_ = host_play(policy, tmp_path, window)
+def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(policy, tmp_path):
+    out, task_ = host_play(policy, tmp_path)
     assert out.healthy.all()
     for b in range(8):
         assert_turns_in_order(out, b)
@@ -609,6 +579,6 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(
     for stream in again:  # the same item from its start, behind the reflection
         same = [first[stream, trial] | dict(trial=0, turn=0, seconds=0) for trial in (0, 1)]
         assert same[0] == same[1] and out.part[stream, first[stream, 1]['turn'] - 1] == REFLECT
-    once_more, _ = host_play(policy, tmp_path, window, lines)
+    once_more, _ = host_play(policy, tmp_path, lines)
     jax.tree.map(np.testing.assert_array_equal, out, once_more)
-    assert gap(policy, out, cut(out, window, task_) if window else None) <= 1e-5
+    assert gap(policy, out, cut(out, 1, task_)) <= 1e-5

@@ -13,7 +13,6 @@ from agentrl_jax import train
 from agentrl_jax.imitation.demonstrations import Turn, demonstrate, rows_of
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import windows
-from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import agents
 
 KEY, NAME = tiny.KEY, 'frozen_lake'
@@ -28,7 +27,7 @@ def played(window, style='brief', past_turns=0):
     out, counters = tiny.play(NAME, policy, KEY, task_=task, window=window, **more)
     assert counters['overflow'] == 0
     context = windows.Context.of(task, window or task.max_turns, tiny.MAX_RESPONSE)
-    return out, jax.device_get(jax.jit(functools.partial(windows.windows, context=context))(out))
+    return out, jax.device_get(jax.jit(context.windows)(out))
 
 
 def samples(out, found):
@@ -198,27 +197,12 @@ def told(task, states, turns, k, m):
     return text
 
 
-@pytest.mark.parametrize(
-    ('changes', 'message'),
-    [
-        ({'context.window': 2, 'context.summary': 1}, 'context.window'),
-        ({'context.window': 1, 'algorithm': 'gspo'}, 'context.window'),
-        (
-            {'context.window': 1, 'clone.file': 'shown.json', 'clone.episodes': 0},
-            'clone.file',
-        ),
-    ],
-)
-def test_what_windows_do_not_go_with_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        read_config(micro(**changes))
-
-
 def micro(**changes):
     sizes = {'env.max_turns': 3, 'rollout.max_tokens': 144, 'steps': 2, 'eval.every': 0}
     return micro_runs.config(NAME, **(sizes | changes))
 
 
+@pytest.mark.soak
 def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
     """Other shapes, the same samples and weights: losses and gradients agree."""
     rows = {}

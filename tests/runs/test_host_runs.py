@@ -223,6 +223,7 @@ CASES = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 @pytest.mark.parametrize('case', CASES)
 def test_what_runs_on_the_device_runs_on_hosts(case, tmp_path):
@@ -419,33 +420,6 @@ def test_gymnasium_s_lake_is_walked_as_text(tmp_path):
     text = run.tokenizer.decode(out.tokens[0])
     assert '[S]FFF\nFHFH\nFFFH\nHFFG' in text and 'Walk from S to G' in text
     assert 'No such action. The actions are: Left, Down, Right, Up.' in text
-
-
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        ({'clone.episodes': 8}, 'clone.episodes'),
-        ({'alarm.mi_every': 1}, 'alarm.mi_every'),
-        ({'context.window': 1, 'context.summary': 1}, 'context.summary'),
-        ({'rollout.stop_at_answer': True}, 'rollout.stop_at_answer'),
-        ({'algorithm': 'vine'}, 'env.name'),
-        ({'eval.worlds': ('bandit',)}, 'eval.worlds'),
-        ({'hosts.min_healthy': 1.5}, 'hosts.min_healthy'),
-    ],
-)
-def test_what_needs_a_world_on_the_device_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        read_config(config(**changes))
-
-
-def test_calls_that_outlast_the_time_of_a_world_are_refused():
-    """A world was given up after hosts.timeout_s=120 in any case."""
-    craft = {'env.name': 'textcraft', 'textcraft.timeout_s': 300.0, 'clone.episodes': 0}
-    read_config(config(**craft))  # in this process, where nothing is called
-    far = craft | {'textcraft.urls': ('http://one',)}
-    with pytest.raises(ValueError, match='hosts.timeout_s=.*textcraft.timeout_s=300'):
-        read_config(config(**far))
-    read_config(config(**far | {'hosts.timeout_s': 300.0}))
 
 
 def test_servers_of_a_run_hold_all_that_is_played_at_once():

@@ -15,7 +15,7 @@ import real_tokenizers
 import smollm_vocabulary
 
 from agentrl_jax.envs import ENVIRONMENTS, BabyAI, FrozenLake, Sokoban
-from agentrl_jax.text import agents, lines, prompt_lines
+from agentrl_jax.text import agents, lines
 from agentrl_jax.text import task as text
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.tokens import chat
@@ -172,19 +172,3 @@ def test_what_no_wording_can_hold_is_named():
     tokenizer = smollm_vocabulary.smollm_tokenizer()
     with pytest.raises(ValueError, match=r"'user\\n\\n' in front of 'Turn\\n' are .* '10\\n'"):
         lines.in_front_of_all(tokenizer, 'user\n\n', ['Turn\n', 'To\n', '10\n'])
-
-
-@pytest.mark.parametrize('style', STYLES)
-def test_prompts_of_the_demo_and_of_qwen_are_what_they_were(style):
-    """Their rules do not look ahead: prefix and lines are tokenised each by itself."""
-    for name, tokenizer in (('sokoban', demo()), ('library', qwen_vocabulary.qwen_tokenizer())):
-        task = build(name, tokenizer, style)
-        words = STYLES[style]
-        said = prompt_lines.system_text(task.env, words, ACTIONS)
-        prefix = chat.build_chat(tokenizer).episode_prefix(said, words.lead)
-        assert np.asarray(task.prefix).tolist() == prefix
-        assert task.table.variant is None and task.table.kind is None
-        first = task.offsets.observation
-        for i, line in enumerate(task.env.lines(task.env_params)[:50]):
-            ids = np.asarray(task.table.ids[first + i])
-            assert ids[ids >= 0].tolist() == tokenizer.encode(line)

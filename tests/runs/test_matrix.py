@@ -37,13 +37,14 @@ OPTIONS = {
     'opd': {'opd.teachers': ('another',), 'opd.divergence': 'sampled'},
     'maxrl': {'env.format_penalty': 0.0},
 }
+QUICKLY = ('ppo', 'gigpo', 'dpo', 'agent_evol', 'gspo_turn')  # the others in `make soak`
 WORLDS = ('frozen_lake', 'bandit', 'library')  # a grid, an end at the first answer, a tool
 # No program of an update has an environment in it: more of its cells would find no more.
 CELLS = [
-    (algorithm, WORLDS[(index + more) % len(WORLDS)])
+    pytest.param(algorithm, world, marks=[] if algorithm in QUICKLY else [pytest.mark.soak])
     for index, algorithm in enumerate(ALGORITHMS)
     if algorithm != 'rae'  # is for games of two players: test_self_play.py
-    for more in (0, 1)
+    for world in (WORLDS[index % 3], WORLDS[(index + 1) % 3])
 ]
 
 

@@ -123,21 +123,6 @@ RUNS = {
             **CLONED_LONGER,
         },
     ),
-    'windows': (
-        'frozen_lake',
-        {
-            'algorithm': 'vine',
-            'env.max_turns': 3,
-            'rollout.max_tokens': 128,
-            'context.window': 1,
-            'fork.turns': 'ahead',
-            'fork.continuations': 3,
-            'loss.kl_coef': 0.1,
-            'filter.rule': 'varied',
-            'filter.refill': 1,
-            **CLONED_LONGER,
-        },
-    ),
     'a world on hosts': (
         'frozen_lake',
         {
@@ -152,7 +137,7 @@ RUNS = {
         },
     ),
 }
-SOAK = ('windows', 'a world on hosts', 'a shared backbone')
+SOAK = ('a world on hosts', 'a shared backbone', 'continuations')
 each_run = pytest.mark.parametrize(
     'name', [pytest.param(n, marks=[pytest.mark.soak] if n in SOAK else []) for n in RUNS]
 )
@@ -247,7 +232,7 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         if cfg.algorithm in ('ppo', 'grpo'):
             assert row['batch/trained_rows'] == kept
         if cfg.filter.refill:  # of each rollout top_k keeps half
-            assert row['filter/collects'] == 2 or cfg.filter.rule == 'varied'
+            assert row['filter/collects'] == 2
         elif cfg.algorithm in ('ppo', 'grpo'):
             played = 16 * row['rollout/response_length']
             assert 0 < row['batch/trained_tokens'] <= played + 1e-3
@@ -262,49 +247,6 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert [row['progress/tokens'] for row in rows] == pytest.approx(
             np.append(np.cumsum(tokens), sum(tokens)), abs=0.1
         )
-
-
-def test_every_documented_metric_is_written_by_some_run(finished):
-    written = set().union(
-        *(row for name in RUNS if name not in SOAK for row in finished(name).rows)
-    )
-    seldom = (
-        'collapse/',
-        'curriculum/',
-        'filter/',
-        'alarm/',
-        'rollout/staleness',
-        'rollout/restarted',
-        'sampler/',
-        'hosts/',
-        'babyai/',
-        'search/',
-        'harness/',
-        'agent/',
-        'shop/',
-        'policy/clip_frac_dual',
-        'policy/kl_teacher',
-        'policy/observation_nll',
-        'eval/observation_nll',
-        'value/vine_',
-        'eval/pass_at_k',
-        'eval/solvable_success',
-        'eval/exact_match',
-        'eval/exploitability',
-        'eval/format',
-        'eval/trials',
-        'eval/success_',
-        'eval/gain',
-        'eval/score',
-        'eval/requests',
-        'eval/branches',
-        'eval/refused',
-        'eval/bad_calls',
-        'eval/token_budget_stop',
-        'perf/flops_share',
-        'perf/device_peak_bytes',
-    )  # only where their options or worlds are set
-    assert not {name for name in metrics.METRICS if not name.startswith(seldom)} - written
 
 
 @each_run
@@ -352,7 +294,10 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, name, tmp_path)
     if cfg.lora.rank:
         base = run_params.BASE_FOLDER
         shutil.copytree(workdir / base, tmp_path / base)
-    finish(config(name, steps=2), tmp_path)
+        finish(config(name, steps=2), tmp_path)
+    else:
+        shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
+        shutil.rmtree(tmp_path / 'checkpoints' / str(cfg.steps))
     again = finish(config(name), tmp_path)
     np.testing.assert_equal(*map(micro_runs.without_times, (again.rows, rows)))
     assert_same(again.state(), finished(name).state())
@@ -372,9 +317,9 @@ def test_a_finished_run_is_only_looked_at_and_may_not_change(finished):
 
 
 def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
-    finished, tmp_path, monkeypatch, capsys
+    quick_runs, tmp_path, monkeypatch, capsys
 ):
-    cfg = finished('a shared backbone').cfg
+    cfg = config('adapters')
     monkeypatch.setattr(collapse, 'starved', lambda rows, most: f'no {most}' * (len(rows) == 2))
     assert train.train(cfg, str(tmp_path)) == 1
     assert [row['step'] for row in run_log.read_metrics(tmp_path / run_log.METRICS_FILE)] == [0, 1]
@@ -385,16 +330,13 @@ def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
 # ---- what its features do ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    'name, horizons', [('two worlds', [1, 1, 2]), ('continuations', [2, 2, 3])]
-)
-def test_a_horizon_grows_and_validation_plays_every_turn(finished, name, horizons):
-    rows = finished(name).rows
-    assert [row['rollout/horizon'] for row in rows[:-1]] == horizons
+def test_a_horizon_grows_and_validation_plays_every_turn(finished):
+    rows = finished('two worlds').rows
+    assert [row['rollout/horizon'] for row in rows[:-1]] == [1, 1, 2]
     turns = [row['rollout/turns'] for row in rows[:-1]]
-    assert max(turns[:2]) <= horizons[0] < turns[2] <= horizons[-1]
+    assert max(turns[:2]) <= 1 < turns[2] <= 2
     # An untrained policy breaks the format: -.1 a turn, two turns where the horizon was one.
-    assert name != 'two worlds' or rows[0]['eval_frozen_lake/return'] < -0.15
+    assert rows[0]['eval_frozen_lake/return'] < -0.15
 
 
 def test_the_first_update_sees_no_distance_to_the_reference_and_the_coefficient_adapts(finished):
@@ -444,6 +386,7 @@ def test_figures_of_worlds_are_beside_their_means(finished):
     assert reference['eval_catch/oracle'] == 1
 
 
+@pytest.mark.soak
 def test_a_mixture_of_one_world_is_the_plain_run(finished, tmp_path):
     plain = finished('a shared backbone')
     mixed = finish(config('a shared backbone', **{'env.mix': (('frozen_lake', 1.0),)}), tmp_path)
@@ -477,21 +420,19 @@ def test_a_policy_is_evaluated_elsewhere(finished, tmp_path):
     )
     same = plays(config('iterations'))
     assert same['eval/success'] == rows[-1]['eval/success']
-    turns = {'env.max_turns': 4, 'env.max_actions_per_episode': 8}
-    longer = turns | {'rollout.max_tokens': 256}
-    assert plays(config('iterations', **longer))['reference/oracle'] > same['reference/oracle']
     fragile = {'frozen_lake.frozen': 0.5}
     assert plays(config('iterations', **fragile))['reference/random'] != same['reference/random']
     bandit = {'env.name': 'bandit', 'rollout.max_tokens': 224}
     assert plays(config('iterations', **bandit))['reference/oracle'] == 1.0
     kept = json.loads((tmp_path / 'evaluation_validation.json').read_text())
     rules = [one['settings'].get('rules', {}) for one in (kept, *kept['earlier'])]
-    assert rules[1:] == [fragile, turns, {}] and rules[0]['env.name'] == 'bandit'
+    assert rules[1:] == [fragile, {}] and rules[0]['env.name'] == 'bandit'
     wrong = config('iterations', **{'model.num_layers': 3})
     with pytest.raises(ValueError, match='model.num_layers'):
         plays(wrong)
 
 
+@pytest.mark.soak
 def test_shards_of_one_head_end_when_they_will(finished, tmp_path):
     """Shards of this mesh, whose loops ended at different steps, waited for each other for ever."""
     _, workdir, _ = finished('a critic')
@@ -663,6 +604,7 @@ def test_parts_of_a_run_without_adapters_are_refused(finished, tmp_path):
         export_to(tmp_path / 'x', changed, workdir, 'policy')
 
 
+@pytest.mark.soak
 def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     given = {
         'model.path': str(exported['policy']),
@@ -680,6 +622,7 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     assert not export.base_is_folder(read_config(cfg, None))
 
 
+@pytest.mark.soak
 def test_seconds_of_the_update_are_neither_those_of_validation_nor_of_a_probe(
     tmp_path, monkeypatch, quick_runs
 ):
@@ -711,6 +654,7 @@ def test_seconds_of_the_update_are_neither_those_of_validation_nor_of_a_probe(
 # ---- the last of this file, for it forgets the programs ---------------------------------------
 
 
+@pytest.mark.soak
 def test_validation_that_comes_late_after_a_resume_is_no_recompile(
     finished, tmp_path, monkeypatch, shared_programs, caplog
 ):

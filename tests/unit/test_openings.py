@@ -195,8 +195,6 @@ def test_what_was_read_is_copied_once_it_has_been():
 @pytest.mark.parametrize(
     'name, settings',
     [
-        ('bandit', dict(slots=16)),
-        ('sokoban', dict(slots=8)),
         ('frozen_lake', dict(slots=16)),
         ('bandit', dict(slots=8, serve_rows=2)),
     ],
@@ -216,8 +214,8 @@ def test_members_of_a_group_play_as_if_each_had_read_all_of_its_own(name, settin
     assert counters['generated'] == before['generated']
 
 
-@pytest.mark.parametrize('settings', [dict(slots=3, serve_rows=2), dict(slots=5)], ids=str)
-def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there(settings):
+def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there():
+    settings = dict(slots=3, serve_rows=2)
     out, counters = play(share=True, **settings)
     alone, before = read_alone(**settings)
     assert_same(out, alone)
@@ -225,10 +223,9 @@ def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there(settings
     assert first.sum() / 4 < before['read'] - counters['read'] <= first.sum() * 3 / 4
 
 
-@pytest.mark.parametrize('shards', [4, 8], ids=['groups', 'halves'])
-def test_shards_of_a_mesh_copy_among_their_own_slots(shards):
-    """4 of a group on each of four shards, or 2 of it on each of eight."""
-    collected = []
+def test_shards_of_a_mesh_copy_among_their_own_slots():
+    """Two of a group on each of eight shards."""
+    collected, shards = [], 8
     for share in (True, False):
         collect = device.collect_on_mesh(
             sharding.make_mesh(shards, 1, 1, jax.devices()[:shards]),
@@ -244,12 +241,11 @@ def test_shards_of_a_mesh_copy_among_their_own_slots(shards):
     np.testing.assert_array_equal(before['read'] - counters['read'], first[:, 1:].sum(1))
 
 
-@pytest.mark.parametrize('slots', [24, 8], ids=['helpers', 'refilled'])
-def test_continuations_of_members_are_those_without(slots):
+def test_continuations_of_members_are_those_without():
     listed = tiny.episodes('frozen_lake')
     turns = dict(turns='every', max_turns=tiny.BUDGETS['max_turns'])
     forks = draw_forks(jax.random.key(3), listed, continuations=2, common=False, **turns)
-    settings = dict(listed=listed.replace(extra={'forks': forks}), slots=slots)
+    settings = dict(listed=listed.replace(extra={'forks': forks}))
     out, counters = play(schedule=Forked(openings.SharedPrompts(), copies=True), **settings)
     alone, before = read_alone(schedule=Forked(Schedule(), copies=True), **settings)
     assert_same(out, alone)

@@ -173,7 +173,7 @@ def test_foreign_text_is_shown_on_one_line():
 def test_what_an_older_log_holds_is_spelled_when_it_is_played_again():
     request = keepers.Request(slot=0, stream=0, item=0)
     pool = mock.Mock(done=queue.SimpleQueue())
-    quiet = dict(log=replies.NoLog(), say=print, asked=lambda: False)
+    quiet = dict(log=replies.ReplyLog(), say=print, asked=lambda: False)
     calls = world_calls.WorldCalls(pool, WHATEVER, **quiet)
     calls.ask(request)
     pool.done.put(keepers.Response(request, fault=EVIL))

@@ -20,7 +20,7 @@ from flax import struct
 from agentrl_jax.extras.vine.draw import FORKS, Forks, listed
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.rollout.slots import IDLE, Schedule, Slots, Turns, choose, start_episodes
+from agentrl_jax.rollout.slots import IDLE, Schedule, Slots, Turns, choose
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Rollout
 
@@ -313,7 +313,7 @@ class Forked(Schedule):
         forks, played = episodes.extra[FORKS], slots.episode[which]
         bank = finish(slots.schedule.bank, forks, which, played, over, turns.world.turn, slots.out)
         free = over & ~own_work(bank, which)
-        slots, turns = start_episodes(self, slots, task, episodes, which, free, turns)
+        slots, turns = super().next_turns(slots, task, episodes, which, free, turns)
         left = over & ~(free & (turns.episode < slots.out.tokens.shape[0]))
         bank, work, out, begun = begin(bank, slots.out, slots.episode, forks, which, left)
         turns = choose(work.begins, begun, turns)
