@@ -27,7 +27,6 @@ from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import (
-    FOLLOWING,
     GENERATING,
     IDLE,
     WAITING,
@@ -229,7 +228,7 @@ def serve(
     stream = listed.token_stream[jnp.minimum(episode, num_episodes - 1)]
     slots = slots.replace(
         rows=rows.replace(length=put(rows.length, length + count), stream=put(rows.stream, stream)),
-        phase=put(slots.phase, jnp.where(playing, jnp.where(follows, FOLLOWING, GENERATING), IDLE)),
+        phase=put(slots.phase, jnp.where(playing, GENERATING, IDLE)),
         response=put(slots.response, jnp.zeros_like(count)),
         answer=jax.tree.map(
             put,

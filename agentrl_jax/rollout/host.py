@@ -77,6 +77,15 @@ class Worlds:
     version_log: Path | None = None  # the log of the weights that sampled their turns
     restarted: int = 0  # episodes that were in flight when the run was ended, and begin again
 
+    @contextlib.contextmanager
+    def watched(self, playing: HostRollout) -> Iterator[None]:
+        """A context in which a live line may look at the rollout."""
+        self.rollout = playing
+        try:
+            yield
+        finally:
+            self.rollout = None
+
     def close(self) -> None:
         """Closes the worlds; what is in flight is over."""
         self.pool.close()
@@ -134,7 +143,7 @@ class HostCollect:
         params = self.actor(params)
         log, pool = self.worlds.log, self.worlds.pool
         playing = self.begin(HostRollout, params, task, level, stream, key, pool=pool, log=log)
-        with self.watched(playing):
+        with self.worlds.watched(playing):
             playing.play_until_healthy(rows)
         return self.given(playing, playing.out, playing.events)
 
@@ -177,7 +186,7 @@ class HostCollect:
         playing = worlds.ahead
         if playing.plan:
             last = playing.plan.last_of(step, last)
-        with self.watched(playing):
+        with worlds.watched(playing):
             out, version = playing.collect(params, step, last, drawn)
         if worlds.version_log:
             versions.write(worlds.version_log, step, version)
@@ -220,14 +229,6 @@ class HostCollect:
             remember=self.reward is not None,
             **more,
         )
-
-    @contextlib.contextmanager
-    def watched(self, playing: HostRollout) -> Iterator[None]:
-        self.worlds.rollout = playing
-        try:
-            yield
-        finally:
-            self.worlds.rollout = None
 
     def given(
         self, playing: HostRollout, out: Rollout, events: dict[int, list]

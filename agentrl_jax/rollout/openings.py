@@ -1,11 +1,9 @@
 """First observations: what the members of a group have in common is read by one, and copied.
 
-Members of a group begin in the same level, so their worlds say the same at first. The slot that
-reads it keeps the final hidden state of its last token, and its row of the cache holds the keys and
-values for as long as its episode goes on, for a row is only appended to. A slot that begins an
-episode looks for such a donor. It follows the donor until the observation has been read, takes over
-both, and samples. Levels and lengths find a donor, and tokens decide: where they differ, as with
-worlds that are drawn for each member, a slot reads its own.
+Members of a group begin in the same level, so their worlds start with the same observation. The
+row of a slot that has read it holds its keys and values while its episode lasts, for a row is only
+appended to. Another slot that begins in that level copies them and the final hidden state of the
+last token. Tokens decide: a slot whose world starts otherwise reads its own.
 """
 
 import dataclasses
@@ -16,7 +14,7 @@ from flax import struct
 
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.rollout.slots import GENERATING, Schedule, Slots, Turns
+from agentrl_jax.rollout.slots import Schedule, Slots, Turns
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Rollout
 
@@ -27,8 +25,8 @@ class Openings:
 
     order: jax.Array  # int32 [E]  in which the episodes are played
     length: jax.Array  # int32 [S]  tokens of the observation; 0 = none that others may copy
-    hidden: jax.Array  # compute dtype [S, D]  final hidden state of its last token, once read
-    donor: jax.Array  # int32 [S]  slot that reads it instead of this one; S = none
+    hidden: jax.Array  # compute dtype [S, D]  final hidden state of its last token
+    donor: jax.Array  # int32 [S]  slot whose row this one copies after the block is read; S = none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +37,13 @@ class SharedPrompts(Schedule):
         self, task: text.TextTask, episodes: Episodes, rows: token_rows.Rows, world: text.Episode
     ) -> Openings:
         del task, world
-        return empty(episodes.level, rows.hidden)
+        slots = rows.hidden.shape[0]
+        return Openings(
+            order=readers_first(episodes.level, slots),
+            length=jnp.zeros(slots, jnp.int32),
+            hidden=rows.hidden,
+            donor=jnp.full(slots, slots, jnp.int32),
+        )
 
     def order(self, slots: Slots, number: jax.Array) -> jax.Array:
         order = slots.schedule.order
@@ -53,37 +57,36 @@ class SharedPrompts(Schedule):
         turns: Turns,
         prompt: tuple[jax.Array, jax.Array],
     ) -> tuple[Slots, jax.Array]:
+        openings, none = slots.schedule, slots.phase.shape[0]
         changed = turns.episode != slots.episode[which]
-        episode = slots.episode.at[which].set(turns.episode, mode='drop')
         begins = (turns.episode < slots.out.tokens.shape[0]) & (turns.world.turn == 0)
-        openings, follows = begin(
-            slots.schedule,
-            slots.out,
-            episode,
-            which,
-            changed=changed,
-            begins=begins,
-            prompt=prompt,
-            prefix=task.prefix.shape[0],
-        )
+        over = jnp.where(changed, which, none)
+        length = openings.length.at[over].set(0, mode='drop')
+        episode = slots.episode.at[which].set(turns.episode, mode='drop')
+        prefix = task.prefix.shape[0]
+        donor, follows = donors(length, slots.out, episode, which, prompt, prefix=prefix)
+        follows &= begins
+        length = length.at[over].set(jnp.where(begins, prompt[1], 0), mode='drop')
+        to = jnp.where(follows, which, none)
+        donor = jnp.full_like(length, none).at[to].set(donor, mode='drop')
+        openings = openings.replace(length=length, donor=donor)
         return slots.replace(episode=episode, schedule=openings), follows
 
     def after_read(self, slots: Slots, task: text.TextTask, which: jax.Array) -> Slots:
-        where = dict(prefix=task.prefix.shape[0], width=task.width)
-        openings, rows, ready = hand_on(slots.schedule, slots.rows, which, **where)
-        phase = jnp.where(ready, GENERATING, slots.phase)
-        return slots.replace(schedule=openings, rows=rows, phase=phase)
-
-
-def empty(level: jax.Array, hidden: jax.Array) -> Openings:
-    """Slots without an episode; level int32 [E], hidden [S, D]: of the empty rows."""
-    slots = hidden.shape[0]
-    return Openings(
-        order=readers_first(level, slots),
-        length=jnp.zeros(slots, jnp.int32),
-        hidden=hidden,
-        donor=jnp.full(slots, slots, jnp.int32),
-    )
+        openings, rows, none = slots.schedule, slots.rows, slots.phase.shape[0]
+        prefix = task.prefix.shape[0]
+        end = prefix + openings.length
+        has_read = (jnp.arange(none)[:, None] == which[None]).any(1) & (rows.context == end)
+        hidden = jnp.where(has_read[:, None], rows.hidden, openings.hidden)
+        follows, donor = openings.donor < none, jnp.minimum(openings.donor, none - 1)
+        (to,) = jnp.nonzero(follows, size=none, fill_value=0)
+        copied = token_rows.copy(rows, donor[to], to, follows.sum(), begin=prefix, size=task.width)
+        hidden = jnp.where(follows[:, None], hidden[donor], hidden)
+        rows = copied.replace(
+            hidden=jnp.where(follows[:, None], hidden, rows.hidden),
+            context=jnp.where(follows, end, rows.context),
+        )
+        return slots.replace(rows=rows, schedule=openings.replace(hidden=hidden))
 
 
 def readers_first(level: jax.Array, slots: int) -> jax.Array:
@@ -96,66 +99,27 @@ def readers_first(level: jax.Array, slots: int) -> jax.Array:
     return jnp.argsort(2 * (place // slots) + other, stable=True).astype(jnp.int32)
 
 
-def begin(
-    openings: Openings,
+def donors(
+    length: jax.Array,
     out: Rollout,
     episode: jax.Array,
-    rows: jax.Array,
-    *,
-    changed: jax.Array,
-    begins: jax.Array,
+    which: jax.Array,
     prompt: tuple[jax.Array, jax.Array],
+    *,
     prefix: int,
-) -> tuple[Openings, jax.Array]:
-    """Slots `rows` int32 [w] play other episodes where changed, from the beginning where begins.
+) -> tuple[jax.Array, jax.Array]:
+    """(donor int32 [w], bool [w] if there is one): slots that have read the prompts of others.
 
-    episode int32 [S]: rows of out, with these. prompt: what each of `rows` is to read, (tokens
-    int32 [w, width], count int32 [w]). Returns (openings, follows bool [w]: another slot reads it).
+    length int32 [S]: as of Openings, of what has been read. episode int32 [S]: rows of out. prompt:
+    what each of the slots `which` int32 [w] is to read, (tokens int32 [w, width], count int32 [w]).
     """
     tokens, count = prompt
-    slots = openings.length.shape[0]
-    at = jnp.where(changed, rows, slots)
-    length = openings.length.at[at].set(jnp.where(begins, count, 0), mode='drop')
-    # Of two that begin now the earlier one reads, if nobody has. Who follows is nobody's donor.
-    block, none = jnp.arange(rows.shape[0])[:, None], rows.shape[0]
-    now = jnp.full(slots, -1).at[jnp.where(begins, rows, slots)].set(block[:, 0], mode='drop')
-    now, level = now[None], out.level[jnp.minimum(episode, out.level.shape[0] - 1)][None]
-    alike = level == level[0, jnp.minimum(rows, slots - 1)][:, None]
-    alike &= (length[None] == count[:, None]) & begins[:, None]
-    alike &= (now >= 0) | (openings.donor[None] == slots)
-    rank = jnp.where(now < 0, none + 1, jnp.where(now < block, none - now, 0))
-    rank = jnp.where(alike, rank, 0)
-    donor = jnp.argmax(rank, axis=1)
+    slots, rows = length.shape[0], out.tokens.shape[0]
+    level = out.level[jnp.minimum(episode, out.level.shape[0] - 1)][None]
+    same = level == level[0, jnp.minimum(which, slots - 1)][:, None]
+    same &= (length[None] == count[:, None]) & (count > 0)[:, None]
+    donor = jnp.argmax(same, axis=1)
     column = jnp.arange(tokens.shape[1])[None]
-    row = jnp.minimum(episode[donor], out.tokens.shape[0] - 1)[:, None]
-    same = (out.tokens[row, prefix + column] == tokens) | (column >= count[:, None])
-    follows = (rank.max(axis=1) > 0) & same.all(axis=1)
-    donor = openings.donor.at[rows].set(jnp.where(follows, donor, slots), mode='drop')
-    return openings.replace(length=length, donor=donor), follows
-
-
-def hand_on(
-    openings: Openings, rows: token_rows.Rows, read: jax.Array, *, prefix: int, width: int
-) -> tuple[Openings, token_rows.Rows, jax.Array]:
-    """Slots `read` int32 [w] have read; what they read at first goes to those that follow them.
-
-    Returns (openings, rows, ready bool [S]: slots that followed and can sample).
-    """
-    slots = openings.length.shape[0]
-    end = prefix + openings.length
-    at = jnp.where((rows.context == end).at[read].get(mode='clip'), read, slots)
-    hidden = openings.hidden.at[at].set(rows.hidden.at[read].get(mode='clip'), mode='drop')
-    donor = jnp.minimum(openings.donor, slots - 1)
-    ready = (openings.donor < slots) & (rows.context[donor] >= end[donor])
-    (to,) = jnp.nonzero(ready, size=slots, fill_value=0)
-    rows = token_rows.copy(rows, donor[to], to, ready.sum(), begin=prefix, size=width)
-    theirs = hidden[donor]
-    rows = rows.replace(
-        hidden=jnp.where(ready[:, None], theirs, rows.hidden),
-        context=jnp.where(ready, end, rows.context),
-    )
-    openings = openings.replace(
-        hidden=jnp.where(ready[:, None], theirs, hidden),
-        donor=jnp.where(ready, slots, openings.donor),
-    )
-    return openings, rows, ready
+    row = jnp.minimum(episode[donor], rows - 1)[:, None]
+    equal = (out.tokens[row, prefix + column] == tokens) | (column >= count[:, None])
+    return donor, same.any(axis=1) & equal.all(axis=1)

@@ -17,7 +17,7 @@ from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Rollout
 
-IDLE, GENERATING, WAITING, FOLLOWING = range(4)
+IDLE, GENERATING, WAITING = range(3)
 
 
 @struct.dataclass
@@ -26,8 +26,7 @@ class Slots:
 
     rows: token_rows.Rows  # S rows of tokens
     episode: jax.Array  # int32 [S]     row of `out` being played; N = none
-    phase: jax.Array  # int32 [S]     IDLE, GENERATING, WAITING; FOLLOWING: another slot reads the
-    # prompt
+    phase: jax.Array  # int32 [S]     IDLE, GENERATING, WAITING
     response: jax.Array  # int32 [S]     tokens sampled in the current turn
     answer: answers.AnswerState  # parser of the current turn, S rows
     world: text.Episode  # worlds, S rows
@@ -119,10 +118,10 @@ class Schedule:
         turns: Turns,
         prompt: tuple[jax.Array, jax.Array],
     ) -> tuple[Slots, jax.Array]:
-        """Let slots `which` int32 [w] play their turns, and tell whose prompt another one reads.
+        """Let slots `which` int32 [w] play their turns.
 
         prompt: what each is to read, (tokens int32 [w, width], count int32 [w]). Returns (slots,
-        follows bool [w]: slots whose prompt another one reads).
+        follows bool [w]: slots whose prompt is not read, since `after_read` copies it).
         """
         del task, prompt
         changed = turns.episode != slots.episode[which]

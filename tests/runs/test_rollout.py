@@ -146,7 +146,7 @@ def test_worlds_played_again_from_the_sampled_bytes_agree(name):
         assert (same & (numbers[:, None] != numbers[None])).any()
 
 
-@pytest.mark.parametrize('slots, serve_rows', [(16, 1), (3, 2), (16, 4), (3, 8)], ids=str)
+@pytest.mark.parametrize('slots, serve_rows', [(16, 1), (3, 2)], ids=str)
 def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
     whole, before = played('frozen_lake')
     blocks = dict(slots=slots, serve_rows=serve_rows)

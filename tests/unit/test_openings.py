@@ -21,11 +21,10 @@ from agentrl_jax.text import agents
 from agentrl_jax.types import Rollout
 
 KEY = tiny.KEY
-GROUPS = 4  # of tiny.episodes, four members each
 
 
-def play(name='frozen_lake', **settings):
-    return tiny.play(name, tiny.untrained(), KEY, **settings)
+def play(**settings):
+    return tiny.play('frozen_lake', tiny.untrained(), KEY, **settings)
 
 
 def read_alone(**settings):
@@ -58,82 +57,37 @@ def test_of_as_many_episodes_as_slots_the_first_of_each_group_comes_first():
     assert openings.readers_first(jnp.array([7, 7, 7, 7]), 4).tolist() == [0, 1, 2, 3]
 
 
-PREFIX, WIDTH = 1, 3
-
-
-def begun(rows, level, prompts, *, length, donor, episode, tokens):
-    """openings.begin for slots that all begin the episodes they have, after others have."""
-    slots, rows = len(episode), jnp.array(rows)
+def donors(level, prompts, length, written):
+    """openings.donors for the last slots, which begin with these prompts; written: of all."""
     out = Rollout.empty(
         jnp.array(level, jnp.int32),
-        jnp.zeros(PREFIX, jnp.int32),
+        jnp.zeros(1, jnp.int32),
         pad_id=0,
         max_tokens=6,
         max_turns=1,
         max_actions=1,
     )
-    out = out.replace(tokens=out.tokens.at[:, PREFIX : PREFIX + WIDTH].set(jnp.array(tokens)))
-    now = openings.empty(out.level, jnp.zeros((slots, 2)))
-    now = now.replace(length=jnp.array(length), donor=jnp.array(donor))
-    given = jnp.array(prompts)
-    yes = jnp.ones(len(rows), bool)
-    found, follows = openings.begin(
-        now,
-        out,
-        jnp.array(episode),
-        rows,
-        changed=yes,
-        begins=yes & (rows < slots),
-        prompt=(given, (given > 0).sum(1)),
-        prefix=PREFIX,
+    out = out.replace(tokens=out.tokens.at[:, 1:4].set(jnp.array(written)))
+    slots, prompts = len(level), jnp.array(prompts)
+    which = jnp.arange(slots - len(prompts), slots)
+    prompt = prompts, (prompts > 0).sum(1)
+    donor, follows = openings.donors(
+        jnp.array(length), out, jnp.arange(slots), which, prompt, prefix=1
     )
-    return found, follows.tolist()
+    return jnp.where(follows, donor, -1).tolist()
 
 
-def test_of_slots_that_begin_together_the_first_of_a_group_reads():
-    prompts = [[8, 9, 0], [8, 9, 0], [6, 0, 0], [8, 9, 0]]
-    found, follows = begun(
-        [0, 1, 2, 3],
-        [7, 7, 5, 7],
-        prompts,
-        length=[0] * 4,
-        donor=[4] * 4,
-        episode=[0, 1, 2, 3],
-        tokens=prompts,
-    )
-    assert follows == [False, True, False, True]
-    assert found.donor.tolist() == [4, 0, 4, 0] and found.length.tolist() == [2, 2, 1, 2]
-
-
-def test_a_slot_that_has_read_it_is_the_donor_and_one_that_follows_is_not():
-    # Slots 0 and 1 play group 7, 0 follows 1; 2 and 3 begin, and the last line is no slot
-    prompts = [[8, 9, 0], [8, 9, 0], [8, 9, 0]]
-    found, follows = begun(
-        [2, 3, 4],
-        [7] * 4,
-        prompts,
-        length=[2, 2, 0, 0],
-        donor=[1, 4, 4, 4],
-        episode=[0, 1, 2, 3],
-        tokens=[[8, 9, 0]] * 4,
-    )
-    assert follows == [True, True, False]
-    assert found.donor.tolist() == [1, 4, 1, 1] and found.length.tolist() == [2, 2, 2, 2]
+def test_a_slot_copies_one_of_its_level_that_has_read_the_same():
+    # Slot 1 has read for group 7; of slots 2 to 4, 2 begins in group 7 and 3 and 4 in group 5
+    prompts = [[8, 9, 0], [6, 0, 0], [6, 0, 0]]
+    written = [[6, 0, 0], [8, 9, 0], *prompts]
+    assert donors([3, 7, 7, 5, 5], prompts, [1, 2, 0, 0, 0], written) == [1, -1, -1]
 
 
 @pytest.mark.parametrize('told', [[8, 4, 0], [8, 0, 0], [8, 9, 9]], ids=['word', 'less', 'more'])
 def test_a_slot_reads_what_its_own_world_says(told):
     """A world that is drawn for each member: the same level, other tokens."""
-    found, follows = begun(
-        [1],
-        [7, 7],
-        [told],
-        length=[2, 0],
-        donor=[2, 2],
-        episode=[0, 1],
-        tokens=[[8, 9, 0], told],
-    )
-    assert follows == [False] and found.donor.tolist() == [2, 2]
+    assert donors([7, 7], [told], [2, 0], [[8, 9, 0], told]) == [-1]
 
 
 def test_a_copy_of_a_row_takes_the_cache_of_the_opponent_too():
@@ -155,61 +109,17 @@ def test_a_copy_of_a_row_takes_the_cache_of_the_opponent_too():
         assert x[:, 0, 0].tolist() == [30, 20, 30]
 
 
-def test_what_was_read_is_copied_once_it_has_been():
-    """Slot 1 and then 2 follow 0, whose prompt has two tokens after a prefix of one."""
-    cache = tiny.config().init_cache(3, 6)
-    number = jnp.arange(1.0, 4.0).reshape(3, 1, 1)
-    cache = jax.tree.map(lambda x: jnp.zeros_like(x) + number.astype(x.dtype), cache)
-    none = jnp.zeros(3, jnp.int32)
-    rows = token_rows.Rows(
-        cache=cache,
-        hidden=jnp.array([[1.0], [2.0], [3.0]]),
-        length=none + 3,
-        context=jnp.array([2, 1, 1]),
-        stream=none,
-    )
-    now = openings.empty(none, jnp.zeros((3, 1))).replace(
-        length=jnp.array([2, 2, 2]), donor=jnp.array([3, 0, 0])
-    )
-    hand_on = functools.partial(openings.hand_on, prefix=1, width=3)
-    one, same, ready = hand_on(now, rows, jnp.array([0, 3]))  # half of it
-    assert not ready.any() and one.donor.tolist() == [3, 0, 0]
-    jax.tree.map(np.testing.assert_array_equal, same, rows)
-    whole = rows.replace(context=jnp.array([3, 1, 1]))
-    two, copied, ready = hand_on(one, whole, jnp.array([0, 3]))
-    assert ready.tolist() == [False, True, True] and two.donor.tolist() == [3, 3, 3]
-    assert copied.context.tolist() == [3, 3, 3]
-    assert copied.hidden.ravel().tolist() == two.hidden.ravel().tolist() == [1.0, 1.0, 1.0]
-    assert copied.cache.k[0][2, :, 0].tolist() == [3.0, 1.0, 1.0, 1.0, 3.0, 3.0]
-    # Much later the donor has sampled: who begins then gets the state that it kept
-    on = copied.replace(hidden=rows.hidden + 8.0, context=jnp.array([5, 1, 4]))
-    three = two.replace(donor=jnp.array([3, 0, 3]))
-    three, late, ready = hand_on(three, on, jnp.array([3]))
-    assert ready.tolist() == [False, True, False] and late.context.tolist() == [5, 3, 4]
-    assert late.hidden.ravel().tolist() == [9.0, 1.0, 11.0]
-
-
 # ---- rollouts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    'name, settings',
-    [
-        ('frozen_lake', dict(slots=16)),
-        ('bandit', dict(slots=8, serve_rows=2)),
-    ],
-    ids=str,
-)
-def test_members_of_a_group_play_as_if_each_had_read_all_of_its_own(name, settings):
+def test_members_of_a_group_play_as_if_each_had_read_all_of_its_own():
     """To the last bit, and all but one of a group read nothing of the first observation."""
-    out, counters = play(name, share=True, **settings)
-    alone, before = read_alone(name=name, **settings)
+    out, counters = play(share=True, slots=16)
+    alone, before = read_alone(slots=16)
     assert_same(out, alone)
     assert counters['overflow'] == counters['nonfinite'] == 0
-    first = lengths(out, tiny.task(name))
-    _, one = np.unique(out.level, return_index=True)  # groups of the bandit share two levels
-    assert len(one) == (2 if name == 'bandit' else GROUPS)
-    assert before['read'] - counters['read'] == first.sum() - first[one].sum()
+    first = lengths(out, tiny.task('frozen_lake'))
+    assert before['read'] - counters['read'] == first.sum() - first[::4].sum()
     assert counters['reads'] < before['reads']
     assert counters['generated'] == before['generated']
 
@@ -224,8 +134,8 @@ def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there():
 
 
 def test_shards_of_a_mesh_copy_among_their_own_slots():
-    """Two of a group on each of eight shards."""
-    collected, shards = [], 8
+    """A group on each of four shards; two of its members are in the first block."""
+    collected, shards = [], 4
     for share in (True, False):
         collect = device.collect_on_mesh(
             sharding.make_mesh(shards, 1, 1, jax.devices()[:shards]),
@@ -238,7 +148,7 @@ def test_shards_of_a_mesh_copy_among_their_own_slots():
     (out, counters), (alone, before) = collected
     assert_same(out, alone)
     first = lengths(out, tiny.task('frozen_lake')).reshape(shards, -1)
-    np.testing.assert_array_equal(before['read'] - counters['read'], first[:, 1:].sum(1))
+    np.testing.assert_array_equal(before['read'] - counters['read'], first[:, 2:].sum(1))
 
 
 def test_continuations_of_members_are_those_without():
@@ -254,6 +164,7 @@ def test_continuations_of_members_are_those_without():
     assert first.sum() / 2 < before['read'] - counters['read'] <= first.sum() * 3 / 4
 
 
+@pytest.mark.soak
 def test_agents_that_write_and_try_again_read_further_trials_themselves():
     agent = agents.Agent(plans=True, reflects=True, trials=2)
     task = tiny.task('frozen_lake', agent=agent, max_turns=7)
@@ -262,15 +173,8 @@ def test_agents_that_write_and_try_again_read_further_trials_themselves():
     alone, before = read_alone(**settings)
     assert_same(out, alone)
     assert (out.trial > 0).any() and (out.part > 0).any()
-    assert before['read'] - counters['read'] == lengths(out, task).sum() * 3 / 4
-
-
-def test_levels_that_do_not_come_twice_share_nothing():
-    listed = tiny.episodes('frozen_lake', groups=16, group_size=1)
-    out, counters = play(share=True, listed=listed)
-    alone, before = read_alone(listed=listed)
-    assert_same(out, alone)
-    assert counters == before
+    first = lengths(out, task)
+    assert first.sum() / 2 < before['read'] - counters['read'] <= first.sum() * 3 / 4
 
 
 @pytest.mark.parametrize(
