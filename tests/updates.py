@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import jax.numpy as jnp
+
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.rl.algorithm import Clip, Weights
 from agentrl_jax.rl.learning import Batching, Critic, Learning, Optim, Parity
+from agentrl_jax.types import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,4 +88,17 @@ def settings(
         together=together,
         leaves_out=sparse,
         **fields,
+    )
+
+
+def state(tx, params, critic=None):
+    """The TrainState at step 0; one optimiser for policy and critic."""
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=tx.init(params),
+        critic_params=critic,
+        critic_opt_state=tx.init(critic) if critic else None,
+        kl_coef=jnp.float32(0),
+        skipped=jnp.int32(0),
     )

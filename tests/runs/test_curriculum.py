@@ -1,18 +1,14 @@
-"""Curricula: ScalingInter-RL's table of horizons, and what it is for.
+"""Curricula: ScalingInter-RL's table of horizons.
 
 What a horizon cuts is in test_rollout.py and test_text_task.py, whole runs in test_runs.py.
 """
 
 import micro_runs
-import pit_corridor as corridor
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.rl.curriculum import horizon
 from agentrl_jax.run.config import read as read_config
-
-# ---- the table ---------------------------------------------------------------------------------
 
 
 def test_an_interpolated_horizon_by_hand():
@@ -69,34 +65,3 @@ def test_a_config_without_rounds_plays_every_turn():
         4,
         5,
     ]
-
-
-# ---- what it is for ----------------------------------------------------------------------------
-
-STEPS, LONG = 240, corridor.TURNS
-SCALED = [horizon(step, rounds=(2, 4, 8, LONG), stage_steps=40) for step in range(STEPS)]
-
-
-@pytest.mark.soak
-def test_a_growing_horizon_beats_fixed_ones_in_a_long_dangerous_corridor():
-    """The same number of episodes for all, and fewer sampled tokens than the long horizon takes.
-
-    Five of nine symbols are pits: a uniform policy survives two turns one time in five, (4/9)^2,
-    and all twelve one time in 17,000. Over the full horizon nearly every untrained episode ends
-    with nothing, whatever right steps it made, so its return says nothing about them; mostly it is
-    learnt to stand still with the reward of the first cells. Cut after two turns the first cells
-    are learnt, and each stage adds a few unknown ones to a known way. A horizon that stays short
-    never sees the door.
-
-    Of 64 seeds of GRPO 62 reach the door with the growing horizon, 7 with the long one and none
-    with the short one, for 75, 136 and 46 thousand tokens; with rounds 3, 6, 12 all 64 do, with
-    four pits 63 and 48, with six 62 and 1. RLOO and REINFORCE++ behave alike. MT-GRPO, whose credit
-    is per turn, needs no help: this is about returns of whole trajectories.
-    """
-    scaled, long, short = (
-        corridor.train('grpo', 5, turns) for turns in (SCALED, [LONG] * STEPS, [4] * STEPS)
-    )
-    solved = [int((success > 0.9).sum()) for success, _, _ in (scaled, long, short)]
-    assert solved[0] >= 7 and solved[1] <= 3 and solved[2] == 0, (scaled, long, short)
-    assert scaled[1].mean() > long[1].mean() + 2, (scaled, long)  # cells, of 8
-    assert (scaled[2] < 0.8 * long[2]).all(), (scaled, long)

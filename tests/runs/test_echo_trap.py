@@ -13,6 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import toy_rollouts as toy
 import updates
 
@@ -22,8 +23,9 @@ from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses, update
 from agentrl_jax.rl.algorithm import Clip, Filter
 from agentrl_jax.rl.learning import Optim
-from agentrl_jax.types import Scores, TrainState
+from agentrl_jax.types import Scores
 
+pytestmark = pytest.mark.soak
 WORDS, GROUPS, GROUP_SIZE, STEPS = 8, 8, 8, 150
 SURE, RISKY, RISKY_PROMPTS = 0, 1, 2
 SHARED = 4.0  # weight of the row that all prompts share
@@ -86,15 +88,7 @@ def lives(*, keep, clip_high, luck=0.2, seeds=3):
     """Rows of metrics of every seed, the oldest first."""
     tx = Optim(weight_decay=0.0).tx(0.01)
     start, critic = {'head': jnp.zeros((GROUPS + 1, WORDS))}, {'value': jnp.zeros(GROUPS + 1)}
-    state = TrainState(
-        step=jnp.int32(0),
-        params=start,
-        opt_state=tx.init(start),
-        critic_params=critic,
-        critic_opt_state=tx.init(critic),
-        kl_coef=jnp.float32(0),
-        skipped=jnp.int32(0),
-    )
+    state = updates.state(tx, start, critic)
     step = functools.partial(train_step, keep=keep, clip_high=clip_high, luck=luck, tx=tx)
 
     def life(seed):

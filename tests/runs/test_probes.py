@@ -17,7 +17,7 @@ from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses, update
 from agentrl_jax.rl.learning import Optim
-from agentrl_jax.types import Scores, TrainState
+from agentrl_jax.types import Scores
 
 SYMBOLS, GROUPS, GROUP_SIZE, SEEDS = 5, 6, 8, 3
 ROWS = GROUPS * GROUP_SIZE
@@ -87,15 +87,7 @@ def train(algorithm, world, *, turns, steps, lr=0.2):
     fns = ModelFns(table_hidden, lambda p: p['table'], values_fn)
     critic = {'value': jnp.zeros(length * SYMBOLS)} if algorithm.USES_CRITIC else None
     start = {'table': jnp.zeros((length * SYMBOLS, SYMBOLS))}
-    state = TrainState(
-        step=jnp.int32(0),
-        params=start,
-        opt_state=tx.init(start),
-        critic_params=critic,
-        critic_opt_state=tx.init(critic) if critic else None,
-        kl_coef=jnp.float32(0),
-        skipped=jnp.int32(0),
-    )
+    state = updates.state(tx, start, critic)
 
     def step(state, key):
         tokens, logprobs, rewards = play(state.params, key, world, turns)
