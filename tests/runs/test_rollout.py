@@ -83,18 +83,6 @@ def test_every_turn_and_episode_says_why_it_stopped_and_nothing_is_after_it(name
     assert 0.15 < out.valid[was_played].mean() < 1.0 and out.num_actions.sum() > 10
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
-def test_members_of_a_group_share_level_and_first_prompt(name):
-    out, _ = played(name)
-    first = np.argmax(out.action_mask, axis=1)
-    for b in range(16):
-        leader = b // 4 * 4
-        assert out.level[b] == out.level[leader] and first[b] == first[leader]
-        np.testing.assert_array_equal(
-            out.tokens[b, : first[b]], out.tokens[leader, : first[leader]]
-        )
-
-
 def test_sampled_tokens_without_a_finite_log_probability_are_counted():
     """Finite weights whose logits are not played on, to a success of 0 %."""
     params = jax.tree.map(lambda x: x * 1e19, tiny.cloned('frozen_lake')[0])

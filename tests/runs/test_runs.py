@@ -413,20 +413,18 @@ def test_a_mixed_run_is_evaluated_world_by_world(finished, tmp_path):
 
 
 def test_a_policy_is_evaluated_elsewhere(finished, tmp_path):
-    """Other rules, turns and worlds are played beside their own oracle, and named in the file."""
+    """Another world is played beside its own oracle, and named in the file."""
     _, workdir, rows = finished('iterations')
     plays = functools.partial(
         evaluate.evaluate, workdir=str(workdir), out=str(tmp_path), step=None, transfer=True
     )
     same = plays(config('iterations'))
     assert same['eval/success'] == rows[-1]['eval/success']
-    fragile = {'frozen_lake.frozen': 0.5}
-    assert plays(config('iterations', **fragile))['reference/random'] != same['reference/random']
     bandit = {'env.name': 'bandit', 'rollout.max_tokens': 224}
     assert plays(config('iterations', **bandit))['reference/oracle'] == 1.0
     kept = json.loads((tmp_path / 'evaluation_validation.json').read_text())
     rules = [one['settings'].get('rules', {}) for one in (kept, *kept['earlier'])]
-    assert rules[1:] == [fragile, {}] and rules[0]['env.name'] == 'bandit'
+    assert rules[0]['env.name'] == 'bandit' and rules[1:] == [{}]
     wrong = config('iterations', **{'model.num_layers': 3})
     with pytest.raises(ValueError, match='model.num_layers'):
         plays(wrong)
