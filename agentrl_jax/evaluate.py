@@ -115,12 +115,13 @@ def evaluate(
         raise ValueError(f'--trajectories={trajectories_file}: there is no folder {kept_in}')
     label = {'step': origin.step or 0, 'split': cfg.eval.split}
     stem = f'replies_{cfg.eval.split}'
+    hosts.check_replay(run, replay)
     log = Path(replay) if replay else folder / hosts.log_name(stem)
     if not replay:
         hosts.set_aside(run, folder, stem)
     watch = functools.partial(hosts.in_flight, run)
     with (
-        hosts.replayed(run, replay) if replay else hosts.playing(run, folder, 0, stem=stem),
+        hosts.playing(run, None if replay else folder, 0, stem=stem, replay=replay),
         live_line('worlds', watch),
     ):
         hosts.label(run, **label)

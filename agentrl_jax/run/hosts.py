@@ -65,20 +65,20 @@ def probe(env: HostEnvironment, tries: int) -> None:
 @contextlib.contextmanager
 def playing(
     run: Run,
-    folder: Path,
+    folder: Path | None,
     step: int,
     asked: Callable[[], bool] = host.never,
     stem: str = 'replies',
     replay: str = '',
 ) -> Iterator[None]:
-    """What worlds say is kept in logs of a folder, after that of the steps before `step`.
+    """Keep what worlds say in logs of a folder, if any, after that of the steps before `step`.
 
     In the end the worlds are closed. asked: whether the run should stop, which ends a rollout by
     processes.Interrupted. replay: the log of a run that answers in their place.
     """
     with contextlib.ExitStack() as stack:
         for name, worlds in run.worlds.items():
-            path = folder / log_name(of_world(run.config, stem, name))
+            path = folder and folder / log_name(of_world(run.config, stem, name))
             stack.enter_context(logged(worlds, path, step, asked, replay))
         yield
 
@@ -102,15 +102,16 @@ def check_replay(run: Run, path: str) -> None:
 
 @contextlib.contextmanager
 def logged(
-    worlds: host.Worlds, path: Path, step: int, asked: Callable[[], bool], replay: str
+    worlds: host.Worlds, path: Path | None, step: int, asked: Callable[[], bool], replay: str
 ) -> Iterator[None]:
     """`playing` for the worlds of one name."""
     before = worlds.pool
     worlds.replay = replies.Replay(replay, worlds.conversation.prompt) if replay else None
-    worlds.version_log = versions.path_beside(path)
-    worlds.restarted = replies.begun(path, step)
-    replies.cut(path, step)
-    replies.cut(worlds.version_log, step, versions.line_of)
+    if path:
+        worlds.version_log = versions.path_beside(path)
+        worlds.restarted = replies.begun(path, step)
+        replies.cut(path, step)
+        replies.cut(worlds.version_log, step, versions.line_of)
     worlds.log, worlds.asked = replies.ReplyLog(path), asked
     try:
         yield
@@ -119,19 +120,6 @@ def logged(
         worlds.close()
         worlds.log.close()
         worlds.log, worlds.asked = replies.ReplyLog(), host.never
-
-
-@contextlib.contextmanager
-def replayed(run: Run, path: str) -> Iterator[None]:
-    """A log answers, and no world does."""
-    check_replay(run, path)
-    (worlds,) = run.worlds.values()
-    before = worlds.pool
-    worlds.replay = replies.Replay(path, worlds.conversation.prompt)
-    try:
-        yield
-    finally:
-        worlds.pool, worlds.replay = before, None
 
 
 def label(run: Run, **about: int | str) -> None:

@@ -338,6 +338,7 @@ def assert_states_are_equal(cfg, one, other):
     return rows, repeated
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypatch):
     changes = {

@@ -122,7 +122,16 @@ def test_the_answer_may_depend_on_the_observation(name):
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
 
 
-@pytest.mark.parametrize('name', sorted(ALGORITHMS.keys() - {'opd'}))  # which asks for no reward
+QUICKLY = (*FIRST, 'gigpo', 'dpo', 'agent_evol')  # the others in `make soak`; opd has no reward
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        pytest.param(name, marks=[] if name in QUICKLY else [pytest.mark.soak])
+        for name in sorted(ALGORITHMS.keys() - {'opd'})
+    ],
+)
 def test_a_delayed_reward_reaches_the_action_that_earned_it(name):
     returns, _ = train(ALGORITHMS[name](), delayed, turns=2, steps=60)
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
