@@ -21,7 +21,7 @@ from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import Learning, Models
 from agentrl_jax.rollout.windows import Context
 from agentrl_jax.text.grammar import Bits
-from agentrl_jax.types import Frozen, Scores, TrainState
+from agentrl_jax.types import Frozen, Scores
 
 SAMPLED, FULL = OPD(divergence='sampled'), OPD()
 TOY = ModelFns(toy.toy_hidden, toy.toy_head)
@@ -165,15 +165,7 @@ def step(how, *, frozen=FROZEN, teachers=(TOY, TOY), prefix=0, rollout=None, dev
     )
     whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P('data'))
     params, tx = toy.toy_params(0), optax.sgd(0.1)
-    state = TrainState(
-        step=jnp.int32(0),
-        params=params,
-        opt_state=tx.init(params),
-        critic_params=None,
-        critic_opt_state=None,
-        kl_coef=jnp.float32(0),
-        skipped=jnp.int32(0),
-    )
+    state = updates.state(tx, params)
     settings = updates.settings(
         8 * fields.pop('rows', 1),
         tx=tx,

@@ -19,7 +19,6 @@ from agentrl_jax.algorithms.dpo import DPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import update
 from agentrl_jax.rl.masked import positions_of
-from agentrl_jax.types import TrainState
 
 
 @pytest.mark.parametrize(
@@ -280,15 +279,7 @@ def ordered_batch(seed=0, poison=None, binary=False):
 def run(batch, key=None, how=DPO(pairs=2), **fields):  # noqa: B008
     """(parameters, metrics) after an update from the same start."""
     params = toy.toy_params(0)
-    state = TrainState(
-        step=jnp.int32(0),
-        params=params,
-        opt_state=TX.init(params),
-        critic_params=None,
-        critic_opt_state=None,
-        kl_coef=jnp.float32(0),
-        skipped=jnp.int32(0),
-    )
+    state = updates.state(TX, params)
     how = updates.settings(8, tx=TX, algorithm=how, **fields)
     new, measured = COMPILED(state, batch, key, fns=ModelFns(toy.toy_hidden, toy.toy_head), how=how)
     return new.params, measured

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import optax
@@ -15,7 +14,7 @@ import updates
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import learn as learning
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Frozen, TrainState
+from agentrl_jax.types import Frozen
 
 # Four groups of four episodes; unbiased stds .5 (one of four is 1), 0, 1.5 (one is 3), 1 (one is 2)
 RETURNS = np.array([1, 0, 0, 0, 2, 2, 2, 2, 3, 0, 0, 0, 2, 0, 0, 0], np.float32)
@@ -30,15 +29,7 @@ def rollout_of(returns=RETURNS):
 def fresh(seed=0, critic=False):
     params, tx = toy.toy_params(seed), optax.adam(0.01)
     own = {'backbone': toy.toy_params(seed + 1)} if critic else None
-    return TrainState(
-        step=jnp.int32(0),
-        params=params,
-        opt_state=tx.init(params),
-        critic_params=own,
-        critic_opt_state=tx.init(own) if critic else None,
-        kl_coef=jnp.float32(0),
-        skipped=jnp.int32(0),
-    )
+    return updates.state(tx, params, own)
 
 
 def values(params, critic_params, *rows):
