@@ -308,7 +308,6 @@ MAY_DIFFER = (
     'reward',
     'turn_credit',
     'evol',
-    'dpo',
     'opd',
     'optim',
     'batch',

@@ -191,7 +191,6 @@ class Batch:
     returns: jax.Array  # float32 [B, T] targets of the critic; 0 off the mask
     old_values: jax.Array  # float32 [B, T]
     allowed: jax.Array | None = None  # uint32 [B, T, W]  as Rollout.allowed
-    pair: jax.Array | None = None  # int32 [B]  rows compared with each other, 0 = none (DPO only)
     # Of extensions (rl.learning.Extra): bool [B, T] masks of tokens, other types [B, ...]
     extra: dict[str, jax.Array] = struct.field(default_factory=dict)
 

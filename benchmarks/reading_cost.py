@@ -40,7 +40,6 @@ ASIDE = {
     # Branches that the demo does not take
     'agentrl_jax.rl.curriculum': 'a horizon that grows',
     'agentrl_jax.rl.evol': 'AgentEvol',
-    'agentrl_jax.rl.parity': 'what reference implementations train',
     'agentrl_jax.rl.turn_credit': 'advantages of turns',
     'agentrl_jax.rollout.host*': 'worlds on hosts',
     'agentrl_jax.rollout.keepers': 'worlds on hosts',

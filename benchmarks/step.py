@@ -171,7 +171,7 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
 
 def trained_columns(how: Learning, batch: Any) -> np.ndarray:
     """Columns of each micro-batch of one pass over a batch, 0 where it is left out. int [parts]."""
-    parts, unit = how.microbatches, how.unit
+    parts, unit = how.microbatches, how.batch.prefix_rows
     mask = batch.mask | batch.value_mask
     menu, lengths = np.array(widths.menu(mask.shape[1], how.batch.widths)), widths.used(mask)
     needed = lengths

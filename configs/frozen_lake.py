@@ -7,7 +7,7 @@
 model.path is a HuggingFace folder or a .gguf file. Maps of 4x4, ice with probability .8, moves that
 go where they should one time in three. A step plays 8 maps x 16 episodes; the 2 groups whose
 returns vary most are kept, 32 episodes, one optimiser step; no KL. The paper also trained on
-observation tokens (--config.parity.loss_on=all); here only sampled tokens train. The prompt is that
+observation tokens; here only sampled tokens train. The prompt is that
 of RAGEN's main branch.
 Vanilla StarPO: --config.filter.keep=1.0 --config.loss.clip_high=0.2 --config.loss.kl_coef=0.001
 --config.loss.kl_in=reward

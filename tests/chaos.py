@@ -59,7 +59,6 @@ OWN = {  # what an algorithm needs or refuses of the micro run
     'dapo': {'filter.keep': 1.0},
     'maxrl': {'env.format_penalty': 0.0},
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
-    'dpo': {'loss.kl_target': 0.0, 'loss.kl_coef': 0.0, 'filter.keep': 1.0},
 }
 SERVED = {  # training against worlds of a server that the run starts
     'steps': 12,

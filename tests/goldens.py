@@ -62,7 +62,6 @@ RUNS = {
     'window': ('library', {'context.window': 1, 'env.max_turns': 3, **CLONED}),
     'hosts': ('configs.demo_textcraft', {'steps': 3, 'clone.steps': 30, 'eval.every': 3}),
     'agent_evol': ('frozen_lake', {'algorithm': 'agent_evol', 'evol.iteration': 2, **CLONED}),
-    'dpo': ('frozen_lake', {'algorithm': 'dpo', **CLONED}),
 }
 OPTIONS = (
     {},
@@ -72,7 +71,6 @@ OPTIONS = (
     {'batch.epochs': 2, 'batch.minibatch_rows': 8},
     {'lora.rank': 4},
     {'loss.kl_coef': 0.01},
-    {'parity.microbatch_means': True},
     {'batch.widths': 2},
 )
 

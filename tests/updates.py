@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.rl.algorithm import Clip, Weights
-from agentrl_jax.rl.learning import Batching, Critic, Learning, Optim, Parity
+from agentrl_jax.rl.learning import Batching, Critic, Learning, Optim
 from agentrl_jax.types import TrainState
 
 
@@ -22,7 +22,7 @@ class Given(Optim):
 
 @dataclasses.dataclass(frozen=True)
 class Split(Learning):
-    """Learning whose rows of an episode, of a pair and without training a test may choose."""
+    """Learning whose rows of an episode and without training a test may choose."""
 
     together: int = 1
     leaves_out: bool = False
@@ -83,7 +83,6 @@ def settings(
             clip=fields.pop('value_clip', 0.5),
             coef=fields.pop('value_coef', 1.0),
         ),
-        parity=Parity(microbatch_means=fields.pop('microbatch_means', False)),
         optim=Optim() if tx is None else Given(of=tx),
         together=together,
         leaves_out=sparse,

@@ -5,7 +5,6 @@ values, make_batch and loss (rl.algorithm.Algorithm).
 from agentrl_jax.algorithms.agent_evol import AgentEvol
 from agentrl_jax.algorithms.cispo import CISPO
 from agentrl_jax.algorithms.dapo import DAPO
-from agentrl_jax.algorithms.dpo import DPO
 from agentrl_jax.algorithms.dppo import DPPO
 from agentrl_jax.algorithms.dr_grpo import DrGRPO
 from agentrl_jax.algorithms.gigpo import GiGPO
@@ -41,5 +40,4 @@ ALGORITHMS = {
     'sao': SAO,
     'gigpo': GiGPO,
     'agent_evol': AgentEvol,
-    'dpo': DPO,
 }

@@ -33,8 +33,8 @@ ALIKE = (
     'reward progress before success (env.format_penalty, or a reward function)'
 )
 DROPPED = (
-    'groups vary, but none of their episodes was kept: loosen filter.rule, evol.threshold or '
-    'dpo.min_gap, or play more groups (rollout.num_groups)'
+    'groups vary, but none of their episodes was kept: loosen filter.rule or '
+    'evol.threshold, or play more groups (rollout.num_groups)'
 )
 REASONS = (LOST, TOO_FEW, ALIKE, DROPPED)
 Row = Mapping[str, float]

@@ -11,7 +11,6 @@ from typing import Any
 
 from agentrl_jax.models import Model
 from agentrl_jax.planning import hardware
-from agentrl_jax.rl.learning import recomputes
 from agentrl_jax.run.config import Config
 
 
@@ -46,7 +45,7 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
     tokens, trained = float(row['batch/tokens']), float(row['batch/trained_tokens'])
     backward = 1 if cfg.lora.rank else 2  # of frozen weights there is no gradient
     passes = cfg.batch.epochs * (1 + backward) + cfg.needs_reference
-    passes += recomputes(cfg.sampler, cfg.parity)
+    passes += cfg.sampler.corrects
     critic = 0
     if cfg.algorithm.USES_CRITIC:  # values before the update; a separate critic is trained too
         critic = 1 if cfg.shares_backbone else 1 + 3 * cfg.batch.epochs * cfg.critic.updates

@@ -131,7 +131,6 @@ class Algorithm:
     HAS_RATIO: ClassVar[bool] = True  # pi / pi_old is part of its loss
     COMPARES_GROUPS: ClassVar[bool] = True  # an episode counts by the others of its group
     WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
-    ROWS_PER_PAIR: ClassVar[int] = 1  # rows of a batch that must be in one micro-batch
     CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game, and nothing else
     COMPARES_REFERENCE: ClassVar[bool] = True  # with the policy of step 0, where that is used
     EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)

@@ -130,19 +130,15 @@ def filter_metrics(scores: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
 
 
 def keep_rows(
-    rollout: Rollout, *, group_size: int, rule: str, normalised: bool = False, **settings: Any
+    rollout: Rollout, *, group_size: int, rule: str, **settings: Any
 ) -> tuple[jax.Array, jax.Array]:
     """(scores [P], rows that the rule keeps bool [B]); settings: keywords of the rule.
 
-    rule is a name of RULES. `normalised` scores returns that are normalised in their group, as
-    RAGEN did by accident: every spread is then 1.
+    rule is a name of RULES.
     """
     returns, healthy = rollout.returns, rollout.healthy
     sizes = dict(group_size=group_size, scale=rollout.magnitudes.returns)
     scores = advantages.group_std(returns, healthy, **sizes)
-    if normalised:
-        normal = advantages.group_normalize(returns, healthy, **sizes)
-        scores = advantages.group_std(normal, healthy, group_size=group_size)
     return scores, row_mask(RULES[rule](scores, **settings), group_size=group_size)
 
 
@@ -224,7 +220,7 @@ class Filter:
         return 'compact' if self.kept(groups) < groups else 'kept_first'
 
     def keep_rows(
-        self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
+        self, rollout: Rollout, *, groups: int, group_size: int
     ) -> tuple[jax.Array, jax.Array]:
         """keep_rows by its rule."""
         zero = {} if self.include_zero is None else {'include_zero': self.include_zero}
@@ -234,24 +230,17 @@ class Filter:
             'top_p_softmax': dict(p=self.p) | zero,
             'min_p': dict(p=self.p) | zero,
         }
-        return keep_rows(
-            rollout,
-            group_size=group_size,
-            rule=self.rule,
-            normalised=normalised,
-            **rules.get(self.rule, {}),
-        )
+        return keep_rows(rollout, group_size=group_size, rule=self.rule, **rules.get(self.rule, {}))
 
     def select(
-        self, rollout: Rollout, *, groups: int, group_size: int, normalised: bool = False
+        self, rollout: Rollout, *, groups: int, group_size: int
     ) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
         """select by its rule; a batch that was refilled holds kept groups alone."""
 
         def keep_fn(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
             if self.refill:
                 return keep_rows(rollout, group_size=group_size, rule='all')
-            sizes = dict(groups=groups, group_size=group_size)
-            return self.keep_rows(rollout, normalised=normalised, **sizes)
+            return self.keep_rows(rollout, groups=groups, group_size=group_size)
 
         return select(
             rollout,

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns, on_base
-from agentrl_jax.rl import evol, losses, parity, update
-from agentrl_jax.rl.learning import Learning, Models, recomputes
+from agentrl_jax.rl import evol, losses, update
+from agentrl_jax.rl.learning import Learning, Models
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout.windows import Windows, split_batch
@@ -69,20 +69,7 @@ def select(
     rollout: Rollout, how: Learning
 ) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
     """(rollout of the rows of an update, their numbers, those that are kept bool [b], metrics)."""
-    rollout, rows, keep, metrics = how.algorithm.filter.select(
-        rollout,
-        groups=how.num_groups,
-        group_size=how.group_size,
-        normalised=how.parity.filter_normalised,
-    )
-    if how.parity.loss_on != 'sampled':
-        only = how.parity.loss_on == 'answers'
-        rollout = parity.train_on(rollout, start_id=how.start_id, answers_only=only)
-    if how.algorithm.ROWS_PER_PAIR > 1:
-        usable = rollout.healthy & keep & rollout.action_mask.any(1)
-        placed = how.algorithm.order_rows(rollout.returns, usable, group_size=how.group_size)
-        rollout, rows, keep = jax.tree.map(lambda x: x[placed], (rollout, rows, keep))
-    return rollout, rows, keep, metrics
+    return how.algorithm.filter.select(rollout, groups=how.num_groups, group_size=how.group_size)
 
 
 def reference_of(frozen: Frozen, how: Learning) -> Params | None:
@@ -103,7 +90,7 @@ def score_rollout(
         played,
         fns=models.fns,
         how=how,
-        recompute=recomputes(how.sampler, how.parity),
+        recompute=how.sampler.corrects,
         windows=windows,
     )
     for extra in how.extras:
@@ -143,9 +130,8 @@ def correct(
     """
     rows, sampler = (batch.old_logprobs, sampler_logprobs, batch.mask), how.sampler
     (low, high), drop = sampler.bounds, sampler.correction == 'icepop'
-    one = dict(per_sequence=sampler.sequence)
-    weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop, **one)
-    raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False, **one)
+    weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop)
+    raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False)
     gap = jnp.where(batch.mask, jnp.abs(batch.old_logprobs - sampler_logprobs), 0.0)
     return batch.replace(advantages=batch.advantages * weights), {
         'sampler/logprob_gap': gap.max(),

@@ -58,7 +58,6 @@ class Sampler:
     # (icepop)
     low: Annotated[float | None, ZERO] = None  # lower bound of the factor (tis 0, icepop .5)
     high: Annotated[float | None, ZERO] = None  # upper bound (tis 2, icepop 5)
-    sequence: bool = False  # one factor for an episode, the product of its tokens'
 
     @property
     def corrects(self) -> bool:
@@ -68,22 +67,6 @@ class Sampler:
     def bounds(self) -> tuple[float, float]:
         low, high = SAMPLER_BOUNDS[self.correction]
         return low if self.low is None else self.low, high if self.high is None else self.high
-
-
-@dataclasses.dataclass(frozen=True)
-class Parity:
-    """What reference implementations do, for comparison (rl/parity.py)."""
-
-    loss_on: Literal['sampled', 'answers', 'all'] = 'sampled'  # tokens that train: those of the
-    # policy, also the chat markers around them (answers: RAGEN's leak), or everything after the
-    # system message (all)
-    microbatch_means: bool = False  # losses are averaged in each micro-batch, then over them
-    filter_normalised: bool = False  # the filter ranks returns that are normalised already
-
-
-def recomputes(sampler: Sampler, parity: Parity) -> bool:
-    """Whether the trainer's own forward pass gives the old log-probabilities."""
-    return sampler.corrects or parity.loss_on != 'sampled'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +182,6 @@ class Learning:
     batch: Batching = Batching()
     critic: Critic = Critic()
     sampler: Sampler = Sampler()
-    parity: Parity = Parity()
     optim: Optim = Optim()
     num_groups: int = 1
     group_size: int = 1
@@ -208,7 +190,6 @@ class Learning:
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
     context: Context | Branches | None = None  # what the policy sees; None = all of an episode
-    start_id: int = -1  # token that opens a message, for parity.loss_on
     has_reference: bool = False
     extras: tuple[Extra, ...] = ()  # of extensions
     bits: Bits | None = None  # of a grammar
@@ -219,7 +200,7 @@ class Learning:
         """Keywords of everything that computes log-probabilities of a batch."""
         # No row can have more tokens to train, but demonstrations; with a window a row is a turn.
         turns = self.context.turns_of_row(self.max_turns) if self.context else self.max_turns
-        any_number = self.parity.loss_on != 'sampled' or self.base_rows or not self.max_response
+        any_number = self.base_rows or not self.max_response
         return dict(
             temperature=self.temperature,
             chunk_size=self.batch.head_chunk,
@@ -234,11 +215,6 @@ class Learning:
         return rows * (self.context.rows(self.max_turns) if self.context else 1)
 
     @property
-    def unit(self) -> int:
-        """Rows side by side that stay in one micro-batch: pairs, or such that may begin alike."""
-        return max(self.algorithm.ROWS_PER_PAIR, self.batch.prefix_rows)
-
-    @property
     def microbatches(self) -> int:
         """Slices of an optimiser step."""
         rows = self.rows_per_episode * self.batch.minibatch_rows
@@ -246,12 +222,7 @@ class Learning:
 
     @property
     def sparse(self) -> bool:
-        """Whether rows may have nothing to train: groups not kept, turns not played.
-
-        Never where it matters which rows share a micro-batch: separate means, pairs.
-        """
-        if self.parity.microbatch_means or self.algorithm.ROWS_PER_PAIR > 1:
-            return False
+        """Whether rows may have nothing to train: groups not kept, turns not played."""
         order = self.algorithm.filter.order(self.num_groups)
         several = self.algorithm.rows_per_episode(self.max_turns) > 1
         return several or order == 'kept_first' or self.context is not None

@@ -222,20 +222,14 @@ def sampler_weights(
     low: float,
     high: float,
     drop: bool,
-    per_sequence: bool = False,
 ) -> jax.Array:
     """pi_old / pi_sampler, a constant factor of advantages where the sampler is not the trainer.
 
     drop False: clipped to [low, high] (truncated importance sampling: low 0, high 2);
-    drop True: 0 outside [low, high] (IcePop: .5, 5). per_sequence: one ratio for a row, the product
-    of its tokens'. [B, T]; 0 off the mask. Scaling an advantage scales the clipped loss.
+    drop True: 0 outside [low, high] (IcePop: .5, 5). [B, T]; 0 off the mask.
+    Scaling an advantage scales the clipped loss.
     """
     log_weight = log_ratio(old_logprobs, sampler_logprobs, mask)
-    if per_sequence:
-        total = jnp.where(mask, old_logprobs - sampler_logprobs, 0.0).sum(1, keepdims=True)
-        log_weight = jnp.broadcast_to(
-            jnp.clip(total, -MAX_LOG_RATIO, MAX_LOG_RATIO), log_weight.shape
-        )
     weight = jnp.exp(jax.lax.stop_gradient(log_weight))
     kept = jnp.where((weight >= low) & (weight <= high), weight, 0.0)
     return jnp.where(mask, kept if drop else jnp.clip(weight, low, high), 0.0)

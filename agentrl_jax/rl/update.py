@@ -110,28 +110,6 @@ def _split(batch: Any, parts: int, sharding: NamedSharding | None, unit: int = 1
     return jax.tree.map(one, batch)
 
 
-def make_token_weights(
-    aggregation: str, norm_length: int | None, parts: int, episodes: int | None = None
-) -> Callable:
-    """Token weights of a mask bool [B, T], whose denominators are counted in each of `parts` parts.
-
-    Parts are those of _split, and the loss is the mean over them: with more than one, what the
-    references do, a token weighs more the fewer tokens its micro-batch has. Of rows that share an
-    episode its number, below `episodes`, is a second argument int32 [B] (losses.token_weights).
-    """
-
-    def whole(mask, episode=None):
-        return losses.token_weights(
-            mask, aggregation, norm_length=norm_length, episode=episode, episodes=episodes
-        )
-
-    def weights(mask, episode=None):
-        split = jax.vmap(whole)(*_split((mask, episode), parts, None)) / parts
-        return split.swapaxes(0, 1).reshape(mask.shape)
-
-    return whole if parts == 1 else weights
-
-
 def sort_trained_first(rows: jax.Array, mask: jax.Array, parts: int, unit: int = 1) -> jax.Array:
     """Rows of a mini-batch int32 [n], `unit` together, so that those that train fill the first
     slices of _split."""
@@ -253,7 +231,7 @@ def critic_step(
         (batch, weights),
         parts=how.microbatches,
         sharding=how.layout,
-        unit=how.unit,
+        unit=how.batch.prefix_rows,
         sparse=how.sparse,
         mask=batch.value_mask,
         widths=how.batch.widths,
@@ -316,7 +294,7 @@ def policy_step(
         (batch, weights, value_weights),
         parts=how.microbatches,
         sharding=how.layout,
-        unit=how.unit,
+        unit=how.batch.prefix_rows,
         sparse=how.sparse,
         mask=mask,
         widths=how.batch.widths,
@@ -352,12 +330,12 @@ def one_step(
 ) -> tuple[TrainState, dict]:
     """One mini-batch: the critic's optimiser steps, then the policy's; metrics are of the last."""
     if how.sparse:
-        rows = sort_trained_first(rows, batch.mask, how.microbatches, how.unit)
+        rows = sort_trained_first(rows, batch.mask, how.microbatches, how.batch.prefix_rows)
     part = jax.tree.map(lambda x: x[rows], batch)
     if how.layout is not None:
         part = jax.lax.with_sharding_constraint(part, how.layout)
     episode = None if how.rows_per_episode == 1 else rows // how.rows_per_episode
-    weights, value_weights = (weigh(mask, episode) for mask in (part.mask, part.value_mask))
+    weights, value_weights = (weigh(mask, episode=episode) for mask in (part.mask, part.value_mask))
     metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
         for _ in range(how.critic.updates):
@@ -396,10 +374,10 @@ def update_step(
     in one optimiser step and weigh as one sequence. frozen: only extensions read it.
     """
     together, weights = how.rows_per_episode, how.algorithm.weights
-    weigh = make_token_weights(
-        weights.aggregation,
-        weights.norm_length,
-        parts=how.microbatches if how.parity.microbatch_means else 1,
+    weigh = functools.partial(
+        losses.token_weights,
+        aggregation=weights.aggregation,
+        norm_length=weights.norm_length,
         episodes=len(batch.tokens) // together,
     )
     rows = minibatch_rows(
@@ -407,7 +385,7 @@ def update_step(
         rows=len(batch.tokens),
         num_minibatches=len(batch.tokens) // (together * how.batch.minibatch_rows),
         epochs=how.batch.epochs,
-        unit=math.lcm(how.unit, how.algorithm.ROWS_PER_PAIR * together),
+        unit=math.lcm(how.batch.prefix_rows, together),
     )
     before, models = state.skipped, Models(fns, frozen)
     state, steps = jax.lax.scan(

@@ -82,7 +82,6 @@ def build_learning(
         cfg,
         context=context_of(cfg, task),
         bits=None if own is None else own.bits,
-        start_id=-1 if cfg.parity.loss_on == 'sampled' else opening_of(tokenizer),
         layout=sharding.shard_rows(mesh),
         extras=extras,
     )
@@ -95,11 +94,6 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | N
     if cfg.most_branches > 1:
         return windows.Branches(cfg.most_branches, task.prefix.shape[0], task.env.context)
     return None
-
-
-def opening_of(tokenizer: Tokenizer) -> int:
-    """The token that opens a message of the tokenizer's chats."""
-    return tokenizer.special(tokenizer.chat_format.start)
 
 
 def build_learn(fns: ModelFns, how: Learning) -> Callable:

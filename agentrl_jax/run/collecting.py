@@ -169,10 +169,7 @@ def pack(
     """
     group_size = how.group_size
     _, keep = how.algorithm.filter.keep_rows(
-        played[0],
-        groups=how.num_groups,
-        group_size=group_size,
-        normalised=how.parity.filter_normalised,
+        played[0], groups=how.num_groups, group_size=group_size
     )
     keep = keep.reshape(-1, group_size).any(1)
     held, count_after = filtering.refill(held, count, played, keep, group_size=group_size)

@@ -24,7 +24,7 @@ from agentrl_jax.models.lora import Lora
 from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.rl.evol import Evolution
-from agentrl_jax.rl.learning import Batching, Critic, Optim, Parity, Sampler
+from agentrl_jax.rl.learning import Batching, Critic, Optim, Sampler
 from agentrl_jax.run import outside, rules, sections
 from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
@@ -50,7 +50,6 @@ class Config:
     context: sections.Context = sections.Context()
     algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # or module:Class
     sampler: Sampler = Sampler()
-    parity: Parity = Parity()
     critic: Critic = Critic()
     optim: Optim = Optim()
     batch: Batching = Batching()
@@ -155,7 +154,7 @@ class Config:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether some KL term or DPO compares with the policy of step 0."""
+        """Whether a KL term or a teacher compares with the policy of step 0."""
         return self.algorithm.uses_reference
 
     @property

@@ -19,6 +19,9 @@ REMOVED = {
     'clone.keep_in': ANY,
     'curriculum.memory': 0.5,
     'curriculum.uncertain': 0.0,
+    'dpo.beta': ANY,
+    'dpo.min_gap': ANY,
+    'dpo.pairs': ANY,
     'filter.high': 1.0,
     'filter.low': 0.0,
     'filter.scaling': 'none',
@@ -27,6 +30,10 @@ REMOVED = {
     'loss.sampler_reject': 'off',
     'loss.sampler_reject_high': None,
     'loss.sampler_reject_low': None,
+    'loss.sampler_sequence': False,
+    'parity.filter_normalised': False,
+    'parity.loss_on': 'sampled',
+    'parity.microbatch_means': False,
     'rollout.read_tokens': ANY,
 }
 

@@ -4,7 +4,7 @@ With LoRA the weights a run starts from are the frozen base of policy, critic an
 They come from model.path again when a run resumes, and must be what they were; weights that were
 drawn or cloned are kept:
   <workdir>/base       the model under adapters, unless it is model.path's own
-  <workdir>/reference  what was trained, as it was at step 0 (KL terms, DPO, AgentEvol's restarts)
+  <workdir>/reference  what was trained, as it was at step 0 (KL terms, AgentEvol's restarts)
   <workdir>/best       what was trained, as it was at the best validation (checkpoint.best)
 """
 

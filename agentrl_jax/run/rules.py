@@ -22,12 +22,10 @@ from agentrl_jax.text import agents
 Config = Any  # run.config.Config, whose reader checks these rules
 TWO, ACTS, AGENTS = In(low=2), {'act', 'react'}, set(agents.NAMES)
 SPLITS = {'train', 'validation', 'test'}
-SAMPLED = {'parity.loss_on': 'sampled'}
 NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
 ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
 ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
 HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
-NO_PAIRS = {'algorithm': Must('one without pairs', lambda run: run.algorithm.ROWS_PER_PAIR == 1)}
 DEMONSTRATIONS = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
@@ -254,7 +252,7 @@ RULES = (
             'filter.rule': Must("'all'", lambda run: not run.algorithm.filter.drops_groups),
         },
     ),
-    *exclude({'rollout.constrain': ''}, {'evol.base_rows': 0, **SAMPLED}),
+    *exclude({'rollout.constrain': ''}, {'evol.base_rows': 0}),
     must(
         'hosts.forms',
         "the forms of answers, such as ('Action: {}',)",
@@ -273,7 +271,6 @@ RULES = (
             'curriculum.rounds': (),
             'filter.refill': 0,
             **HAS_RATIO,
-            **SAMPLED,
             'processes': Must('1', lambda run: jax.process_count() == 1),
         },
         'episodes continue while the policy is updated',
@@ -315,15 +312,10 @@ RULES = (
                 lambda run: not run.batch.microbatch_rows % (run.shards * run.batch.prefix_rows),
             ),
             'batch.widths': TWO,
-            'algorithm': Must(
-                'one without pairs, or an even batch.prefix_rows',
-                lambda run: not run.batch.prefix_rows % run.algorithm.ROWS_PER_PAIR,
-            ),
             'rollout.group_size': Must(
                 'a multiple or a divisor of batch.prefix_rows',
                 lambda run: _divide(run.batch.prefix_rows, run.rollout.group_size),
             ),
-            'parity.microbatch_means': False,
             'context.window': 0,
             'evol.base_rows': 0,
         },
@@ -346,17 +338,11 @@ RULES = (
     ),
     *exclude(
         {'loss.sampler_correction': {'tis', 'icepop'}},
-        {'loss.sampler_low': None, 'loss.sampler_high': None, 'loss.sampler_sequence': False},
+        {'loss.sampler_low': None, 'loss.sampler_high': None},
     ),
     Rule({'loss.sampler_low': In(high=1)}),
     Rule({'loss.sampler_high': In(low=1)}),
     Rule({'loss.sampler_correction': 'off'} | HAS_RATIO),
-    Rule({'parity.microbatch_means': False} | NO_PAIRS),
-    *exclude(
-        SAMPLED,
-        {'loss.sampler_correction': 'off', 'context.window': 0, 'loss.max_length': 0} | ONE_BRANCH,
-        'tokens train that were not sampled',
-    ),
     Rule({'optim.schedule': {'linear', 'cosine'}, 'optim.schedule_steps': 0}),
     Rule({'optim.schedule': 'constant', 'optim.schedule_steps': In(low=1)}),
     Rule({'optim.schedule': {'linear', 'cosine'}, 'optim.final_lr': 0}),

@@ -1,6 +1,5 @@
-"""Parity switches: by hand what each changes, and that nothing changes without it."""
+"""What RAGEN trains beside the sampled tokens, and corrections for a sampler that differs."""
 
-import dataclasses
 import functools
 
 import jax
@@ -13,8 +12,8 @@ import tiny_agents as tiny
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import learn, parity, update
-from agentrl_jax.rl.learning import Learning, Parity, Sampler, recomputes
+from agentrl_jax.rl import learn
+from agentrl_jax.rl.learning import Learning, Sampler
 from agentrl_jax.rollout import episodes
 from agentrl_jax.run import build
 from agentrl_jax.run import parts as assemble
@@ -31,11 +30,28 @@ LENGTH = 21
 def conversation():
     """(tokens, attention, sampled) of one row; its last token is padding."""
     place = np.arange(len(TOKENS))
-    return jnp.array([TOKENS]), jnp.array([place < LENGTH]), jnp.array([np.isin(place, SAMPLED)])
+    return np.array([TOKENS]), place[None] < LENGTH, np.isin(place, SAMPLED)[None]
+
+
+def message_mask(tokens, attention_mask, sampled, *, start_id, answers_only):
+    """Tokens that RAGEN (arXiv:2504.20073) trains, whose predecessor is in a trained message.
+
+    Message m begins at the m-th <|im_start|> that the policy did not sample (1: system, 2: user).
+    All messages but the system's train (branch v0423), or those that hold a sampled token.
+    """
+    message = np.cumsum((tokens == start_id) & attention_mask & ~sampled, axis=1)
+    before = np.pad(message[:, :-1], ((0, 0), (1, 0)))
+    trains = (before > 1) & attention_mask
+    if not answers_only:
+        return trains
+    answers = [
+        np.isin(row, own[mask]) for row, own, mask in zip(before, message, sampled, strict=True)
+    ]
+    return trains & np.array(answers)
 
 
 def test_ragen_s_masks_by_hand():
-    mask = functools.partial(parity.message_mask, *conversation(), start_id=START)
+    mask = functools.partial(message_mask, *conversation(), start_id=START)
     # Behind the user's <s> at 3: its predecessor lies in the system message, so it does not train.
     everything = list(range(4, 21))
     assert np.flatnonzero(mask(answers_only=False)[0]).tolist() == everything
@@ -44,17 +60,6 @@ def test_ragen_s_masks_by_hand():
     assert np.flatnonzero(mask(answers_only=True)[0]).tolist() == answers
     leaked = sorted(set(answers) - set(SAMPLED))
     assert [TOKENS[t] for t in leaked] == [3, 4, 0, 9, 3, 4]
-
-
-def learning_of(**changes):
-    run = read_config(micro_runs.config('frozen_lake', algorithm='grpo', **changes))
-    return build.build_learning(run, assemble.build_mesh(run), None, tiny.tokenizer())
-
-
-def test_every_switch_is_off():
-    how = learning_of()
-    assert how.parity == Parity('sampled', microbatch_means=False, filter_normalised=False)
-    assert not recomputes(how.sampler, how.parity) and how.head['row_tokens'] == 12
 
 
 def trained_texts(out, mask, b):
@@ -69,18 +74,12 @@ def trained_texts(out, mask, b):
     return [spelled(out.tokens[b][run].tolist()) for run in runs]
 
 
-@pytest.fixture(scope='module')
-def played():
-    return tiny.played('frozen_lake')[0]
-
-
-def test_what_trains_of_a_real_conversation(played):
+def test_what_trains_of_a_real_conversation():
     """RAGEN's leak: chat markers around every answer; in `all` everything the user said as well."""
-    found = {}
-    for where in ('answers', 'all'):
-        start = tiny.tokenizer().special(IM_START)
-        out = parity.train_on(played, start_id=start, answers_only=where == 'answers')
-        found[where] = np.asarray(out.action_mask)
+    played = tiny.played('frozen_lake')[0]
+    rows = played.tokens, played.attention_mask, played.action_mask
+    mask = functools.partial(message_mask, *rows, start_id=tiny.tokenizer().special(IM_START))
+    found = {'answers': mask(answers_only=True), 'all': mask(answers_only=False)}
     b = int(np.argmax(played.num_turns))
     turns = int(played.num_turns[b])
     assert turns >= 2
@@ -93,105 +92,12 @@ def test_what_trains_of_a_real_conversation(played):
         assert (mask[played.action_mask]).all() and not mask[~played.attention_mask].any()
 
 
-def test_answers_are_where_the_policy_speaks_whatever_comes_before():
-    """Every other message, after a system's: where none begins, the worlds' were the answers."""
-    start = 9  # user, assistant (of the world), user, assistant: two answers
-    tokens = np.array([[9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 6]])
-    sampled = np.isin(tokens, (4, 6))
-    everywhere = np.ones_like(sampled)
-    found = parity.message_mask(tokens, everywhere, sampled, start_id=start, answers_only=True)
-    assert tokens[np.asarray(found)].tolist() == [4, 9, 6]
-
-
-def test_tokens_that_nobody_sampled_train_with_the_trainer_s_log_probabilities(played):
-    """Ratio 1 at all of them before the first step: the loss is minus the mean advantage."""
-    how = learning_of(**{'parity.loss_on': 'all'})
-    assert recomputes(how.sampler, how.parity) and how.head['row_tokens'] is None
-    how = dataclasses.replace(how, batch=dataclasses.replace(how.batch, microbatch_rows=16))
-    out = played.replace(rewards=jnp.asarray(played.rewards).at[::3, 0].add(1.0))
-    fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
-    state = tiny_steps.fresh().replace(params=tiny.cloned('frozen_lake')[0])
-    program = functools.partial(learn.prepare, fns=fns, how=how)
-    program = jax.jit(program, compiler_options=tiny.QUICK)
-    batch = jax.device_get(program(state, tiny_steps.NOTHING_FROZEN, out)[0])
-    assert batch.mask.sum() > 2 * played.action_mask.sum()
-    # The sampler's own where it has any, a log-probability everywhere else.
-    where = played.action_mask
-    np.testing.assert_allclose(batch.old_logprobs[where], played.logprobs[where], atol=1e-5)
-    assert (batch.old_logprobs[batch.mask & ~where] < 0).mean() > 0.99
-    per_row = np.where(batch.mask, batch.advantages, np.nan)
-    np.testing.assert_allclose(np.nanmax(per_row, 1), np.nanmin(per_row, 1))
-
-
-# ---- micro-batch means ---------------------------------------------------------------------------
-
-
-def test_micro_batch_means_by_hand():
-    # Rows of 1, 3, 2 and 0 tokens; two micro-batches: rows 0 and 2 (3 tokens), 1 and 3 (3 tokens).
-    # In three: row i is in part i % parts, so with four parts each row is its own.
-    lengths = np.array([1, 3, 2, 0])
-    mask = jnp.arange(3)[None] < lengths[:, None]
-    one, two, four = (
-        update.make_token_weights('token_mean', None, parts)(mask) for parts in (1, 2, 4)
-    )
-    np.testing.assert_allclose(one, mask / 6)
-    np.testing.assert_allclose(two, mask / 6)  # 1 / (2 parts x 3 tokens)
-    # A quarter each, whatever the row's length; the empty one is lost: the sum is 3/4
-    np.testing.assert_allclose(four, mask / (4 * np.maximum(lengths, 1))[:, None])
-    assert float(four.sum()) == pytest.approx(0.75)
-
-
-def test_token_mean_over_micro_batches_of_one_row_is_a_mean_of_rows():
-    """RAGEN's default: with micro-batches of one, token_mean is seq_mean_token_mean."""
-    returns = tiny_steps.RETURNS
-    layouts = [[(1, 1 + b % 3)] for b in range(16)]
-    out = tiny_steps.toy.rollout_of(layouts, returns[:, None], length=5)
-
-    def params(**changes):
-        parts = tiny_steps.parts_of('grpo', changes)
-        size = dataclasses.replace(parts['how'].batch, microbatch_rows=1)
-        parts['how'] = dataclasses.replace(parts['how'], batch=size)
-        step = jax.jit(functools.partial(learn.learn, **parts))
-        state = step(tiny_steps.fresh(), tiny_steps.NOTHING_FROZEN, out)[0]
-        return jax.tree.leaves(state.params)
-
-    by_rows = params(**{'loss.aggregation': 'seq_mean_token_mean'})
-    by_parts = params(**{'loss.aggregation': 'token_mean', 'parity.microbatch_means': True})
-    by_tokens = params(**{'loss.aggregation': 'token_mean'})
-    for a, b in zip(by_rows, by_parts, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-    assert max(np.abs(a - b).max() for a, b in zip(by_tokens, by_parts, strict=True)) > 1e-5
-
-
-# ---- normalised scores ---------------------------------------------------------------------------
-
-
-def test_a_filter_of_normalised_returns_cannot_tell_groups_apart():
-    """Stds .5 0 1.5 1: of at least .9 times the largest is one group, or all that vary at all."""
-    rule = {'filter.rule': 'min_p', 'filter.p': 0.9}
-    _, kept, measured = tiny_steps.prepare(**rule)
-    assert kept == tiny_steps.groups(2) and measured['filter/group_std_max'] == pytest.approx(1.5)
-    _, kept, measured = tiny_steps.prepare(**rule, **{'parity.filter_normalised': True})
-    assert kept == tiny_steps.groups(0, 2, 3)
-    assert measured['filter/group_std_max'] == pytest.approx(1.0, abs=1e-5)
+# ---- a sampler that is not the trainer -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     'changes, message',
     [
-        (
-            {'parity.loss_on': 'words'},
-            'parity.loss_on',
-        ),
-        ({'parity.loss_on': 'all', 'context.window': 1}, 'context.window'),
-        (
-            {'parity.loss_on': 'answers', 'algorithm': 'dapo', 'loss.max_length': 9},
-            'loss.max_length',
-        ),
-        (
-            {'parity.loss_on': 'all', 'loss.sampler_correction': 'tis'},
-            'loss.sampler_correction',
-        ),
         ({'rollout.sampler_dtype': 'int8'}, 'rollout.sampler_dtype'),
         ({'loss.sampler_correction': 'clip'}, 'loss.sampler_correction'),
         ({'loss.sampler_high': 3.0}, 'loss.sampler_high'),
@@ -226,8 +132,6 @@ def test_corrections_by_hand():
     assert measured['sampler/logprob_gap'] == pytest.approx(np.log(4), rel=1e-6)
     icepop, _ = correct('icepop')  # 0 outside .5 and 5
     np.testing.assert_allclose(icepop.advantages, [[0, 1, 3, 0]], rtol=1e-6)
-    whole, _ = correct('icepop', None, None, True)  # one factor for the row
-    np.testing.assert_allclose(whole.advantages, [[0, 0.75, 0.75, 0.75]], rtol=1e-6)
 
 
 @functools.cache

@@ -29,7 +29,10 @@ DEMO = flatten(effective(demo_cloned.get_config()).to_dict())
         ({'algorithm': 'reinforce_pp', 'filter.keep': 1.0}, 'REINFORCE++'),
         ({'curriculum.rounds': (2, 3), 'filter.keep': 1.0}, 'PPO, ScalingInter'),
         ({'curriculum.rounds': (2,), 'filter.keep': 1.0}, 'PPO'),
-        ({'algorithm': 'dpo', 'loss.clip_low': None}, 'DPO, filtered'),  # it clips nothing
+        (
+            {'algorithm': 'agent_evol', 'loss.clip_low': None},
+            'AgentEvol, filtered',
+        ),
         ({'algorithm': 'dapo', 'filter.rule': 'varied'}, 'DAPO'),
     ],
 )

@@ -40,7 +40,6 @@ REJECTED = (
     (KL | {'algorithm': 'agent_evol'}, 'loss.kl_in'),
     ({'algorithm': 'agent_evol', 'loss.kl_coef': 0.01, 'loss.kl_target': 0.01}, 'algorithm'),
     (MAXRL | {'env.name': 'sokoban'}, 'env.name'),
-    (SEVERAL | {'algorithm': 'grpo', 'parity.loss_on': 'all'}, 'harness.branches'),
     ({'loss.kl_coef': 0.01, 'loss.kl_target': 0.01, 'loss.kl_horizon': 15.0}, 'loss.kl_horizon'),
     (KL | {'algorithm': 'mt_grpo', 'turn_credit.mode': 'or'}, 'turn_credit.mode'),
     # shapes on 8 data shards
@@ -74,7 +73,6 @@ REJECTED = (
     (mixed(('objects', 1.0)) | OBJECTS | {'rollout.stop_at_answer': True}, 'env.name'),
     (HALVES | {'eval.worlds': ('sokoban',)}, 'eval.worlds'),
     (HALVES | {'rollout.num_groups': 6}, 'rollout.group_size'),
-    (ALONE | {'algorithm': 'dpo'}, 'rollout.group_size'),
     # validation
     ({'optim.schedule': 'cosine'}, 'optim.schedule'),
     ({'eval.also': ('validation',)}, 'eval.also'),

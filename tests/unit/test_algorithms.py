@@ -14,7 +14,6 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.algorithms.agent_evol import AgentEvol
 from agentrl_jax.algorithms.cispo import CISPO
 from agentrl_jax.algorithms.dapo import DAPO
-from agentrl_jax.algorithms.dpo import DPO
 from agentrl_jax.algorithms.dppo import DPPO
 from agentrl_jax.algorithms.dr_grpo import DrGRPO
 from agentrl_jax.algorithms.gigpo import GiGPO
@@ -497,7 +496,7 @@ def test_segment_means_by_hand():
 def test_policy_loss_adds_entropy_and_kl_by_hand(where):
     """A model without layers: hidden is 1, logits [0, ln 3], so p = (1/4, 3/4) everywhere.
 
-    A KL term in the reward, or DPO, has a reference too: its KL was not measured.
+    A KL term in the reward has a reference too: its KL was not measured.
     """
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
     rollout = rollout.replace(tokens=jnp.array([[0, 0, 1]]))
@@ -554,15 +553,10 @@ RATIOS = [cls for cls in ALGORITHMS.values() if hasattr(cls(), 'clip')]
 
 
 COMPARE_EPISODES = [
-    *(
-        cls()
-        for cls in ALGORITHMS.values()
-        if cls.COMPARES_GROUPS and cls not in (DPO, MTGRPO, GiGPO)
-    ),
+    *(cls() for cls in ALGORITHMS.values() if cls.COMPARES_GROUPS and cls not in (MTGRPO, GiGPO)),
     *(MTGRPO(mode=mode, outcome='return') for mode in turn_credit.MODES),
     *(cls(reward_on='episode') for cls in (PPO, ReinforcePP)),
     *(GiGPO(norm=norm) for norm in ('mean', 'std')),
-    DPO(min_gap=0.0),
     OPD(reward_coef=1.0),
 ]
 
@@ -593,7 +587,6 @@ def test_rewards_that_differ_by_rounding_train_nothing(how):
 def test_a_reward_on_the_last_turn_reaches_its_action_tokens(how):
     """AgentGym-RL puts the return of an episode the world ended on a masked observation token."""
     layouts = [[(2, 2), (1, 2)]] * 4  # the last turn ends the episode
-    # best and worst side by side, as DPO wants them
     rollout = toy.rollout_of(layouts, [[0, 1], [0, 0], [0, 1], [0, 0]], length=9)
     batch = batch_of(how, rollout, 4)
     last = (rollout.turn == 1) & rollout.action_mask
@@ -609,7 +602,6 @@ def test_permuting_groups_permutes_the_batch_and_dropping_them_is_weighing_them_
     batch = batch_of(how, rollout, 4, scores)
     rows = (np.array([2, 0, 1])[:, None] * 4 + np.arange(4)).reshape(-1)
     moved = batch_of(how, *moved_by(rows, rollout, scores))
-    batch, moved = batch.replace(pair=None), moved.replace(pair=None)  # which are numbered in order
     for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(moved), strict=True):
         np.testing.assert_allclose(a[rows], b, atol=1e-5)
     rows = np.arange(4, 12)
@@ -627,8 +619,8 @@ def test_advantages_do_not_depend_on_the_number_of_rows_of_an_episode(how):
     rollout = toy.random_rollout(4, turns=4, length=24, faulty=(1,))
     scores = toy.scores_of(rollout)
     branch = jnp.asarray(np.random.default_rng(0).integers(0, 3, rollout.rewards.shape), jnp.int32)
-    whole = batch_of(how, rollout, 4, scores).replace(pair=None)
-    several = batch_of(how, rollout.replace(branch=branch), 4, scores).replace(pair=None)
+    whole = batch_of(how, rollout, 4, scores)
+    several = batch_of(how, rollout.replace(branch=branch), 4, scores)
     jax.tree.map(np.testing.assert_array_equal, whole, several)
     found = windows.Branches(3, 0).windows(rollout.replace(branch=branch))
     rows = windows.split_batch(several, found)
@@ -665,9 +657,9 @@ def test_nothing_to_train_on_gives_zeros(how):
     assert not np.asarray(how.loss(rollout.logprobs, batch)).any()
 
 
-@pytest.mark.parametrize('cls', [cls for cls in ALGORITHMS.values() if cls is not DPO])
+@pytest.mark.parametrize('cls', ALGORITHMS.values())
 def test_first_gradient_is_the_policy_gradient(cls):
-    """At pi = pi_old every surrogate has the gradient -A of its token (DPO is none)."""
+    """At pi = pi_old every surrogate has the gradient -A of its token."""
     rollout, how = toy.random_rollout(7), cls()
     batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
     weights = batch.mask.astype(jnp.float32)
@@ -696,4 +688,4 @@ def test_sequences_of_ratio_one_are_not_clipped_whatever_their_tokens_do():
     for how in (GSPO(), GSPOTurn()):
         assert not any(x.any() for x in how.clipped(logprobs, batch).values())
     assert GRPO(clip=GSPO().clip).clipped(logprobs, batch)['policy/clip_frac_high'].any()
-    assert DPO().clipped(logprobs, batch) == AgentEvol().clipped(logprobs, batch) == {}
+    assert AgentEvol().clipped(logprobs, batch) == {}

@@ -422,7 +422,6 @@ def test_runs_train_what_they_sampled(changes, tmp_path):
     [
         ({'env.name': 'textcraft'}, 'rollout.constrain'),
         ({'env.name': 'sciworld'}, 'hosts.forms'),
-        ({'parity.loss_on': 'all'}, 'parity.loss_on'),
     ],
 )
 def test_configs_without_a_grammar_are_rejected(changes, field):

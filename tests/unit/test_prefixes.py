@@ -186,7 +186,6 @@ def test_an_update_is_the_same_step(critic):
     [
         ('batch.prefix_rows', 3),
         ('batch.widths', 1),
-        ('parity.microbatch_means', True),
         ('rollout.group_size', 3),
         ('context.window', 1),
     ],

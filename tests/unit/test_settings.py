@@ -118,7 +118,6 @@ PAPERS = [
     ('ppo', 'gamma=1.0 lam=1.0 entropy_coef=0.001 kl_coef=0.0 clip_high=0.2 turn_gamma=None'),
     ('ppo', 'kl_in=reward estimator=token whiten=True reward_on=turn bootstrap_truncated=False'),
     ('agent_evol', 'threshold=0.0 weights=reward kl_coef=0.0 clip_high=None entropy_coef=0.0'),
-    ('dpo', 'beta=0.1 pairs=1 min_gap=0.01 aggregation=seq_mean_token_sum entropy_coef=None'),
     ('opd', 'divergence=full reward_coef=0.0 aggregation=seq_mean_token_mean kl_coef=0.0'),
 ]
 
@@ -128,7 +127,7 @@ def test_a_name_does_what_its_paper_does(algorithm, values):
     """GSPO had PPO's clip range, Dr.GRPO the advantage alone, DAPO one of its four pieces, CISPO a
     closed lower side."""
     full = tree.flat(effective(given(algorithm)))
-    parts = ('loss', 'turn_credit', 'evol', 'dpo', 'opd', 'filter')
+    parts = ('loss', 'turn_credit', 'evol', 'opd', 'filter')
     fields = {n.split('.')[1]: x for part in reversed(parts) for n, x in of(part, full).items()}
     for word in values.split():
         leaf, value = word.split('=')
@@ -161,7 +160,7 @@ def test_saved_configs_with_removed_fields_are_read_unless_a_removed_field_had_a
         saved.setdefault(section, {})[field] = off
     saved['alarm']['std_drop']['action'] = 'roll_back'
     expected = config.read(given('grpo', **{'alarm.std_drop.action': 'stop'}))
-    for version in (1, 2):
+    for version in (1, 2, 3):
         assert config.read(migration.migrate(saved, version)) == expected
     saved['filter']['soft'] = True
     with pytest.raises(ValueError, match='sets filter.soft=True, .* use commit 55cb303'):
@@ -263,7 +262,6 @@ REFUSED = [
     ('dapo', {'loss.max_length': 0, 'loss.overlong_coef': 2.0}, 'loss.max_length'),
     ('dapo', {'filter.keep': 0.5}, 'filter.keep'),
     # combinations that cannot be
-    ('dpo', {'loss.aggregation': 'token_mean'}, 'loss.aggregation'),
     ('dapo', {'loss.max_length': 4, 'loss.overlong_buffer': 4}, 'loss.overlong_buffer'),
     ('ppo', {'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'critic.share_backbone'),
     ('archer', {}, 'algorithm'),

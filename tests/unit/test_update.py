@@ -141,15 +141,6 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
     assert_close(measured, metrics, atol=1e-5)
 
 
-def test_means_of_microbatches_count_episodes_too():
-    """Of each part the episodes that have rows in it: a mean over them, then over the parts."""
-    mask = jnp.ones((8, 2), bool).at[7].set(False)  # two episodes of four rows, two parts
-    weights = update.make_token_weights('seq_mean_token_mean', None, parts=2, episodes=2)
-    got = weights(mask, jnp.arange(8) // 4).sum(1)
-    # each part has two rows of either episode but the second, which has one of the last
-    np.testing.assert_allclose(got, [1 / 8] * 4 + [1 / 8, 1 / 4, 1 / 8, 0], rtol=1e-6)
-
-
 @pytest.mark.parametrize('shared', [False, True])
 def test_an_update_of_cut_rows_is_the_same_step(shared):
     state = state_of(toy.toy_params(0), kl_coef=0.1) if shared else own_critic_state(kl_coef=0.1)

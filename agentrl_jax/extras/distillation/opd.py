@@ -89,7 +89,6 @@ class OPD(Clipped):
             },
         ),
         Rule({'opd.reward_coef': 0, 'rollout.group_size': In(low=2)}, 'groups are compared'),
-        Rule({'parity.loss_on': 'sampled'}, 'teachers score sampled tokens'),
     )
     COMPARES_GROUPS = False
     COMPARES_REFERENCE = False

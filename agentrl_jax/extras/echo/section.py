@@ -27,7 +27,7 @@ class Echo(Extension):
     # observations (eval/observation_nll)
 
     RULES = (
-        *exclude({'loss.observation_coef': 0}, {'parity.loss_on': 'sampled'} | SEES_ANSWERS),
+        *exclude({'loss.observation_coef': 0}, SEES_ANSWERS),
         *exclude({'eval.observations': False}, SEES_ANSWERS),
     )
 

@@ -74,8 +74,6 @@ class Vine(TurnGRPO):
         Rule(KL_IN_LOSS, 'returns of continuations are compared'),
         Rule(ON_DEVICE, 'episodes are played again from later turns'),
         Rule({'reward.function': ''}, 'rewards of whole episodes have no later turns'),
-        Rule({'parity.loss_on': 'sampled'}),
-        Rule({'parity.microbatch_means': False, 'fork.train': 'trunks'}, 'they have weights'),
         must(
             'loss.aggregation',
             'token_mean, which keeps the weights of continuations',
