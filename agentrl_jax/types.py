@@ -156,7 +156,12 @@ class Rollout:
     @property
     def returns(self) -> jax.Array:
         """float32 [B]: undiscounted sum of rewards and format penalties."""
-        return (self.rewards + self.penalties).sum(-1)
+        return self.turn_returns.sum(-1)
+
+    @property
+    def turn_returns(self) -> jax.Array:
+        """float32 [B, K]: reward and format penalty of each turn."""
+        return self.rewards + self.penalties
 
     @property
     def magnitudes(self) -> 'Rollout':

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import Comparison
 
 STOP, GO = 0, 1
 NOISE = 5.0  # standard errors of one component that chance does not explain
@@ -190,15 +192,9 @@ def play(
 
 def by_mode(played: Played, world: World, members: int, *, mode: str, norm: str) -> jax.Array:
     """A mode of MT-GRPO, undiscounted."""
-    return turn_credit.turn_advantages(
-        played.rewards,
-        played.outcome,
-        played.num_turns,
-        played.healthy,
-        group_size=members,
-        mode=mode,
-        norm=norm,
-        gamma=1.0,
+    how = MTGRPO(mode=mode, turn_gamma=1.0, comparison=Comparison(norm, eps=1e-4))
+    return how.turn_advantages(
+        played.rewards, played.outcome, played.num_turns, played.healthy, group_size=members
     )
 
 

@@ -1,7 +1,16 @@
 """MT-GRPO: every turn has an advantage of its own, without a critic (arXiv:2505.11821 v1).
 
-  A[b, t] = A[b, k] of the turn k of token t; turn_credit.turn_advantages lists the modes, default
-  mt_cumulative: sum_{l >= k} norm_l(r_l) + norm(o). With two turns it is the paper's estimator.
+  A[b, t] = A[b, k] of the turn k of token t, by mode, from turn rewards r and outcomes o:
+  or             w norm(o)                                         GRPO-OR
+  mr             norm(c sum_l r_l + w o)                           GRPO-MR: add, then normalise
+  mt_v1          w norm(o), plus c norm_0(r_0) in the first turn   MT-GRPO (arXiv:2505.11821 v1)
+  mt_cumulative  c sum_{l >= k} norm_l(r_l) + w norm(o)            K turns (arXiv:2604.02869)
+  mt_local       c norm_k(r_k) + w norm(o)
+  gtpo           norm_k(c sum_{l >= k} gamma^(l-k) r_l + w gamma^(last-k) o)
+  hybrid         c norm_k(sum_{l >= k} gamma^(l-k) r_l + gamma^(last-k) o) + w norm(o)
+  flattened      mt_cumulative's first turn in all turns: the content without the placement
+norm compares whole episodes, norm_k turn k over the members that reached it (0 if fewer than two);
+c = turn_coef, w = outcome_coef. With two turns mt_cumulative is the paper's estimator.
 Turn rewards r are environment rewards and format penalties. `outcome` says what o is:
   'answer'   the reward of a last turn that ended the world, which then leaves r, else 0 and r keeps
              it: the paper's R_T and R_O where episodes may run out of turns before they answer
@@ -11,14 +20,23 @@ Turn rewards r are environment rewards and format penalties. `outcome` says what
 The normaliser is (x - mean) / (std + 1e-4), as the paper's code has it. MT-PPO (v2) is ppo with
 reward_on='turn'.
 
-Bias: turn k is compared among the members that reached it, so where the policy may stop, what a
-further turn earns or costs does not reach the decision to take it (two turns, the second worth +1
-or -1 to those who take it: advantage 0 for going on in both). The other modes have other biases,
-listed at turn_credit.turn_advantages and measured in benchmarks/turn_credit.md; turn_grpo has none.
-That turn k >= 1 of independent episodes starts from different states costs variance, not bias.
+Bias, as estimators of the gradient of c sum_l r_l + w o where the policy decides when to stop
+(measured in benchmarks/turn_credit.md; turn_grpo has none):
+  norm_k(r_k)  compares the members that reached turn k, so what a further turn earns or costs does
+          not reach the decision to take it (two turns, the second worth +1 or -1 to those who take
+          it: advantage 0 for going on in both); mt_v1, mt_cumulative, mt_local, flattened
+  norm_k(sum_{l >= k} ...)  contains it, but n members that reached turn k share a mean with
+          themselves, the factor (n - 1) / n, and one alone gets 0: the later a turn, the less it
+          counts (gtpo, hybrid)
+  std     divides by a number that the episode's own return is part of; 'mean' does not
+  or      leaves the turn rewards out of the gradient, on purpose
+  gamma   below 1 is the gradient of a discounted return (gtpo, hybrid)
+Without bias, but for the constant (G - 1) / G: mr and or with norm 'mean'. That turn k >= 1 of
+independent episodes starts from different states costs variance, not bias.
 """
 
 import dataclasses
+import functools
 from typing import Annotated, Literal
 
 import jax
@@ -67,27 +85,88 @@ class MTGRPO(Clipped):
         rewards, outcomes = split_rewards(rollout, self.outcome)
         scale, outcome_scale = split_rewards(rollout.magnitudes, self.outcome)
         kl, kl_scale = self.turn_kl(rollout, scores, mask, kl_coef)
-        per_turn = turn_credit.turn_advantages(
+        per_turn = self.turn_advantages(
             rewards - kl,
             outcomes,
             rollout.num_turns,
             rows,
             group_size=group_size,
-            mode=self.mode,
-            turn_coef=self.turn_coef,
-            outcome_coef=self.outcome_coef,
-            gamma=self.turn_gamma,
             acts=rollout.acts,
             scale=scale + kl_scale,
             outcome_scale=outcome_scale,
-            **dataclasses.asdict(self.comparison),
         )
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
+
+    def turn_advantages(
+        self,
+        rewards: jax.Array,
+        outcome: jax.Array,
+        num_turns: jax.Array,
+        healthy: jax.Array,
+        *,
+        group_size: int,
+        acts: jax.Array | None = None,
+        scale: jax.Array | None = None,
+        outcome_scale: jax.Array | None = None,
+    ) -> jax.Array:
+        """Advantage of each turn from turn rewards r [B, K] and outcomes o [B]; [B, K].
+
+        acts bool [B, K]: turns that step the world; those that only write before the first one
+        count as part of it in mt_v1. None: all act. scale [B, K], outcome_scale [B]: magnitude of
+        the terms of r and o; None: |r| and |o|.
+        """
+        reached = turn_credit.turns_played(num_turns, healthy, rewards.shape[1])
+        scale = jnp.abs(rewards) if scale is None else scale
+        outcome_scale = jnp.abs(outcome) if outcome_scale is None else outcome_scale
+        r, r_scale = (jnp.where(reached, x, 0.0) for x in (rewards, scale))
+        o, o_scale = (jnp.where(healthy, x, 0.0).astype(r.dtype) for x in (outcome, outcome_scale))
+
+        c, w = self.turn_coef, self.outcome_coef
+
+        def compare(x, scale, ok):
+            x = jnp.where(ok, x, 0.0)
+            sizes = dict(group_size=group_size, scale=scale)
+            return adv.compare(x, ok, **sizes, **dataclasses.asdict(self.comparison))
+
+        def to_go(c, w):
+            terms = (c * r, w * o), (abs(c) * r_scale, abs(w) * o_scale)
+            discounted = functools.partial(turn_credit.discounted_to_go, gamma=self.turn_gamma)
+            return compare(*(discounted(*x, num_turns) for x in terms), reached)
+
+        def local():
+            return c * compare(r, r_scale, reached)
+
+        def suffix():
+            return jnp.cumsum(local()[:, ::-1], axis=1)[:, ::-1]
+
+        def merged():
+            terms = abs(c) * r_scale.sum(1) + abs(w) * o_scale
+            return compare(c * r.sum(1) + w * o, terms, healthy)[:, None]
+
+        whole = w * compare(o, o_scale, healthy)[:, None]
+        acted = jnp.ones_like(reached) if acts is None else acts
+        first = jnp.cumsum(acted, axis=1) - acted == 0
+
+        def opening():
+            earned, terms = (jnp.where(first, x, 0.0).sum(1, keepdims=True) for x in (r, r_scale))
+            return jnp.where(first, c * compare(earned, terms, reached[:, :1]), 0.0)
+
+        modes = {
+            'or': lambda: whole,
+            'mr': merged,
+            'mt_v1': lambda: whole + opening(),
+            'mt_cumulative': lambda: whole + suffix(),
+            'mt_local': lambda: whole + local(),
+            'gtpo': lambda: to_go(c, w),
+            'hybrid': lambda: c * to_go(1.0, 1.0) + whole,
+            'flattened': lambda: whole + suffix()[:, :1],
+        }
+        return jnp.where(reached, jnp.broadcast_to(modes[self.mode](), r.shape), 0.0)
 
 
 def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]:
     """(turn rewards [B, K], outcomes [B]) for one of the meanings of an outcome."""
-    rewards = rollout.rewards + rollout.penalties
+    rewards = rollout.turn_returns
     if outcome == 'success':
         return rewards, rollout.success.astype(rewards.dtype)
     if outcome == 'return':

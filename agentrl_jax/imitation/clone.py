@@ -12,7 +12,7 @@ import optax
 from agentrl_jax.machine import sharding
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import masked_sum, positions_of
-from agentrl_jax.rl.update import accumulate
+from agentrl_jax.rl.update import Slices, accumulate
 from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 from agentrl_jax.types import Demonstrations, Params
 
@@ -92,15 +92,8 @@ def clone(
         def loss_fn(params, part):
             return clone_loss({**frozen, **params}, part, count=count, **settings), {}
 
-        loss, _, gradient = accumulate(
-            loss_fn,
-            params,
-            (batch,),
-            parts=parts,
-            sharding=row_sharding,
-            mask=batch.mask,
-            widths=widths,
-        )
+        slices = Slices(parts, row_sharding, widths)
+        loss, _, gradient = accumulate(loss_fn, params, (batch,), batch.mask, slices)
         updates, opt_state = tx.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 

@@ -225,8 +225,7 @@ class Algorithm:
     ) -> tuple[jax.Array, jax.Array]:
         """(reward + penalty - KL in the reward, the scale of its rounding) of turns; [B, K]."""
         kl, scale = self.turn_kl(rollout, scores, mask, kl_coef)
-        terms = rollout.magnitudes
-        return rollout.rewards + rollout.penalties - kl, terms.rewards + terms.penalties + scale
+        return rollout.turn_returns - kl, rollout.magnitudes.turn_returns + scale
 
     def episode_returns(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
@@ -305,7 +304,7 @@ def decided(rollout: Rollout) -> jax.Array:
 def token_rewards(rollout: Rollout, mask: jax.Array, *, reward_on: str) -> jax.Array:
     """[B, T]: each turn's reward and penalty at its end, or the whole return at the last token."""
     if reward_on == 'turn':
-        return adv.place_on_turn_ends(rollout.rewards + rollout.penalties, mask, rollout.turn)
+        return adv.place_on_turn_ends(rollout.turn_returns, mask, rollout.turn)
     return adv.place_on_episode_end(rollout.returns, mask)
 
 

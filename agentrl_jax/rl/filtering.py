@@ -3,13 +3,12 @@
 A group's score is the spread of its raw returns (rewards and format penalties, before any
 normalisation; ranking normalised returns is arbitrary, since they all have std 1). It is exactly 0
 where returns are equal but for rounding (advantages.equal). A rule turns scores [P] into a keep
-mask bool [P]. The mask is used in one of two ways, which give the same loss: as weights (row_mask:
-dropped rows stay and weigh 0) or compacting (the rows of a fixed number of groups, which saves the
+mask bool [P]. The mask is used in one of two ways, which give the same loss: as weights (dropped
+rows stay and weigh 0) or compacting (the rows of a fixed number of groups, which saves the
 compute of the others). P = B / group_size groups.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -18,12 +17,6 @@ import jax.numpy as jnp
 from agentrl_jax.rl import advantages, masked
 from agentrl_jax.settings.marks import PART, SHARE, ZERO, Off, OneOf, When
 from agentrl_jax.types import Rollout
-
-
-def row_mask(keep: jax.Array, *, group_size: int) -> jax.Array:
-    """Keep mask of groups [P] as one of rows: bool [B]."""
-    return jnp.repeat(keep, group_size)
-
 
 # ---- rules: scores [P] -> keep mask [P] ----------------------------------------------------------
 
@@ -126,48 +119,6 @@ def filter_metrics(scores: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
     }
 
 
-# ---- of a rollout --------------------------------------------------------------------------------
-
-
-def keep_rows(
-    rollout: Rollout, *, group_size: int, rule: str, **settings: Any
-) -> tuple[jax.Array, jax.Array]:
-    """(scores [P], rows that the rule keeps bool [B]); settings: keywords of the rule.
-
-    rule is a name of RULES.
-    """
-    returns, healthy = rollout.returns, rollout.healthy
-    sizes = dict(group_size=group_size, scale=rollout.magnitudes.returns)
-    scores = advantages.group_std(returns, healthy, **sizes)
-    return scores, row_mask(RULES[rule](scores, **settings), group_size=group_size)
-
-
-def select(
-    rollout: Rollout,
-    *,
-    keep_fn: Callable,
-    group_size: int,
-    order: str,
-    count: int,
-) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
-    """(rollout [b], its rows int32 [b], which of them train bool [b], metrics).
-
-    keep_fn(rollout) -> (scores [P], bool [B]). order: 'all' takes the rows as they are; 'compact'
-    the kept ones, exactly `count`; 'kept_first' all, whole kept groups first, so that optimiser
-    steps without a kept row come last and are skipped.
-    """
-    scores, keep = keep_fn(rollout)
-    metrics = filter_metrics(scores, keep.reshape(-1, group_size))
-    rows = jnp.arange(keep.shape[0], dtype=jnp.int32)
-    if order == 'compact':
-        rows = jnp.nonzero(keep, size=count)[0].astype(jnp.int32)
-    elif order == 'kept_first':
-        rows = jnp.argsort(~keep, stable=True).astype(jnp.int32)
-    if order != 'all':
-        rollout = jax.tree.map(lambda x: x[rows], rollout)
-    return rollout, rows, keep[rows], metrics
-
-
 def share(part: float, whole: int) -> int:
     """RAGEN's int(part * whole), at least one."""
     return max(int(part * whole + 1e-9), 1)
@@ -214,7 +165,11 @@ class Filter:
         return share(self.keep, groups) if compacts else groups
 
     def order(self, groups: int) -> str:
-        """How the rows of a rollout are handed on: an `order` of select."""
+        """How `select` orders rows.
+
+        all: as they are; compact: the kept ones, whose number is known; kept_first: whole kept
+        groups first, so that optimiser steps without a kept row come last and are skipped.
+        """
         if self.refill or not self.drops_groups:
             return 'all'
         return 'compact' if self.kept(groups) < groups else 'kept_first'
@@ -222,30 +177,36 @@ class Filter:
     def keep_rows(
         self, rollout: Rollout, *, groups: int, group_size: int
     ) -> tuple[jax.Array, jax.Array]:
-        """keep_rows by its rule."""
+        """(scores float32 [P], rows that the rule keeps bool [B])."""
+        scale = rollout.magnitudes.returns
+        scores = advantages.group_std(
+            rollout.returns, rollout.healthy, group_size=group_size, scale=scale
+        )
         zero = {} if self.include_zero is None else {'include_zero': self.include_zero}
-        rules = {
+        settings = {
             'top_k': dict(keep=share(self.keep, groups), smallest=self.smallest),
             'top_p': dict(p=self.p, eps=self.eps) | zero,
             'top_p_softmax': dict(p=self.p) | zero,
             'min_p': dict(p=self.p) | zero,
         }
-        return keep_rows(rollout, group_size=group_size, rule=self.rule, **rules.get(self.rule, {}))
+        keep = RULES[self.rule](scores, **settings.get(self.rule, {}))
+        return scores, jnp.repeat(keep, group_size)
 
     def select(
         self, rollout: Rollout, *, groups: int, group_size: int
     ) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """select by its rule; a batch that was refilled holds kept groups alone."""
+        """(rollout [b], its rows int32 [b], which of them train bool [b], metrics).
 
-        def keep_fn(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
-            if self.refill:
-                return keep_rows(rollout, group_size=group_size, rule='all')
-            return self.keep_rows(rollout, groups=groups, group_size=group_size)
-
-        return select(
-            rollout,
-            keep_fn=keep_fn,
-            group_size=group_size,
-            order=self.order(groups),
-            count=self.kept(groups) * group_size,
-        )
+        A batch that was refilled holds kept groups alone.
+        """
+        rule = Filter('all') if self.refill else self
+        scores, keep = rule.keep_rows(rollout, groups=groups, group_size=group_size)
+        metrics = filter_metrics(scores, keep.reshape(-1, group_size))
+        order, rows = self.order(groups), jnp.arange(keep.shape[0], dtype=jnp.int32)
+        if order == 'compact':
+            rows = jnp.nonzero(keep, size=self.kept(groups) * group_size)[0].astype(jnp.int32)
+        elif order == 'kept_first':
+            rows = jnp.argsort(~keep, stable=True).astype(jnp.int32)
+        if order != 'all':
+            rollout = jax.tree.map(lambda x: x[rows], rollout)
+        return rollout, rows, keep[rows], metrics

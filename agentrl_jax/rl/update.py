@@ -9,7 +9,7 @@ or that has no trained token, leaves parameters and optimiser as they were.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +118,21 @@ def sort_trained_first(rows: jax.Array, mask: jax.Array, parts: int, unit: int =
     return order.reshape(parts, -1, unit).swapaxes(0, 1).reshape(-1)
 
 
+class Slices(NamedTuple):
+    """How the rows of an optimiser step are split into micro-batches."""
+
+    parts: int
+    sharding: NamedSharding | None
+    widths: int = 1  # that are compiled
+    unit: int = 1  # rows side by side that stay together
+    sparse: bool = False  # slices without a token that the loss reads are not computed
+
+    @classmethod
+    def of(cls, how: Learning) -> 'Slices':
+        batch = how.batch
+        return cls(how.microbatches, how.layout, batch.widths, batch.prefix_rows, how.sparse)
+
+
 def _add(a: dict, b: dict) -> dict:
     return {n: jnp.maximum(a[n], b[n]) if n in MAXIMA else a[n] + b[n] for n in a}
 
@@ -126,23 +141,18 @@ def accumulate(
     loss_fn: Callable,
     params: Params,
     rows: Any,
-    *,
-    parts: int,
-    sharding: NamedSharding | None,
-    unit: int = 1,
-    sparse: bool = False,
-    mask: jax.Array | None = None,
-    widths: int = 1,
+    mask: jax.Array,
+    slices: Slices,
     alike: Callable | None = None,
 ) -> tuple[jax.Array, dict, Params]:
-    """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over `parts` slices.
+    """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over slices of the rows.
 
-    Each `unit` rows side by side stay together. sparse: slices without a token in mask
-    bool [B, T] are not computed. With more than one of `widths` the columns of a slice after its
-    last token in mask are cut off (see rl.widths). alike, ModelFns.rest: instead of that loss_fn
-    has the keyword `room`, columns for the rest of a row after what its unit has in common; rows[0]
-    is a Batch.
+    mask bool [B, T]: the tokens that the loss reads. With more than one width the columns of a
+    slice after its last token in mask are cut off (see rl.widths). alike, ModelFns.rest: instead of
+    that loss_fn has the keyword `room`, columns for the rest of a row after what its unit has in
+    common; rows[0] is a Batch.
     """
+    parts, unit, sparse, widths = slices.parts, slices.unit, slices.sparse, slices.widths
     value_and_grad = of_rows = jax.value_and_grad(loss_fn, has_aux=True)
     if sparse or widths > 1:
         needed = lengths = row_widths.used(mask)
@@ -162,7 +172,7 @@ def accumulate(
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, *rows)
         return loss, sums, grads
-    slices = _split(rows, parts, sharding, unit)
+    split = _split(rows, parts, slices.sharding, unit)
 
     def body(carry, part):
         if not sparse:
@@ -176,10 +186,10 @@ def accumulate(
         grads = jax.tree.map(jnp.add, all_grads, grads)
         return total + loss, _add(all_sums, sums), grads
 
-    first = jax.tree.map(lambda x: x[0], slices)
+    first = jax.tree.map(lambda x: x[0], split)
     shapes = jax.eval_shape(value_and_grad, params, *first)
     (zero_loss, zero_sums), zero_grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(body, (zero_loss, zero_sums, zero_grads), slices)[0]
+    return jax.lax.scan(body, (zero_loss, zero_sums, zero_grads), split)[0]
 
 
 def apply_if_finite(
@@ -229,12 +239,8 @@ def critic_step(
         loss_of,
         trained,
         (batch, weights),
-        parts=how.microbatches,
-        sharding=how.layout,
-        unit=how.batch.prefix_rows,
-        sparse=how.sparse,
-        mask=batch.value_mask,
-        widths=how.batch.widths,
+        batch.value_mask,
+        Slices.of(how),
         alike=fns.rest if how.batch.prefix_rows > 1 else None,
     )
     tokens = batch.value_mask.sum()
@@ -292,12 +298,8 @@ def policy_step(
         loss_of,
         state.params,
         (batch, weights, value_weights),
-        parts=how.microbatches,
-        sharding=how.layout,
-        unit=how.batch.prefix_rows,
-        sparse=how.sparse,
-        mask=mask,
-        widths=how.batch.widths,
+        mask,
+        Slices.of(how),
         alike=fns.rest if how.batch.prefix_rows > 1 else None,
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()

@@ -86,7 +86,7 @@ def test_values_are_read_where_answers_begin(whole):
     rollout = jax.device_get(toy.forked(plain, (2, 2, 1, 1), faulty=[(0, 2)]))
     values = np.random.default_rng(1).normal(size=plain.tokens.shape).astype(np.float32)
     forks, turn = rollout.extra['continuations'].rollout, rollout.extra['continuations'].turn
-    earned = rollout.rewards + rollout.penalties
+    earned = rollout.turn_returns
     labels, read, noise = [], [], []
     for b in range(12):
         for k in (1, 2):

@@ -17,7 +17,8 @@ from agentrl_jax.extras.vine.section import Forks
 from agentrl_jax.extras.vine.vine import Vine
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import document
-from agentrl_jax.rl import filtering, turn_credit, update
+from agentrl_jax.rl import turn_credit, update
+from agentrl_jax.rl.algorithm import Filter
 from agentrl_jax.rl.masked import masked_mean
 
 GROUPS, MEMBERS = 20_000, 4
@@ -181,7 +182,7 @@ def test_metrics_filters_and_pages_see_episodes_alone():
     played = int((np.asarray(rollout.extra['continuations'].turn) > 0).sum())
     assert float(after['fork/played']) == pytest.approx(played / 8)
     for rule in ('all', 'varied'):
-        keep_rows = functools.partial(filtering.keep_rows, group_size=4, rule=rule)
+        keep_rows = functools.partial(Filter(rule).keep_rows, groups=2, group_size=4)
         jax.tree.map(np.testing.assert_array_equal, keep_rows(rollout), keep_rows(plain))
     tokenizer = type('Bytes', (), {'token_bytes': lambda self: [b'a'] * toy.VOCAB})()
     tokenizer.eos_ids = ()
@@ -194,8 +195,7 @@ def test_metrics_filters_and_pages_see_episodes_alone():
 
 def test_kept_groups_keep_their_continuations():
     rollout = toy.forked(toy.random_rollout(5, turns=3), (2, 1))
-    keep = functools.partial(filtering.keep_rows, group_size=4, rule='top_k', keep=1)
-    out, rows, *_ = filtering.select(rollout, keep_fn=keep, group_size=4, order='compact', count=4)
+    out, rows, *_ = Filter(keep=0.5).select(rollout, groups=2, group_size=4)
     want = jax.tree.map(lambda x: x[rows], rollout.extra['continuations'])
     jax.tree.map(np.testing.assert_array_equal, out.extra['continuations'], want)
 

@@ -47,7 +47,7 @@ def test_the_widest_groups_are_selected_as_rows_in_batch_order():
 def test_the_filter_ranks_raw_returns():
     """RAGEN ranked returns that it had normalised in place: every group then has std 1."""
     played = rollout_of([0.0, 0.1, 0, 10.0, 0, 1.0])  # raw: the second group is the widest
-    scores, rows = filtering.keep_rows(played, group_size=2, rule='top_k', keep=1)
+    scores, rows = Filter(keep=0.34).keep_rows(played, groups=3, group_size=2)
     assert kept(rows) == [2, 3]
     np.testing.assert_allclose(scores, np.array([0.1, 10, 1]) / 2**0.5, rtol=1e-5)
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl.algorithm import Comparison
 
 SETTINGS = settings(max_examples=15, deadline=None)
 
@@ -23,7 +25,8 @@ TWO, FOUR = jnp.full(4, 2), jnp.ones(4, bool)
 
 
 def golden(mode, **kwargs):
-    return turn_credit.turn_advantages(R_TURN, R_OUT, TWO, FOUR, group_size=4, mode=mode, **kwargs)
+    how = MTGRPO(mode=mode, **kwargs)
+    return how.turn_advantages(R_TURN, R_OUT, TWO, FOUR, group_size=4)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +55,15 @@ def test_gtpo_and_hybrid_by_hand():
     # to go, row 0: k=2: 4 + 8 = 12; k=1: 2 + .5 * 12 = 8; k=0: 1 + .5 * 8 = 5;  row 1: 9
     # centred: k=0: -2, 2; k=1 and 2: alone, 0
     r = jnp.array([[1.0, 2, 4], [3, 0, 0]])
-    kwargs = dict(group_size=2, gamma=0.5, norm='mean')
+    kwargs = dict(turn_gamma=0.5, comparison=Comparison('mean'))
     args = (r, jnp.array([8.0, 6]), jnp.array([3, 1]), jnp.ones(2, bool))
     togo = turn_credit.discounted_to_go(*args[:3], gamma=0.5)
     np.testing.assert_allclose(togo[0], [5, 8, 12])
     assert togo[1, 0] == 9
-    out = turn_credit.turn_advantages(*args, mode='gtpo', **kwargs)
+    out = MTGRPO(mode='gtpo', **kwargs).turn_advantages(*args, group_size=2)
     np.testing.assert_allclose(out, [[-2, 0, 0], [2, 0, 0]])
-    out = turn_credit.turn_advantages(*args, mode='hybrid', outcome_coef=0.3, **kwargs)
+    how = MTGRPO(mode='hybrid', outcome_coef=0.3, **kwargs)
+    out = how.turn_advantages(*args, group_size=2)
     # + .3 (+-1)
     np.testing.assert_allclose(out, [[-1.7, 0.3, 0.3], [1.7, 0, 0]], rtol=1e-6)
 
@@ -67,9 +71,8 @@ def test_gtpo_and_hybrid_by_hand():
 def test_turn_k_is_compared_only_with_those_that_reached_it():
     # three reach turn 1 with 1, 2, 6; the fourth ended before: filling in 0 would bias all
     r = jnp.array([[0, 1.0], [0, 2], [0, 6], [0, 0]])
-    out = turn_credit.turn_advantages(
-        r, jnp.zeros(4), jnp.array([2, 2, 2, 1]), FOUR, group_size=4, mode='mt_local', norm='mean'
-    )
+    how = MTGRPO(mode='mt_local', comparison=Comparison('mean'))
+    out = how.turn_advantages(r, jnp.zeros(4), jnp.array([2, 2, 2, 1]), FOUR, group_size=4)
     np.testing.assert_allclose(out, [[0, -2], [0, -1], [0, 3], [0, 0]])
 
 
@@ -128,17 +131,8 @@ def test_every_mode_equals_float64_loops(mode, seed, gamma):
     r, o = rng.choice([0.0, 0.3, -1.0, rng.normal()], (8, 3)), rng.normal(size=8)
     num_turns, healthy = rng.integers(1, 4, 8), rng.random(8) < 0.8
     with jax.enable_x64(True):
-        out = turn_credit.turn_advantages(
-            jnp.asarray(r),
-            jnp.asarray(o),
-            num_turns,
-            healthy,
-            group_size=4,
-            mode=mode,
-            gamma=gamma,
-            turn_coef=0.7,
-            outcome_coef=1.3,
-        )
+        how = MTGRPO(mode=mode, turn_gamma=gamma, turn_coef=0.7, outcome_coef=1.3)
+        out = how.turn_advantages(jnp.asarray(r), jnp.asarray(o), num_turns, healthy, group_size=4)
     for first in (0, 4):
         rows = slice(first, first + 4)
         want = reference_turns(

@@ -68,7 +68,7 @@ def critic_error(values: jax.Array, rollout: Rollout, *, whole: bool) -> dict[st
     forks, turn = continuations.rollout, continuations.turn
     returns = forks.returns
     if whole:
-        paid = rollout.rewards + rollout.penalties
+        paid = rollout.turn_returns
         before = jnp.cumsum(paid, axis=1) - paid
         returns = returns + jnp.take_along_axis(before, turn, axis=1)
     usable = (turn > 0) & forks.healthy & rollout.healthy[:, None]

@@ -96,14 +96,14 @@ class Vine(TurnGRPO):
         forks, turn = continuations.rollout, continuations.turn
         usable = (turn > 0) & forks.healthy & rows[:, None]
         own, forked, count = against_continuations(
-            rollout.rewards + rollout.penalties,
+            rollout.turn_returns,
             rollout.num_turns,
             rows,
             turn,
             forks.returns,
             usable,
             group_size=group_size,
-            scale=rollout.magnitudes.rewards + rollout.magnitudes.penalties,
+            scale=rollout.magnitudes.turn_returns,
             returns_scale=forks.magnitudes.returns,
         )
         if self.train == 'trunks':
