@@ -11,6 +11,8 @@ from agentrl_jax import evaluate, train
 from agentrl_jax.records import run_log
 from agentrl_jax.run.build import build
 
+pytestmark = pytest.mark.soak
+
 STEPS = 12
 LEGAL = {'rollout.constrain': 'own', 'env.think': False}
 SHOWN = {'clone.episodes': 64, 'clone.steps': 60, 'clone.oracle': 1.0, 'steps': 0, **LEGAL}
@@ -50,7 +52,7 @@ def taught(teacher, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize('divergence', ['full', pytest.param('sampled', marks=pytest.mark.soak)])
+@pytest.mark.parametrize('divergence', ['full', 'sampled'])
 def test_a_student_comes_closer_to_its_teacher_without_any_reward(
     teacher, taught, divergence, tmp_path
 ):
@@ -62,7 +64,6 @@ def test_a_student_comes_closer_to_its_teacher_without_any_reward(
     assert np.mean(gaps[-3:]) < 0.7 * np.mean(gaps[:3]), gaps
 
 
-@pytest.mark.soak
 def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_other(
     teacher, taught, tmp_path
 ):
@@ -80,7 +81,6 @@ def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_ot
         train.train(student(other, steps=STEPS + 1), str(workdir))
 
 
-@pytest.mark.soak
 def test_a_policy_teaches_itself_what_it_would_do_with_the_plan_and_resumes_so(tmp_path):
     """It was cloned on prompts that tell the plan, and now plays without."""
     hinted, whole, halves = (tmp_path / name for name in ('hinted', 'whole', 'halves'))

@@ -15,7 +15,6 @@ import tiny_agents as tiny
 import toy_rollouts as toy
 
 from agentrl_jax.envs import FrozenLake, Library
-from agentrl_jax.envs.base import TextEnvironment
 from agentrl_jax.envs.simulation import solutions
 from agentrl_jax.extras.distillation import hints
 from agentrl_jax.extras.distillation.distilling import Distilling
@@ -24,8 +23,6 @@ from agentrl_jax.rl import objective, update, widths
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import Batching, Learning, Models
 from agentrl_jax.rollout.windows import Context
-from agentrl_jax.run import parts
-from agentrl_jax.text import lines, prompt_lines
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Frozen
 
@@ -76,17 +73,15 @@ def test_a_plan_of_one_action_is_followed_by_the_next():
         assert [int(a) for a in plan if a >= 0] == chain
 
 
-@pytest.mark.parametrize('style', ['brief', 'ragen'])
-@pytest.mark.parametrize('spelling', ['demo', 'smollm'])
+@pytest.mark.parametrize(
+    'style, spelling', [('brief', 'demo'), ('tools', 'smollm'), ('ragen', 'smollm')]
+)
 def test_a_teacher_reads_the_prompt_that_has_the_hint(style, spelling, monkeypatch):
     """The row of a policy without hints, with those inserted, is the text with the hint in it."""
     if spelling == 'smollm':
         monkeypatch.setattr(tiny, 'tokenizer', smollm_vocabulary.smollm_tokenizer)
-    options = dict(style=style)
-    if style == 'brief' and spelling == 'smollm':
-        options['style'] = 'tools'
-    shown, unseen = lake(**options), lake(**options, shows_hint=False)
-    plain = lake(**options, plans=None)
+    shown, unseen = lake(style=style), lake(style=style, shows_hint=False)
+    plain = lake(style=style, plans=None)
     table = text.hint_tokens(unseen)
     np.testing.assert_array_equal(unseen.prefix, plain.prefix)
     assert unseen.width == plain.width < shown.width
@@ -125,30 +120,6 @@ def test_only_the_first_prompt_has_the_hint_and_no_level_without_a_plan_has_one(
     seen, count = text.turn_tokens(none, text.begin(none, 3), True)
     same, as_many = text.turn_tokens(without, text.begin(without, 3), True)
     assert count == as_many and (seen[:count] == same[:count]).all()
-
-
-class NoPlans(FrozenLake):
-    plans = TextEnvironment.plans
-
-
-def test_a_world_without_an_expert_has_no_hints():
-    env = NoPlans()
-    with pytest.raises(ValueError, match='frozen_lake has no plans: set them to none'):
-        parts.solutions(env, env.make_params('train', num_levels=4), 5)
-
-
-def test_a_hint_that_the_line_after_it_respells_is_refused(monkeypatch):
-    monkeypatch.setattr(
-        lines, 'looking_ahead', lambda tokenizer, texts, starts: {'Up\n': texts[-1]}
-    )
-    families = {
-        'hint': ['Hint.\n'],
-        'hint_action': ['Up\n'],
-        'header': [''],
-        'observation': ['_\n'],
-    }
-    with pytest.raises(ValueError, match='Up'):
-        prompt_lines.check_hints(tiny.tokenizer(), families)
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -281,11 +252,14 @@ def step(how, teachers=(), reference=None, hints=HINTS, **changes):
 WINDOW = Context(window=2, prefix=PREFIX, width=3, max_response=3, keeps=False)  # of all turns
 
 
-@pytest.mark.parametrize('how', [HOW, OPEN], ids=['full', 'sampled'])
 @pytest.mark.parametrize(
-    'changes',
-    [{'num_microbatches': 4}, {'devices': 4}, {'context': WINDOW, 'rows': 2}, {'widths': 3}],
-    ids=['microbatches', 'mesh', 'windows', 'widths'],
+    'how, changes',
+    [
+        (HOW, {'devices': 4, 'widths': 3}),
+        (HOW, {'context': WINDOW, 'rows': 2}),
+        (OPEN, {'context': WINDOW, 'rows': 2}),
+    ],
+    ids=['mesh and widths', 'full windows', 'sampled windows'],
 )
 def test_how_a_batch_is_split_changes_nothing(how, changes):
     plain, found = step(how, test_opd.TEACHERS), step(how, test_opd.TEACHERS, **changes)

@@ -1,7 +1,5 @@
 """Advantages against hand arithmetic, published golden vectors and float64 double loops."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl_jax.rl import advantages as adv
 
-SETTINGS = settings(max_examples=25, deadline=None)
+SETTINGS = settings(max_examples=12, deadline=None)
 NORMALISERS = (adv.group_normalize, adv.group_center, adv.leave_one_out)
 
 
@@ -288,7 +286,7 @@ def compared(returns, scale=None):
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(order=ORDERS)
 def test_the_order_of_summation_is_not_a_signal_at_any_magnitude(order):
     """From returns of 50 on, the rounding of ten rewards got advantages of size .65."""
@@ -458,11 +456,3 @@ def test_a_std_floor_tempers_a_single_outlier():
     calm = adv.group_normalize(returns, healthy, group_size=21, std_floor=0.1, eps=1e-4)
     # centred: -.025 * 20 / 21 = -.0238; over .1001
     assert calm[3] == pytest.approx(-0.0238 / 0.1001, abs=1e-3)
-
-
-def test_comparisons_by_name():
-    returns, healthy = jnp.array([1.0, 2.0, 6.0]), jnp.ones(3, bool)
-    compare = functools.partial(adv.compare, returns, healthy, group_size=3)
-    np.testing.assert_array_equal(compare(norm='none'), returns)
-    np.testing.assert_allclose(compare(norm='mean'), [-2, -1, 3])
-    np.testing.assert_allclose(compare(norm='std'), np.array([-2, -1, 3]) / 7**0.5, rtol=1e-6)
