@@ -19,7 +19,6 @@ from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import learn, losses, objective, update
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import Learning, Models
-from agentrl_jax.rollout.windows import Context
 from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Frozen, Scores
 
@@ -190,14 +189,16 @@ def plain(how):
 
 
 OPEN = dataclasses.replace(SAMPLED, clip=Clip(1.0, 9.0))  # toy episodes are far off their policy
-WINDOW = Context(window=2, prefix=0, width=3, max_response=3, keeps=False)  # of all turns
 
 
-@pytest.mark.parametrize('how', [FULL, OPEN], ids=['full', 'sampled'])
 @pytest.mark.parametrize(
-    'changes',
-    [{'num_microbatches': 4}, {'devices': 4}, {'context': WINDOW, 'rows': 2}, {'head_chunk': 8}],
-    ids=['microbatches', 'mesh', 'windows', 'chunks'],
+    'how, changes',
+    [
+        (FULL, {'num_microbatches': 4, 'head_chunk': 8}),
+        (OPEN, {'num_microbatches': 4, 'head_chunk': 8}),
+        (FULL, {'devices': 4}),
+    ],
+    ids=['full in chunks', 'sampled in chunks', 'mesh'],
 )
 def test_how_a_batch_is_split_changes_nothing(how, changes):
     params, *_ = plain(how)

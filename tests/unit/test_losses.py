@@ -35,7 +35,7 @@ def reference_logprobs(hidden, head, tokens, temperature):
     return logprobs, entropy
 
 
-@pytest.mark.parametrize('chunk_size', [None, 1, 6, 9, 1000])
+@pytest.mark.parametrize('chunk_size', [None, 1, 6])
 def test_token_logprobs_equal_the_loop_at_any_chunk_size(chunk_size):
     hidden, head, tokens = head_case(0)
     out = losses.token_logprobs(
@@ -268,7 +268,7 @@ def test_an_episode_of_three_rows_weighs_as_one_of_one_row():
 
 
 @pytest.mark.parametrize('aggregation', losses.AGGREGATIONS)
-@pytest.mark.parametrize('seed', range(5))
+@pytest.mark.parametrize('seed', range(2))
 def test_splitting_an_episode_into_rows_in_any_order_changes_no_weight(aggregation, seed):
     rng = np.random.default_rng(seed)
     whole = rng.random((6, 5 * 4)) < rng.random((6, 1))
