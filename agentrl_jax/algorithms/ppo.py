@@ -67,7 +67,8 @@ class PPO(Clipped):
         """Advantages and critic targets."""
         rows, mask = trained(rollout, keep)
         rewards, scale = self.token_rewards(rollout, rows, mask, group_size)
-        rewards = rewards - self.token_kl(scores, mask, kl_coef)
+        kl, kl_scale = self.token_kl(scores, mask, kl_coef)
+        rewards = rewards - kl
         turn, value_mask = rollout.turn, mask
         if self.bootstrap_truncated:
             discount = self.gamma if self.estimator == 'token' else self.turn_gamma
@@ -91,8 +92,7 @@ class PPO(Clipped):
             )
         returns = advantages + scores.values
         if self.whiten:
-            scale = scale + self.kl_scale(scores, mask, kl_coef).sum(1)
-            scale = scale[:, None] + jnp.abs(scores.values)
+            scale = (scale + kl_scale.sum(1))[:, None] + jnp.abs(scores.values)
             advantages = adv.whiten(advantages, mask, over=value_mask, scale=scale)
         batch = build_batch(
             rollout, scores, mask, advantages, returns=returns, value_mask=value_mask

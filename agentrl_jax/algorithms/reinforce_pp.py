@@ -28,7 +28,7 @@ class ReinforcePP(Clipped):
         """One advantage per token."""
         _, mask = trained(rollout, keep)
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
-        rewards = rewards - self.token_kl(scores, mask, kl_coef)
+        rewards = rewards - self.token_kl(scores, mask, kl_coef)[0]
         to_go = adv.rewards_to_go(rewards, mask, gamma=self.gamma)
         _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         return build_batch(rollout, scores, mask, adv.whiten(to_go, mask, scale=scale[:, None]))

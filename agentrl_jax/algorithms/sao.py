@@ -53,7 +53,7 @@ class SAO(Exploring):
         """Advantages and critic targets."""
         rows, mask = trained(rollout, keep)
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
-        rewards = rewards - self.token_kl(scores, mask, kl_coef)
+        rewards = rewards - self.token_kl(scores, mask, kl_coef)[0]
         lam = adaptive_lambda(mask.sum(1, keepdims=True), self.lam_alpha)
         advantages = adv.gae(rewards, scores.values, mask, gamma=self.gamma, lam=lam)
         returns = adv.rewards_to_go(rewards, mask, gamma=self.gamma)

@@ -196,27 +196,28 @@ class Algorithm:
         del batch, rows_per_episode
         return {}
 
-    def token_kl(self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float) -> jax.Array:
-        """kl_coef (log pi_old - log pi_ref), what token rewards lose; 0 unless asked. [B, T]"""
-        if not self.kl.in_reward:
-            return jnp.zeros_like(scores.old_logprobs)
-        return kl_coef * jnp.where(mask, scores.old_logprobs - scores.ref_logprobs, 0.0)
+    def token_kl(
+        self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
+    ) -> tuple[jax.Array, jax.Array]:
+        """(kl_coef (log pi_old - log pi_ref), which token rewards lose, scale of its rounding).
 
-    def kl_scale(self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float) -> jax.Array:
-        """Sum of the magnitudes of the terms of token_kl, the scale of its rounding; [B, T]."""
+        [B, T]; 0 unless the KL is in the reward. The scale is the sum of the terms' magnitudes.
+        """
+        old, ref = scores.old_logprobs, scores.ref_logprobs
         if not self.kl.in_reward:
-            return jnp.zeros_like(scores.old_logprobs)
-        terms = jnp.abs(scores.old_logprobs) + jnp.abs(scores.ref_logprobs)
-        return kl_coef * jnp.where(mask, terms, 0.0)
+            return jnp.zeros_like(old), jnp.zeros_like(old)
+        terms = (old - ref, jnp.abs(old) + jnp.abs(ref))
+        kl, scale = (kl_coef * jnp.where(mask, x, 0.0) for x in terms)
+        return kl, scale
 
     def turn_kl(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
-        """(token_kl, kl_scale) summed over each turn; [B, K]."""
-        settings, turns = (scores, mask, kl_coef), rollout.rewards.shape[1]
+        """token_kl summed over each turn; [B, K]."""
+        turns = rollout.rewards.shape[1]
         kl, scale = (
             adv.per_turn(x, rollout.turn, mask, turns=turns)
-            for x in (self.token_kl(*settings), self.kl_scale(*settings))
+            for x in self.token_kl(scores, mask, kl_coef)
         )
         return kl, scale
 
@@ -231,8 +232,7 @@ class Algorithm:
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
         """(return - KL in the reward, the scale of its rounding) of episodes; [B]."""
-        kl = self.token_kl(scores, mask, kl_coef).sum(1)
-        scale = self.kl_scale(scores, mask, kl_coef).sum(1)
+        kl, scale = (x.sum(1) for x in self.token_kl(scores, mask, kl_coef))
         return rollout.returns - kl, rollout.magnitudes.returns + scale
 
 
