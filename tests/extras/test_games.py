@@ -392,14 +392,6 @@ def test_the_expert_of_minesweeper_knows_which_cells_are_safe():
     assert experts.safest_cells(mines[None], only[None], 1) == [[10]]
 
 
-def test_the_cells_of_a_board_are_the_same_in_few_tokens_and_in_many():
-    cells = []
-    for short in (True, False):
-        env = Catch(rows=3, columns=4, short=short)
-        cells.append(env.cells(env.reset_level(jnp.int32(0), env.make_params(num_levels=2))))
-    assert cells[0] == cells[1] and cells[0][2] == ['.', '.', '=', '.']
-
-
 def test_a_ball_is_caught_by_the_paddle_below_it():
     env = Catch(rows=3, columns=4)
     params = env.make_params(num_levels=32)

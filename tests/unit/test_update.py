@@ -522,37 +522,6 @@ def test_explained_variance_by_hand():
     assert update.batch_metrics(equal, True)['value/explained_variance'] == 0
 
 
-def test_metrics_have_the_promised_names_and_are_scalars():
-    state, batch = own_critic_state(kl_coef=0.1), toy_batch()
-    _, metrics = toy_update(num_minibatches=2, num_microbatches=2, **EVERYTHING)(state, batch)
-    names = 'loss surrogate grad_norm clip_frac_low clip_frac_high kl_old kl_old_k3 ratio_max'
-    names = [f'policy/{name}' for name in f'{names} entropy kl_ref kl_coef'.split()]
-    names += [f'value/{n}' for n in ('loss', 'grad_norm', 'clip_frac', 'explained_variance')]
-    assert set(names) <= set(metrics)
-    for name, x in metrics.items():
-        assert x.shape == () and x.dtype == jnp.float32, name
-    assert metrics['policy/ratio_max'] >= 1 - 1e-5
-
-
-def test_repeated_updates_raise_the_likelihood_of_rewarded_tokens():
-    rollout = toy.random_rollout(3)
-    good = rollout.tokens == 2  # rows with more of token 2 are rewarded
-    reward = jnp.where(rollout.action_mask, good, 0).sum(1).astype(jnp.float32)
-    rollout = rollout.replace(rewards=jnp.zeros_like(rollout.rewards).at[:, 0].set(reward))
-    state = state_of(toy.toy_params(0))
-    run = toy_update(fns=ALONE, epochs=20, clip_high=10.0, clip_low=1.0)
-
-    @jax.jit
-    def likelihood(params):
-        positions = jnp.cumsum(rollout.attention_mask, 1) - 1
-        hidden = toy.toy_hidden(params, rollout.tokens, positions, rollout.attention_mask)
-        logp = jax.nn.log_softmax(hidden @ params['head'])[:, :-1, 2]
-        return jnp.where(rollout.action_mask[:, 1:], logp, 0).sum()
-
-    new, _ = run(state, GRPO().make_batch(rollout, toy.scores_of(rollout), group_size=8))
-    assert likelihood(new.params) > likelihood(state.params) + 1
-
-
 # ---- with the real model -------------------------------------------------------------------------
 
 TINY = Qwen2(
