@@ -37,7 +37,7 @@ OPTIONS = {
     'opd': {'opd.teachers': ('another',), 'opd.divergence': 'sampled'},
     'maxrl': {'env.format_penalty': 0.0},
 }
-QUICKLY = ('ppo', 'gigpo', 'dpo', 'agent_evol', 'gspo_turn')  # the others in `make soak`
+QUICKLY = ('ppo', 'gigpo', 'agent_evol', 'gspo_turn')  # the others in `make soak`
 WORLDS = ('frozen_lake', 'bandit', 'library')  # a grid, an end at the first answer, a tool
 # No program of an update has an environment in it: more of its cells would find no more.
 CELLS = [
