@@ -106,7 +106,7 @@ def learning(run: Run) -> Learning:
     """The settings of the run's update."""
     task = run.training.tasks[0]
     extras = hooks.extras_of(run.additions, task)
-    return build_learning(run.config, run.mesh, task, run.tokenizer, extras)
+    return build_learning(run.config, run.mesh, task, extras)
 
 
 def build_score(session: Session) -> Any:

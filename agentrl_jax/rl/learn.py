@@ -156,7 +156,6 @@ def learning_of(run: Any, **task: Any) -> Learning:
         batch=run.batch,
         critic=run.critic,
         sampler=run.sampler,
-        parity=run.parity,
         optim=run.optim,
         num_groups=run.rollout.num_groups,
         group_size=run.rollout.group_size,

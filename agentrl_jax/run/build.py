@@ -73,9 +73,7 @@ def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, how: Learning) -
     return scores_of(params, None, rollout, fns, recompute=True, how=how).old_logprobs
 
 
-def build_learning(
-    cfg: Config, mesh: Mesh, task: Any, tokenizer: Tokenizer, extras: tuple[Extra, ...] = ()
-) -> Learning:
+def build_learning(cfg: Config, mesh: Mesh, task: Any, extras: tuple[Extra, ...] = ()) -> Learning:
     """The settings of an update; task: one for the width of its prompts, where windows are cut."""
     own = task.grammar if cfg.rollout.constrain else None
     return learning_of(
@@ -288,7 +286,7 @@ def build_training(
     rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     fns = parts.build_functions(cfg, config, mesh)
     extras = hooks.extras_of(additions, tasks[0])
-    how = build_learning(cfg, mesh, tasks[0], tokenizer, extras)
+    how = build_learning(cfg, mesh, tasks[0], extras)
     collects = build_collects(cfg, mesh, config, worlds)
     draw, collect, measure = build_play(cfg, mesh, tasks, collects)
     one = cfg.members[0]

@@ -148,7 +148,7 @@ def batch_of(sampler, **correction):
     out, _ = play(params, task, listed, jax.random.key(3))
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))
     fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
-    how = build.build_learning(run, mesh, None, tiny.tokenizer())
+    how = build.build_learning(run, mesh, None)
     program = functools.partial(learn.prepare, fns=fns, how=how)
     state = tiny_steps.fresh().replace(params=params)
     batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(

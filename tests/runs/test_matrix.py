@@ -167,7 +167,7 @@ def learner(algorithm):
     if cfg.algorithm.other_models:
         extras = (Distilling(full=False, teachers=(fns,)),)
         more = {'teachers': (jax.tree.map(lambda x: 1.5 * x, run.params),)}
-    how = build_module.build_learning(cfg, run.mesh, None, run.tokenizer, extras)
+    how = build_module.build_learning(cfg, run.mesh, None, extras)
     program = functools.partial(build_module.learn, fns=fns, how=how)
     parts = type('Parts', (), dict(config=cfg, model=run.model, mesh=run.mesh, txs=txs))
     state = start.start_state(parts, run.params)

@@ -76,7 +76,7 @@ def trace(cfg, *, with_rollout):
         made, _ = jax.eval_shape(collect, policy, tasks, listed, key)
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
     fns = parts.build_functions(cfg, found[0], mesh)
-    how = build_module.build_learning(cfg, mesh, tasks[0], tokenizer)
+    how = build_module.build_learning(cfg, mesh, tasks[0])
     learn = functools.partial(build_module.learn, fns=fns, how=how)
     shape = (cfg.base_rows, cfg.rollout.max_tokens)
     shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]

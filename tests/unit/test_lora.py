@@ -249,7 +249,7 @@ def updated(name, shape=(1, 1, 1), rank=2):
     frozen = Frozen({'model': params['model']} if rank else {}, reference)
     before = jax.device_get((state, frozen))
     fns = parts.build_functions(cfg, config, mesh)
-    how = build_module.build_learning(cfg, mesh, None, None)
+    how = build_module.build_learning(cfg, mesh, None)
     learn = functools.partial(build_module.learn, fns=fns, how=how)
     rollout = jax.device_put(toy.random_rollout(3), sharding.shard_rows(mesh))
     after, metrics, *_ = jax.jit(learn, compiler_options=QUICK)(state, frozen, rollout)
