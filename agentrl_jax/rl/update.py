@@ -126,11 +126,13 @@ class Slices(NamedTuple):
     widths: int = 1  # that are compiled
     unit: int = 1  # rows side by side that stay together
     sparse: bool = False  # slices without a token that the loss reads are not computed
+    alike: Callable | None = None  # ModelFns.rest, of units whose rows begin alike
 
     @classmethod
-    def of(cls, how: Learning) -> 'Slices':
-        batch = how.batch
-        return cls(how.microbatches, how.layout, batch.widths, batch.prefix_rows, how.sparse)
+    def of(cls, how: Learning, fns: ModelFns) -> 'Slices':
+        unit = how.batch.prefix_rows
+        alike = fns.rest if unit > 1 else None
+        return cls(how.microbatches, how.layout, how.batch.widths, unit, how.sparse, alike)
 
 
 def _add(a: dict, b: dict) -> dict:
@@ -143,16 +145,15 @@ def accumulate(
     rows: Any,
     mask: jax.Array,
     slices: Slices,
-    alike: Callable | None = None,
 ) -> tuple[jax.Array, dict, Params]:
     """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over slices of the rows.
 
     mask bool [B, T]: the tokens that the loss reads. With more than one width the columns of a
-    slice after its last token in mask are cut off (see rl.widths). alike, ModelFns.rest: instead of
-    that loss_fn has the keyword `room`, columns for the rest of a row after what its unit has in
-    common; rows[0] is a Batch.
+    slice after its last token in mask are cut off (see rl.widths). With slices.alike loss_fn has
+    the keyword `room` instead, columns for the rest of a row after what its unit has in common;
+    rows[0] is a Batch.
     """
-    parts, unit, sparse, widths = slices.parts, slices.unit, slices.sparse, slices.widths
+    parts, sharding, widths, unit, sparse, alike = slices
     value_and_grad = of_rows = jax.value_and_grad(loss_fn, has_aux=True)
     if sparse or widths > 1:
         needed = lengths = row_widths.used(mask)
@@ -172,7 +173,7 @@ def accumulate(
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, *rows)
         return loss, sums, grads
-    split = _split(rows, parts, slices.sharding, unit)
+    split = _split(rows, parts, sharding, unit)
 
     def body(carry, part):
         if not sparse:
@@ -240,8 +241,7 @@ def critic_step(
         trained,
         (batch, weights),
         batch.value_mask,
-        Slices.of(how),
-        alike=fns.rest if how.batch.prefix_rows > 1 else None,
+        Slices.of(how, fns),
     )
     tokens = batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
@@ -299,8 +299,7 @@ def policy_step(
         state.params,
         (batch, weights, value_weights),
         mask,
-        Slices.of(how),
-        alike=fns.rest if how.batch.prefix_rows > 1 else None,
+        Slices.of(how, fns),
     )
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(

@@ -27,8 +27,7 @@ def against_continuations(
     usable: jax.Array,
     *,
     group_size: int,
-    scale: jax.Array | None = None,
-    returns_scale: jax.Array | None = None,
+    scales: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What playing turn k led to, less what others that began it in the same state were led to.
 
@@ -40,14 +39,13 @@ def against_continuations(
       advantage                  target less the mean target of the M others; the trunk's others
                                  are the M continuations, so its own return is not in its baseline
     A turn without continuations, as the first, has the group's other members as its others, a stop
-    counting as 0 (against_others). scale [B, K], returns_scale [B, F]: magnitude of the terms of
-    rewards and returns; None: their own.
+    counting as 0 (against_others). scales [B, K], [B, F]: magnitudes of the terms of rewards and
+    returns; None: their own.
     """
     turns = rewards.shape[1]
     reached = turn_credit.turns_played(num_turns, healthy, turns)
     usable = usable & healthy[:, None]
-    scale = jnp.abs(rewards) if scale is None else scale
-    returns_scale = jnp.abs(returns) if returns_scale is None else returns_scale
+    scales = (jnp.abs(rewards), jnp.abs(returns)) if scales is None else scales
 
     def sums(r, earned):
         r = jnp.where(reached, r, 0.0)
@@ -56,7 +54,7 @@ def against_continuations(
         return r + jnp.pad(start[:, 1:], ((0, 0), (0, 1))), total, count
 
     target, total, count = sums(rewards, returns)
-    target_scale, total_scale, _ = sums(scale, returns_scale)
+    target_scale, total_scale, _ = sums(*scales)
     members = jnp.broadcast_to(healthy[:, None], reached.shape)
     alone = adv.leave_one_out(target, members, group_size=group_size, scale=target_scale)
     several = jnp.maximum(count, 1)

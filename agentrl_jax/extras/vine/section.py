@@ -95,9 +95,9 @@ class Forks(Extension):
 
         def measure(moment: Moment):
             step, streams = moment.step, moment.streams
-            keys = streams.key(LEVELS), step, streams.key(COLLECT, step)
+            keys = streams.key(LEVELS), streams.key(COLLECT, step)
             metrics, counters = program(
-                moment.state, moment.frozen, moment.policy, moment.tasks[0], *keys
+                moment.state, moment.frozen, moment.policy, moment.tasks[0], step, keys
             )
             return metrics, [counters]
 
@@ -116,17 +116,17 @@ def measure_critic(
     frozen: Frozen,
     policy: Params,
     task: TextTask,
-    levels: jax.Array,
     step: jax.Array,
-    key: jax.Array,
+    keys: tuple[jax.Array, jax.Array],
     *,
     parts: Parts,
     collect: Callable,
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     """(metrics of the critic's error, counters) on the episodes of a step.
 
-    levels, key: those of the step's rollout.
+    keys: those of the step's levels and of its rollout.
     """
+    levels, key = keys
     episodes = with_forks(
         levels,
         step,

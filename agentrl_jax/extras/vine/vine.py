@@ -103,8 +103,7 @@ class Vine(TurnGRPO):
             forks.returns,
             usable,
             group_size=group_size,
-            scale=rollout.magnitudes.turn_returns,
-            returns_scale=forks.magnitudes.returns,
+            scales=(rollout.magnitudes.turn_returns, forks.magnitudes.returns),
         )
         if self.train == 'trunks':
             advantages = adv.to_tokens(own, rollout.turn, mask)
