@@ -54,7 +54,9 @@ def prepare(
     train have theirs after their episode's. Advantages are nan in rows that do not train.
     """
     models = Models(fns, frozen)
-    rollout, rows, keep, metrics = select(rollout, how)
+    rollout, rows, keep, metrics = how.algorithm.filter.select(
+        rollout, groups=how.num_groups, group_size=how.group_size
+    )
     scores, played, windows = score_rollout(state, models, rollout, how)
     batch, advantages, more = make_batch(state, models, rollout, played, scores, keep, how)
     if windows is not None:
@@ -63,13 +65,6 @@ def prepare(
         batch = with_base(batch, base, state.params, models, how)
     metrics |= more | {'filter/empty': (~batch.mask.any()).astype(jnp.float32)}
     return batch, rows, advantages, metrics
-
-
-def select(
-    rollout: Rollout, how: Learning
-) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
-    """(rollout of the rows of an update, their numbers, those that are kept bool [b], metrics)."""
-    return how.algorithm.filter.select(rollout, groups=how.num_groups, group_size=how.group_size)
 
 
 def reference_of(frozen: Frozen, how: Learning) -> Params | None:
@@ -107,7 +102,7 @@ def make_batch(
     keep: jax.Array,
     how: Learning,
 ) -> tuple[Batch, jax.Array, dict[str, jax.Array]]:
-    """(batch, advantages [b, T] of the episodes, metrics); arguments from select, score_rollout."""
+    """(batch, advantages [b, T] of the episodes, metrics); arguments: see prepare."""
     batch = how.algorithm.make_batch(
         rollout, scores, group_size=how.group_size, keep=keep, kl_coef=state.kl_coef
     )
