@@ -23,6 +23,7 @@ from agentrl_jax.rl import objective, update, widths
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import Batching, Learning, Models
 from agentrl_jax.rollout.windows import Context
+from agentrl_jax.text import lines, prompt_lines
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Frozen
 
@@ -120,6 +121,20 @@ def test_only_the_first_prompt_has_the_hint_and_no_level_without_a_plan_has_one(
     seen, count = text.turn_tokens(none, text.begin(none, 3), True)
     same, as_many = text.turn_tokens(without, text.begin(without, 3), True)
     assert count == as_many and (seen[:count] == same[:count]).all()
+
+
+def test_a_hint_that_the_line_after_it_respells_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        lines, 'looking_ahead', lambda tokenizer, texts, starts: {'Up\n': texts[-1]}
+    )
+    families = {
+        'hint': ['Hint.\n'],
+        'hint_action': ['Up\n'],
+        'header': [''],
+        'observation': ['_\n'],
+    }
+    with pytest.raises(ValueError, match='Up'):
+        prompt_lines.check_hints(tiny.tokenizer(), families)
 
 
 # ---- rows ----------------------------------------------------------------------------------------
