@@ -147,15 +147,7 @@ def test_validation_plays_against_who_moves_at_random():
 REFUSED = [
     ({'algorithm': 'ppo'}, 'algorithm'),
     ({'context.window': 0}, 'context.window'),
-    ({'context.summary': 2}, 'context.summary'),
-    ({'env.max_actions_per_turn': 2}, 'env.max_actions_per_turn'),
-    ({'agent.name': 'plan'}, 'agent.name'),
-    ({'agent.trials': 2}, 'agent.trials'),
-    ({'reward.function': 'own_rewards:steady'}, 'reward.function'),
-    ({'clone.episodes': 16}, 'clone.episodes'),
-    ({'filter.keep': 0.25}, 'filter.rule'),
     ({'self_play.snapshots': 2, 'rollout.group_size': 2}, 'rollout.group_size'),
-    ({'self_play.snapshots': 2, 'alarm.mi_every': 2}, 'alarm.mi_every'),
 ]
 
 
