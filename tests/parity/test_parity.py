@@ -18,7 +18,6 @@ from agentrl_jax.rollout import episodes
 from agentrl_jax.run import build
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.tokens.tokenizer import IM_START
 
 START = 9
 # <s> sys \n <s> usr obs \n <s> asst think ACT END \n <s> usr obs \n <s> asst think ACT pad
@@ -60,36 +59,6 @@ def test_ragen_s_masks_by_hand():
     assert np.flatnonzero(mask(answers_only=True)[0]).tolist() == answers
     leaked = sorted(set(answers) - set(SAMPLED))
     assert [TOKENS[t] for t in leaked] == [3, 4, 0, 9, 3, 4]
-
-
-def trained_texts(out, mask, b):
-    """Runs of trained tokens of an episode as texts, special tokens spelled out."""
-    places = np.flatnonzero(mask[b])
-    runs = np.split(places, np.flatnonzero(np.diff(places) > 1) + 1)
-    names = {tiny.tokenizer().special(name): name for name in tiny.SPECIALS}
-
-    def spelled(ids):
-        return ''.join(names[i] if i in names else tiny.tokenizer().decode([i]) for i in ids)
-
-    return [spelled(out.tokens[b][run].tolist()) for run in runs]
-
-
-def test_what_trains_of_a_real_conversation():
-    """RAGEN's leak: chat markers around every answer; in `all` everything the user said as well."""
-    played = tiny.played('frozen_lake')[0]
-    rows = played.tokens, played.attention_mask, played.action_mask
-    mask = functools.partial(message_mask, *rows, start_id=tiny.tokenizer().special(IM_START))
-    found = {'answers': mask(answers_only=True), 'all': mask(answers_only=False)}
-    b = int(np.argmax(played.num_turns))
-    turns = int(played.num_turns[b])
-    assert turns >= 2
-    texts = trained_texts(played, found['answers'], b)
-    assert len(texts) == turns and all(t.startswith('assistant\n<think>') for t in texts)
-    assert all(t.endswith('<|im_end|>\n<|im_start|>') for t in texts[:-1])
-    (whole,) = trained_texts(played, found['all'], b)
-    assert whole.startswith('user\n') and whole.count('<|im_start|>assistant\n<think>') == turns
-    for mask in found.values():
-        assert (mask[played.action_mask]).all() and not mask[~played.attention_mask].any()
 
 
 # ---- a sampler that is not the trainer -----------------------------------------------------------
