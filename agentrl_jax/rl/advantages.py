@@ -1,4 +1,4 @@
-"""Where an advantage is: rewards live on turns, advantages on action tokens.
+"""Advantages: rewards belong to turns, advantages to action tokens.
 
 Pure functions of arrays; [B] episodes, group-major; [B, K] turns; [B, T] tokens. Recursions run
 over the tokens of a mask and step over everything else, so observation tokens of any number or

@@ -1,4 +1,4 @@
-"""What algorithms share: groups of settings, which tokens train, rewards on tokens, the batch.
+"""Shared parts of the algorithms: settings groups, the training mask, token rewards and the batch.
 
 A group has one home for its fields and their place in a config (AT). Algorithms hold groups with
 their paper's values; PRESETS.md names the sources.

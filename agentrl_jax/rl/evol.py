@@ -1,4 +1,4 @@
-"""What is around AgentEvol's loss: base demonstrations in a batch, iterations (2406.04151).
+"""Base demonstrations in a batch and the iterations of AgentEvol (arXiv:2406.04151).
 
 D_m u D_base: `draw` takes demonstrations for a step, `base_batch` and `join` put them among its
 episodes. Iterations: `begin_iteration` makes the policy just learnt the one that explores, and lets

@@ -1,4 +1,4 @@
-"""Where a loss is: arrays in, arrays out, per token; one place for the shift, one for the weights.
+"""Token-level losses. The one-position shift and the loss weights are each defined once, here.
 
 Every per-token function selects before it computes, so values off the mask may be inf or nan. A
 loss is sum(weights * per_token) with weights from token_weights: their denominators are counted on
