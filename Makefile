@@ -1,6 +1,6 @@
 # make demo    trains the default agent from nothing; the same command resumes it
-# make check   ruff and the quick tests, in two minutes: those that train nothing, play no rollout and
-#              start no process, as tests/reaching.py reads off their code, and are not marked slow
+# make check   ruff and the quick tests: no whole runs, and no files that import what trains, plays or
+#              starts processes (LONG in tests/conftest.py); tests marked slow are left out, too
 # make check-next  quick tests of tests/ops and tests/unit, and all tests of meshes, under Python 3.12
 #              or 3.13, where jax is newer
 # make test    every test but the long ones that rarely fail; what it compiles is kept in

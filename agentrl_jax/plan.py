@@ -227,35 +227,23 @@ def text(plan: dict[str, Any]) -> str:
     ]
     lines.append('')
     row('seconds to compile, here', lambda p: p['compile_seconds'], 1, '.0f')
-    lines += ['', *notes(plan)]
-    return '\n'.join(lines)
-
-
-def notes(plan: dict[str, Any]) -> list[str]:
-    out = []
+    lines.append('')
     if len(plan['layers_compiled']) == 2:
         a, b = plan['layers_compiled']
-        out.append(f'Memory is the line through models of {a} and {b} layers.')
+        lines.append(f'Memory is the line through models of {a} and {b} layers.')
     if plan['knobs']:
-        out.append(
-            f'To save memory in {plan["tightest"]}, most first (GiB a device, estimates):'
-            if plan['fits']
-            else f'Turn these for {plan["tightest"]}, most first (GiB a device, estimates):'
-        )
-        out += [f'  {k["saves"] / GIB:7.2f}  --config.{k["setting"]}' for k in plan['knobs']]
-    return out
+        where = f'in {plan["tightest"]}, most first (GiB a device, estimates)'
+        lines.append(f'To save memory {where}:')
+        lines += [f'  {k["saves"] / GIB:7.2f}  --config.{k["setting"]}' for k in plan['knobs']]
+    return '\n'.join(lines)
 
 
 def layer_pair(words: list[str]) -> tuple[int, ...]:
     """--layers=2,4 as numbers."""
-    if not words:
-        return ()
-    if len(words) != 2 or not all(word.isdigit() for word in words):
-        raise ValueError(f'--layers={",".join(words)}: give two depths, as --layers=2,4')
-    few, many = (int(word) for word in words)
-    if not 0 < few < many:
-        raise ValueError(f'--layers={few},{many}: the first must be smaller and at least 1')
-    return few, many
+    depths = tuple(int(word) for word in words if word.isdigit())
+    if words and not (len(depths) == len(words) == 2 and 0 < depths[0] < depths[1]):
+        raise ValueError(f'--layers={",".join(words)}: give two rising depths, as --layers=2,4')
+    return depths
 
 
 def main() -> None:

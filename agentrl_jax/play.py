@@ -51,13 +51,11 @@ DIM, BOLD, PLAIN = '\x1b[2m', '\x1b[1m', '\x1b[0m'
 
 def view_of(task: text.TextTask, world: text.Episode) -> str:
     """What a policy is shown at the start of a turn, without the chat around it."""
-    left = task.max_actions_per_episode - int(world.used)
-    board = board_of(task, world.state)
     part = int(world.agent.part)
-    asks = f'{left} actions left'
+    asks = f'{task.max_actions_per_episode - int(world.used)} actions left'
     if part != agents.ACT:
         asks = getattr(task.style, agents.WRITTEN[part].asks).rstrip()
-    return f'Turn {int(world.turn) + 1} of {task.max_turns}\n{board}{asks}'
+    return f'Turn {int(world.turn) + 1} of {task.max_turns}\n{board_of(task, world.state)}{asks}'
 
 
 def board_of(task: text.TextTask, state: Any) -> str:

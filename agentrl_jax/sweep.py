@@ -99,8 +99,14 @@ def prepare(
         folder = root / run.name
         folder.mkdir(exist_ok=True)
         words = spec.command(run, config_file, workdir.rstrip('/'), common)
-        document = run_log.redact(spec.document(run, words))
-        text = json.dumps(document, indent=2, sort_keys=True) + '\n'
+        document = {
+            'name': run.name,
+            'overrides': run.overrides,
+            'config': run.config,
+            'hash': files.config_hash(run.config),
+            'command': shlex.join(words),
+        }
+        text = json.dumps(run_log.redact(document), indent=2, sort_keys=True) + '\n'
         path = folder / status.RUN_FILE
         if not path.exists() or path.read_text(encoding='utf-8') != text:
             files.write_atomic(path, text)
@@ -180,15 +186,6 @@ def launch_slurm(root: Path, script: str, submit: bool) -> int:
     return subprocess.run(words, check=False, env=found).returncode
 
 
-def own_words(
-    config_file: str, sweep: str, workdir: str, retries: int, common: Overrides
-) -> list[str]:
-    """The command of this sweep, without a launcher."""
-    options = {'config': config_file, 'sweep': sweep, 'workdir': workdir, 'retries': retries}
-    given = [f'--{name}={value}' for name, value in options.items()]
-    return [*PROGRAM, *given, *spec.arguments(common)]
-
-
 def run_sweep(args: flags.FlagValues) -> int:
     """The exit code of a sweep with these flags."""
     holder = args['config']
@@ -212,7 +209,12 @@ def run_sweep(args: flags.FlagValues) -> int:
     if others:
         print(others, file=sys.stderr)
     if args.launcher == 'slurm':
-        words = own_words(config_file, args.sweep, args.workdir, args.retries, common)
+        words = [
+            *PROGRAM,
+            f'--config={config_file}',
+            *(f'--{name}={args[name].value}' for name in ('sweep', 'workdir', 'retries')),
+            *spec.arguments(common),
+        ]
         script = slurm_script(runs, root, words, jobs=args.jobs, options=args.sbatch)
         return launch_slurm(root, script, args.submit)
 

@@ -28,6 +28,11 @@ LONGEST = (
     'distributed_training runs resume env_games agents tables matrix train host_runs context '
     'tpu_training tpu_scripts update mixture vine'
 ).split()
+# Files that import one of these train, play rollouts or start processes; `make check` skips them.
+LONG = set(
+    'build clone collecting device evaluate harness_clients host_worlds subprocess tiny_agents '
+    'toy_rollouts train update updates'.split()
+)
 
 
 def pytest_configure(config):
@@ -139,11 +144,8 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def pytest_collection_modifyitems(items):
-    import reaching
-
     for item in items:
-        fixtures = [made[-1].func for made in item._fixtureinfo.name2fixturedefs.values()]
-        if reaching.reaches_long_ones([item.function, *fixtures]):
+        if item.path.parent.name == 'runs' or LONG & vars(item.module).keys():
             item.add_marker('trains')
     order = {f'test_{name}': index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))

@@ -113,20 +113,16 @@ def arrays(shape: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
             yield dtype, size, math.prod(size) * SIZES[dtype]
 
 
-def copies(program: Program, least: int = 0) -> list[Instruction]:
+def copies(program: Program, least: int) -> list[Instruction]:
     """Copies of `least` bytes and more that run in a loop."""
     return [
         one for one in program.in_loops if one.kind in ('copy', 'copy-start') and one.bytes >= least
     ]
 
 
-def collectives_in_loops(program: Program, least: int = 0) -> list[Instruction]:
-    """Transfers between devices in a loop whose results have `least` bytes and more."""
-    return [
-        one
-        for one in program.in_loops
-        if one.kind.removesuffix('-start') in COLLECTIVES and one.bytes >= least
-    ]
+def collectives_in_loops(program: Program) -> list[Instruction]:
+    """Transfers between devices in a loop."""
+    return [one for one in program.in_loops if one.kind.removesuffix('-start') in COLLECTIVES]
 
 
 def square_arrays(program: Program, side: int) -> set[str]:

@@ -125,10 +125,9 @@ def verdict(cfg: Config, found: Estimate, memory: int, knobs: list[advice.Knob])
     """
     pieces, need, verb = found.pieces, found.likely, 'may need about'
     if found.certain > memory:
-        need, verb = found.certain, 'needs'
-        pieces = {'parameters and optimiser': found.state, 'cache': found.cache}
-        if found.gradients > found.cache:
-            pieces = {'parameters and optimiser': found.state, 'gradients': found.gradients}
+        need, verb, pieces = found.certain, 'needs', {'parameters and optimiser': found.state}
+        name = 'gradients' if found.gradients > found.cache else 'cache'
+        pieces[name] = max(found.gradients, found.cache)
     if need <= CLOSE * memory:
         return ''
     names = {'cache': f'cache of {rows(cfg)} rows of rollout.max_tokens={cfg.rollout.max_tokens}'}

@@ -17,6 +17,7 @@ class Gpu:
 
     name: str
     memory: int  # bytes
+    bandwidth: float  # bytes/s
     major: int  # compute capability
     extension: str  # whether its own instructions may be used (sm_90a)
     cores: int
@@ -30,6 +31,7 @@ class Gpu:
 H100 = Gpu(
     name='NVIDIA H100 80GB HBM3',
     memory=84942979072,
+    bandwidth=3.35e12,
     major=9,
     extension='ACCELERATED_FEATURES',
     cores=132,
@@ -41,10 +43,13 @@ H100 = Gpu(
 )
 GPUS = {
     'h100': H100,
-    'h200': dataclasses.replace(H100, name='NVIDIA H200 141GB HBM3e', memory=151397597184),
+    'h200': dataclasses.replace(
+        H100, name='NVIDIA H200 141GB HBM3e', memory=151397597184, bandwidth=4.8e12
+    ),
     'a100': Gpu(
         name='NVIDIA A100-SXM4-80GB',
         memory=85100068864,
+        bandwidth=2.04e12,
         major=8,
         extension='NONE',
         cores=108,
@@ -57,8 +62,8 @@ GPUS = {
 }
 
 
-def description(gpu: Gpu, bandwidth: float) -> str:
-    """A GpuTargetConfigProto as text; bandwidth: bytes/s."""
+def description(gpu: Gpu) -> str:
+    """A GpuTargetConfigProto as text."""
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -71,7 +76,7 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: {bandwidth:.0f}
+  memory_bandwidth: {gpu.bandwidth:.0f}
   l2_cache_size: {gpu.l2}
   clock_rate_ghz: {gpu.clock_ghz}
   device_memory_size: {gpu.memory}
@@ -94,12 +99,12 @@ device_description_str: "{gpu.name}"
 """
 
 
-def devices(kind: str, sizes: tuple[int, ...], bandwidth: float) -> Any:
+def devices(kind: str, sizes: tuple[int, ...]) -> Any:
     """Abstract devices: sizes (n,) of one machine, (machines, n) of several."""
     machines, count = sizes if len(sizes) == 2 else (1, sizes[0])
     return topologies.get_topology_desc(
         platform='cuda',
         topology_name='',
-        target_config=description(GPUS[kind], bandwidth),
+        target_config=description(GPUS[kind]),
         topology=f'1x{machines}x{count}',
     ).devices

@@ -2,9 +2,9 @@
 
 TPU topologies come from libtpu (requirements/plan.txt), which compiles for slices it does not see,
 GPUs from CUDA's compiler (requirements/plan-gpu.txt; gpus.py), which needs neither GPU nor driver.
-Peaks are the vendors' published figures a chip: bfloat16 matrix products without sparsity, memory
-bandwidth. Sources: docs.cloud.google.com/tpu/docs pages v5e, v5p, v6e, tpu7x; NVIDIA's A100, H100
-and H200 data sheets (SXM).
+Peaks are the vendors' published figures a chip: bfloat16 matrix products without sparsity. Sources:
+docs.cloud.google.com/tpu/docs pages v5e, v5p, v6e, tpu7x; NVIDIA's A100, H100 and H200 data sheets
+(SXM).
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import importlib.util
 import math
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -24,30 +24,22 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device of JAX: memory as published, usable bytes, peak FLOP/s and bytes/s.
+    """One device of JAX. A TPU7x chip is two, each with half of its published figures."""
 
-    A TPU7x chip is two devices, each with half of the chip's published figures.
-    """
-
-    memory: str
-    usable: float
-    flops: float | None = None  # None: not known, no time is estimated
-    bandwidth: float | None = None
+    memory: str  # as published
+    usable: float  # bytes
 
 
 # usable: what XLA's TPU compiler allows a program, as its own out-of-memory errors state it
 # (libtpu 0.0.42).
 TPU = {
-    'v5e': Chip('16 GB', 15.75 * GIB, 197e12, 819e9),
-    'v5p': Chip('95 GB', 95.74 * GIB, 459e12, 2765e9),
-    'v6e': Chip('32 GB', 31.25 * GIB, 918e12, 1640e9),
-    'tpu7x': Chip('96 GB', 94.75 * GIB, 2307e12 / 2, 7380e9 / 2),
+    'v5e': Chip('16 GB', 15.75 * GIB),
+    'v5p': Chip('95 GB', 95.74 * GIB),
+    'v6e': Chip('32 GB', 31.25 * GIB),
+    'tpu7x': Chip('96 GB', 94.75 * GIB),
 }
-GPU = {  # by a word of the device's name: peak FLOP/s, bytes/s
-    'H200': (989e12, 4.8e12),
-    'H100': (989e12, 3.35e12),
-    'A100': (312e12, 2.04e12),
-}
+TPU_FLOPS = {'v5e': 197e12, 'v5p': 459e12, 'v6e': 918e12, 'tpu7x': 2307e12 / 2}  # a second
+GPU_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12}  # by a word of the device's name
 
 FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # environment variable: of a GPU's memory, so much is
 MEM_FRACTION = 0.75  # taken; by itself jax takes this
@@ -66,23 +58,18 @@ KINDS = {  # of TPUs, as JAX names them
 def peak_flops(device: Any) -> float | None:
     """bfloat16 FLOP/s that the vendor publishes of a device; None where that is not known."""
     if device.device_kind in KINDS:
-        return TPU[KINDS[device.device_kind]].flops
-    return _gpu_peaks(device.device_kind)[0]
-
-
-def _gpu_peaks(kind: str) -> tuple[float, float] | tuple[None, None]:
-    words = kind.upper().replace('-', ' ').split()  # other boards, such as PCIe or GH200, differ
-    known = not {'PCIE', 'NVL'} & set(words)
-    return next((peaks for name, peaks in GPU.items() if known and name in words), (None, None))
+        return TPU_FLOPS[KINDS[device.device_kind]]
+    words = device.device_kind.upper().replace('-', ' ').split()
+    if {'PCIE', 'NVL'} & set(words):  # other boards differ, GH200 too
+        return None
+    return next((flops for name, flops in GPU_FLOPS.items() if name in words), None)
 
 
 class NotInstalled(ValueError):
     """A package that compiles for this topology is missing."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Topology:
-    name: str  # as asked for: v5e:2x4, cpu:8, gpu:1
+class Topology(NamedTuple):
     devices: Any
     chip: Chip
 
@@ -129,25 +116,25 @@ def find(name: str) -> Topology:
     """The devices of a topology: abstract ones of a TPU slice, or those of this machine."""
     kind, sizes = parse(name)
     if kind in TPU:
-        return Topology(name, _tpu_devices(name, sizes), TPU[kind])
+        return Topology(_tpu_devices(name, sizes), TPU[kind])
     if kind in gpus.GPUS:
-        return Topology(name, _gpu_devices(name, kind, sizes), chip(kind))
-    return Topology(name, *(_cpu(sizes[0]) if kind == 'cpu' else _gpu(sizes[0])))
+        return Topology(_gpu_devices(name, kind, sizes), chip(kind))
+    return _cpu(sizes[0]) if kind == 'cpu' else _gpu(sizes[0])
 
 
 def chip(kind: str) -> Chip:
     """Of a kind of TPU or GPU that need not be there."""
     if kind in TPU:
         return TPU[kind]
-    gpu = gpus.GPUS[kind]
+    memory = gpus.GPUS[kind].memory
     taken = float(os.environ.get(FRACTION) or MEM_FRACTION)
-    return Chip(f'{gpu.memory / 1e9:.0f} GB', taken * gpu.memory, *_gpu_peaks(gpu.name))
+    return Chip(f'{memory / 1e9:.0f} GB', taken * memory)
 
 
 def stand_ins(name: str) -> Topology:
     """A topology whose devices are those of the CPU (prepare): for shapes, not for compiling."""
     kind, sizes = parse(name)
-    return Topology(name, jax.devices('cpu')[: count_devices(kind, sizes)], chip(kind))
+    return Topology(jax.devices('cpu')[: count_devices(kind, sizes)], chip(kind))
 
 
 def _gpu_devices(name: str, kind: str, sizes: tuple[int, ...]) -> Any:
@@ -157,7 +144,7 @@ def _gpu_devices(name: str, kind: str, sizes: tuple[int, ...]) -> Any:
             f'x86-64): pip install --no-deps -r {gpus.REQUIREMENTS}'
         )
     try:
-        return gpus.devices(kind, sizes, chip(kind).bandwidth)
+        return gpus.devices(kind, sizes)
     except (RuntimeError, ImportError, ValueError) as error:
         raise ValueError(f'topology {name!r}: {error}') from error
 
@@ -177,7 +164,7 @@ def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
         ) from error
 
 
-def _cpu(count: int) -> tuple[Any, Chip]:
+def _cpu(count: int) -> Topology:
     devices = jax.devices('cpu')
     if len(devices) < count:
         raise ValueError(
@@ -185,10 +172,10 @@ def _cpu(count: int) -> tuple[Any, Chip]:
             f'jax_num_cpu_devices to {count} before it starts'
         )
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / count
-    return devices[:count], Chip(f'{memory / 1e9:.1f} GB', memory)
+    return Topology(devices[:count], Chip(f'{memory / 1e9:.1f} GB', memory))
 
 
-def _gpu(count: int) -> tuple[Any, Chip]:
+def _gpu(count: int) -> Topology:
     try:
         devices = jax.devices('gpu')
     except RuntimeError as error:
@@ -198,5 +185,5 @@ def _gpu(count: int) -> tuple[Any, Chip]:
         ) from error
     if len(devices) < count:
         raise ValueError(f'topology gpu:{count}: there are {len(devices)} GPUs')
-    usable, kind = devices[0].memory_stats()['bytes_limit'], devices[0].device_kind
-    return devices[:count], Chip(kind, usable, *_gpu_peaks(kind))
+    usable = devices[0].memory_stats()['bytes_limit']
+    return Topology(devices[:count], Chip(devices[0].device_kind, usable))

@@ -76,7 +76,10 @@ def train_all(
     work = Work(plan, before)
     last = functools.partial(ask_to_stop, work.children)  # each child has its own session
     interrupts.LAST.append(last)
-    with processes.Preemption(stop_signals(), last) as stop:
+    signals = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal, without nohup
+        signals.append(signal.SIGHUP)
+    with processes.Preemption(tuple(signals), last) as stop:
         stop.phase = 'the running steps'
         try:
             watch(work, board, stop, poll_s, refresh_s)
@@ -86,12 +89,6 @@ def train_all(
     if open_runs(work):
         return processes.EXIT_PREEMPTED
     return int(any(status.state == 'failed' for status in work.statuses.values()))
-
-
-def stop_signals() -> tuple[int, ...]:
-    """SIGTERM, Ctrl-C and a closed terminal, the latter unless nohup made it ignored."""
-    hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return (signal.SIGTERM, signal.SIGINT) + ((signal.SIGHUP,) if hangup else ())
 
 
 def watch(work: Work, board: Any, stop: Any, poll_s: float, refresh_s: float) -> None:
@@ -188,7 +185,9 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
             # Each process of srun -n8 may be a sweep; a run is always one process.
             env={
                 processes.COUNT: '1',
-                **shared_programs(plan.workdir),
+                # Programs that another run compiled; jax keeps none of less than a second by itself
+                command.PROGRAMS: str((plan.workdir / PROGRAMS_FOLDER).absolute()),
+                'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
                 **os.environ,
                 **plan.slots[slot],
             },
@@ -199,19 +198,13 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
     return Child(run, folder, slot, process, lock, attempt, log_start, time.monotonic())
 
 
-def shared_programs(workdir: Path) -> dict[str, str]:
-    """Environment variables with which runs load the programs that another run compiled.
-
-    jax keeps no program that compiles in less than a second, and a run has about 80 of these.
-    """
-    folder = str((workdir / PROGRAMS_FOLDER).absolute())
-    return {command.PROGRAMS: folder, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0'}
-
-
 def finish(child: Child, work: Work) -> str:
     """Records how a child ended and frees its run; a report of a failure, '' of any other end."""
     code, name = child.process.returncode, child.run.name
-    outcome = judge(sweep_status.is_done(child.run, child.folder), code)
+    # Files on disk count more than the exit code
+    outcome = 'preempted' if code in ASKED_TO_STOP else 'failed'
+    if sweep_status.is_done(child.run, child.folder):
+        outcome = 'done'
     sweep_status.end_attempt(child.folder, code, outcome, time.monotonic() - child.began)
     failures = sweep_status.count_failures(child.folder) - work.before[name]
     os.close(child.lock)
@@ -223,13 +216,6 @@ def finish(child: Child, work: Work) -> str:
     log = child.folder / sweep_status.OUTPUT_FILE
     lines = ''.join(f'\n    {line}' for line in last_lines(log, child.log_start))
     return f'{name} failed at attempt {child.attempt} ({what}), {then}. End of {log}:{lines}'
-
-
-def judge(done: bool, code: int) -> str:
-    """done, preempted or failed. Files on disk count more than the exit code."""
-    if done:
-        return 'done'
-    return 'preempted' if code in ASKED_TO_STOP else 'failed'
 
 
 def last_lines(log: Path, start: int) -> list[str]:

@@ -19,7 +19,6 @@ import importlib.util
 import itertools
 import math
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,10 +56,6 @@ class Hyper:
     @staticmethod
     def zip(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
         """The first of each, the second of each, ...; all must be equally long."""
-        sweeps = [list(sweep) for sweep in sweeps]
-        lengths = [len(sweep) for sweep in sweeps]
-        if len(set(lengths)) > 1:
-            raise ValueError(f'zip of sweeps of different lengths: {lengths}')
         return [_merge(parts) for parts in zip(*sweeps, strict=True)]
 
     @staticmethod
@@ -135,27 +130,14 @@ def expand(
         except ValueError as error:
             raise ValueError(f'{where} ({_text_of(settings)}): {error}') from error
         if digest in numbers:
-            first = numbers[digest]
-            why = _why_equal(settings, resolved[first - 1][0], first)
             raise ValueError(
-                f'{where} ({_text_of(settings)}) has the same config as run {first}{why}'
+                f'{where} ({_text_of(settings)}) has the same config as run {numbers[digest]}: '
+                'remove one of them'
             )
         numbers[digest] = number
         resolved.append((settings, full, cfg.steps))
     names = run_names([settings for settings, _, _ in resolved], list(numbers))
     return [Run(name, *one) for name, one in zip(names, resolved, strict=True)]
-
-
-def _why_equal(settings: Overrides, other: Overrides, number: int) -> str:
-    """The end of a sentence about two overrides, of this run and of `number`, with one config."""
-    fields = [name for name in {**other, **settings} if settings.get(name) != other.get(name)]
-    if not fields:
-        return '; list it once'
-    here, there = ({name: one[name] for name in fields if name in one} for one in (settings, other))
-    return (
-        f' ({_text_of(there)}): they differ only in {", ".join(fields)}, which changes nothing '
-        f'with the other settings; remove run {number} or this one'
-    )
 
 
 def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides]:
@@ -317,14 +299,3 @@ def _equal(value: Any, text: str) -> bool:
         return float(value) == float(text)
     except (TypeError, ValueError):
         return str(value) == text
-
-
-def document(run: Run, words: Sequence[str]) -> dict[str, Any]:
-    """The content of run.json, before secrets are removed."""
-    return {
-        'name': run.name,
-        'overrides': run.overrides,
-        'config': run.config,
-        'hash': files.config_hash(run.config),
-        'command': shlex.join(words),
-    }

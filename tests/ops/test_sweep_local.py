@@ -144,26 +144,18 @@ def environments(tmp_path, names, slots=({},)):
     return [log.read_text().splitlines()[-1] for log in logs]
 
 
-def test_each_slot_has_its_own_environment(tmp_path):
+def test_a_run_is_one_process_with_the_gpus_of_its_slot_and_the_programs_of_all(
+    tmp_path, monkeypatch
+):
+    """Each process of srun -n8 may be a sweep; every run compiled all of its programs again."""
+    cache = ['JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS']
+    for name in (*processes.JOIN, *cache):
+        monkeypatch.delenv(name, raising=False)
     slots = [{'CUDA_VISIBLE_DEVICES': '0,1'}, {'CUDA_VISIBLE_DEVICES': '2,3'}]
-    assert sorted(environments(tmp_path, ['CUDA_VISIBLE_DEVICES'], slots)) == ['0,1', '2,3']
-
-
-def test_a_run_is_one_process_whatever_started_the_sweep(tmp_path, monkeypatch):
-    """Each process of srun -n8 may be a sweep, which are to share the runs."""
-    for name in processes.JOIN:
-        monkeypatch.delenv(name, raising=False)
-    assert environments(tmp_path, ['JAX_NUM_PROCESSES']) == ['1']
-
-
-def test_runs_share_compiled_programs_in_the_workdir_or_where_the_user_says(tmp_path, monkeypatch):
-    """Every run compiled all of its programs again."""
-    names = ['JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS']
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-    assert environments(tmp_path, names) == [f'{tmp_path}/programs 0']
-    monkeypatch.setenv(names[0], 'mine')
-    assert environments(tmp_path, names) == ['mine 0']
+    found = environments(tmp_path, ['CUDA_VISIBLE_DEVICES', 'JAX_NUM_PROCESSES', *cache], slots)
+    assert sorted(found) == [f'{gpus} 1 {tmp_path}/programs 0' for gpus in ('0,1', '2,3')]
+    monkeypatch.setenv(cache[0], 'mine')
+    assert environments(tmp_path, cache) == ['mine 0']
 
 
 # ---- locks -------------------------------------------------------------------------------------

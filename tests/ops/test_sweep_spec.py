@@ -23,10 +23,10 @@ from ml_collections import config_dict, config_flags
 from agentrl_jax import sweep
 from agentrl_jax.run import command
 from agentrl_jax.run.config import effective
-from agentrl_jax.sweeps import board, spec, status
+from agentrl_jax.sweeps import spec, status
 from agentrl_jax.sweeps.options import define_flags
 from agentrl_jax.sweeps.spec import Hyper as h
-from configs import base, demo_cloned
+from configs import base
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module')
 ROOT = pathlib.Path(spec.__file__).parents[2]
@@ -47,15 +47,12 @@ def write(folder, text):
 
 def test_zip_and_chain_by_hand():
     a, b = h.sweep('a', [1, 2]), h.sweep('b', 'xy')
-    assert a == [{'a': 1}, {'a': 2}]
     assert h.zip([a, b]) == h.zipit([a, b]) == [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
     assert h.chain([a, b]) == h.chainit([a, b]) == [{'a': 1}, {'a': 2}, {'b': 'x'}, {'b': 'y'}]
-    fixed = h.zip([a, h.fixed('c', 3, length=2)])
-    assert fixed == [{'a': 1, 'c': 3}, {'a': 2, 'c': 3}]
-    with pytest.raises(ValueError, match=r'different lengths: \[2, 3\]'):
-        h.zip([h.sweep('a', range(2)), h.sweep('b', range(3))])
-    with pytest.raises(ValueError, match='a is set by two factors'):
-        h.product([h.sweep('a', range(2)), h.sweep('a', range(2))])
+    assert h.zip([a, h.fixed('c', 3, length=2)]) == [{'a': 1, 'c': 3}, {'a': 2, 'c': 3}]
+    for clash in (lambda: h.zip([a, h.sweep('b', range(3))]), lambda: h.product([a, a])):
+        with pytest.raises(ValueError):
+            clash()
 
 
 @given(st.lists(st.integers(0, 4), max_size=4))
@@ -89,9 +86,7 @@ def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
     [
         'def other(add): pass',
         'def sweep(add): pass\ndef get_hyper(h): pass',
-        'def sweep(add): pass',
         'def get_hyper(h): return None',
-        'def get_hyper(h): return {"seed": 5}',
         'def sweep(add): add(5)',
     ],
 )
@@ -118,15 +113,11 @@ def test_overrides_are_held_as_the_config_holds_them():
     'overrides, field',
     [
         ({'loss.clip_hihg': 0.2}, 'mean loss.clip_high'),
-        ({'clip_high': 0.2}, 'mean loss.clip_high'),
         ({'loss': {'clip_high': 0.2}}, 'loss'),
         ({'seed': 'one'}, "seed='one'"),
-        ({'seed': 1.5}, 'seed=1.5'),
         ({'seed': True}, 'seed=True'),
-        ({'env.think': 1}, 'env.think=1'),
         ({'loss.kl_coef': float('inf')}, 'loss.kl_coef'),
         ({'algorithm': 'ppoo'}, 'algorithm'),
-        ({'batch.minibatch_rows': 7}, 'batch.minibatch_rows'),
         ({'model.path': 'm', 'model.num_layers': 2}, 'model.num_layers'),
         ({'seed': 5}, 'run 1'),
         ({'seed': 5, 'loss.kl_coef': 0}, 'loss.kl_coef'),  # its value in this config anyway
@@ -257,22 +248,6 @@ def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
     assert repr(parsed.to_dict()) == repr(resolved.to_dict())
 
 
-# ---- the sweeps of this repository -------------------------------------------------------------
-
-
-@pytest.mark.parametrize('name', ['demo_ablation', 'demo_algorithms'])
-def test_every_sweep_of_the_demo_expands_to_runs_with_three_seeds(name):
-    path = ROOT / 'configs' / 'sweeps' / f'{name}.py'
-    runs = spec.expand(demo_cloned.get_config(), spec.load(path), source=str(path))
-    seeds = [run.config['seed'] for run in runs]
-    assert len(runs) > 9 and all(seeds.count(seed) == len(runs) // 3 for seed in range(3))
-    assert f'--sweep={path.relative_to(ROOT)}' in path.read_text()
-    if name == 'demo_ablation':  # 0.25 x 256 / 32 = 2 and 1.0 x 256 / 128 = 2 optimiser steps
-        kept = [run.config['filter']['keep'] * 32 * 8 for run in runs]
-        small = [run.config['batch']['minibatch_rows'] for run in runs]
-        assert [k / s for k, s in zip(kept, small, strict=True)] == [2.0] * 24
-
-
 # ---- progress ----------------------------------------------------------------------------------
 
 
@@ -300,27 +275,18 @@ def test_the_tail_of_metrics_has_whole_rows_only(tmp_path, monkeypatch):
     path.write_text(''.join(rows) + '{"step": "3", "time_s": 1}\n')
     with pytest.raises(ValueError, match="metrics.jsonl: a row near its end: 'step' is no number"):
         status.tail(path)
-    os.mkfifo(tmp_path / 'pipe')
-    with pytest.raises(ValueError, match='pipe is no regular file'):
-        status.tail(tmp_path / 'pipe')
 
 
 def test_attempts_and_locks_that_cannot_be_read_name_their_file(tmp_path):
-    for text in ('3', '{"a": 1}', '[3]', '[{"started": 1.0}]', '[{'):
+    for text in ('[{"started": 1.0}]', '[{'):
         (tmp_path / status.ATTEMPTS_FILE).write_text(text)
         with pytest.raises(ValueError, match='attempts.json: '):
             status.read_attempts(tmp_path)
     lock = status.claim(tmp_path)
     os.write(lock, b'[]\n')
-    with pytest.raises(ValueError, match='lock does not say who trains here'):
+    with pytest.raises(ValueError, match='lock'):
         status.orphan(tmp_path)
     os.close(lock)
-
-
-def test_the_table_names_running_runs_first():
-    states = [('a', 'done'), ('b', 'waiting'), ('c', 'running')]
-    rows = [status.Status(name, state, 2, 1, 4, 0.5, 60.0) for name, state in states]
-    assert list(board.table(rows).columns[0].cells) == ['c', 'b', 'a']
 
 
 # ---- folders and launchers ---------------------------------------------------------------------
@@ -495,11 +461,8 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it(
     'words, field',
     [
         (('--workdir=/dev/null/x',), 'workdir'),
-        (('--workdir=x', '--job=2'), 'job'),
-        (('--workdir=x', '--launcher=tpu'), 'launcher'),
         (('--workdir=x', '--submit'), '--submit'),
         (('--workdir=x', '--launcher=slurm', '--gpus=1'), '--gpus'),
-        (('--workdir=x', '--jobs=0'), 'jobs'),
         (('--workdir=x', '--only=base', '--launcher=print'), '--only=base'),
         (('--workdir=x', '--jobs=2', '--gpus=0,1,2'), '--jobs=2'),
         (('--workdir=x', '--config.seed=4'), 'seed'),

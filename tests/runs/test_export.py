@@ -335,10 +335,8 @@ def test_a_tokenizer_that_would_be_written_with_other_ids_is_refused(tmp_path, m
     ('settings', 'named'),
     [
         ({'add_dummy_prefix': True}, 'changed'),
-        ({'normalization_rule_name': 'nmt_nfkc'}, 'changed'),
         ({'byte_fallback': False}, 'byte_fallback'),
         ({'model_type': 'bpe'}, 'changed'),
-        ({'user_defined_symbols': ['<|im_end|>s']}, 'im_end'),
         ({'control_symbols': ['<|im_end|>']}, 'im_start'),
     ],
 )

@@ -1,8 +1,6 @@
 """Playing a world in the terminal, by hand and by a policy."""
 
 import itertools
-import re
-import sys
 
 import jax
 import micro_runs
@@ -83,11 +81,6 @@ def test_words_are_not_cut_at_the_margin():
     assert play.wrapped('a b c', 80) == 'a b c' and play.wrapped('', 9) == ''
 
 
-def test_a_pipe_gets_no_codes_of_colours(capsys):
-    play.writer(sys.stdout)(f'{play.DIM}a{play.PLAIN}{play.BOLD}b{play.PLAIN}')
-    assert capsys.readouterr().out == 'ab'
-
-
 def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(tmp_path):
     """Of a run with mesh.fsdp=2 it said that two devices are not exactly the one there is."""
     cfg = micro_runs.config('frozen_lake', steps=0, **{'mesh.fsdp': 2})
@@ -105,8 +98,4 @@ def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(tm
     sampled = [piece for piece in said if piece.startswith(play.BOLD)]
     # At most two turns of six tokens; the first piece is the system message and the first prompt
     assert 2 <= len(sampled) <= 12 and play.DIM in said[0] and 'system' in said[0]
-    assert re.match(r'(not )?solved\b.*, return -?[\d.]+\n$', said[-1]) and isinstance(solved, bool)
-    assert said[-1].endswith(f'return {total:g}\n')
-    board = said[-2].split('\n')
-    assert board[2] == 'The end' and ('√' in said[-2]) == solved
-    assert [len(row) for row in board[3:-1]] == [4] * 4
+    assert said[-1].endswith(f'return {total:g}\n') and ('√' in said[-2]) == solved
