@@ -279,6 +279,7 @@ def test_the_shop_offers_a_search_or_clicks():
     assert all(accepts(automaton, action) for action in plan)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_a_run_on_hosts_trains_what_it_sampled(tmp_path):
     changes = {

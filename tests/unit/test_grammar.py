@@ -396,6 +396,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 @pytest.mark.parametrize('changes', OPTIONS.values(), ids=OPTIONS)
 def test_runs_train_what_they_sampled(changes, tmp_path):

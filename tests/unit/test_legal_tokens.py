@@ -215,7 +215,7 @@ def qwen_table(names, opening, most):
         ('bandit', '<think>', 32),
         ('bandit', '<answer>', 8),
         ('bandit', 'Thought:', 24),
-        ('connect_four', '<think>', 32),
+        pytest.param('connect_four', '<think>', 32, marks=pytest.mark.soak),
     ],
 )
 def test_qwen_finds_a_token_wherever_some_actions_are_on_offer(world, opening, longest):

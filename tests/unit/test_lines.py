@@ -17,7 +17,7 @@ from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
-COUNT = 3000  # random states of a world
+COUNT = 1000  # random states of a world
 
 
 @functools.cache

@@ -159,7 +159,9 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), a, b)
 
 
-@pytest.mark.parametrize('critic', [False, True], ids=['one backbone', 'a critic'])
+@pytest.mark.parametrize(
+    'critic', [False, pytest.param(True, marks=pytest.mark.soak)], ids=['one backbone', 'a critic']
+)
 def test_an_update_is_the_same_step(critic):
     rollout = alike_rollout()
     batch = jax.jit(functools.partial(PPO().make_batch, group_size=4))(
