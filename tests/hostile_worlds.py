@@ -55,8 +55,6 @@ class Hostile:
             said = os.environ['JAX_PLATFORMS']
         if action == 'half':
             said = 'half of a pair: \ud800'
-        if action == 'true':
-            reward = True
         if action == 'numpy':
             return Reply(said, success=np.bool_(True))  # which JSON does not have
         if action == 'print':

@@ -16,7 +16,6 @@ from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
 from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.connection import Connection
 from agentrl_jax.envs.hosts.launch import Launched
-from agentrl_jax.envs.hosts.sciworld import SciWorldEnvironment
 from agentrl_jax.envs.hosts.textcraft import TextCraft
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 
@@ -121,16 +120,6 @@ def test_the_password_of_an_address_is_in_no_error():
         with pytest.raises(ValueError, match='host') as raised:
             make(url)
         assert 'secret' not in str(raised.value)
-
-
-def test_fewest_worlds_first():
-    servers = Servers(['a', 'b', 'c'])
-    for url in ('a', 'a', 'b'):
-        servers.opened(url)
-    assert servers.candidates() == ['c', 'b', 'a']
-    servers.closed('a')
-    servers.failed('c')
-    assert servers.candidates() == ['a', 'b', 'c']
 
 
 # ---- troubles on the way -----------------------------------------------------------------------
@@ -414,26 +403,18 @@ def test_an_answer_that_cannot_be_read_does_not_undo_a_late_success():
         assert world.step(two).success and not world.step(two).valid
 
 
-def test_scores_of_sciworld_are_scaled_on_servers_too():
-    """In process 13 of 100 were .13, and on servers 13."""
-    rows = [('create', 200, {'id': 0}), ('reset', 200, scene(7)), ('step', 200, scene(20))]
-    rows[-1][2]['done'] = False
-    with Table(rows) as table:
-        world = SciWorldEnvironment(urls=(table.url,), scale=0.01).make()
-        world.reset(0)
-        assert world.step('Action: look').reward == pytest.approx(0.13)
-
-
-@pytest.mark.parametrize('name', ['movie', 'sheet', 'academia', 'todo', 'weather'])
-def test_the_progress_of_a_tool_environment_is_paid_once(name):
+def test_the_progress_of_a_tool_environment_is_paid_once():
     """It is said again at every step, and one of two goals was a success after two of them."""
     steps = [('step', 200, SAID | {'reward': 0.5})] * 3
     with Table([('create', 200, 0), ('reset', 200, 'o'), *steps]) as table:
-        world = AgentGym(name, Servers([table.url]))
+        world = AgentGym('movie', Servers([table.url]))
         world.reset(0)
         replies = [world.step('Action: look') for _ in steps]
-    assert [reply.reward for reply in replies] == [0.5, 0.0, 0.0]
-    assert not any(reply.success for reply in replies) or name == 'weather'
+    assert [(reply.reward, reply.success) for reply in replies] == [
+        (0.5, False),
+        (0.0, False),
+        (0.0, False),
+    ]
 
 
 def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():
@@ -448,21 +429,15 @@ def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():
 
 WRONG = [
     {'error': 'The id 0 is not valid.'},  # AgentGym's errors are 200s
-    {'observation': 'p', 'reward': 0},
     {'observation': None, 'reward': 0, 'done': False},
-    {'observation': 'p', 'reward': '1', 'done': False},
     {'observation': 'p', 'reward': True, 'done': False},
     {'observation': 'p', 'reward': 2.0, 'done': False},  # above TextCraft's bounds
-    {'observation': 'p', 'reward': 10**400, 'done': False},
     {'observation': 'p', 'reward': 0, 'done': 'no'},
-    {'observation': 'p', 'reward': 0, 'done': False, 'success': 'no'},
     {'observation': 'p', 'reward': 0, 'done': False, 'turn': 2},
     {'observation': 'p', 'reward': 0, 'done': False, 'id': 1},
     b'{"observation": "p", "reward": Infinity, "done": false}',
     b'[' * 100_000,
     b'\xff\xfe',
-    b'',
-    [],
 ]
 
 
@@ -478,12 +453,6 @@ def test_an_answer_that_is_none_is_an_error_and_the_world_opens_anew(told):
         assert [path for path, _ in table.asked][-3:] == ['close', 'create', 'reset']
 
 
-def test_half_a_surrogate_pair_becomes_a_letter_that_can_be_written():
-    told = b'{"observation": "a\\ud800b", "reward": 0, "done": false}'
-    with begun('textcraft', told) as (world, _):
-        assert world.step('Action: inventory').observation == 'a?b'
-
-
 @pytest.mark.parametrize(
     'reset, looks', [({}, 1), ({'observation': 'TimeoutError', 'object': 'Error'}, 0)]
 )
@@ -494,13 +463,6 @@ def test_texts_that_stand_for_a_fault_are_faults(reset, looks):
         with pytest.raises(WorldError, match='TimeoutError'):
             AgentGym('webarena', Servers([table.url])).reset(0)
         assert len(table.rows) == 1 - looks
-
-
-@pytest.mark.parametrize('answer', [{}, {'settings': None}, {'settings': {'other': 1, 'b': [1]}}])
-def test_servers_that_do_not_tell_settings_or_have_the_run_s_are_played_on(answer):
-    with Table([('create', 200, {'id': 0} | answer), ('reset', 200, SAID)]) as table:
-        world = AgentGym('textcraft', Servers([table.url]), settings={'a': 1, 'b': (1,)})
-        assert world.reset(0) == 'p'
 
 
 # ---- answers, items ----------------------------------------------------------------------------
@@ -527,25 +489,11 @@ def test_actions_are_found_as_agentgyms_clients_find_them(reader, text, action):
 
 
 @pytest.mark.parametrize(
-    'reader, text', [('only_action', 'Action: a\nAction: b'), ('with_backticks', 'a')]
-)
-def test_what_holds_no_action_is_answered_without_asking_the_world(reader, text):
-    world = Read(TextCraft(), reader)
-    world.reset(3)
-    reply = world.step(text)
-    assert 'adjust' in reply.observation and reply.reward == 0 and not reply.done
-    assert world.step('Action: ```inventory```').observation
-
-
-@pytest.mark.parametrize(
     'env, name',
     [
         ('textcraft', 'textcraft'),
         ('search', 'searchqa'),
-        ('shop', 'webshop'),
-        ('web', 'webarena'),
         ('maze', 'lmrlgym_maze'),
-        ('my_world', 'my_world'),
     ],
 )
 def test_item_files_of_agentgym_are_read_and_those_of_another_environment_rejected(
@@ -559,13 +507,3 @@ def test_item_files_of_agentgym_are_read_and_those_of_another_environment_reject
         agentgym.read_items(path, 'sciworld')
     with pytest.raises(ValueError, match='textcraft'):
         agentgym.item_of('textcraft')
-
-
-def test_an_unknown_environment_or_address_is_rejected():
-    for make in (
-        lambda: AgentGym('chess', Servers(['http://a'])),
-        lambda: Connection('localhost:80', **LIMITS),
-        lambda: Servers(['http://a', 'http://a']),
-    ):
-        with pytest.raises(ValueError):
-            make()

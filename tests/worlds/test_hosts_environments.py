@@ -28,7 +28,6 @@ from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.search import world as search
 from agentrl_jax.envs.hosts.search.world import Search
 from agentrl_jax.envs.hosts.textcraft import TextCraft
-from agentrl_jax.envs.hosts.web.miniwob import MiniWoB
 from agentrl_jax.envs.hosts.web.world import WebArena
 from agentrl_jax.envs.hosts.webshop.world import WebShop
 from agentrl_jax.envs.hosts.world import WorldError
@@ -159,12 +158,8 @@ def test_an_answer_names_the_action_of_gymnasium_that_it_means(space, names, ans
     'space',
     [
         spaces.Box(-1, 1, (2,)),
-        spaces.MultiDiscrete([2, 3]),
         spaces.MultiBinary(3),  # has an n, as Discrete has
-        spaces.Dict(one=spaces.Discrete(2)),
         spaces.Tuple([spaces.Discrete(2)]),
-        spaces.OneOf([spaces.Discrete(2)]),
-        spaces.Sequence(spaces.Discrete(2)),
     ],
     ids=str,
 )
@@ -229,24 +224,12 @@ def test_agentgym_and_openenv_are_built_from_addresses():
     ('world', 'settings', 'item'),
     [
         (TextCraft, {'prompt': 'long'}, 0),
-        (TextCraft, {'wording': 'odd'}, 0),
         (TextCraft, {'distractors': -1}, 0),
-        (Search, {'dialect': 'x'}, 0),
         (Search, {'rewards': 'x'}, 0),
-        (Search, {'normaliser': 'x'}, 0),
-        (Search, {'calls': -1}, 0),
-        (Search, {'known': 3}, 0),
         (Search, {'questions': ('drawn',), 'known': 17}, 0),
-        (Search, {'questions': ('drawn',)}, 4096),
         (Search, {}, -1),
-        (WebShop, {'prompt': 'x'}, 0),
-        (WebShop, {'products': 0}, 0),
         (WebShop, {'products': 60}, -1),
         (WebShop, {'products': 9, 'stalls': 4}, 0),
-        (WebShop, {'products': 2, 'stalls': 4, 'files': ('a', 'b')}, 0),
-        (WebShop, {'products': 1, 'stalls': 4}, 4),
-        (MiniWoB, {'rewards': 'x'}, 0),
-        (WebArena, {'prompt': 'x'}, 0),
     ],
 )
 def test_settings_and_items_of_worlds_that_cannot_be_are_named(world, settings, item):

@@ -149,18 +149,14 @@ def until_there_is_room(world):
     'told',
     [
         'no json',
-        '[]',
         '{"type": "observation", "data": []}',
         '{"type": "state", "data": {}}',
         error('SESSION_ERROR', 'gone'),
         observation('x', float('nan'), False),
-        observation('x', 1e9, False),
-        observation('x', 1, 'no'),
         observation(3, 1, False),
-        '{"type": "observation", "data": {"observation": {}, "done": false}}',
         observation('x' * 2**21, 1, False),
     ],
-    ids=range(11),
+    ids=range(7),
 )
 def test_an_answer_that_is_none_is_an_error_and_the_session_ends(sessions, world, told):
     assert sessions.freed() and world.reset(0)
@@ -169,13 +165,6 @@ def test_an_answer_that_is_none_is_an_error_and_the_session_ends(sessions, world
         world.step('go')
     assert sessions.freed() and world.reset(0)
     assert world.step('go').observation == 'heard go'
-
-
-def test_the_password_of_an_address_is_in_no_error():
-    for address in ('http://me:secret@127.0.0.1:9', 'http://me:secret@127.0.0.1:x'):
-        with pytest.raises((WorldDown, ValueError), match='127.0.0.1') as raised:
-            OpenEnv(Play(address)).reset(0)
-        assert 'secret' not in str(raised.value)
 
 
 def test_the_packages_own_server_is_understood():

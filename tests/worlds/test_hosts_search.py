@@ -8,13 +8,11 @@ import json
 import math
 import pathlib
 import random
-import sys
 import threading
 import time
 
 import fastapi
 import host_worlds as hosts
-import numpy as np
 import pytest
 import uvicorn
 
@@ -24,7 +22,6 @@ from agentrl_jax.envs.hosts.search import countries, dialects, drawn, questions,
 from agentrl_jax.envs.hosts.search.world import Search, SearchQA
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 from agentrl_jax.envs.splits import SPLITS
-from agentrl_jax.settings.rules import broken_by
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = (
@@ -105,15 +102,6 @@ def test_an_index_on_disk_finds_what_the_one_in_memory_finds(corpus, tmp_path):
         retrieval.open_corpus(str(tmp_path / 'none'))
 
 
-def test_rows_that_are_no_documents_are_named(tmp_path):
-    for line in ('{"id": 1}', '{'):
-        (tmp_path / 'bad.jsonl').write_text(json.dumps({'contents': 'x'}) + '\n' + line)
-        with pytest.raises(ValueError, match='bad.jsonl:2: '):
-            list(retrieval.read_documents(tmp_path / 'bad.jsonl'))
-    title, text = retrieval.title_and_text(json.loads(retrieval.EXAMPLE))
-    assert (title, text) == ('Oslo', 'Oslo is the capital of Norway.')
-
-
 # ---- a server of documents ---------------------------------------------------------------------
 
 
@@ -135,7 +123,7 @@ def test_a_server_of_ours_may_stand_for_agentgym_s_own_of_searchqa(corpus, asked
     """Its client's calls, which our client of it makes too."""
     near, inner = (SearchQA(corpus=corpus, questions=[asked]) for _ in range(2))
     app = fastapi.FastAPI()
-    server.BY_INDEX['searchqa'].add(app, hosts.Kept(inner))
+    server.add_routes(app, hosts.Kept(inner), server.WORDINGS['searchqa'])
     with running(app) as url, contextlib.closing(AgentGym('searchqa', Servers([url]))) as far:
         assert far.instruction == near.instruction
         assert far.reset(0) == near.reset(0)
@@ -307,6 +295,7 @@ def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, aske
     )
     assert replies[0].observation == 'What is the capital of France?'
     assert replies[1].observation == dialects.PLAIN.invalid
+    assert [reply.valid for reply in replies[1:3]] == [False, True]
     assert replies[2].observation == 'Oslo is a capital too.'
     assert replies[3].observation == 'Nothing was found.'
     assert play.best() == '<search>What is the capital of France?</search>'
@@ -355,7 +344,7 @@ def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
     assert play.step(f'<search>{min(absent)}</search>').observation == 'Nothing was found.'
 
 
-@pytest.mark.parametrize('known', [1, 8, len(drawn.REGIONS)])
+@pytest.mark.parametrize('known', [1, len(drawn.REGIONS)])
 def test_some_drawn_facts_can_be_known_by_heart(known):
     fixed = dict(zip(drawn.REGIONS[:known], drawn.COUNTRIES, strict=False))
     said = collections.defaultdict(set)
@@ -421,15 +410,6 @@ def test_calls_that_cannot_be_made_are_errors_in_a_result(corpus, asked):
         assert replies[1].figures == (0.0, 0.0, 0.0, 1.0)
 
 
-def test_missing_packages_are_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'bm25s', None)
-    with pytest.raises(ModuleNotFoundError, match='pip install bm25s'):
-        retrieval.Index.build(retrieval.as_rows(TEXTS))
-    monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match='pip install countryinfo'):
-        countries.packaged()
-
-
 def test_a_line_of_a_file_ends_at_its_line_break_alone(tmp_path):
     """Rows were cut at U+2028, U+2029 and U+0085, which texts may hold."""
     text = 'one\u2028two\u2029three\x85four'
@@ -441,39 +421,3 @@ def test_a_line_of_a_file_ends_at_its_line_break_alone(tmp_path):
         found = questions.read(str(path))
         assert [one.text for one in found] == [row['question'] for row in rows]
         assert found[0].answers == (text,)
-
-
-def test_with_one_answer_a_wrong_one_ends_the_episode(corpus, asked):
-    _, replies = played(corpus, asked, '<answer>Lyon</answer>', retries=False)
-    assert told(replies[1]) == Reply(dialects.PLAIN.wrong, done=True, success=False)
-
-
-def test_what_neither_searches_nor_answers_is_invalid(corpus, asked):
-    """Every turn was valid."""
-    said = 'Paris', '<search>Oslo</search>', '<answer>Lyon</answer>'
-    _, replies = played(corpus, asked, *said)
-    assert [reply.valid for reply in replies[1:]] == [False, True, True]
-
-
-def test_random_play_sometimes_knows_what_can_be_known():
-    files, generator = (drawn.NAME,), np.random.default_rng(0)
-    play = Search(questions=files, known=len(drawn.REGIONS))
-    play.reset(0)
-    (answer,) = play.question.answers
-    said = [play.random(generator) for _ in range(200)]
-    right = sum(turn == f'<answer>{answer}</answer>' for turn in said)
-    assert 15 < right < 60  # half are answers, of three names
-    assert not any(answer in turn for turn in said if 'search' in turn)
-    play = Search(questions=files)
-    play.reset(0)
-    assert not any(play.question.answers[0] in play.random(generator) for _ in range(200))
-
-
-def test_more_files_than_splits_need_a_list_of_items():
-    """A fourth file shifted the splits without an error."""
-    files = ('a.jsonl', 'b.jsonl', 'c.jsonl', 'd.jsonl')
-    (broken,) = broken_by(world.SearchEnvironment(questions=files))
-    assert broken.fields[0] == 'search.questions'
-    listed = ('train.json', 'test.json', 'test.json')
-    for settings in (dict(questions=files, item_files=listed), dict(questions=files[:3])):
-        assert not broken_by(world.SearchEnvironment(**settings))

@@ -435,7 +435,7 @@ def test_a_run_s_environment_of_the_web_has_the_tasks_of_its_sites(shop):
 def test_agentgym_s_client_of_webarena_finds_the_calls_it_makes(shop):
     app = fastapi.FastAPI()
     with contextlib.closing(world.AgentGymWebArena(**shop)) as play:
-        server.BY_INDEX['webarena'].add(app, hosts.Kept(play))
+        server.add_routes(app, hosts.Kept(play), server.WORDINGS['webarena'])
         client = TestClient(app)
 
         def post(path, **body):

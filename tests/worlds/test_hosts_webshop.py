@@ -1,6 +1,5 @@
 """WebShop: files are read, goals made, pages walked through, and purchases scored."""
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -13,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from agentrl_jax.envs.hosts import server
 from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring, world
-from agentrl_jax.envs.hosts.webshop.world import ShopEnvironment, WebShop
+from agentrl_jax.envs.hosts.webshop.world import WebShop
 from agentrl_jax.envs.splits import SPLITS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -134,14 +133,6 @@ def test_goals_are_as_many_as_webshop_s_loader_makes():
     assert len(goals(Size=[small], Fit=None)[1]) == 1
 
 
-def test_a_value_that_is_listed_twice_is_shown_and_clicked_once(one_shirt):
-    play = one_shirt(Size=[{'value': 'small'}, {'value': 'small'}, {'value': 'large'}])
-    play.step('search[shirt]')
-    page = play.step('click[b000000001]').observation
-    assert ' [SEP] size [SEP] small [SEP] large [SEP] ' in page
-    assert page.count('click[small]') == 1
-
-
 def test_rows_that_are_no_products_are_named(tmp_path):
     (tmp_path / 'ins.json').write_text('{}')
     path = tmp_path / 'items.json'
@@ -153,16 +144,6 @@ def test_rows_that_are_no_products_are_named(tmp_path):
         products.goals_of(products.read_products([SHELF], {}))
     with pytest.raises(ValueError):
         world.open_shop(('one',))
-
-
-def test_a_catalogue_is_of_the_form_of_the_files_and_of_its_seed():
-    rows, said = catalogue.draw(3, 50)
-    assert catalogue.draw(3, 50) == (rows, said) != catalogue.draw(4, 50)
-    assert len({row['asin'] for row in rows}) == 50 and {*said} == {row['asin'] for row in rows}
-    for product in products.read_products(rows, said):
-        assert len(product.asin) == 10 and 2 <= product.price < 700
-        assert {*product.wanted} <= {*product.attributes} and product.options
-        assert all(scoring.has_attribute(product, name) for name in product.wanted)
 
 
 # ---- rewards -------------------------------------------------------------------------------------
@@ -367,16 +348,6 @@ def test_each_stall_is_a_shop_of_its_own_whose_goal_an_oracle_buys():
 # ---- as environments and servers have it ---------------------------------------------------------
 
 
-def test_a_run_s_environment_has_items_and_a_world_that_reads_answers():
-    env = ShopEnvironment(products=60, prompt='short')
-    params = env.make_params('validation', num_levels=8)
-    with contextlib.closing(env.make()) as play:
-        assert play.instruction == env.instruction == world.SHORT_PROMPT
-        assert play.reset(int(params.items[0])).endswith('Actions: search[words]')
-        reply = play.step('Thought: a search[x]?\nAction: search[table]')
-        assert 'Total results' in reply.observation and len(reply.figures) == len(env.FIGURES)
-
-
 def test_an_oracle_clicks_a_value_that_two_options_have_once(one_shirt):
     """It is chosen for one of them, and waiting for the other the oracle clicked for ever."""
     play = one_shirt(Fit=[{'value': 'small'}], Size=[{'value': 'small'}])
@@ -387,7 +358,7 @@ def test_an_oracle_clicks_a_value_that_two_options_have_once(one_shirt):
 
 def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():
     app, play = fastapi.FastAPI(), world.AgentGymShop(products=60)
-    server.BY_INDEX['webshop'].add(app, hosts.Kept(play))
+    server.add_routes(app, hosts.Kept(play), server.WORDINGS['webshop'])
     client = TestClient(app)
 
     def post(path, **body):

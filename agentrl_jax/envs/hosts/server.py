@@ -9,7 +9,7 @@
   GET /health /metrics /            for monitoring; /health needs no token
 
 --env=searchqa, webshop and webarena serve search, shop and web with the calls of AgentGym's clients
-of SearchQA, WebShop and WebArena (see BY_INDEX): a world is env_idx, and an item has another name.
+of SearchQA, WebShop and WebArena (see WORDINGS): a world is env_idx, and an item has another name.
 
 A create may have a header X-World-Key, which closes the world if its answer was lost. Numbers of
 worlds start at random, so a client of an earlier server at this address gets an error.
@@ -43,7 +43,6 @@ from agentrl_jax.settings.marks import In
 
 FINISHED = {'textcraft': False}  # whether a step after the end is an error; AgentGym's usual rule
 SWEEP_S = 0.5
-CREATED = 'textcraft'  # AgentGym's server of it resets a world as it makes it, to item id
 
 
 # UTF-8: half of a surrogate pair is invalid
@@ -54,35 +53,6 @@ class Create(pydantic.BaseModel):
     lease_s: float | None = pydantic.Field(default=None, gt=0, allow_inf_nan=False)
     commands: None = None  # AgentGym's TextCraft accepts a goal here; this server does not
     goal: None = None
-
-
-class Named(pydantic.BaseModel):
-    id: int
-
-
-class Close(pydantic.BaseModel):
-    id: int | None = None
-    key: str = pydantic.Field(default='', max_length=64)
-
-
-class Reset(Named):
-    data_idx: int = 0
-
-
-class Step(Named):
-    action: Text
-
-
-class Steps(pydantic.BaseModel):
-    steps: list[Step] = pydantic.Field(max_length=1024)
-
-
-class Indexed(pydantic.BaseModel):
-    env_idx: int
-
-
-class IndexedStep(Indexed):
-    action: Text
 
 
 DAY_S = 86400
@@ -321,54 +291,11 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
     )
     app.state.worlds = worlds
 
-    if env in BY_INDEX:
-        BY_INDEX[env].add(app, worlds)  # the first route of a path is taken
+    add_routes(app, worlds, WORDINGS.get(env, Wording()))
 
     @app.get('/')
     async def hello() -> str:
         return f'This is environment {env}.'
-
-    @app.post('/create')
-    async def create(request: fastapi.Request, body: Create | None = None) -> dict:
-        key = request.headers['x-world-key'] if 'x-world-key' in request.headers else ''
-        lease_s = None if body is None else body.lease_s
-        number, made = await worlds.create(lease_s, key[:64])
-        worlds.counts['created'] += 1
-        reply = await worlds.reset(number, number) if env == CREATED else {}
-        return {'id': number, 'key': key, **made, **reply}
-
-    @app.post('/reset')
-    async def reset(body: Reset) -> dict:
-        worlds.counts['resets'] += 1
-        return await worlds.reset(body.id, body.data_idx)
-
-    @app.post('/step')
-    async def step(body: Step) -> dict:
-        worlds.counts['steps'] += 1
-        return await worlds.step(body.id, body.action)
-
-    @app.post('/step_batch')
-    async def step_batch(body: Steps) -> dict:
-        async def one(step: Step) -> dict:
-            try:
-                return await worlds.step(step.id, step.action)
-            except Refused as refused:
-                return json.loads(refusal(refused).body)
-
-        worlds.counts['steps'] += len(body.steps)
-        return {'results': await asyncio.gather(*map(one, body.steps))}
-
-    @app.post('/close')
-    async def close(body: Close) -> bool:
-        return worlds.close_key(body.key) if body.id is None else worlds.close(body.id)
-
-    @app.get('/observation')
-    async def observation(id: int) -> str:
-        return worlds.reply(id)['observation']
-
-    @app.get('/detail')
-    async def detail(id: int) -> dict:
-        return {**worlds.reply(id), 'deleted': False}
 
     @app.get('/health')
     async def health() -> JSONResponse:
@@ -383,61 +310,108 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
 
 
 @dataclasses.dataclass(frozen=True)
-class ByIndex:
-    """Calls of an AgentGym client that names a world by env_idx."""
+class Wording:
+    """What an AgentGym client sends and is answered; the defaults are most clients'."""
 
-    item: str  # field of /reset that takes the item
-    first: Callable[[dict], Any]  # what /reset answers
-    stepped: Callable[[dict], dict]  # what /step answers
-    created: Callable[[int], Any] = int  # what /create answers
-    item_needed: bool = True  # else the default is ANY
+    number: str = 'id'  # field of a world's number
+    item: str = 'data_idx'  # field of /reset that takes the item
+    default: Any = 0  # item without this field; ... = the field is required
+    created: Callable[[dict], Any] = dict  # what /create answers
+    first: Callable[[dict], Any] = dict  # what /reset answers
+    stepped: Callable[[dict], dict] = dict  # what /step answers
     looks: tuple[str, ...] = ()  # further fields of the last reply for GET
-
-    def add(self, app: fastapi.FastAPI, worlds: Worlds) -> None:
-        item = (int, ...) if self.item_needed else (int | None, None)
-        IndexedReset = pydantic.create_model('IndexedReset', __base__=Indexed, **{self.item: item})
-
-        @app.post('/create')
-        async def create(x_world_key: Annotated[str, fastapi.Header()] = ''):
-            worlds.counts['created'] += 1
-            return self.created((await worlds.create(None, x_world_key))[0])
-
-        @app.post('/reset')
-        async def reset(body: IndexedReset):
-            worlds.counts['resets'] += 1
-            item = getattr(body, self.item)
-            return self.first(await worlds.reset(body.env_idx, ANY if item is None else item))
-
-        @app.post('/step')
-        async def step(body: IndexedStep):
-            worlds.counts['steps'] += 1
-            return self.stepped(await worlds.step(body.env_idx, body.action))
-
-        def reply(name: str) -> Callable:
-            async def look(env_idx: int):
-                return worlds.reply(env_idx)[name]
-
-            return look
-
-        for name in ('observation', *self.looks):
-            app.get(f'/{name}')(reply(name))
-
-        @app.post('/close')
-        async def close(body: Indexed) -> bool:
-            return worlds.close(body.env_idx)
+    resets: bool = False  # /create resets the world, to the item of its number
 
 
-BY_INDEX = {
-    'searchqa': ByIndex(
+def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
+    """The calls of a client."""
+    fields = pydantic.AliasChoices(wording.number, 'id')
+
+    class Named(pydantic.BaseModel):
+        number: int = pydantic.Field(validation_alias=fields)
+
+    class Close(pydantic.BaseModel):
+        number: int | None = pydantic.Field(default=None, validation_alias=fields)
+        key: str = pydantic.Field(default='', max_length=64)
+
+    class Reset(Named):
+        item: int | None = pydantic.Field(default=wording.default, validation_alias=wording.item)
+
+    class Step(Named):
+        action: Text
+
+    class Steps(pydantic.BaseModel):
+        steps: list[Step] = pydantic.Field(max_length=1024)
+
+    Number = Annotated[int, fastapi.Query(alias=wording.number)]
+    Key = Annotated[str, fastapi.Header()]
+
+    @app.post('/create')
+    async def create(x_world_key: Key = '', body: Create | None = None) -> Any:
+        lease_s = None if body is None else body.lease_s
+        number, made = await worlds.create(lease_s, x_world_key[:64])
+        worlds.counts['created'] += 1
+        reply = await worlds.reset(number, number) if wording.resets else {}
+        return wording.created({'id': number, 'key': x_world_key, **made, **reply})
+
+    @app.post('/reset')
+    async def reset(body: Reset) -> Any:
+        worlds.counts['resets'] += 1
+        item = ANY if body.item is None else body.item
+        return wording.first(await worlds.reset(body.number, item))
+
+    @app.post('/step')
+    async def step(body: Step) -> dict:
+        worlds.counts['steps'] += 1
+        return wording.stepped(await worlds.step(body.number, body.action))
+
+    @app.post('/step_batch')
+    async def step_batch(body: Steps) -> dict:
+        async def one(step: Step) -> dict:
+            try:
+                return await worlds.step(step.number, step.action)
+            except Refused as refused:
+                return json.loads(refusal(refused).body)
+
+        worlds.counts['steps'] += len(body.steps)
+        return {'results': await asyncio.gather(*map(one, body.steps))}
+
+    @app.post('/close')
+    async def close(body: Close) -> bool:
+        if body.number is None:
+            return worlds.close_key(body.key)
+        return worlds.close(body.number)
+
+    @app.get('/detail')
+    async def detail(number: Number) -> dict:
+        return {**worlds.reply(number), 'deleted': False}
+
+    def look(name: str) -> None:
+        @app.get(f'/{name}')
+        async def field(number: Number) -> Any:
+            return worlds.reply(number)[name]
+
+    for name in ('observation', *wording.looks):
+        look(name)
+
+
+WORDINGS = {
+    'textcraft': Wording(resets=True),
+    'searchqa': Wording(
+        number='env_idx',
         item='id',
+        default=...,
+        created=lambda made: made['id'],
         first=lambda reply: reply['observation'],
         stepped=lambda reply: (
             {name: reply[name] for name in ('observation', 'reward', 'done')} | {'info': None}
         ),
     ),
-    'webshop': ByIndex(
+    'webshop': Wording(
+        number='env_idx',
         item='session_id',
-        item_needed=False,
+        default=ANY,
+        created=lambda made: made['id'],
         first=lambda reply: [reply['observation'], None],
         stepped=lambda reply: {
             'state': reply['observation'],
@@ -447,9 +421,11 @@ BY_INDEX = {
         },
         looks=('available_actions', 'instruction_text'),
     ),
-    'webarena': ByIndex(
+    'webarena': Wording(
+        number='env_idx',
         item='idx',
-        created=lambda number: {'env_idx': number},
+        default=...,
+        created=lambda made: {'env_idx': made['id']},
         first=lambda reply: {name: reply[name] for name in ('observation', 'sites', 'object')},
         stepped=lambda reply: {
             'observation': reply['observation'],
