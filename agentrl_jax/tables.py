@@ -19,12 +19,15 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, JsonValue
 
 from agentrl_jax.machine import files
 from agentrl_jax.records import plots
 from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import Table, build
-from agentrl_jax.results.runs import COMMON_FILE, Run, compact, load
+from agentrl_jax.results.runs import COMMON_FILE, Run, compact, load, read_as
 from agentrl_jax.results.spec import (
     COUNT,
     LAST,
@@ -41,7 +44,8 @@ SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
 PAGE_ENDINGS = ('png',)  # of curves of experiments: what their READMEs show
 STEMS = ('curves_*', 'signals*', forest.STEM)
 FIGURES = tuple(f'{stem}.{end}' for stem in STEMS for end in plots.ENDINGS)
-FOLDER_NAME = re.compile(r'\w[\w.-]*', re.ASCII)
+FOLDER_NAME = r'[A-Za-z0-9_][A-Za-z0-9_.-]*'
+FolderName = Annotated[str, Field(pattern=f'^{FOLDER_NAME}$')]
 OPTIONS = {  # fields of Spec that are flags
     'rows': 'fields that name a row: algorithm,filter.keep; or method (StarPO-S)',
     'cols': 'config fields that name a column',
@@ -105,8 +109,8 @@ def rebuild(folder: Path) -> list[Path]:
                 runs = load([path.parent / METRICS_FOLDER])
                 table = build(runs, spec, clones(spec, experiments))
             except ValueError as error:
-                said = ' '.join(str(error).split())  # of texts that may break lines
-                raise ValueError(f'{path}, {name}: {said}') from error
+                one_line = ' '.join(str(error).split())
+                raise ValueError(f'{path}, {name}: {one_line}') from error
             written += write(table, path.parent / name, PAGE_ENDINGS)
             written += _embed(path.parent / 'README.md', name, render.markdown(table))
     return written
@@ -114,26 +118,19 @@ def rebuild(folder: Path) -> list[Path]:
 
 def clones(spec: Spec, experiments: Path) -> list[Run]:
     """The committed runs of the experiments whose clones a table shows."""
-    wrong = [name for name in spec.clones if not FOLDER_NAME.fullmatch(name)]
-    if wrong or len(set(spec.clones)) < len(spec.clones):
-        raise ValueError(f'clones={spec.clones} must be different names of experiments')
     folders = [experiments / name / METRICS_FOLDER for name in spec.clones]
     missing = [folder for folder in folders if not (folder / COMMON_FILE).is_file()]
-    if missing:
-        raise ValueError(f'clones={spec.clones}: {missing[0]} holds no runs')
+    plain = all(re.fullmatch(FOLDER_NAME, name) for name in spec.clones)
+    if not plain or missing or len(set(folders)) < len(folders):
+        raise ValueError(f'clones={spec.clones} must be different experiments with {COMMON_FILE}')
     return load(folders) if folders else []
 
 
 def _specs(path: Path) -> dict[str, dict]:
     """The tables that a table.json describes, by the names of their folders."""
-    specs = files.read_json(path)
-    if not isinstance(specs, dict) or not all(isinstance(x, dict) for x in specs.values()):
-        raise ValueError(f'{path}: an object of tables, each an object, is expected')
-    if not specs:
-        raise ValueError(f'{path} describes no table')
-    wrong = [name for name in specs if not FOLDER_NAME.fullmatch(name) or name == METRICS_FOLDER]
-    if wrong:
-        raise ValueError(f'{path}: {wrong[0]!r} cannot be the name of a folder')
+    specs = read_as(dict[FolderName, dict[str, JsonValue]], files.read_json(path), path)
+    if not specs or METRICS_FOLDER in specs:
+        raise ValueError(f'{path}: tables by their names are expected, none {METRICS_FOLDER!r}')
     return specs
 
 
@@ -141,10 +138,10 @@ def _embed(readme: Path, name: str, text: str) -> list[Path]:
     """Puts a table between its two marks in a README that has them."""
     old = files.read_text(readme) if readme.exists() else ''
     pattern = re.compile(BLOCK.format(re.escape(name)), re.DOTALL)
-    if not pattern.search(old):
-        return []
-    files.write_atomic(readme, pattern.sub(lambda found: found[1] + text + found[2], old))
-    return [readme]
+    new, count = pattern.subn(lambda match: match[1] + text + match[2], old)
+    if count:
+        files.write_atomic(readme, new)
+    return [readme] * bool(count)
 
 
 def split_where(given: Sequence[str]) -> dict[str, str]:
@@ -180,8 +177,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     if args.rebuild:
-        for path in [path for folder in args.folders for path in rebuild(files.local_path(folder))]:
-            print(path)
+        for folder in args.folders:
+            print(*rebuild(files.local_path(folder)), sep='\n')
     elif args.compact:
         if args.where:
             raise ValueError('--compact keeps all runs of its folders: it takes no --where')
@@ -195,7 +192,7 @@ def run(args: argparse.Namespace) -> None:
     else:
         given = {name: value for name, value in vars(args).items() if name in OPTIONS}
         spec = make_spec(given | {'where': split_where(args.where)})
-        runs: list[Run] = load(args.folders, metrics_of(spec))
+        runs = load(args.folders, metrics_of(spec))
         table = build(runs, spec, load(spec.clones) if spec.clones else ())
         print(render.markdown(table), end='')
         for path in write(table, files.local_path(args.out)) if args.out else []:

@@ -77,16 +77,12 @@ def machine() -> str:
     devices = jax.devices()
     kind = devices[0].device_kind
     if devices[0].platform == 'cpu':
-        kind = f'cpu ({_processor()}, {os.cpu_count()} cores)'
+        path = Path('/proc/cpuinfo')
+        text = path.read_text(encoding='utf-8', errors='replace') if path.is_file() else ''
+        model = re.search(r'^model name\s*:\s*(.+)$', text, flags=re.MULTILINE)
+        processor = ' '.join(model[1].split()) if model else platform.machine()
+        kind = f'cpu ({processor}, {os.cpu_count()} cores)'
     return f'{len(devices)} x {kind}'
-
-
-def _processor() -> str:
-    """The model name of the processor where Linux reports it, else its architecture."""
-    path = Path('/proc/cpuinfo')
-    text = path.read_text(encoding='utf-8', errors='replace') if path.is_file() else ''
-    found = re.search(r'^model name\s*:\s*(.+)$', text, flags=re.MULTILINE)
-    return ' '.join(found[1].split()) if found else platform.machine()
 
 
 def joined(config_file: Path, new: str) -> str:

@@ -6,7 +6,6 @@ Training and evaluation write a document and its page (page_html). `Document` is
 import codecs
 import dataclasses
 import json
-import math
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -236,7 +235,7 @@ def of_rollout(
 
 
 def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
-    """TOTALS_FIELDS of all episodes of a rollout, given as host arrays by name."""
+    """`Totals` of all episodes of a rollout, given as host arrays by name."""
     healthy = fields['episode_stop'] != EpisodeStop.ENV_ERROR
     played = np.arange(fields['rewards'].shape[1]) < fields['num_turns'][:, None]
     played &= healthy[:, None]
@@ -262,7 +261,7 @@ def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
 
 
 def worlds(replies: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, int | float]:
-    """WORLDS_FIELDS of all episodes of a rollout."""
+    """`Worlds` of all episodes of a rollout."""
     lines = [line for episode in replies for line in episode]
     seconds = [line['seconds'] for line in lines]
     return {
@@ -277,7 +276,7 @@ def worlds(replies: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, int | fl
 def group(
     fields: Mapping[str, np.ndarray], rows: slice, group_size: int, advantages: np.ndarray | None
 ) -> dict[str, Any]:
-    """GROUP_FIELDS of the members of one group; advantages: float [B, T], nan where not trained."""
+    """`Group` of the members of one group; advantages: float [B, T], nan where not trained."""
     members = {name: value[rows] for name, value in fields.items()}
     healthy = members['episode_stop'] != EpisodeStop.ENV_ERROR
     returns = (members['rewards'] + members['penalties']).sum(1)[healthy]
@@ -333,25 +332,20 @@ def _replies(
 ) -> list[dict[str, Any]]:
     last = {line['turn']: line for line in lines}  # which the prompt shows: of a further trial
     begun = np.flatnonzero(row['begin'])  # a prompt begins after the prefix
-    return [_reply(x, x is last[x['turn']] and x['turn'] in begun) for x in lines]
-
-
-def _reply(line: Mapping[str, Any], shown: bool) -> dict[str, Any]:
-    text = '' if shown else line['observation']
-    left = len(text) - REPLY_SHOWN
-    return {
-        'turn': line['turn'],
-        'seconds': line['seconds'],
-        'tries': line['tries'],
-        'fault': line['fault'],
-        'text': f'{text[:REPLY_SHOWN]} [... {left} more characters]' if left > 0 else text,
-    }
+    replies = []
+    for line in lines:
+        shown = line is last[line['turn']] and line['turn'] in begun
+        text = '' if shown else line['observation']
+        if (left := len(text) - REPLY_SHOWN) > 0:
+            text = f'{text[:REPLY_SHOWN]} [... {left} more characters]'
+        replies.append({name: line[name] for name in ('turn', 'seconds', 'tries', 'fault')})
+        replies[-1]['text'] = text
+    return replies
 
 
 def number(value: Any) -> float | str:
-    """JSON has no nan and inf; they are worth seeing, so they become strings."""
-    value = float(str(np.float32(value)))
-    return value if math.isfinite(value) else str(value)
+    """A float32 as JSON; nan and inf become strings."""
+    return run_log.plain(run_log.plain_number(np.float32(value)))
 
 
 def _tokens(
@@ -360,23 +354,15 @@ def _tokens(
     tokenizer: Tokenizer,
     raw: Sequence[bytes],
 ) -> list[dict[str, Any]]:
-    tokens = []
+    figures = {'lp': row['logprobs'], 'ratio': extras.get('ratio'), 'adv': extras.get('advantages')}
     real = np.flatnonzero(row['attention_mask'])
     sampled = row['action_mask'][real]
     texts = _spellings([int(i) for i in row['tokens'][real]], sampled, tokenizer, raw)
-    for text, t, acted in zip(texts, real, sampled, strict=True):
-        ratio, advantage = acted and 'ratio' in extras, acted and 'advantages' in extras
-        tokens.append(
-            {
-                's': text,
-                'turn': int(row['turn'][t]),
-                'k': 'a' if acted else 'p',
-                'lp': number(row['logprobs'][t]) if acted else None,
-                'ratio': number(extras['ratio'][t]) if ratio else None,
-                'adv': number(extras['advantages'][t]) if advantage else None,
-            }
-        )
-    return tokens
+    return [
+        {'s': text, 'turn': int(row['turn'][t]), 'k': 'a' if acted else 'p'}
+        | {x: number(of[t]) if acted and of is not None else None for x, of in figures.items()}
+        for text, t, acted in zip(texts, real, sampled, strict=True)
+    ]
 
 
 def _spellings(

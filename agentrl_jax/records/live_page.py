@@ -221,9 +221,8 @@ def _success(rows: Sequence[Row]) -> tuple[str, str] | None:
     if row is None:
         return None
     low, high = (100 * row.get(f'eval/success_{end}', math.nan) for end in ('low', 'high'))
-    return f'{100 * row["eval/success"]:.1f} %', '' if math.isnan(
-        low
-    ) else f'{low:.1f} to {high:.1f}'
+    interval = '' if math.isnan(low) else f'{low:.1f} to {high:.1f}'
+    return f'{100 * row["eval/success"]:.1f} %', interval
 
 
 def _newest(rows: Sequence[Row], name: str) -> float | None:
@@ -231,19 +230,18 @@ def _newest(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _alarms(run: RunFiles) -> list[tuple[str, str]]:
-    """(CSS class, text) of each alarm and roll back."""
+    """(CSS class, text) of each alarm."""
     settings = run.config.get('alarm')
     alarms = {}
     if run.rows and isinstance(settings, dict) and 'baseline_steps' in settings:
         alarms = _try(lambda: collapse.judge_all(run.rows, settings), None)
     if alarms is None:
         return [('warn', 'the alarms of config.json cannot be read: they were changed')]
-    texts = [
+    return [
         ('bad' if alarm.level == 'alarm' else 'warn', f'{alarm.level}: {alarm.reason}')
         for alarm in alarms.values()
         if alarm.level != 'ok'
     ]
-    return texts
 
 
 def _charts(

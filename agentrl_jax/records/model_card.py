@@ -73,9 +73,11 @@ def text(
     origin: saved_config.Origin.fields(); record: the folder of the run; opening: what is forced in
     front of answers; pattern: a regular expression of what was legal, '' = everything.
     """
+    noted = record / run_log.CONFIG_FILE
+    commit = run_log.read_json(noted).get('commit') if noted.is_file() else ''
     facts = {
         'made by': 'agentrl_jax',
-        'trained at commit': _trained_at(record / run_log.CONFIG_FILE) or 'unknown',
+        'trained at commit': commit or 'unknown',
         'exported at commit': origin['commit'] or 'unknown',
         'run': f'`{origin["workdir"]}`, step {origin["step"]} of {cfg.steps}',
         'part': part,
@@ -88,11 +90,7 @@ def text(
         facts['reward'] = f"`{cfg.reward.function}`, a function of the run's own"
     rows = ''.join(f'| {key} | {value} |\n' for key, value in facts.items())
     load = ADAPTER if part == 'adapter' else LOAD
-    load = load.format(
-        folder=name,
-        opening=opening,
-        temperature=cfg.rollout.temperature,
-    )
+    load = load.format(folder=name, opening=opening, temperature=cfg.rollout.temperature)
     if pattern:
         load += GRAMMAR.format(spelling=cfg.rollout.constrain, pattern=pattern)
     # What adapters were trained on is not what the run measured
@@ -100,24 +98,16 @@ def text(
     measured = ''.join(
         f'| {key} | {value:.4g} | {step} |\n' for key, (value, step) in sorted(metrics.items())
     )
+    table = (
+        f'| metric | value | at step |\n| --- | --- | --- |\n{measured}' if measured else 'None.\n'
+    )
     config = json.dumps(run_log.redact(cfg), indent=2, sort_keys=True)
     return (
         f'---\nlibrary_name: {"peft" if part == "adapter" else "transformers"}\n'
         f'tags: [agentrl_jax, reinforcement-learning]\n---\n\n# {name}\n\n| | |\n| --- | --- |\n'
-        f'{rows}\n## Load\n\n{load}\n## Metrics\n\n'
-        + (
-            f'| metric | value | at step |\n| --- | --- | --- |\n{measured}'
-            if measured
-            else 'None.\n'
-        )
-        + f'\n## Config\n\n```json\n{config}\n```\n'
+        f'{rows}\n## Load\n\n{load}\n## Metrics\n\n{table}'
+        f'\n## Config\n\n```json\n{config}\n```\n'
     )
-
-
-def _trained_at(path: Path) -> str:
-    """The commit that config.json names; '' where there is none."""
-    document = run_log.read_json(path) if path.is_file() else {}
-    return document.get('commit', '')
 
 
 def latest(path: Path, step: int) -> dict[str, tuple[float, int]]:

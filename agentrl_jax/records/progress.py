@@ -20,32 +20,12 @@ from agentrl_jax.machine import processes
 
 PLAIN_LINES = 20  # lines of a job without a bar
 LONG_S = 2.0  # shorter compilations are not reported
-PROGRAMS = {  # name of a compiled function -> its purpose
-    'action_probabilities': 'the probabilities of actions',
+PROGRAMS = {  # compiled functions that take long -> their purpose
     'collect': 'the rollout',
-    'copy': 'the copy of a cache',
-    'count': 'the success',
     'decode': 'the sampling of tokens',
-    'array_sums': 'a digest of parameters',
-    'draw': 'the draw of levels',
-    'equal': 'the comparison with a checkpoint',
-    'information': 'the mutual information',
-    'init': 'the random weights',
-    'joined': 'the join of rollouts',
     'learn': 'the update',
-    'make': 'the training state',
     'make_state': 'the training state',
-    'measure': 'the likelihood of observations',
-    'measure_critic': 'the error of the critic',
-    'measure_episodes': 'the metrics of a rollout',
-    'measure_rollout': 'the metrics of a rollout',
-    'merge': 'the merge of adapters',
-    'pack': 'the selection of groups',
-    'play_turn': 'a turn of the expert',
     'read': 'the prefill of observations',
-    'rescore': 'the log-probabilities of a page',
-    'revised': 'the curriculum of levels',
-    'split': 'the split of rollouts',
     'start': 'the prefill of prompts',
     'step': 'the step of cloning',
 }

@@ -21,7 +21,6 @@ CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
 FINISHED_FILE = 'finished.json'
 NOW_FILE = 'now.json'  # written by records/beacon.py
-ABANDONED_FILE = 'metrics_abandoned_{}.jsonl'  # the rows that the n-th roll back undid
 REDACTED = '***'
 WANDB_FILE = 'wandb_id'  # the run's name at W&B, drawn when it began
 SENT_FILE = 'wandb_sent'  # number of steps that W&B had when the run last started
@@ -53,8 +52,8 @@ class RunLog:
             return
         workdir = Path(workdir)
         # Imported before anything is written: a missing package is known before time is spent.
-        tensorboardx = _import('tensorboardX', 'TensorBoard logging') if tensorboard else None
-        wandb = _import('wandb', 'Weights & Biases logging') if wandb_project else None
+        tensorboardx = importlib.import_module('tensorboardX') if tensorboard else None
+        wandb = importlib.import_module('wandb') if wandb_project else None
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
         rows = read_metrics(path)
@@ -151,15 +150,6 @@ def first_unsent(workdir: Path, rows: list[dict[str, Any]]) -> int:
     return unsent
 
 
-def _import(package: str, purpose: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f'{purpose} needs the package {package}: pip install {package}'
-        ) from error
-
-
 def plain_number(value: Any) -> int | float:
     """A Python number for a scalar; a float32 gets its shortest decimal form (0.1, not 0.100...01).
 
@@ -180,9 +170,12 @@ def plain_row(step: int, metrics: dict[str, Any]) -> dict[str, int | float]:
 
 
 def json_line(row: dict[str, int | float]) -> str:
-    """JSON has no nan and inf: they are written as the strings 'nan', 'inf' and '-inf'."""
-    safe = {name: value if math.isfinite(value) else str(value) for name, value in row.items()}
-    return json.dumps(safe, allow_nan=False) + '\n'
+    return json.dumps({name: plain(x) for name, x in row.items()}, allow_nan=False) + '\n'
+
+
+def plain(value: float | None) -> float | str | None:
+    """A value for JSON, which has no nan and inf: they become 'nan', 'inf' and '-inf'."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:

@@ -32,20 +32,22 @@ class Difference(NamedTuple):
 def differences(table: Table) -> dict[str, list[Difference]]:
     """For each column the rows that were compared, from top to bottom; shares in per cent."""
     unit = 100 if is_share(table.spec.metric) else 1
-    found: dict[str, list[Difference]] = {}
     compared = table.cells[table.cells.gain.notna()]
-    for label, column, *values in compared[['row', 'column', *GAIN]].itertuples(index=False):
-        rows = found.setdefault(column, [])
-        rows.append(Difference(label, *(unit * value for value in values)))
+    found = {
+        column: [
+            Difference(label, *(unit * value for value in values))
+            for label, *values in cells[['row', *GAIN]].itertuples(index=False)
+        ]
+        for column, cells in compared.groupby('column', sort=False)
+    }
     return {column: found[column] for column in table.columns if column in found}
 
 
 def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
     """forest.<ending>: a panel a column and a line a row; none without a comparison."""
-    panels = differences(table)
+    panels, spec = differences(table), table.spec
     if not panels:
         return []
-    spec = table.spec
     unit = 100 if is_share(spec.metric) else 1
     what = f'{plain_name(spec.metric)} less {spec.baseline}' + ', points' * (unit == 100)
     titled = panels if spec.cols else dict(zip([''], panels.values(), strict=True))

@@ -7,12 +7,15 @@ each, whose first line has the other fields, the reference and the names of the 
 Both are rounded in the same way when they are read, so both give the same tables.
 """
 
+import collections
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
@@ -73,6 +76,28 @@ def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> l
     return complete([run for _, runs in found for run in runs])
 
 
+class Planned(BaseModel):
+    """run.json or config.json."""
+
+    config: dict[str, Any]
+
+
+class Common(BaseModel):
+    """common.json."""
+
+    fields: dict[str, Any]
+
+
+class Header(BaseModel):
+    """The first line of a compact run."""
+
+    fields: dict[str, Any]
+    reference: dict[str, float]
+    columns: list[str]
+    fault: str = ''
+    machine: str = ''
+
+
 def _read_folder(folder: Path, kept: Sequence[str]) -> list[Run]:
     if (folder / COMMON_FILE).is_file():
         return _read_compact(folder)
@@ -110,14 +135,11 @@ def _with_later(run: Run, names: set[str]) -> Run:
 def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
     """Writes runs as a compact folder, replacing what was compacted there before."""
     folder = files.local_path(folder)
-    whole = [path for path in (folder, *folder.glob('*')) if _document(path)]
-    if whole:
-        raise ValueError(
-            f'{whole[0]} is a run: runs are compacted to a folder of their own, which is named last'
-        )
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+    for path in (folder, *folder.glob('*')):
+        if _document(path):
+            raise ValueError(f'{path} is a run: name a folder without runs last')
+    counts = collections.Counter(run.name for run in runs)
+    if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(f'several runs are named {", ".join(twice)}: rename their folders')
     stale = set(folder.glob('*.jsonl'))
     if stale and not (folder / COMMON_FILE).exists():
@@ -135,8 +157,7 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
         header |= {name: text for name in NOTES if (text := getattr(run, name))}
         lines = [json.dumps(header, sort_keys=True)]
         for row in run.rows:
-            values = [_plain(row[name]) if name in row else None for name in columns]
-            lines.append(json.dumps(values, allow_nan=False))
+            lines.append(json.dumps([run_log.plain(row.get(name)) for name in columns]))
         path = folder / f'{run.name}.jsonl'
         files.write_atomic(path, '\n'.join(lines) + '\n')
         written.append(path)
@@ -154,87 +175,69 @@ def _document(folder: Path) -> Path | None:
 def _read_run(folder: Path, kept: Sequence[str]) -> Run:
     """A ValueError names the file that cannot be read, and why."""
     path = _document(folder)
-    config = _object(files.read_json(path), path, 'config')
     reference, noted = folder / run_log.REFERENCE_FILE, folder / run_log.CONFIG_FILE
-    success = files.read_json(reference) if reference.exists() else {}
     machine = files.read_json(noted) if noted.exists() else {}
-    machine = machine['machine'] if isinstance(machine, dict) and 'machine' in machine else ''
-    measured = run_log.read_metrics(folder / run_log.METRICS_FILE)
-    finished = run_log.finished_step(folder)
-    saved = run_log.newest_checkpoint(folder)
+    machine = machine.get('machine') if isinstance(machine, dict) else ''
+    finished, saved = run_log.finished_step(folder), run_log.newest_checkpoint(folder)
     promised = max(0 if saved is None else saved, 0 if finished is None else finished + 1)
+    document = read_as(Planned, files.read_json(path), path)
     try:
-        fields = flatten(run_log.redact(config))
+        fields = flatten(run_log.redact(document.config))
     except RecursionError as error:
         raise ValueError(f'{path}: JSON that is too deep to read') from error
-    rows = _axes_and_metrics(measured, kept)
+    success = files.read_json(reference) if reference.exists() else {}
+    success = read_as(dict[str, float], success, reference)
+    rows = _axes_and_metrics(run_log.read_metrics(folder / run_log.METRICS_FILE), kept)
     return Run(
         name=folder.resolve().name,
         fields=_checked_fields(fields, path),
         rows=rows,
-        reference={name: rounded(value) for name, value in _numbers(success, reference).items()},
+        reference={name: rounded(value) for name, value in success.items()},
         fault=find_fault(rows, promised),
         machine=machine if isinstance(machine, str) else '',
     )
 
 
 def _read_compact(folder: Path) -> list[Run]:
-    common_file = folder / COMMON_FILE
-    common = _object(files.read_json(common_file), common_file, 'fields')
+    path = folder / COMMON_FILE
+    common = read_as(Common, files.read_json(path), path).fields
     return [_read_compact_run(path, common) for path in sorted(folder.glob('*.jsonl'))]
 
 
 def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
-    lines = files.read_text(path).splitlines()
-    header, *table = [
-        files.parse_json(line, str(path), number) for number, line in enumerate(lines, 1)
-    ] or [None]
-    fields = common | _object(header, path, 'fields')
-    reference = _numbers(_object(header, path, 'reference'), path)
-    columns = header.get('columns')
-    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-        raise ValueError(f'{path}: the first line needs "columns", a list of names')
+    lines = enumerate(files.read_text(path).splitlines(), 1)
+    first, *table = [files.parse_json(line, str(path), n) for n, line in lines] or [None]
+    header = read_as(Header, first, path)
     rows = []
     for number, values in enumerate(table, 2):
-        if not isinstance(values, list) or len(values) != len(columns):
-            raise ValueError(f'{path}: every line after the first needs {len(columns)} values')
-        row = {
-            name: run_log.to_number(value)
-            for name, value in zip(columns, values, strict=True)
-            if value is not None
-        }
+        if not isinstance(values, list) or len(values) != len(header.columns):
+            raise ValueError(f'{path}, line {number}: {len(header.columns)} values are expected')
+        pairs = zip(header.columns, values, strict=True)
+        row = {name: run_log.to_number(value) for name, value in pairs if value is not None}
         wrong = [name for name, value in row.items() if value is None]
-        if wrong or 'step' not in row or not isinstance(row['step'], int) or row['step'] < 0:
+        if wrong or not isinstance(row.get('step'), int) or row['step'] < 0:
             raise ValueError(f'{path}, line {number}: {(wrong or ["step"])[0]!r} is no number')
         rows.append(row)
-    notes = {name: header.get(name, '') for name in NOTES}
-    if not all(isinstance(text, str) for text in notes.values()):
-        raise ValueError(f'{path}: {" and ".join(NOTES)} must be texts')
-    notes['fault'] = notes['fault'] or find_fault(rows, 0)
-    fields = _checked_fields(dict(sorted(fields.items())), path)
-    return Run(path.stem, fields, rows, reference, **notes)
+    fields = _checked_fields(dict(sorted((common | header.fields).items())), path)
+    fault = header.fault or find_fault(rows, 0)
+    return Run(path.stem, fields, rows, header.reference, fault, header.machine)
 
 
-def _object(value: Any, path: Path, name: str) -> dict[str, Any]:
-    """The object under a name in the object of a file."""
-    found = value[name] if isinstance(value, dict) and name in value else None
-    if not isinstance(found, dict):
-        raise ValueError(f'{path}: an object with "{name}", itself an object, is expected')
-    return found
-
-
-def _numbers(value: Any, path: Path) -> dict[str, float]:
-    numbers = {k: run_log.to_number(x) for k, x in value.items()} if isinstance(value, dict) else {}
-    if not isinstance(value, dict) or None in numbers.values():
-        raise ValueError(f'{path}: success of random play and oracle must be numbers')
-    return numbers
+def read_as(kind: Any, value: Any, path: Path) -> Any:
+    """The value of a file as a pydantic type."""
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as errors:
+        first = errors.errors()[0]
+        name = '.'.join(map(str, first['loc']))
+        raise ValueError(f'{path}: {name}: {first["msg"]}') from errors
 
 
 def _checked_fields(fields: dict[str, Any], path: Path) -> dict[str, Any]:
     """The config of a run; what every table reads of it has the type that it needs."""
     if 'steps' in fields and type(fields['steps']) is not int:
         raise ValueError(f'{path}: steps={fields["steps"]!r} is no whole number')
-    if 'seed' in fields and isinstance(fields['seed'], list | dict):
+    if isinstance(fields.get('seed'), list | dict):
         raise ValueError(f'{path}: seed={fields["seed"]!r} is no number')
     return fields
 
@@ -296,36 +299,21 @@ def _axes_and_metrics(rows: Sequence[Mapping[str, float]], kept: Sequence[str]) 
         known = {'step': row['step'], 'tokens': tokens, 'seconds': rounded(seconds)}
         if tokens is None:
             del known['tokens']
-        known |= {name: rounded(row[name]) for name in kept if name in row}
-        found.append(known)
-        seconds, tokens = row['time_s'], _sum_of([tokens, _sampled(row)])
+        found.append(known | {name: rounded(row[name]) for name in kept if name in row})
+        seconds = row['time_s']
+        sampled = row.get('perf/tokens_per_s', math.nan) * row.get('time/step_s', math.nan)
+        known_too = tokens is not None and math.isfinite(sampled)
+        tokens = tokens + round(sampled) if known_too else None
     return found
 
 
-def _sampled(row: Mapping[str, float]) -> int | None:
-    if not {'perf/tokens_per_s', 'time/step_s'} <= row.keys():
-        return None
-    sampled = row['perf/tokens_per_s'] * row['time/step_s']
-    return round(sampled) if math.isfinite(sampled) else None
-
-
-def _sum_of(numbers: Sequence[int | None]) -> int | None:
-    return None if None in numbers else sum(numbers)
-
-
 def _common_fields(runs: Sequence[Run]) -> dict[str, Any]:
-    first, *others = [run.fields for run in runs]
+    """Fields that all runs have, equal as JSON: 1, 1.0 and True are three values."""
+    first, *others = [
+        {name: json.dumps(value) for name, value in run.fields.items()} for run in runs
+    ]
     return {
         name: value
-        for name, value in first.items()
-        if all(name in fields and _same(fields[name], value) for fields in others)
+        for name, value in runs[0].fields.items()
+        if all(name in other and other[name] == first[name] for other in others)
     }
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal as JSON: 1 and 1.0 and True are three values."""
-    return json.dumps(a) == json.dumps(b)
-
-
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

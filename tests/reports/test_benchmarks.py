@@ -1,14 +1,8 @@
 """The benchmarks measure what they say: both sides do the same work. No time is asserted."""
 
-import subprocess
-import sys
-import types
-
-import jax.numpy as jnp
 import micro_runs
 import numpy as np
 import pytest
-import updates
 
 from benchmarks import (
     common,
@@ -107,19 +101,7 @@ def test_the_parts_of_a_step_add_up_to_it():
     assert 'host share' in step.show(result)
 
 
-def test_micro_batches_count_with_the_width_they_have():
-    """Four micro-batches of two rows, 40 columns in widths of 16, 32 and 40; one trains nothing."""
-    how = updates.settings(8, num_microbatches=4, sparse=True, widths=3)
-    lengths = np.array([40, 0, 12, 33, 16, 20, 0, 11])
-    mask = jnp.asarray(np.arange(40) < lengths[:, None])
-    batch = types.SimpleNamespace(mask=mask, value_mask=jnp.zeros_like(mask))
-    columns = step.trained_columns(how, batch)
-    assert columns.tolist() == [0, 16, 32, 40]  # 0 and 0, 11 and 12, 16 and 20, 33 and 40
-    assert step.trained_share(columns, batch) == lengths.sum() / (2 * (16 + 32 + 40))
-    none = np.zeros(4, int)  # a filter kept nothing
-    assert step.trained_share(none, batch) == 0
-
-
+@pytest.mark.soak
 def test_the_script_for_another_library_says_what_the_policy_was_shown():
     ours = tunix.build_ours(common.model_config(1408, **SHAPE), episodes=4, turns=2, new=3)
     played, shown = ours.rollout, tunix.observations(ours.rollout)
@@ -129,40 +111,3 @@ def test_the_script_for_another_library_says_what_the_policy_was_shown():
         first, second = episode
         answer = played.tokens[row, len(first) : len(first) + 3].tolist()
         assert played.tokens[row, : length - 3].tolist() == first + answer + second
-
-
-def test_ratios_are_of_pairs():
-    # 2 / 1, 6 / 2 and 4 / 4
-    found = common.compare({'a': [1.0, 2.0, 4.0], 'b': [2.0, 6.0, 4.0]}, 'a', 'b')
-    assert found == {
-        'ours_s': 2.0,
-        'other_s': 4.0,
-        'times_as_fast': 2.0,
-        'times_low': 1.0,
-        'times_high': 3.0,
-    }
-
-
-def test_a_pinned_program_starts_anew_on_one_core_with_one_thread():
-    program = (
-        'import os; from benchmarks import common; common.pin(0); '
-        'print(len(os.sched_getaffinity(0)), os.environ["XLA_FLAGS"])'
-    )
-    done = subprocess.run(
-        [sys.executable, '-c', program],
-        cwd=micro_runs.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    cores, *flags = done.stdout.split()
-    assert cores == '1' and common.ONE_THREAD in flags
-
-
-def test_runs_take_turns_and_the_median_counts():
-    order = []
-    calls = {name: lambda name=name: order.append(name) for name in 'ab'}
-    times = common.alternate(calls, 2)
-    assert order == list('ababab')  # one round to warm up, two that count
-    assert {name: len(x) for name, x in times.items()} == {'a': 2, 'b': 2}
-    assert common.medians({'x': [3.0, 1.0, 2.0]}) == {'x': 2.0}

@@ -1,7 +1,6 @@
 """Rollout documents: made of rollouts, written as files, found and drawn by the command."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -176,14 +175,6 @@ def test_replies_of_worlds_on_hosts_are_those_of_the_log():
     assert [reply['text'] for reply in made['episodes'][0]['replies']] == ['', 'lost', '']
 
 
-def test_a_sampled_row_that_is_no_token_is_shown_as_its_number():
-    """A model has more rows than its tokenizer has tokens: they are padded to a multiple."""
-    rollout = small_rollout()
-    rollout.tokens[1, 1] = 300
-    made = documents.of_rollout(rollout, ByteTokenizer(), 'lake', ['Left', 'Down'])
-    assert [entry['s'] for entry in made['episodes'][1]['tokens']] == ['h', '[300]']
-
-
 def test_a_turn_that_is_written_says_what_it_is_and_takes_no_action():
     rollout = small_rollout().replace(
         part=np.array([[PLAN, 0], [0, 0]]), actions=np.full((2, 2, 2), -1)
@@ -218,14 +209,6 @@ def test_pages_of_a_run_link_to_their_neighbours(tmp_path):
     assert targets('step_000100')[1:] == ['./evaluation_test.html']
 
 
-def test_a_page_of_an_earlier_version_stays_as_it_is(tmp_path):
-    (tmp_path / 'step_000000.json').write_text('{"version": 1}')
-    (tmp_path / 'step_000000.html').write_text('old')
-    page_html.write(tmp_path / 'step_000001.html', small_document())
-    page_html.draw_before(tmp_path / 'step_000001.html')
-    assert (tmp_path / 'step_000000.html').read_text() == 'old'
-
-
 def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(
     tmp_path, capsys, monkeypatch
 ):
@@ -244,16 +227,3 @@ def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(
     assert '<h1>old</h1>' in (folder / 'step_000002.html').read_text(encoding='utf-8')
     assert len(list(folder.iterdir())) == 3
     json.loads((folder / 'step_000002.json').read_text(), parse_constant=pytest.fail)
-
-
-def test_the_command_explains_what_it_cannot_read(tmp_path, capsys):
-    (tmp_path / 'half.json').write_text('{"version": 1, "ti')
-    (tmp_path / 'old.json').write_text('{"version": 1}')
-    os.mkfifo(tmp_path / 'pipe.json')  # nobody writes into it: it was waited for for ever
-    for name in ('.', 'none.json', 'half.json', 'old.json', 'pipe.json'):
-        with pytest.raises(SystemExit) as stopped:
-            view.main([str(tmp_path / name)])
-        assert stopped.value.code == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f'error: {tmp_path / name}')
-        assert said.count('\n') == 1

@@ -9,7 +9,7 @@ from agentrl_jax.measure import stats
 from agentrl_jax.results.runs import Run, compact
 from experiments import collapse_signs
 from experiments import foretell as command
-from experiments.collapse_signs import SIGNS, Area, Course, Sign
+from experiments.collapse_signs import Area, Course, Sign
 
 ENTROPY = Sign('policy/entropy', 1)
 HEALTHY, COLLAPSED = (0.4, 0.4, 0.4, 0.4, 0.4), (0.4, 0.4, 0.1, 0.1, 0.1)  # every 10 steps
@@ -100,24 +100,6 @@ def test_the_area_by_hand():
     np.testing.assert_equal(collapse_signs.separation(one_kind, [1.0, 2.0], within=True), Area())
 
 
-def test_a_run_that_has_collapsed_foretells_nothing():
-    late = course('d', 1, (0.4, 0.4, 0.4, 0.1, 0.1), 0.3)
-    assert (MIXED[0].onset, late.onset) == (20, 30) and math.isnan(MIXED[1].onset)
-    table = command.markdown([*MIXED, late], [0], first=5, last=20)
-    row = next(line for line in table.splitlines() if line.startswith('| entropy rises'))
-    # .5 and .2 had collapsed by step 20; .3 beats .1, .1 and 0 but not .6
-    assert [text.split()[0] for text in row.split(' | ')[3:5]] == ['0.75', '0.75']
-    assert [text.split('(')[1] for text in row.split(' | ')[3:5]] == ['12 pairs)', '4 pairs)']
-    assert '1 of them did after step 20' in table
-
-
-def test_a_sign_and_its_opposite_add_up_to_one():
-    changes = np.array(changes_of(MIXED))
-    both = [collapse_signs.separation(MIXED, sign * changes) for sign in (1, -1)]
-    assert both[0].auc + both[1].auc == pytest.approx(1)
-    assert both[0].low + both[1].high == pytest.approx(1)
-
-
 def test_the_interval_redraws_seeds_as_a_naive_loop_does():
     rng = np.random.default_rng(1)
     courses = [
@@ -140,23 +122,6 @@ def test_the_interval_redraws_seeds_as_a_naive_loop_does():
     twice = courses + [one._replace(arm=one.arm + one.arm) for one in courses]
     again = collapse_signs.separation(twice, values * 2, resamples=300)
     np.testing.assert_allclose(again[:3], found[:3])
-
-
-def test_the_lead_of_an_alarm_by_hand():
-    courses = [
-        course('a', 0, HEALTHY, 0.25, 0.0),  # sets the threshold
-        course('b', 0, COLLAPSED, 9.0),  # collapsed runs do not
-        course('a', 1, COLLAPSED, *[0.0] * 7, 0.5),  # above it in step 12, collapses in step 20
-        course('b', 1, COLLAPSED, *[0.0] * 20, 0.5),  # in step 25, 5 too late
-        course('a', 2, COLLAPSED, 0.25),  # never above
-        course('b', 2, HEALTHY, 0.0, 0.5),  # a false alarm
-        course('c', 2, HEALTHY, 0.0),
-    ]
-    found = collapse_signs.alarm(courses, ENTROPY, [0])
-    assert found.threshold == 0.25 and (found.false, found.healthy) == (1, 2)
-    np.testing.assert_equal(found.leads, (8.0, -5.0, math.nan))
-    none = collapse_signs.alarm(courses[1:], ENTROPY, [0])
-    assert math.isnan(none.threshold) and none.false == 0 and np.isnan(none.leads).all()
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -182,40 +147,3 @@ def test_the_table_of_committed_runs(tmp_path, capsys):
     assert '0 of them did after step 30' in lines[5] and 'the 2 arms that have both' in lines[6]
     with pytest.raises(SystemExit):
         command.main([*argv, '--first=4'])
-
-
-@pytest.mark.parametrize(
-    'words, said',
-    [
-        (['--calibrate=0,1,2'], '--calibrate names all seeds, 0, 1, 2: leave some'),
-        (['--calibrate=1,7'], '--calibrate=7: seeds of finished runs are 0, 1, 2'),
-        (['gone'], 'no runs in gone: a run has'),
-        (['--where=optim.lr'], '--where needs field=value'),
-    ],
-)
-def test_what_leaves_nothing_to_measure_is_said(tmp_path, capsys, words, said):
-    """The README's own command named all seeds, and all alarms were 0 of 0."""
-    runs = [
-        Run(f'{c.arm}{c.seed}', {'optim.lr': c.arm, 'seed': c.seed, 'steps': 40}, c.rows, {})
-        for c in MIXED
-    ]
-    compact(runs, tmp_path / 'metrics')
-    with pytest.raises(SystemExit) as error:
-        command.main([str(tmp_path / 'metrics'), *words])
-    assert error.value.code == 1
-    assert capsys.readouterr().err.startswith(f'python -m experiments.foretell: {said}')
-
-
-def test_without_a_healthy_run_to_calibrate_on_there_is_no_alarm():
-    """Seed 0 has collapsed runs alone: no alarm was possible, and the table said 0 of 4."""
-    row = command.markdown(MIXED, [0], first=5, last=30).splitlines()[2]
-    assert row.endswith(' pairs) | — | — | — |')
-
-
-def test_what_a_compact_folder_keeps_is_enough_for_every_sign(tmp_path):
-    rows = rows_of(HEALTHY, [0.0])
-    for row in rows:
-        row |= {sign.metric: 1.0 for sign in SIGNS.values()}
-    compact([Run('a', {'seed': 0, 'steps': 40}, rows, {})], tmp_path)
-    (found,) = command.read([str(tmp_path)])
-    assert {sign.metric for sign in SIGNS.values()} <= found.rows[0].keys()

@@ -1,7 +1,6 @@
 import json
 
 import numpy as np
-import pytest
 
 from agentrl_jax.measure import stats
 from agentrl_jax.records import plots, report
@@ -120,15 +119,3 @@ def test_curves_are_drawn_while_a_run_lives_and_take_a_small_share_of_its_time(
     monkeypatch.setattr(report.jax, 'process_index', lambda: 1)
     curves.draw()
     assert len(drawn) <= 15
-
-
-def test_curves_of_a_run_that_measured_nothing_are_not_drawn(tmp_path, monkeypatch):
-    living(tmp_path, 0)
-    assert report.write_curves(tmp_path, 'T') is None
-    (tmp_path / 'metrics.jsonl').write_text('{"step": 0, "time_s": 1, "eval/success": "nan"}\n')
-    assert report.write_curves(tmp_path, 'T') is None and not list(tmp_path.glob('curves*'))
-    (tmp_path / 'metrics.jsonl').unlink()
-    monkeypatch.setattr(report.about, 'title', lambda config: pytest.fail('nothing to draw'))
-    report.Curves(tmp_path, None).draw()
-    living(tmp_path, 3)
-    assert report.write_curves(tmp_path, 'T') == tmp_path / 'curves.png'

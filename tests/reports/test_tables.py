@@ -154,8 +154,6 @@ def test_where_the_value_is_taken(sweep, at, expected):
 
 def test_a_run_that_ended_early_has_reached_the_steps_before(sweep):
     assert len(values(table_of(sweep, at='10'), 'grpo')) == 2
-    with pytest.raises(ValueError, match='step 7'):
-        table_of(sweep, at='7')
 
 
 @pytest.fixture
@@ -441,16 +439,11 @@ def test_runs_of_two_versions_are_compared(tmp_path, older, newer, differ):
         ({'rows': ''}, 'rows'),
         ({'row': 'seed'}, 'row'),
         ({'at': 'first'}, 'first'),
-        ({'unfinished': 'drop'}, 'drop'),
+        ({'at': '7'}, '7'),
         ({'margin': 0.05}, 'margin'),
-        ({'margin': -1}, 'margin'),
-        ({'seeds': -1}, 'seeds'),
-        ({'overall': 'yes'}, 'overall'),
-        ({'where': ['x']}, 'where'),
         ({'baseline': 'dapo'}, 'dapo'),
         ({'rows': 'env.nam'}, 'env.nam'),
         ({'metric': 'eval/sucess'}, 'eval/sucess'),
-        ({'signals': 'policy/kl'}, 'policy/kl'),
         ({'where': {'algorithm': 'dapo'}}, 'dapo'),
     ],
 )
@@ -470,13 +463,6 @@ def test_a_broken_file_of_a_run_is_named(tmp_path, name):
 
 
 # ---- reading and compacting --------------------------------------------------------------------
-
-
-def test_axes_are_what_was_spent_before_a_step(sweep):
-    (run,) = load([sweep / 'ppo-bandit-0'])
-    assert [row['tokens'] for row in run.rows[:3]] == [0, 7, 14]
-    np.testing.assert_allclose([row['seconds'] for row in run.rows], 0.3 * np.arange(21))
-    assert 'perf/recompiles' not in run.rows[0]
 
 
 def test_config_json_serves_where_there_is_no_run_json(tmp_path):
@@ -539,15 +525,6 @@ def test_the_same_runs_give_the_same_bytes(sweep, tmp_path):
     assert {'ppo (n = 3)', 'grpo (n = 3 | 1 of 3)', 'random play 0.5', 'oracle 1'} <= labels
 
 
-def test_the_forest_has_the_differences(sweep):
-    differences = forest.differences(table_of(sweep, baseline='grpo', overall=True))
-    (bandit,), (sokoban,) = differences['bandit'], differences['sokoban']
-    assert [*differences] == ['bandit', 'sokoban'] and bandit.row == sokoban.row == 'ppo'
-    # .2, .05, .1: 11.67 points, error 100 sqrt(.005833 / 3) = 4.41; Student's t of 2 is 4.303
-    np.testing.assert_allclose(bandit[1:], (11.667, -7.306, 30.640), atol=1e-3)
-    assert sokoban.mean == pytest.approx(10) and np.isnan(sokoban.low)  # of one pair
-
-
 def test_figures_that_are_no_longer_drawn_are_removed(two):
     (two / 'out').mkdir()
     for name in ('curves_seconds.png', 'forest.svg', 'signals.svg', 'curves_notes.txt', 'own.png'):
@@ -600,11 +577,7 @@ def test_the_command_line(sweep, tmp_path, capsys, no_figures):
         ('--rows= {sweep}', 'rows'),
         ('--compact {sweep}', '--compact'),
         ('--rows=a --where=b .', '--where'),
-        ('--rows=seed --where=seed=0 --where=seed=1 {sweep}', '--where'),
-        ('--compact --where=seed=0 {sweep} {tmp}/some', '--where'),
-        ('--rows=algorithm {sweep} {tmp}/gone {tmp}', 'gone'),
         ('--compact {sweep} {tmp}/gone {tmp}/out', 'gone'),
-        ('--rows=algorithm --cols=env.name --clones={tmp}/gone {sweep}', 'gone'),
         ('--rebuild {tmp}', 'no experiment'),
     ],
 )
@@ -658,7 +631,7 @@ def test_experiments_are_rebuilt_one_by_one_or_together(
     assert readme.read_text() == text and (tmp_path / 'two' / 'main').exists()
 
 
-SMALL = ('demo_cloned', 'algorithms', 'smollm2')  # the others take longer to draw
+SMALL = ('demo_cloned', 'smollm2')  # the others take longer to draw
 
 
 @pytest.mark.slow('draws every committed curve')

@@ -26,6 +26,11 @@ def played(name):
     return bench.play(bench.WORLDS[name], GROUPS * MEMBERS, np.random.default_rng(0))
 
 
+def some(names, *often):
+    """Parameters of a test; names that are not in `often` are left to `make soak`."""
+    return [pytest.param(x, marks=[] if x in often else pytest.mark.soak) for x in names]
+
+
 def quality(name, estimator, scale=None):
     world = bench.WORLDS[name]
     advantages = bench.ESTIMATORS[estimator](played(name), world, MEMBERS)
@@ -50,13 +55,6 @@ def test_the_exact_gradient_is_that_of_finite_differences(name):
         assert gradient[index] == pytest.approx((up - down) / 2e-5, abs=1e-8)
 
 
-def test_the_mean_return_of_the_played_episodes_is_the_exact_value():
-    for name in ('lookups', 'chance'):
-        returns = np.asarray(played(name).all_rewards.sum(1), np.float64)
-        error = returns.std() / np.sqrt(len(returns))
-        assert abs(returns.mean() - bench.exact(bench.WORLDS[name])[0][0, 0]) < 4 * error
-
-
 def test_group_gradients_by_hand():
     # one group of two in the world of two turns: row 0 stops (A = 1), row 1 goes on (2, then 3).
     # p = 1/2: score of the chosen action +-1/2, mean over two members
@@ -79,7 +77,7 @@ def test_group_gradients_by_hand():
 
 
 @pytest.mark.slow('averages over 100,000 groups')
-@pytest.mark.parametrize('name', bench.WORLDS)
+@pytest.mark.parametrize('name', some(bench.WORLDS, 'lookups', 'faults'))
 def test_turn_grpo_has_no_bias_in_any_world(name):
     """Not even in length: without faults the best scale is 1."""
     scale = None if bench.WORLDS[name].faults else 1.0
@@ -89,8 +87,8 @@ def test_turn_grpo_has_no_bias_in_any_world(name):
 
 
 @pytest.mark.slow('averages over 100,000 groups')
-@pytest.mark.parametrize('norm', ['mean', 'std'])
-@pytest.mark.parametrize('mode', BIASED)
+@pytest.mark.parametrize('norm', some(['mean', 'std'], 'mean'))
+@pytest.mark.parametrize('mode', some(BIASED, 'mt_v1', 'mt_cumulative'))
 def test_comparing_only_those_that_reached_a_turn_is_biased(mode, norm):
     found = quality('lookups', f'{mode}, {norm}')
     assert found.errors > 2 * bench.NOISE and found.bias > 0.05 > 2.5 * found.noise
