@@ -51,10 +51,7 @@ def missing(source: Path) -> str:
     """Error message for a source that does not exist, with the closest name in its folder."""
     parent = source.absolute().parent
     names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
-    advice = suggestion(source.name, names)
-    if not advice and not source.suffix:
-        advice = '; training creates it: wait for the start, or name another folder'
-    return f'{source} does not exist{advice}'
+    return f'{source} does not exist{suggestion(source.name, names)}'
 
 
 def write_page(source: Path, out: str | None, max_episodes: int) -> Path:

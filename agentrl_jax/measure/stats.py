@@ -61,11 +61,6 @@ def pass_at(solved: np.ndarray, tries: np.ndarray, k: int) -> np.ndarray:
     return np.array([1 - math.comb(n - c, k) / math.comb(n, k) for c, n in pairs if n >= k])
 
 
-def mean(x: np.ndarray) -> np.ndarray:
-    """Mean over the last axis."""
-    return np.mean(x, axis=-1)
-
-
 def iqm(x: np.ndarray) -> np.ndarray:
     """Interquartile mean over the last axis: int(n / 4) values dropped at either end.
 
@@ -77,19 +72,15 @@ def iqm(x: np.ndarray) -> np.ndarray:
 
 
 def stratified_bootstrap(
-    strata: Samples,
-    statistic: Callable[[np.ndarray], np.ndarray] = iqm,
-    *,
-    resamples: int = 2000,
-    seed: int = 0,
+    strata: Samples, *, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """95 % percentile interval of statistic(all runs), runs redrawn within each stratum (task).
+    """95 % percentile interval of the IQM of all runs, redrawn within each stratum (task).
 
-    `statistic` reduces the last axis. The same arguments give the same interval.
+    The same arguments give the same interval.
     """
 
     def joined(draws: Samples) -> np.ndarray:
-        return statistic(np.concatenate(draws, axis=1))
+        return iqm(np.concatenate(draws, axis=1))
 
     return _bootstrap(strata, joined, resamples, seed)
 

@@ -1,6 +1,6 @@
 """What learning curves draw: a metric of many seeds over steps, summarised and thinned out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,13 +56,12 @@ def summarise(
     metric: str,
     x: str,
     *,
-    function: Callable = stats.iqm,
     join: int = 1,
     most: int = 200,
 ) -> Curve | None:
     """Return seeds and their summary; None if no run has the metric.
 
-    Several seeds: the function over x that all of them cover (linear interpolation), with
+    Several seeds: the interquartile mean over x that all of them cover (linear interpolation), with
     MIN_BAND_SEEDS or more with its 95 % bootstrap interval. One seed: its logged Wilson interval.
     join: number of neighbouring values that become one mean; most: points of a curve.
     """
@@ -78,10 +77,10 @@ def summarise(
     at = _common_grid([seed[0] for seed in seeds], most)
     values = np.stack([np.interp(at, *seed) for seed in seeds], axis=1)  # [n, seeds]
     if len(seeds) < MIN_BAND_SEEDS:
-        return Curve(seeds, at, function(values), None, None)
-    bounds = [stats.stratified_bootstrap([point], function) for point in values]
+        return Curve(seeds, at, stats.iqm(values), None, None)
+    bounds = [stats.stratified_bootstrap([point]) for point in values]
     low, high = np.array(bounds).reshape(-1, 2).T
-    return Curve(seeds, at, function(values), low, high)
+    return Curve(seeds, at, stats.iqm(values), low, high)
 
 
 def points(rows: Rows, metric: str, x: str, join: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """The description of a table, and the assignment of runs to its cells."""
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -18,7 +19,6 @@ from pydantic.dataclasses import dataclass
 
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import AXES, Run
-from agentrl_jax.settings.marks import suggestion
 
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
 METHOD = 'method'  # may take the place of a config field in rows, columns and where
@@ -118,9 +118,8 @@ def field(run: Run, name: str) -> Any:
         except (KeyError, TypeError) as error:
             raise ValueError(f'run {run.name}: its config does not tell its method') from error
     if name not in run.fields:
-        near = [known for known in run.fields if known.split('.')[-1] == name.split('.')[-1]]
-        other = f'; it has {near}' if near else suggestion(name, run.fields)
-        raise ValueError(f'run {run.name} has no field {name}{other}')
+        near = difflib.get_close_matches(name, run.fields)
+        raise ValueError(f'run {run.name} has no field {name}; close names: {near}')
     return run.fields[name]
 
 
@@ -139,8 +138,7 @@ def choose(runs: Sequence[Run], spec: Spec) -> list[Run]:
     measured = {name for run in taken for row in run.rows for name in row} - set(AXES)
     for name in (spec.metric, *spec.signals):
         if measured and name not in measured:
-            close = suggestion(name, measured)
-            raise ValueError(f'no run has the metric {name}{close}; there are {sorted(measured)}')
+            raise ValueError(f'no run has the metric {name}; there are {sorted(measured)}')
     steps = sorted({row['step'] for run in taken for row in run.rows if spec.metric in row})
     if steps and spec.at not in PLACES and int(spec.at) not in steps:
         raise ValueError(f'no run has {spec.metric} at step {spec.at}, only at {steps}')

@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 
-from agentrl_jax.measure import stats
 from agentrl_jax.records import plots, report
 from agentrl_jax.records.series import Panel, joined, points, spiky, summarise, y_range
 
@@ -13,7 +12,7 @@ def rows_of(values, first=0, every=1):
 
 def test_the_summary_is_the_mean_over_seeds_where_all_have_values():
     runs = [rows_of([0.0, 0.2, 0.4]), rows_of([0.2, 0.4, 0.6, 0.8]), []]
-    curve = summarise(runs, 'eval/success', 'step', function=stats.mean)
+    curve = summarise(runs, 'eval/success', 'step')
     assert len(curve.seeds) == 2
     np.testing.assert_allclose(curve.x, [0, 1, 2])  # step 3 is known of one seed only
     np.testing.assert_allclose(curve.centre, [0.1, 0.3, 0.5])
@@ -21,13 +20,14 @@ def test_the_summary_is_the_mean_over_seeds_where_all_have_values():
 
 
 def test_the_interval_of_five_seeds_by_hand():
-    """Four seeds at 0 and one at 1: the mean of five redrawn ones is k/5, k binomial(5, 0.2)."""
-    curve = summarise(
-        [rows_of([0.0])] * 4 + [rows_of([1.0])], 'eval/success', 'step', function=stats.mean
-    )
-    np.testing.assert_allclose(curve.centre, [0.2])
-    # P(k = 0) = 0.33 > 2.5 %; P(k <= 2) = 0.942, P(k <= 3) = 0.993: the 97.5 % quantile is 3/5.
-    np.testing.assert_allclose((curve.low, curve.high), ([0.0], [0.6]))
+    """Four seeds at 0 and one at 1; redrawn, k of five are 1, k binomial(5, 0.2).
+
+    The IQM drops one at either end: it is (k - 1)/3, within 0 and 1.
+    """
+    curve = summarise([rows_of([0.0])] * 4 + [rows_of([1.0])], 'eval/success', 'step')
+    np.testing.assert_allclose(curve.centre, [0.0])
+    # P(k = 0) = 0.33 > 2.5 %; P(k <= 2) = 0.942, P(k <= 3) = 0.993: the 97.5 % quantile is 2/3.
+    np.testing.assert_allclose((curve.low, curve.high), ([0.0], [2 / 3]))
 
 
 def test_one_seed_shows_the_wilson_interval_that_it_logged():
