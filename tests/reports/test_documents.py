@@ -56,20 +56,17 @@ def small_rollout():
 def small_document(**kwargs):
     extras = {'ratio': np.full((2, 7), 1.5), 'advantages': np.full((2, 7), np.inf)}
     grids = [[[['player']], [['goal']]], [[['player']]]]
-    return documents.of_rollout(
-        small_rollout(),
-        ByteTokenizer(),
-        'lake',
-        ['Left', 'Down'],
-        grids=grids,
-        extras=extras,
-        **kwargs,
-    )
+    return document_of(small_rollout(), grids=grids, extras=extras, **kwargs)
+
+
+def document_of(rollout, names=('Left', 'Down'), **kwargs):
+    made = documents.of_rollout(rollout, ByteTokenizer(), 'lake', names, **kwargs)
+    documents.check(made)
+    return made
 
 
 def test_a_rollout_becomes_a_document_by_hand():
     made = small_document(group_size=2, title='step 1')
-    documents.check(made)
     first, second = made['episodes']
     assert (first['level'], first['group'], first['return']) == (3, 0, 0.9)
     assert first['episode_stop'] == 'terminated' and second['episode_stop'] == 'token_budget'
@@ -122,8 +119,7 @@ def test_the_interval_on_a_page_takes_levels_as_independent_and_not_their_episod
 def test_a_turn_whose_world_does_not_say_if_it_is_valid_has_no_badge():
     """It was called valid, beside "No such action", and counted among 0 invalid answers."""
     doubtful = small_rollout().replace(judged=np.array([[False, False], [True, False]]))
-    made = documents.of_rollout(doubtful, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
-    documents.check(made)
+    made = document_of(doubtful, group_size=2)
     assert [episode['turns'][0]['valid'] for episode in made['episodes']] == [None, False]
     assert made['totals']['invalid'] is None
     text = Page(render_page(made)).text
@@ -136,12 +132,12 @@ def test_a_faulty_episode_is_in_no_figure_but_its_own():
     faulty = small_rollout().replace(
         episode_stop=np.array([EpisodeStop.ENV_ERROR, EpisodeStop.TOKEN_BUDGET])
     )
-    made = documents.of_rollout(faulty, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
+    made = document_of(faulty, group_size=2)
     totals, group_of_two = made['totals'], made['groups'][0]
     assert [totals[name] for name in ('faulty', 'solved', 'return', 'turns')] == [1, 0, -0.1, 1]
     assert (group_of_two['faulty'], group_of_two['return_std']) == (1, None)
     none = faulty.replace(episode_stop=np.full(2, EpisodeStop.ENV_ERROR))
-    made = documents.of_rollout(none, ByteTokenizer(), 'lake', ['Left', 'Down'], group_size=2)
+    made = document_of(none, group_size=2)
     text = Page(render_page(made)).text
     assert made['totals']['return'] == 'nan' and '0 of 0' in text
     assert '0.0 %' not in text and 'interval' not in text  # nothing was measured
@@ -154,9 +150,7 @@ def test_replies_of_worlds_on_hosts_are_those_of_the_log():
     long = end | {'observation': 'x' * (documents.REPLY_SHOWN + 5)}
 
     def of(*replies, **more):
-        made = documents.of_rollout(rollout, ByteTokenizer(), 'host', None, replies=replies, **more)
-        documents.check(made)
-        return made
+        return document_of(rollout, None, replies=replies, **more)
 
     made = of([line, end], [line, long])
     # Reply 1 of the first episode opens a prompt; that of the second ended it unseen.
@@ -180,8 +174,7 @@ def test_a_turn_that_is_written_says_what_it_is_and_takes_no_action():
         part=np.array([[PLAN, 0], [0, 0]]), actions=np.full((2, 2, 2), -1)
     )
     for names in (['Left', 'Down'], None):
-        made = documents.of_rollout(rollout, ByteTokenizer(), 'lake', names)
-        documents.check(made)
+        made = document_of(rollout, names)
         first, second = (episode['turns'][0] for episode in made['episodes'])
         assert (first['part'], first['actions']) == ('plan', []) and 'part' not in second
 

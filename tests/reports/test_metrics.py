@@ -2,10 +2,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_rollouts as toy
 
 from agentrl_jax.measure.diversity import distinct_action_rate, repeated_ngrams
 from agentrl_jax.measure.metrics import rollout_metrics
-from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
+from agentrl_jax.types import EpisodeStop, TurnStop
 
 GROUP_SIZE = 2
 
@@ -15,6 +16,14 @@ def make_rollout(**changes):
 
     group 0: rewards (1, 0), (0, -0.5 with a penalty of -0.1); group 1: solved, and a faulty one.
     """
+    made = toy.rollout_of(
+        [[(1, 5)], [(1, 2), (1, 4)], [(1, 3)], [(1, 7)]],
+        [[1, 0], [0, -0.5], [2, 0], [50, 0]],
+        length=8,
+        penalties=[[0, 0], [-0.1, 0], [0, 0], [0, 0]],
+        faulty=(3,),
+    )
+    eos, cut = TurnStop.EOS, TurnStop.LENGTH
     fields = {
         'tokens': np.array(
             [
@@ -24,55 +33,15 @@ def make_rollout(**changes):
                 [9, 7, 7, 7, 7, 7, 7, 7],
             ]
         ),
-        'logprobs': np.zeros((4, 8), np.float32),
-        'attention_mask': np.array([[1] * 6 + [0] * 2, [1] * 8, [1] * 4 + [0] * 4, [1] * 8], bool),
-        'action_mask': np.array(
-            [
-                [0, 1, 1, 1, 1, 1, 0, 0],
-                [0, 1, 1, 0, 1, 1, 1, 1],
-                [0, 1, 1, 1, 0, 0, 0, 0],
-                [0, 1, 1, 1, 1, 1, 1, 1],
-            ],
-            bool,
-        ),
-        'turn': np.array(
-            [
-                [0, 0, 0, 0, 0, 0, -1, -1],
-                [0, 0, 0, 1, 1, 1, 1, 1],
-                [0, 0, 0, 0, -1, -1, -1, -1],
-                [0] * 8,
-            ]
-        ),
-        'begin': np.array([[0, 0], [0, 3], [0, 0], [0, 0]]),
-        'part': np.zeros((4, 2), np.int32),
-        'trial': np.zeros((4, 2), np.int32),
-        'anchor': np.array([[7, 0], [7, 8], [7, 0], [7, 0]], np.uint32),
-        'rewards': np.array([[1, 0], [0, -0.5], [2, 0], [50, 0]], np.float32),
-        'penalties': np.array([[0, 0], [-0.1, 0], [0, 0], [0, 0]], np.float32),
-        'turn_stop': np.array(
-            [
-                [TurnStop.EOS, 0],
-                [TurnStop.LENGTH, TurnStop.EOS],
-                [TurnStop.EOS, 0],
-                [TurnStop.LENGTH, 0],
-            ]
-        ),
+        'turn_stop': np.array([[eos, 0], [cut, eos], [eos, 0], [cut, 0]]),
         'valid': np.array([[1, 0], [0, 1], [1, 0], [0, 0]], bool),
         'num_actions': np.array([[1, 0], [0, 1], [1, 0], [1, 0]]),
         'actions': np.array([[[2], [-1]], [[-1], [3]], [[2], [-1]], [[0], [-1]]]),
-        'num_turns': np.array([1, 2, 1, 1]),
-        'episode_stop': np.array(
-            [
-                EpisodeStop.TERMINATED,
-                EpisodeStop.TOKEN_BUDGET,
-                EpisodeStop.TERMINATED,
-                EpisodeStop.ENV_ERROR,
-            ]
-        ),
+        'episode_stop': made.episode_stop.at[1].set(EpisodeStop.TOKEN_BUDGET),
         'success': np.array([1, 0, 1, 1], bool),
         'level': np.array([0, 0, 1, 1]),
     }
-    return Rollout(**jax.tree.map(jnp.asarray, fields | changes))
+    return made.replace(**jax.tree.map(jnp.asarray, fields | changes))
 
 
 @pytest.fixture(scope='module')
