@@ -9,7 +9,7 @@ A step of training is five pure functions over four frozen pytrees. Shapes are a
   TrainState  parameters, optimisers, step
 
   collect(params, task, episodes, key)            -> Rollout    plays episodes, all on the device
-  select(rollout)                                 -> Rollout    keeps the groups that train
+  Filter.select(rollout)                          -> Rollout    keeps the groups that train
   score(params, critic, reference, rollout)       -> Scores
   ALGORITHMS[name]().make_batch(rollout, scores)  -> Batch      advantages; .loss is its surrogate
   update_step(state, batch)                       -> TrainState, metrics
@@ -41,7 +41,7 @@ _MODULES = {
     'build_task': 'text.task',
     'Episodes': 'rollout.episodes',
     'collect': 'rollout.device',
-    'select': 'rl.filtering',
+    'Filter': 'rl.filtering',
     'score': 'rl.score',
     'update_step': 'rl.update',
     'ALGORITHMS': 'algorithms',

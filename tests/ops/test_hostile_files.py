@@ -193,7 +193,7 @@ def test_a_damaged_log_of_replies_is_set_aside_by_a_run_and_rejected_by_a_replay
     for number, damage in enumerate(DAMAGED_LINES, 1):
         path.write_bytes(b'\n'.join([good, damage, good, b'']))
         with pytest.raises(ValueError, match='replies.jsonl, line 2: '):
-            replies.choose(path, {'step': 0, 'split': 'train'})
+            replies.read_log(path)
         aside = replies.cut(path, 1)
         assert aside == tmp_path / f'replies.damaged_{number}.jsonl' and not path.exists()
         assert aside.read_bytes() == b'\n'.join([good, damage, good, b''])
