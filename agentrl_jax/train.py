@@ -124,7 +124,7 @@ def train_step(
 
 
 def split_of(cfg: Config, pool: Validation) -> str:
-    """The split that a pool is of, or the world of eval.worlds."""
+    """The split that a pool is of."""
     world = hosts.of_world(cfg, '', pool.task.env.name)
     other = pool.prefix.removeprefix('eval').removesuffix(world)
     return other.removeprefix('_') or cfg.eval.split

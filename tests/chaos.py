@@ -138,7 +138,6 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd',
             'env.max_turns': 3,
             'curriculum.rounds': (1, 3),
             'curriculum.stage_steps': 5,
-            'curriculum.interpolate': True,
         }
     ),
     'hosts_reflect': Kind(

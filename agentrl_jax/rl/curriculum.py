@@ -21,21 +21,13 @@ from typing import Annotated
 from agentrl_jax.settings.marks import ONE, Words
 
 
-def horizon(
-    step: int, *, rounds: tuple[int, ...], stage_steps: int, interpolate: bool = False
-) -> int:
+def horizon(step: int, *, rounds: tuple[int, ...], stage_steps: int) -> int:
     """Turns an episode of training step `step` (from 0) may take.
 
     Stage i holds the steps i * S to (i + 1) * S - 1, S = stage_steps; its horizon is rounds[i], and
-    the last one is kept for ever. interpolate: the horizon climbs evenly from rounds[i] to
-    rounds[i + 1] within the stage, rounded down; both forms agree where stages begin.
+    the last one is kept for ever.
     """
-    last = len(rounds) - 1
-    stage, inside = divmod(step, stage_steps)
-    if stage >= last:
-        return rounds[last]
-    climb = (rounds[stage + 1] - rounds[stage]) * inside // stage_steps if interpolate else 0
-    return rounds[stage] + climb
+    return rounds[min(step // stage_steps, len(rounds) - 1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +37,9 @@ class Curriculum:
     rounds: Annotated[tuple[int, ...], Words('whole numbers of turns')] = ()  # turns of an episode
     # stage by stage, such as (2, 3, 5); () = off
     stage_steps: Annotated[int, ONE] = 100  # steps of a stage; the last stage lasts to the end
-    interpolate: bool = False  # climb evenly within a stage instead of at its end
 
     def turn_limit(self, step: int, max_turns: int) -> int:
         """Turns an episode of a training step may take: `horizon`, or all."""
         if not self.rounds:
             return max_turns
-        stages = dict(stage_steps=self.stage_steps, interpolate=self.interpolate)
-        return horizon(step, rounds=self.rounds, **stages)
+        return horizon(step, rounds=self.rounds, stage_steps=self.stage_steps)

@@ -213,12 +213,6 @@ def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[str, T
             prefix = 'eval' if split == own else f'eval_{split}'
             prefix = hosts.of_world(cfg, prefix, member.env.name)
             pools[prefix] = parts.build_text_task(member, tokenizer, split, mesh)
-    for world in cfg.others:
-        other = cfg.of_world(world)
-        try:
-            pools[f'eval_{world.name}'] = parts.build_text_task(other, tokenizer, own, mesh)
-        except ValueError as error:
-            raise ValueError(f'eval.worlds, {world.name}: {error}') from error
     return pools
 
 

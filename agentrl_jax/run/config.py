@@ -61,9 +61,8 @@ class Config:
     alarm: Alarms = Alarms()
     log: sections.Log = sections.Log()
     extras: Annotated[Extras, Inline()] = Extras()  # sections of extensions
-    # Sections of worlds, by their names in env: those that train, and those of eval.worlds
+    # Sections of the worlds that train, by their names in env
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
-    others: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
     # Data shards of the mesh, for rules
     shards: int = dataclasses.field(default=1, compare=False, metadata=tree.APART)
 
@@ -230,12 +229,8 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
             raise WrongUsage(tree.no_field(name, known))
     with _impossible():
         run = _with_world_names(tree.read(Config, cfg))
-        train, other = (
-            tuple(section_of(cfg, name) for name in names if name in WORLDS)
-            for names in (run.env.worlds, run.eval.worlds)
-        )
-    run = dataclasses.replace(run, worlds=train, others=other)
-    run = dataclasses.replace(run, shards=shards or 1)
+        worlds = tuple(section_of(cfg, name) for name in run.env.worlds if name in WORLDS)
+    run = dataclasses.replace(run, worlds=worlds, shards=shards or 1)
     if shards is not None and (broken := rules.broken(run)):
         sentences = '; '.join(rule.sentence for rule in broken)
         fields = tuple(field for rule in broken for field in rule.fields)
@@ -249,12 +244,7 @@ def _with_world_names(run: Config) -> Config:
     """With the names of worlds outside the package in the place of module:Class."""
     mix = tuple((outside.world_name(name), share) for name, share in run.env.mix)
     name = run.env.name if mix else outside.world_name(run.env.name)
-    others = tuple(map(outside.world_name, run.eval.worlds))
-    return dataclasses.replace(
-        run,
-        env=dataclasses.replace(run.env, name=name, mix=mix),
-        eval=dataclasses.replace(run.eval, worlds=others),
-    )
+    return dataclasses.replace(run, env=dataclasses.replace(run.env, name=name, mix=mix))
 
 
 def effective(cfg: Any) -> Any:

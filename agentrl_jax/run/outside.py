@@ -15,11 +15,11 @@ def register(fields: Mapping[str, Any]) -> None:
 
     fields: of the config, by dotted name. ValueError if a class cannot be imported or used.
     """
-    mix, others = fields.get('env.mix') or (), fields.get('eval.worlds') or ()
+    mix = fields.get('env.mix') or ()
     worlds = [pair[0] for pair in mix if isinstance(pair, tuple | list) and pair]
     if not mix:  # otherwise env.name joins the names of the mixture
         worlds = [fields.get('env.name')]
-    for name in (*worlds, *others):
+    for name in worlds:
         if isinstance(name, str):
             world_name(name)
     algorithm = fields.get('algorithm')

@@ -61,8 +61,7 @@ def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) ->
     enough = device.check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
-    # Once a world: the pools of its splits have the same texts.
-    first = split == ('train' if cfg.env.name not in cfg.eval.worlds else cfg.eval.split)
+    first = split == 'train'  # the pools of other splits have the same texts
     if first and cfg.rollout.constrain:
         warn_of_lost_answers(task)
     if first and enough > cfg.rollout.max_tokens:

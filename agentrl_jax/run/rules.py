@@ -5,12 +5,13 @@ it and the run that trains it.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import starmap
 from typing import Any
 
 import jax
 
-from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS
+from agentrl_jax.envs import HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
 from agentrl_jax.models.lora import target_names
 from agentrl_jax.rl.algorithm import ZERO_RULES
@@ -20,43 +21,18 @@ from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text import agents
 
 Config = Any  # run.config.Config, whose reader checks these rules
-TWO, ACTS, AGENTS = In(low=2), {'act', 'react'}, set(agents.NAMES)
+TWO, ONE, ACTS, AGENTS = In(low=2), In(low=1), {'act', 'react'}, set(agents.NAMES)
 SPLITS = {'train', 'validation', 'test'}
-NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
-ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
-ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
-HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
-DEMONSTRATIONS = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
 def _hosts(run: Config) -> list[Any]:
     return [world for world in run.worlds if world.name in HOSTS]
 
 
-def _cloned(run: Config) -> Iterator[Any]:
+def _cloned(run: Config) -> list[Any]:
     """The worlds on hosts whose expert is cloned."""
-    for member in run.members:
-        if member.on_hosts and member.clone.episodes:
-            yield from member.worlds
-
-
-def _of_shards(field: str, counts: Callable[[Any], Any], what: str = '') -> Rule:
-    """counts(run) must be multiples of the data shards."""
-    return must(
-        field,
-        lambda run: f'{what}a multiple of the {run.shards} data shards of the mesh',
-        lambda run: not any(count % run.shards for count in counts(run)),
-    )
-
-
-def _installed(field: str, package: str) -> Rule:
-    return must(
-        field,
-        f'nothing, or pip install {package}',
-        lambda run: (
-            not getattr(run.log, field.removeprefix('log.')) or importlib.util.find_spec(package)
-        ),
-    )
+    members = (one for one in run.members if one.on_hosts and one.clone.episodes)
+    return [world for member in members for world in member.worlds]
 
 
 def _known_worlds(run: Config) -> bool:
@@ -92,14 +68,13 @@ def _slowest(run: Config) -> tuple[float, str]:
 
 
 def _crowded(run: Config) -> list[str]:
-    """Worlds whose servers hold fewer episodes than are played at once."""
-    hosts = [member for member in run.members if member.on_hosts]
-    held = [(member.worlds[0].local_server_capacity, member.worlds_at_once) for member in hosts]
-    needed = [(room, -(-episodes // jax.process_count())) for room, episodes in held]
+    """The fields of worlds whose servers hold fewer episodes than are played at once."""
     return [
-        f'{member.env.name}.room to more (its servers hold {room} of {episodes} episodes)'
-        for member, (room, episodes) in zip(hosts, needed, strict=True)
-        if 0 < room < episodes
+        f'{member.env.name}.room'
+        for member in run.members
+        if member.on_hosts
+        and 0 < member.worlds[0].local_server_capacity
+        and member.worlds[0].local_server_capacity * jax.process_count() < member.worlds_at_once
     ]
 
 
@@ -116,18 +91,64 @@ def _rows(run: Config) -> int:
     return kept + run.base_rows
 
 
-def _divide(a: int, b: int) -> bool:
-    return not (a % b and b % a)
-
-
 def _increasing(run: Config) -> bool:
     rounds = run.curriculum.rounds
     return all(a < b for a, b in zip((0, *rounds), rounds, strict=False))
 
 
-def _clone_divides(run: Config) -> bool:
-    micro = run.clone.microbatch_rows
-    return not micro or not (run.clone.batch % micro or micro % run.shards)
+def _divides(run: Config) -> bool:
+    rows, group = run.batch.prefix_rows, run.rollout.group_size
+    return not (rows % group and group % rows)
+
+
+def _shows_nothing(run: Config) -> bool:
+    return not any(world.chats for world in _hosts(run))
+
+
+def _own_critic(run: Config) -> bool:
+    return run.algorithm.USES_CRITIC and not run.critic.share_backbone
+
+
+def _compares_parts(run: Config) -> bool:
+    return not run.algorithm.WHOLE_EPISODES
+
+
+def _never_finishes(run: Config) -> bool:
+    return not any(getattr(world, 'finishes', False) for world in run.worlds)
+
+
+SHARDED = {  # numbers of rows that go over the data shards
+    'env.mix': lambda run: [count * run.rollout.group_size for count in _mixed_groups(run)],
+    'rollout.num_groups': lambda run: [run.rollout.episodes],
+    'rollout.slots': lambda run: [run.rollout.slots],
+    'batch.microbatch_rows': lambda run: [run.batch.microbatch_rows],
+    'evol.base_rows': lambda run: [run.base_rows],
+    'clone.batch': lambda run: [run.clone.batch] * run.clone.demonstrates,
+    'clone.microbatch_rows': lambda run: [run.clone.microbatch_rows],
+}
+
+
+def _of_shards(field: str, counts: Callable[[Any], list[int]]) -> Rule:
+    return must(
+        field,
+        lambda run: (
+            f'a number whose rows (rollout.group_size a group) are a multiple of the {run.shards} '
+            'data shards'
+        ),
+        lambda run: not any(count % run.shards for count in counts(run)),
+    )
+
+
+def _package(name: str) -> dict[str, Must]:
+    return {'packages': Must(f'pip install {name}', lambda run: importlib.util.find_spec(name))}
+
+
+NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
+ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
+ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
+ONE_CONVERSATION = {'context.window': 0} | ONE_BRANCH
+HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
+DEMONSTRATIONS = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
 FIRST = (  # others divide by what these check
@@ -136,20 +157,60 @@ FIRST = (  # others divide by what these check
     must('env.mix', 'shares above 0 that sum to 1', _shares_sum_to_one),
 )
 
-HINTS = exclude({'env.hint': 'none'}, ON_DEVICE | {'context.window': 0})
+CHECKS = {  # (field, what it must be): whether it is
+    ('env.mix', 'shares that give each world a group of rollout.num_groups'): lambda run: (
+        min(_mixed_groups(run), default=1) > 0
+    ),
+    (
+        'env.max_turns',
+        'more, as curriculum.rounds and clone.max_turns, or agent.trials to less',
+    ): lambda run: run.fewest_turns >= run.agent.build().least_turns,
+    (
+        'clone.episodes',
+        '0 for a world without an expert; clone.file can have trajectories',
+    ): lambda run: all(world.has_player() for world in _cloned(run)),
+    ('clone.oracle', '1.0 for a world that cannot be played at random'): lambda run: (
+        run.clone.oracle == 1 or all(world.plays_at_random for world in _cloned(run))
+    ),
+    ('model.hidden_size', 'a multiple of 2 x model.num_heads'): lambda run: (
+        run.model.path or not run.model.hidden_size % (2 * run.model.num_heads)
+    ),
+    ('model.num_heads', 'a multiple of model.num_kv_heads'): lambda run: (
+        run.model.path or not run.model.num_heads % run.model.num_kv_heads
+    ),
+    ('lora.targets', "'all-linear', or some of q_proj,k_proj,v_proj,..."): _known_targets,
+    ('lora.rank', 'the narrowest side of an adapted matrix or less'): lambda run: (
+        run.model.path or run.lora.rank <= run.model.narrowest
+    ),
+    ('rollout.constrain', "'any', since answers hold free text"): lambda run: (
+        run.rollout.constrain != 'own' or not _free_text(run)
+    ),
+    ('eval.also', 'splits of train, validation and test other than eval.split'): lambda run: (
+        set(run.eval.also) <= SPLITS - {run.eval.split}
+    ),
+    (
+        'batch.minibatch_rows',
+        'a divisor of the rows of an update (rollout.num_groups and group_size, evol.base_rows)',
+    ): lambda run: not _rows(run) % run.batch.minibatch_rows,
+    ('batch.minibatch_rows', 'a multiple of batch.microbatch_rows'): lambda run: (
+        not run.batch.minibatch_rows % run.batch.microbatch_rows
+    ),
+    ('critic.warmup_steps', 'less than steps'): lambda run: (
+        not run.critic.warmup_steps >= run.steps > 0
+    ),
+    ('curriculum.rounds', 'positive and increasing numbers'): _increasing,
+    ('curriculum.rounds', 'numbers up to env.max_turns'): lambda run: (
+        max(run.curriculum.rounds, default=0) <= run.env.max_turns
+    ),
+    ('clone.microbatch_rows', 'a divisor of clone.batch'): lambda run: (
+        not run.clone.batch % (run.clone.microbatch_rows or run.clone.batch)
+    ),
+}
 RULES = (
-    *HINTS,
+    *starmap(_of_shards, SHARDED.items()),
+    *(must(*needed, test) for needed, test in CHECKS.items()),
+    *exclude({'env.hint': 'none'}, ON_DEVICE | {'context.window': 0}),
     # Worlds
-    must(
-        'env.mix',
-        'shares that give each world a group of rollout.num_groups',
-        lambda run: min(_mixed_groups(run), default=1) > 0,
-    ),
-    _of_shards(
-        'env.mix',
-        lambda run: [count * run.rollout.group_size for count in _mixed_groups(run)],
-        'shares that give each world episodes (rollout.group_size a group) that are ',
-    ),
     *exclude(
         {'env.mix': ()},
         {'context.window': 0, 'filter.refill': 0, 'alarm.mi_every': 0},
@@ -168,45 +229,22 @@ RULES = (
         {'agent.name': AGENTS - {'react'}},
         ON_DEVICE | {'env.think': True, 'rollout.stop_at_answer': False},
     ),
-    must(
-        'env.max_turns',
-        lambda run: (
-            f'{run.agent.build().least_turns} or more, like curriculum.rounds and clone.max_turns, '
-            'or set agent.trials to less'
-        ),
-        lambda run: run.fewest_turns >= run.agent.build().least_turns,
-    ),
     *exclude({'context.summary': 0}, {'agent.name': ACTS, 'agent.trials': 1, 'context.window': 1}),
     Rule({'alarm.mi_every': 0, 'agent.name': ACTS}),
     # Worlds on hosts
-    *exclude(ON_DEVICE, {'alarm.mi_every': 0, 'context.summary': 0, 'eval.worlds': ()}),
+    *exclude(ON_DEVICE, {'alarm.mi_every': 0, 'context.summary': 0}),
     must(
         'env.name',
         'a world on the device, or use hosts.stop',
         lambda run: len(_hosts(run)) < len(run.worlds),
         unless={'rollout.stop_at_answer': False},
     ),
-    must(
-        'clone.episodes',
-        '0 for a world without an expert; clone.file can have trajectories',
-        lambda run: all(world.has_player() for world in _cloned(run)),
-    ),
-    must(
-        'clone.oracle',
-        '1.0 for a world that cannot be played at random',
-        lambda run: run.clone.oracle == 1 or all(world.plays_at_random for world in _cloned(run)),
-    ),
     *exclude(
-        {'clone.episodes': Must('0 on hosts', lambda run: not any(_cloned(run)))},
+        {'clone.episodes': Must('0 on hosts', lambda run: not _cloned(run))},
         {'agent.name': ACTS, 'agent.trials': 1},
     ),
     *exclude(
-        {
-            'env.name': Must(
-                'a world whose harness does not show the conversation',
-                lambda run: not any(world.chats for world in _hosts(run)),
-            )
-        },
+        {'env.name': Must('one whose harness does not show the conversation', _shows_nothing)},
         {'context.window': 0, 'agent.name': ACTS, 'agent.trials': 1},
     ),
     must(
@@ -216,39 +254,15 @@ RULES = (
     ),
     must(
         'rollout.slots',
-        lambda run: f'less, or {", ".join(_crowded(run))}',
+        lambda run: f'less, or {", ".join(_crowded(run))} to more',
         lambda run: not _crowded(run),
     ),
     # Models
-    must(
-        'model.hidden_size',
-        'a multiple of 2 x model.num_heads',
-        lambda run: run.model.path or not run.model.hidden_size % (2 * run.model.num_heads),
-    ),
-    must(
-        'model.num_heads',
-        'a multiple of model.num_kv_heads',
-        lambda run: run.model.path or not run.model.num_heads % run.model.num_kv_heads,
-    ),
-    must('lora.targets', "'all-linear', or some of q_proj,k_proj,v_proj,...", _known_targets),
-    must(
-        'lora.rank',
-        lambda run: f'{run.model.narrowest} or less, the narrowest side of an adapted matrix',
-        lambda run: run.model.path or run.lora.rank <= run.model.narrowest,
-    ),
     # Rollouts
-    _of_shards(
-        'rollout.num_groups',
-        lambda run: [run.rollout.episodes],
-        'a number which times rollout.group_size is ',
-    ),
-    _of_shards('rollout.slots', lambda run: [run.rollout.slots]),
     *exclude(
         {'rollout.group_size': TWO},
         {
-            'algorithm': Must(
-                'one that compares no groups', lambda run: not run.algorithm.COMPARES_GROUPS
-            ),
+            'algorithm': Must('one without groups', lambda run: not run.algorithm.COMPARES_GROUPS),
             'filter.rule': Must("'all'", lambda run: not run.algorithm.filter.drops_groups),
         },
     ),
@@ -258,11 +272,6 @@ RULES = (
         "the forms of answers, such as ('Action: {}',)",
         lambda run: all(run.forms_of(world) for world in _hosts(run)),
         unless={'rollout.constrain': ''},
-    ),
-    must(
-        'rollout.constrain',
-        "'any', since answers hold free text",
-        lambda run: run.rollout.constrain != 'own' or not _free_text(run),
     ),
     *exclude(
         {'rollout.staleness': 0},
@@ -276,80 +285,42 @@ RULES = (
         'episodes continue while the policy is updated',
     ),
     # Validation and logs
-    must(
-        'eval.also',
-        'splits of train, validation and test other than eval.split',
-        lambda run: set(run.eval.also) <= SPLITS - {run.eval.split},
-    ),
-    must(
-        'eval.worlds',
-        f'worlds of {", ".join(ENVIRONMENTS)} other than env.name',
-        lambda run: set(run.eval.worlds) <= set(ENVIRONMENTS) - set(run.env.worlds),
-    ),
     Rule({'checkpoint.best': False, 'eval.split': 'validation'}, 'no test figure would be left'),
-    _installed('log.wandb_project', 'wandb'),
-    _installed('log.tensorboard', 'tensorboardX'),
+    Rule({'log.wandb_project': ''} | _package('wandb')),
+    Rule({'log.tensorboard': False} | _package('tensorboardX')),
     # Batches
-    must(
-        'batch.minibatch_rows',
-        lambda run: (
-            f'a divisor of the {_rows(run)} rows of an update (rollout.num_groups, '
-            'rollout.group_size, filter.keep, evol.base_rows)'
-        ),
-        lambda run: not _rows(run) % run.batch.minibatch_rows,
-    ),
-    must(
-        'batch.minibatch_rows',
-        'a multiple of batch.microbatch_rows',
-        lambda run: not run.batch.minibatch_rows % run.batch.microbatch_rows,
-    ),
-    _of_shards('batch.microbatch_rows', lambda run: [run.batch.microbatch_rows]),
     *exclude(
         {'batch.prefix_rows': 1},
         {
             'batch.microbatch_rows': Must(
-                lambda run: f'a multiple of batch.prefix_rows on each of {run.shards} data shards',
+                'a multiple of batch.prefix_rows on each data shard',
                 lambda run: not run.batch.microbatch_rows % (run.shards * run.batch.prefix_rows),
             ),
             'batch.widths': TWO,
-            'rollout.group_size': Must(
-                'a multiple or a divisor of batch.prefix_rows',
-                lambda run: _divide(run.batch.prefix_rows, run.rollout.group_size),
-            ),
+            'rollout.group_size': Must('a multiple or a divisor of batch.prefix_rows', _divides),
             'context.window': 0,
             'evol.base_rows': 0,
         },
     ),
     # Updates
     *exclude(
-        {
-            'critic.share_backbone': Must(
-                'False, with an algorithm that has a critic',
-                lambda run: run.algorithm.USES_CRITIC and not run.critic.share_backbone,
-            )
-        },
+        {'critic.share_backbone': Must('False, with an algorithm that has a critic', _own_critic)},
         {'critic.warmup_steps': 0, 'critic.updates': 1, 'critic.freeze_attention': False},
-        'these are settings of a separate critic',
-    ),
-    must(
-        'critic.warmup_steps',
-        lambda run: f'less than steps={run.steps}',
-        lambda run: not run.critic.warmup_steps >= run.steps > 0,
     ),
     *exclude(
         {'loss.sampler_correction': {'tis', 'icepop'}},
         {'loss.sampler_low': None, 'loss.sampler_high': None},
     ),
     Rule({'loss.sampler_low': In(high=1)}),
-    Rule({'loss.sampler_high': In(low=1)}),
+    Rule({'loss.sampler_high': ONE}),
     Rule({'loss.sampler_correction': 'off'} | HAS_RATIO),
     Rule({'optim.schedule': {'linear', 'cosine'}, 'optim.schedule_steps': 0}),
-    Rule({'optim.schedule': 'constant', 'optim.schedule_steps': In(low=1)}),
+    Rule({'optim.schedule': 'constant', 'optim.schedule_steps': ONE}),
     Rule({'optim.schedule': {'linear', 'cosine'}, 'optim.final_lr': 0}),
     Rule({'loss.kl_target': 0, 'loss.kl_coef': POSITIVE}),
     must(
         'loss.kl_horizon',
-        lambda run: f'the {run.rollout.episodes} episodes of a step or more',
+        'the episodes of a step or more',
         lambda run: run.algorithm.kl.horizon >= run.rollout.episodes,
         unless={'loss.kl_target': 0},
     ),
@@ -362,41 +333,19 @@ RULES = (
     *exclude({'filter.rule': 'top_k'}, {'filter.keep': 1, 'filter.smallest': False}),
     Rule({'filter.rule': set(ZERO_RULES), 'filter.include_zero': None}),
     *exclude(
-        {
-            'algorithm': Must(
-                'one that compares turns or tokens', lambda run: not run.algorithm.WHOLE_EPISODES
-            )
-        },
-        {'context.window': 0} | ONE_BRANCH,
+        {'algorithm': Must('one that compares turns or tokens', _compares_parts)},
+        ONE_CONVERSATION,
     ),
     *exclude(
         {'loss.bootstrap_truncated': Must('False', lambda run: not run.algorithm.bootstraps)},
-        {
-            'context.window': 0,
-            **ONE_BRANCH,
-            'env.name': Must(
-                'a world that pays nothing after an episode is cut',
-                lambda run: not any(getattr(world, 'finishes', False) for world in run.worlds),
-            ),
-        },
+        ONE_CONVERSATION
+        | {'env.name': Must('a world that pays nothing after an episode is cut', _never_finishes)},
         'values need the rest of the conversation',
     ),
     # Alarms and curricula
-    Rule({'alarm.information_drop.action': {'off', 'warn'}, 'alarm.mi_every': In(low=1)}),
+    Rule({'alarm.information_drop.action': {'off', 'warn'}, 'alarm.mi_every': ONE}),
     Rule({'alarm.mi_every': 0, 'alarm.mi_turns': 'first', 'context.window': 0}),
     Rule({'alarm.mi_every': 0, 'alarm.mi_text': 'answer', 'env.think': True}),
-    must(
-        'curriculum.rounds',
-        'two or more numbers',
-        lambda run: len(run.curriculum.rounds) >= 2,
-        unless={'curriculum.interpolate': False},
-    ),
-    must('curriculum.rounds', 'positive and increasing numbers', _increasing),
-    must(
-        'curriculum.rounds',
-        'numbers up to env.max_turns',
-        lambda run: max(run.curriculum.rounds, default=0) <= run.env.max_turns,
-    ),
     # Imitation
     Rule({'evol.base_rows': 0, 'algorithm': Must("'agent_evol'", lambda run: run.explores)}),
     *exclude(
@@ -407,24 +356,13 @@ RULES = (
                 'a divisor of evol.base_rows',
                 lambda run: not run.evol.base_rows % run.batch.microbatch_rows,
             ),
-            'context.window': 0,
-            **ONE_BRANCH,
+            **ONE_CONVERSATION,
             **NO_LIMITS,
         },
         'demonstrations join the episodes of a step',
     ),
-    _of_shards('evol.base_rows', lambda run: [run.base_rows]),
     *exclude({'clone.file': ''}, NO_LIMITS, 'limits are for demonstrations of the expert'),
-    *exclude({'clone.adapters': False}, {'lora.rank': In(low=1), 'clone.episodes': DEMONSTRATIONS}),
-    must(
-        'clone.microbatch_rows',
-        lambda run: f'a divisor of clone.batch, and a multiple of the {run.shards} data shards',
-        _clone_divides,
-    ),
-    _of_shards(
-        'clone.batch',
-        lambda run: [run.clone.batch] * (run.clone.demonstrates and not run.clone.microbatch_rows),
-    ),
+    *exclude({'clone.adapters': False}, {'lora.rank': ONE, 'clone.episodes': DEMONSTRATIONS}),
     must(
         'context.window',
         '0, or env.max_turns or more',
@@ -433,12 +371,8 @@ RULES = (
     ),
     *exclude(
         {'clone.thoughts': False},
-        {
-            'clone.episodes': In(low=1),
-            'clone.file': '',
-            'env.name': Must('worlds on the device', lambda run: not run.on_hosts),
-            'env.think': True,
-        },
+        {'clone.episodes': ONE, 'clone.file': '', 'env.think': True}
+        | {'env.name': Must('worlds on the device', lambda run: not run.on_hosts)},
         'thoughts are for demonstrations of the expert',
     ),
 )
@@ -446,9 +380,8 @@ RULES = (
 
 def broken(run: Config) -> list[rules.Broken]:
     """The rules that a Config breaks; most are checked only if the first ones hold."""
-    worlds = (*run.worlds, *run.others)
     values = rules.settings_of(run)
-    for world in worlds:
+    for world in run.worlds:
         values |= rules.settings_of(world, f'{world.name}.')
     found = rules.broken((*FIRST, *rules.rules_of(run.algorithm)), run, values)
     if not found:
@@ -456,4 +389,4 @@ def broken(run: Config) -> list[rules.Broken]:
         found = rules.broken((*RULES, *added), run, values)
         for member in run.members:
             found += rules.broken(rules.rules_of(member.worlds[0], 'RUN_RULES'), member, values)
-    return found + [one for world in worlds for one in rules.broken_by(world)]
+    return found + [one for world in run.worlds for one in rules.broken_by(world)]

@@ -69,7 +69,7 @@ class Run:
     # policy and critic
     training: Training
     validation: Validation  # of eval.split; of the first world of env.mix
-    also: tuple[Validation, ...]  # of its other worlds, of eval.also and eval.worlds
+    also: tuple[Validation, ...]  # of its other worlds, and of eval.also
     worlds: dict[str, Worlds]  # on hosts, by their names
 
     @property

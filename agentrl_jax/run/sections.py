@@ -183,7 +183,6 @@ class Eval:
     samples: Annotated[int, ONE] = 1  # episodes a level: eval/success is their mean (mean@k),
     # eval/pass_at_k the share of levels that one of them solves
     also: tuple[str, ...] = ()  # further splits to play at every validation, such as ('test',)
-    worlds: tuple[str, ...] = ()  # and other worlds, such as ('sokoban',), with their sections
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,11 +65,10 @@ class RunState:
 def free_of_worlds(cfg: Config) -> set[str]:
     """What may differ of worlds: how those that are played are reached, and all of the others,
     whose defaults a later version may change."""
-    played = {*cfg.env.worlds, *cfg.eval.worlds}
-    free = WORLDS.keys() - played
-    free |= {f'{name}.{field}' for name in played for field in ACCESS}
+    free = WORLDS.keys() - set(cfg.env.worlds)
+    free |= {f'{name}.{field}' for name in cfg.env.worlds for field in ACCESS}
     if any(getattr(world, 'corpus', '').startswith('http') for world in cfg.worlds):
-        free |= {f'{name}.corpus' for name in played}
+        free |= {f'{name}.corpus' for name in cfg.env.worlds}
     return free
 
 

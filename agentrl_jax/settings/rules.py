@@ -22,7 +22,7 @@ FIELD = re.compile(r'\b[a-z]\w*(?:\.\w+)+')
 
 @dataclasses.dataclass(frozen=True)
 class Must:
-    """A need that is computed; words complete 'set <field> to', and their fields get values."""
+    """A need that is computed; words complete 'set <field> to'."""
 
     words: str | Callable[[Any], str]
     test: Callable[[Any], bool]
@@ -47,19 +47,12 @@ class Rule:
         needs = {at + name: need for name, need in self.needs.items()}
         if any(_holds(need, subject, values.get(name)) for name, need in needs.items()):
             return None
-
-        def with_value(name: str) -> str:
-            return f'{name}={values[name]!r}' if name in values else name
-
-        words = {name: _words(need, subject) for name, need in needs.items()}
-        others = [name for text in words.values() for name in FIELD.findall(text) if name in values]
-        fixes = ' or '.join(
-            f'{name} to {FIELD.sub(lambda match: with_value(match[0]), text)}'
-            for name, text in words.items()
-        )
+        fixes = ' or '.join(f'{name} to {_words(need, subject)}' for name, need in needs.items())
+        others = [name for name in FIELD.findall(fixes) if name in values]
+        fields = tuple(dict.fromkeys([*needs, *others]))
+        shown = (f'{name}={values[name]!r}' if name in values else name for name in fields)
         why = f' ({self.why})' if self.why else ''
-        sentence = f'{", ".join(map(with_value, needs))}: set {fixes}{why}'
-        return Broken(tuple(dict.fromkeys([*needs, *others])), sentence)
+        return Broken(fields, f'{", ".join(shown)}: set {fixes}{why}')
 
 
 def exclude(first: Mapping[str, Any], others: Mapping[str, Any], why: str = '') -> tuple[Rule, ...]:

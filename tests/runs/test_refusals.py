@@ -71,7 +71,6 @@ REJECTED = (
     (mixed(('frozen_lake', 0.98), ('sokoban', 0.02)), 'rollout.num_groups'),
     (mixed(('objects', 0.5), ('sokoban', 0.5)) | OBJECTS | {'clone.episodes': 4}, 'clone.episodes'),
     (mixed(('objects', 1.0)) | OBJECTS | {'rollout.stop_at_answer': True}, 'env.name'),
-    (HALVES | {'eval.worlds': ('sokoban',)}, 'eval.worlds'),
     (HALVES | {'rollout.num_groups': 6}, 'rollout.group_size'),
     # validation
     ({'optim.schedule': 'cosine'}, 'optim.schedule'),

@@ -271,14 +271,13 @@ def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory, quick_runs):
-    """A run that validates at every step: two splits, another world, two samples a level."""
+    """A run that validates at every step: two splits, two samples a level."""
     cfg = micro_runs.config(
         'frozen_lake',
         **{
             'eval.every': 1,
             'eval.samples': 2,
             'eval.also': ('test',),
-            'eval.worlds': ('library',),
             'checkpoint.best': True,
             'checkpoint.every': 1,
             'checkpoint.keep': 9,
@@ -294,37 +293,28 @@ def finished(tmp_path_factory, quick_runs):
     return cfg, workdir
 
 
-def test_rows_hold_the_metrics_of_every_split_and_world(finished):
+def test_rows_hold_the_metrics_of_every_split(finished):
     _, workdir = finished
     for row in run_log.read_metrics(workdir / run_log.METRICS_FILE):
-        for prefix in ('eval', 'eval_test', 'eval_library'):
+        for prefix in ('eval', 'eval_test'):
             low, mid, high = (row[f'{prefix}/success{end}'] for end in ('_low', '', '_high'))
             assert 0 <= low <= mid <= high <= 1
             assert mid <= row[f'{prefix}/pass_at_k'] <= 2 * mid + 1e-9
-        assert 'eval_library/tool_calls' in row and 'eval/tool_calls' not in row
 
 
 def test_every_pool_stands_beside_its_own_random_play(finished):
     _, workdir = finished
     reference = json.loads((workdir / 'reference.json').read_text())
-    assert reference['eval_library/oracle'] == 1
-    assert reference['eval_library/random'] < reference['random'] != reference['eval_test/random']
+    assert reference['random'] != reference['eval_test/random'] < reference['eval_test/oracle']
     said = report.summary(workdir, 'command').splitlines()
-    (line,) = (line for line in said if line.startswith('eval_library '))
-    assert line.endswith(
-        f'random play {100 * reference["eval_library/random"]:.1f} %, oracle 100.0 %'
-    )
     assert sum(line.startswith('eval_test ') for line in said) == 1
 
 
-def test_a_world_whose_texts_do_not_fit_is_named(capsys):
-    cfg = micro_runs.config('frozen_lake', **{'eval.worlds': ('bandit',), 'rollout.max_tokens': 80})
-    tokenizer = parts.build_tokenizer(read_config(cfg, None))
-    with pytest.raises(ValueError, match='eval.worlds, bandit: rollout.max_tokens=80 is too small'):
-        build_held_out(read_config(cfg, None), tokenizer, None)
-    cfg.eval.worlds, cfg.env.max_turns = ('library',), 3
-    assert list(build_held_out(read_config(cfg, None), tokenizer, None)) == ['eval', 'eval_library']
-    assert 'may end episodes of library before their 3 turns' in capsys.readouterr().err
+def test_a_world_whose_texts_do_not_fit_is_rejected():
+    cfg = micro_runs.config('bandit', **{'rollout.max_tokens': 80})
+    cfg = read_config(cfg, None)
+    with pytest.raises(ValueError, match='rollout.max_tokens=80'):
+        build_held_out(cfg, parts.build_tokenizer(cfg), None)
 
 
 def test_the_best_policy_is_kept_beside_the_newest(finished):
