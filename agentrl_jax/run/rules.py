@@ -68,9 +68,9 @@ def _slowest(run: Config) -> tuple[float, str]:
 
 
 def _crowded(run: Config) -> list[str]:
-    """The fields of worlds whose servers hold fewer episodes than are played at once."""
+    """What to set for worlds whose servers hold fewer episodes than are played at once."""
     return [
-        f'{member.env.name}.room'
+        f'{member.env.name}.room to more (for {member.worlds_at_once} episodes)'
         for member in run.members
         if member.on_hosts
         and 0 < member.worlds[0].local_server_capacity
@@ -254,7 +254,7 @@ RULES = (
     ),
     must(
         'rollout.slots',
-        lambda run: f'less, or {", ".join(_crowded(run))} to more',
+        lambda run: f'less, or {", ".join(_crowded(run))}',
         lambda run: not _crowded(run),
     ),
     # Models
