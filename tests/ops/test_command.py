@@ -53,16 +53,16 @@ def told(module, *words, watch='jax'):
     return code, out, err, imported.strip() == 'True'
 
 
-def test_help_succeeds_without_jax():
-    code, out, err, imported = told('train', '--help')
-    assert code == 0 and not err and not imported
-    assert '--config: Config' in out and 'python -m agentrl_jax.train' in out
-
-
-def test_a_wrong_command_line_is_one_line_without_jax():
-    code, out, err, imported = told('train', '--workdir=w', CONFIG, 'config.steps=3')
-    assert code == usage.EXIT_USAGE and not out and not imported
-    assert 'config.steps=3' in err and len(err.splitlines()) == 1
+@pytest.mark.parametrize(
+    'words, code', [(['--help'], 0), (['--workdir=w', CONFIG, 'config.steps=3'], usage.EXIT_USAGE)]
+)
+def test_help_and_a_wrong_command_line_do_without_jax(words, code):
+    found, out, err, imported = told('train', *words)
+    assert found == code and not imported
+    if code:
+        assert not out and 'config.steps=3' in err and len(err.splitlines()) == 1
+    else:
+        assert not err and '--config: Config' in out and 'python -m agentrl_jax.train' in out
 
 
 @pytest.fixture
@@ -149,11 +149,7 @@ BODY = 'from configs import base\ndef get_config():\n'
     [
         ('x = 1\ndef get_config()\n    return 3\n', "c.py, line 2: expected ':'"),
         ('import nowhere\n', "c.py, line 1: ModuleNotFoundError: No module named 'nowhere'"),
-        ('1 / 0\n', 'c.py, line 1: ZeroDivisionError: division by zero'),
-        ('a\0b', 'c.py, line 1: source code string cannot contain null bytes'),
         (BODY + "    {}['rate']\n", "c.py, line 3: KeyError: 'rate'"),
-        (BODY + '    base.get_config().optim.rate\n', 'c.py, line 3: AttributeError: '),
-        (BODY + "    open('/not/here')\n", 'c.py, line 3: FileNotFoundError: '),
         (BODY + "    return {'steps': 3}\n", 'c.py: get_config must return a ConfigDict'),
         ('', 'c.py: '),
         ('def get_config(size): ...', 'missing 1 requi'),
@@ -175,13 +171,6 @@ def test_a_mistake_is_no_failure_of_the_program():
             raise error
         assert usage.code_of(ended.value) == 1
     assert usage.code_of(PermissionError(13, 'no', '/x')) == usage.EXIT_USAGE
-
-
-def test_no_policy_is_served_without_slots():
-    """--slots=-1 listened, and answered nobody."""
-    code, out, err, imported = told('serve_policy', CONFIG, '--slots=-1')
-    assert code == usage.EXIT_USAGE and not out and not imported
-    assert 'slots' in err and len(err.splitlines()) == 1
 
 
 def test_a_config_file_imports_its_neighbours_from_any_folder(tmp_path):
@@ -262,50 +251,48 @@ def test_a_second_ctrl_c_asks_children_to_stop_before_it_leaves(monkeypatch):
     assert done == ['asked', interrupts.EXIT_KILLED]
 
 
-def ended(phase, *signals):
-    """(exit code, stderr) of a process that gets the signals one after another."""
+@contextlib.contextmanager
+def started(program, *words):
+    """A process of the program that has printed 'ready'."""
     process = subprocess.Popen(
-        [sys.executable, '-c', STARTING, phase],
+        [sys.executable, '-c', program, *words],
         cwd=micro_runs.ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout.readline() == 'ready\n'
-    for number in signals:
-        process.send_signal(number)
-        if phase == 'training':
-            assert process.stdout.readline() in ('heard\n', 'heard', '')
     try:
-        _, err = process.communicate(timeout=2 if phase == 'training' and len(signals) < 2 else 30)
-    except subprocess.TimeoutExpired:
+        assert process.stdout.readline() == 'ready\n'
+        yield process
+    finally:
         process.kill()
-        return None, process.communicate()[1]
-    return process.returncode, err
+        process.communicate()
 
 
 @pytest.mark.parametrize('phase, number', [('starting', signal.SIGTERM), ('native', signal.SIGINT)])
 def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number):
-    code, err = ended(phase, number)
-    assert code == 75 and 'goes on from what was saved' in err and len(err.split('\n')) == 3
+    with started(STARTING, phase) as process:
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 75 and len(err.split('\n')) == 3
 
 
-@pytest.mark.parametrize('form', ['--workdir={}', '-workdir={}', '--workdir {}'])
-def test_a_run_that_is_stopped_says_whether_anything_is_saved(tmp_path, form):
-    """It said 'goes on from what was saved' where nothing was, and after Ctrl-C nothing."""
-    argv = ['/x/agentrl_jax/train.py', '--config=c.py', *form.format(tmp_path).split(' ')]
-    assert interrupts.what_is_left(argv) == 'nothing is saved yet, and the same command begins anew'
-    assert report.stopped(tmp_path, 'python x') == (
-        'stopped before anything was saved; the same command begins anew: python x'
-    )
+def test_a_run_that_is_stopped_says_whether_anything_is_saved(tmp_path):
+    """It said 'goes on from what was saved' where nothing was."""
+    argvs = [
+        ['/x/agentrl_jax/train.py', '--config=c.py', *form.format(tmp_path).split(' ')]
+        for form in ('--workdir={}', '-workdir={}', '--workdir {}')
+    ]
+    for argv in argvs:
+        assert 'nothing is saved' in interrupts.what_is_left(argv)
+    assert 'before anything was saved' in report.stopped(tmp_path, 'python x')
     for name in ('8', '12', '14.orbax-checkpoint-tmp'):
         (tmp_path / 'checkpoints' / name).mkdir(parents=True)
-    assert interrupts.what_is_left(argv) == 'step 12 is saved, and the same command resumes'
-    assert report.stopped(tmp_path, 'python x') == (
-        'stopped; step 12 is saved, and the same command resumes: python x'
-    )
-    for unknown in (['sweep.py', *argv[1:]], argv[:2], ['train.py', '--workdir=gs://b/r']):
-        assert interrupts.what_is_left(unknown) == 'the same command goes on from what was saved'
+    for argv in argvs:
+        assert 'step 12 is saved' in interrupts.what_is_left(argv)
+    assert 'step 12 is saved' in report.stopped(tmp_path, 'python x')
+    for unknown in (['sweep.py', *argvs[0][1:]], argvs[0][:2], ['train.py', '--workdir=gs://b/r']):
+        assert 'what was saved' in interrupts.what_is_left(unknown)
 
 
 WITH_A_SIGNAL = """
@@ -343,30 +330,20 @@ with preemption, interrupts.answering(preemption.notice):
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_is_answered_while_a_program_runs(number):
     """SIGTERM never was, and Ctrl-C only after the program had ended."""
-    process = subprocess.Popen(
-        [sys.executable, '-c', STOPPING],
-        cwd=micro_runs.ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline() == 'ready\n'
+    with started(STOPPING) as process:
         process.send_signal(number)
         assert process.stderr.readline() == '\n'
-        assert process.stderr.readline() == (
-            'stopping: waiting for the rollout of step 12 to end, then saving; '
-            'a second Ctrl-C quits without saving\n'
-        )
+        assert 'the rollout of step 12' in process.stderr.readline()
         assert process.poll() is None
-    finally:
-        process.kill()
 
 
 def test_once_training_listens_only_a_second_ctrl_c_ends_the_process():
-    assert ended('training', signal.SIGTERM)[0] is None
-    code, err = ended('training', signal.SIGINT, signal.SIGTERM, signal.SIGINT)
-    assert code == 130 and 'interrupted twice' in err
+    with started(STARTING, 'training') as process:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            process.send_signal(number)
+            assert process.stdout.readline() in ('heard\n', 'heard', '')
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and 'interrupted twice' in err
 
 
 LISTENING = """
@@ -379,27 +356,13 @@ with processes.Preemption() as preemption:
     os.kill(os.getpid(), signal.SIGINT)
     print('never said')
 """
-INTERRUPTED = """
-from agentrl_jax.run import command
-from agentrl_jax.run.config import read as read_config
-command.begin('what it does')
-raise KeyboardInterrupt
-"""
 
 
 def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
     """It was a KeyboardInterrupt of 65 lines; a Ctrl-C after SIGTERMs counted as the second."""
     code, out, err = ran_python(LISTENING)
     assert (code, out) == (130, 'goes on True\n')
-    assert err.split('\n')[1::2] == [
-        'stopping: waiting for the start to end, then saving; a second Ctrl-C quits without saving',
-        'stopped at once: what was not saved is lost',
-    ]
-
-
-def test_ctrl_c_of_a_command_that_resumes_nothing_is_one_word():
-    code, out, err = ran_python(INTERRUPTED)
-    assert code in (130, -signal.SIGINT) and out == '' and err == '\ninterrupted\n'
+    assert len(err.split('\n')[1::2]) == 2 and 'the start' in err
 
 
 def test_a_bug_in_a_sweep_file_shows_its_own_lines_and_none_of_ours(tmp_path):
@@ -487,6 +450,8 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
     assert set(usage.EXTRAS.values()) <= project['optional-dependencies'].keys()
     with pytest.raises(usage.WrongUsage, match='pip install bm25s==0.3.16'), usage.checked():
         raise ModuleNotFoundError('an index of documents needs bm25s: pip install bm25s==0.3.16')
+    command.report_interrupt(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == '\ninterrupted\n'
     error = ModuleNotFoundError("No module named 'mine'", name='mine')
     command.report_interrupt(type(error), error, None)
     assert "ModuleNotFoundError: No module named 'mine'" in capsys.readouterr().err

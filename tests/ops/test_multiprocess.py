@@ -68,10 +68,6 @@ print('stopped', step, preemption.requested, flush=True)
 sys.exit(runtime.EXIT_PREEMPTED)
 """
 
-JOIN = """
-from agentrl_jax.machine import processes
-processes.initialize_distributed(timeout_s=1)
-"""
 
 ADD_UP = """
 try:
@@ -109,27 +105,17 @@ def variables_of(count: int) -> list[dict[str, str]]:
 
 def launched(name: str, count: int) -> list[dict[str, str]]:
     """What srun or mpirun (OpenMPI 4) set for each of `count` processes of one host."""
-    jax_port = {'JAX_COORDINATOR_PORT': free_port()}
     if name == 'mpirun':
-        shared = {
-            'OMPI_COMM_WORLD_SIZE': str(count),
-            'OMPI_MCA_orte_hnp_uri': '1314521088.0;tcp://127.0.0.1:34911',
-        }
-        return [
-            jax_port
-            | shared
-            | {'OMPI_COMM_WORLD_RANK': str(i), 'OMPI_COMM_WORLD_LOCAL_RANK': str(i)}
-            for i in range(count)
-        ]
-    shared = {
-        'SLURM_JOB_ID': '4711',
-        'SLURM_NTASKS': str(count),
-        'SLURM_STEP_NUM_TASKS': str(count),
-        'SLURM_STEP_NODELIST': 'localhost',
-    }
-    return [
-        jax_port | shared | {'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)} for i in range(count)
-    ]
+        indices = ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK')
+        counts, shared = ('OMPI_COMM_WORLD_SIZE',), {'OMPI_MCA_orte_hnp_uri': '1;tcp://127.0.0.1:3'}
+    else:
+        indices, counts = (
+            ('SLURM_PROCID', 'SLURM_LOCALID'),
+            ('SLURM_NTASKS', 'SLURM_STEP_NUM_TASKS'),
+        )
+        shared = {'SLURM_JOB_ID': '4711', 'SLURM_STEP_NODELIST': 'localhost'}
+    shared |= {'JAX_COORDINATOR_PORT': free_port(), **dict.fromkeys(counts, str(count))}
+    return [shared | dict.fromkeys(indices, str(i)) for i in range(count)]
 
 
 def start(
@@ -234,13 +220,8 @@ def test_a_launcher_that_does_not_tell_the_address_is_refused(joins):
     """OpenMPI 5. Its daemons come from srun, so that their variables are there as well."""
     variables = launched('mpirun', 8)[3] | JOB | STEP | {'SLURM_STEP_NUM_TASKS': '4'}
     del variables['OMPI_MCA_orte_hnp_uri']
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match='JAX_COORDINATOR_ADDRESS'):
         joins(variables)
-    assert str(refused.value) == (
-        'mpirun started 8 processes, and jax cannot tell where the first of them is: set '
-        'JAX_COORDINATOR_ADDRESS=HOST:PORT, the same for all, if they are one run; '
-        'JAX_NUM_PROCESSES=1 if each is a run of its own'
-    )
     assert joins(variables | {'JAX_COORDINATOR_ADDRESS': 'a:1'}) == ('a:1', 8, 3, None)
     assert os.environ['JAX_LOCAL_DEVICE_IDS'] == '3'
 
@@ -288,23 +269,6 @@ def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):
     for _ in range(last):
         expected = expected + 1.0 / (1.0 + np.sum(expected**2))
     np.testing.assert_allclose(state['w'], expected, rtol=1e-6)
-
-
-@pytest.mark.soak
-def test_a_process_says_whom_it_waits_for_and_ends_when_they_do_not_come():
-    """It was silent for five minutes, and jax then wrote of a task that died."""
-    variables = variables_of(2)[1]
-    done = subprocess.run(
-        [sys.executable, '-c', JOIN],
-        env={**os.environ, 'PYTHONPATH': str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert done.returncode not in (0, runtime.EXIT_PREEMPTED)
-    address = variables['JAX_COORDINATOR_ADDRESS']
-    waits = f'process 1 of 2 waits for the others at {address}, for 1 s at most\n'
-    assert done.stderr.startswith(waits), done.stderr
 
 
 def ended_without(process: subprocess.Popen, *, within_s: float) -> str:
