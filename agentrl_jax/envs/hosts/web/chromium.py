@@ -14,10 +14,13 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_jax.envs.hosts.connection import split
@@ -137,6 +140,8 @@ class Chromium:
         self._browser.on('disconnected', lambda _: setattr(self, 'dead', True))
         self._session = await self._browser.new_browser_cdp_session()
         processes = (await self._session.send('SystemInfo.getProcessInfo'))['processInfo']
+        command = (await self._session.send('SystemInfo.getInfo'))['commandLine']
+        self._profile = Path(re.search(r'--user-data-dir=(.+?)(?: --|$)', command)[1])
         self.pid = next(each['id'] for each in processes if each['type'] == 'browser')
 
     def run(self, work: Coroutine[None, None, T], timeout_s: float = 30.0) -> T:
@@ -199,8 +204,11 @@ class Chromium:
             if self._closed:
                 return
             self._closed = True
-        if self.dead:
+        if self.dead and self.pid:
             self.kill()
+            end = time.monotonic() + END_S
+            while self._profile.exists() and time.monotonic() < end:
+                time.sleep(0.02)  # a driver that is stopped would leave it
         self.dead = True
         if self._playwright is not None:  # its driver ends Chromium and removes the profile
             stopping = asyncio.run_coroutine_threadsafe(self._playwright.stop(), self._loop)
