@@ -25,7 +25,7 @@ BUILT = {}  # what this worker has built, by config and mesh: see shared_program
 MOST_PIECES = 20_000  # of memory, when a file of tests begins; the longest asks for 20,000 more
 # Files that take longest, first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    'distributed_training runs resume env_games agents tables matrix train host_runs context '
+    'distributed_training runs resume games agents tables train host_runs context '
     'tpu_training tpu_scripts update mixture vine'
 ).split()
 # Files that import one of these train, play rollouts or start processes; `make check` skips them.

@@ -47,14 +47,6 @@ def test_who_wins_every_game_has_a_finite_rating():
     np.testing.assert_allclose(rating, [400 * np.log10(21), 0], atol=1e-6)
 
 
-def test_more_games_of_the_same_kind_narrow_the_interval_by_the_root():
-    rng = np.random.default_rng(1)
-    (_, low, high), (_, lower, higher) = (
-        ratings.intervals(scores(deals, rng), resamples=400) for deals in (100, 1600)
-    )
-    np.testing.assert_allclose((high - low)[1:] / (higher - lower)[1:], 4, rtol=0.35)
-
-
 @pytest.mark.skipif(importlib.util.find_spec('pgx') is None, reason='pip install pgx')
 def test_the_expert_of_connect_four_beats_random_play_from_both_seats():
     """Both play each deal from either seat, and what one earns the other one loses."""

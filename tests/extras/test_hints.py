@@ -14,16 +14,15 @@ import test_opd
 import tiny_agents as tiny
 import toy_rollouts as toy
 
-from agentrl_jax.envs import FrozenLake, Library
+from agentrl_jax.envs import FrozenLake
 from agentrl_jax.envs.simulation import solutions
 from agentrl_jax.extras.distillation import hints
 from agentrl_jax.extras.distillation.distilling import Distilling
 from agentrl_jax.extras.distillation.opd import OPD
-from agentrl_jax.rl import objective, update, widths
+from agentrl_jax.rl import objective, update
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import Batching, Learning, Models
 from agentrl_jax.rollout.windows import Context
-from agentrl_jax.text import lines, prompt_lines
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Frozen
 
@@ -57,21 +56,6 @@ def test_a_solution_is_what_leads_to_the_goal():
             at = at + step[action]
             assert board[tuple(at)] != 1  # a hole
         assert (board[tuple(at)] == 2) == (fewest <= 6)
-
-
-def test_a_plan_of_one_action_is_followed_by_the_next():
-    """The catalogue: each card of the chain, then the box in which it ends, as far as it goes."""
-    env = Library(min_hops=1, max_hops=3)
-    params = env.make_params('train', num_levels=16)
-    found, short = solutions(env, params, 6), solutions(env, params, 2)
-    np.testing.assert_array_equal(found[:, :2], short)
-    for cards, start, plan in zip(
-        *map(np.asarray, (params.cards, params.start, found)), strict=True
-    ):
-        chain = [int(start)]
-        while chain[-1] < 16:
-            chain.append(int(cards[chain[-1]]))
-        assert [int(a) for a in plan if a >= 0] == chain
 
 
 @pytest.mark.parametrize(
@@ -123,20 +107,6 @@ def test_only_the_first_prompt_has_the_hint_and_no_level_without_a_plan_has_one(
     assert count == as_many and (seen[:count] == same[:count]).all()
 
 
-def test_a_hint_that_the_line_after_it_respells_is_refused(monkeypatch):
-    monkeypatch.setattr(
-        lines, 'looking_ahead', lambda tokenizer, texts, starts: {'Up\n': texts[-1]}
-    )
-    families = {
-        'hint': ['Hint.\n'],
-        'hint_action': ['Up\n'],
-        'header': [''],
-        'observation': ['_\n'],
-    }
-    with pytest.raises(ValueError, match='Up'):
-        prompt_lines.check_hints(tiny.tokenizer(), families)
-
-
 # ---- rows ----------------------------------------------------------------------------------------
 
 
@@ -172,15 +142,6 @@ def test_every_token_is_found_again_after_what_it_followed_and_the_hint(seed):
             read = whole[: places[b, t] + 1]
             assert [x for x in read if x < 50] == own[: t + 1]
             assert [x for x in read if x >= 50] == (given if t >= prefix - 1 else [])
-
-
-def test_cutting_columns_cuts_masks_and_leaves_hints_whole():
-    rollout = toy.random_rollout(0)
-    batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
-    batch = batch.replace(extra={'hint': jnp.asarray(HINTS)[jnp.arange(8) % 3], 'of': batch.mask})
-    short, weights = widths.cut((batch, jnp.ones((8, 14))), 2)
-    assert short.tokens.shape == short.extra['of'].shape == weights.shape == (8, 2)
-    assert short.extra['hint'].shape == (8, 3)
 
 
 # ---- probabilities -------------------------------------------------------------------------------
@@ -296,9 +257,3 @@ def test_a_policy_that_no_hint_helps_has_nothing_to_learn_from_itself():
     params, kl, loss = step(HOW, reference=toy.toy_params(0), hints=np.full_like(HINTS, -1))
     assert kl == 0 and loss == 0
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(toy.toy_params(0)))
-
-
-def test_opd_with_a_hint_teaches_itself_unless_it_has_teachers():
-    named = dataclasses.replace(HOW, teachers=('a', 'b'))
-    assert HOW.teaches_itself and HOW.uses_reference and HOW.other_models == 1
-    assert not named.teaches_itself and not named.uses_reference and named.other_models == 2

@@ -13,7 +13,6 @@ from agentrl_jax.extras.games.connect_four import ConnectFour
 from agentrl_jax.extras.games.leduc import Leduc
 from agentrl_jax.extras.self_play import choices
 from agentrl_jax.extras.self_play.player import Pair, Seated, WithOpponent
-from agentrl_jax.records import pages
 from agentrl_jax.rollout import device, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import choose
@@ -237,16 +236,3 @@ def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones()
             theirs = bool(found.extra['seats'][b, k] != found.extra['learner'][b])
             likeliest[theirs].append(found.actions[b, k, 0] == best[b])
     assert all(likeliest[True]) and not all(likeliest[False])
-
-
-def test_the_page_of_a_game_against_a_snapshot_shows_what_its_prompts_say():
-    """Its answers are no sampled ones: boards stayed as they were before it moved."""
-    params, game = tiny.untrained(), task('leduc')
-    found, samples = run(Pair(params, params))
-    samples = samples.reshape(*found.extra['seats'].shape, -1)
-    grids = pages.replay(found, np.arange(2 * GAMES), game, tiny.tokenizer(), KEY)
-    for b in range(2 * GAMES):
-        assert len(grids[b]) == found.num_turns[b] + 1
-        for k in range(found.num_turns[b]):
-            shown = ''.join(''.join(row) + '\n' for row in grids[b][k])
-            assert shown in tiny.tokenizer().decode(samples[b, k])

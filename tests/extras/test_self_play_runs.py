@@ -120,24 +120,6 @@ def test_its_checkpoints_have_ratings(trained):
 
 
 @needs_pgx
-def test_the_folder_of_the_ratings_is_made_before_the_games(tmp_path, monkeypatch):
-    """Every game was played, and then there was no such folder."""
-
-    def begin(*_):
-        raise RuntimeError('the games begin')
-
-    monkeypatch.setattr(elo.parts, 'config_of_run', lambda path: read_config(plain()))
-    monkeypatch.setattr(elo.parts, 'build_environment', lambda *_: (None, None))
-    monkeypatch.setattr(elo, 'policies', begin)
-    given = dict(against=[], steps=[0], games=2, seed=0)
-    with pytest.raises(RuntimeError, match='the games begin'):
-        elo.elo(str(tmp_path), **given, out=str(tmp_path / 'new' / 'folder'))
-    assert (tmp_path / 'new' / 'folder').is_dir()
-    with pytest.raises(OSError, match='not writable'):
-        elo.elo(str(tmp_path), **given, out='/dev/null/x')
-
-
-@needs_pgx
 def test_validation_plays_against_who_moves_at_random():
     cfg = read_config(plain(), None)
     assert cfg.worlds[0].opponent == 'self' and cfg.held_out.worlds[0].opponent == 'random'
@@ -164,14 +146,6 @@ def test_rae_and_snapshots_are_for_self_play_alone():
         read_config(plain(opponent='random'))
     with pytest.raises(ValueError, match='self_play.snapshots'):
         read_config(plain(opponent='random', algorithm='rloo', **{'self_play.snapshots': 1}))
-
-
-@needs_pgx
-def test_elo_is_of_games_of_two_players():
-    with pytest.raises(ValueError, match="env.name='frozen_lake' is no game of two players"):
-        elo.in_self_play(read_config(micro_runs.plain('frozen_lake')))
-    with pytest.raises(ValueError, match="only known with rollout.constrain='own', env.think"):
-        elo.in_self_play(read_config(plain(**{'rollout.constrain': ''})))
 
 
 @needs_pgx

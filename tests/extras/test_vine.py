@@ -17,7 +17,6 @@ from agentrl_jax.extras.vine.section import Forks
 from agentrl_jax.extras.vine.vine import Vine
 from agentrl_jax.measure import metrics
 from agentrl_jax.records import document
-from agentrl_jax.rl import turn_credit, update
 from agentrl_jax.rl.algorithm import Filter
 from agentrl_jax.rl.masked import masked_mean
 
@@ -67,29 +66,6 @@ def test_a_faulty_episode_takes_its_continuations_with_it():
     own, forked, _ = by_hand(healthy=(True, False))
     assert not own[1].any() and not forked[1].any()
     np.testing.assert_allclose(own[0], [0, -2])  # alone in its group at turn 0
-
-
-def test_gigpo_s_step_groups_of_plays_from_one_start_are_vine_s_advantages():
-    """But for its own return in each mean, the factor M / (1 + M)."""
-    rollout = toy.forked(toy.random_rollout(6, turns=2), (1, 1))
-    forks, turn = rollout.extra['continuations'].rollout, rollout.extra['continuations'].turn
-    usable = turn > 0
-    _, forked, _ = against_continuations(
-        rollout.rewards,
-        rollout.num_turns,
-        rollout.healthy,
-        turn,
-        forks.rewards.sum(2),
-        usable,
-        group_size=4,
-    )
-    plays = jnp.concatenate([rollout.rewards[:, 1:], forks.rewards[:, :, 1]], axis=1)
-    begun = jnp.concatenate([rollout.num_turns[:, None] > 1, usable], axis=1)
-    steps = turn_credit.step_advantages(
-        plays, jnp.zeros(plays.shape, jnp.uint32), begun, group_size=1
-    )
-    np.testing.assert_allclose(steps[:, 1:], forked * 2 / 3, atol=1e-6)
-    assert usable.any() and not usable.all()
 
 
 def test_without_continuations_vine_is_turn_grpo():
@@ -193,22 +169,7 @@ def test_metrics_filters_and_pages_see_episodes_alone():
     assert pages[0] == pages[1]
 
 
-def test_kept_groups_keep_their_continuations():
-    rollout = toy.forked(toy.random_rollout(5, turns=3), (2, 1))
-    out, rows, *_ = Filter(keep=0.5).select(rollout, groups=2, group_size=4)
-    want = jax.tree.map(lambda x: x[rows], rollout.extra['continuations'])
-    jax.tree.map(np.testing.assert_array_equal, out.extra['continuations'], want)
-
-
 # ---- optimiser steps -----------------------------------------------------------------------------
-
-
-def test_rows_that_train_fill_the_first_micro_batches():
-    mask = jnp.zeros((12, 2), bool).at[jnp.array([1, 4, 5, 9, 10]), 0].set(True)
-    rows = update.sort_trained_first(jnp.arange(12), mask, 4)
-    parts = update._split(mask[rows].any(1), 4, None)
-    assert parts.sum(1).tolist() == [3, 2, 0, 0]
-    assert sorted(rows.tolist()) == list(range(12))
 
 
 def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():

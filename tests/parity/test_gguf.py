@@ -17,9 +17,7 @@ from tiny_models import LLAMA, TINY, by_hf_name, forward, hf_tensors
 
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import gguf as gguf_names
 from agentrl_jax.models import weights
-from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML
 from agentrl_jax.tokens.load import load_tokenizer
@@ -372,8 +370,3 @@ def test_real_weights_give_the_log_probabilities_of_transformers():
     mean = np.take_along_axis(theirs, taken, axis=1).mean()
     print(f'\n{taken.size} tokens, mean log p {mean:.3f}, gap {gap:.2e}, all {everywhere:.2e}')
     assert gap < 1e-3 and mean > -3.0
-
-
-def test_a_name_that_no_table_knows_stays_as_it_is():
-    for name in ('rope_freqs.weight', 'blk.0.new.weight', 'blk.x'):
-        assert gguf_names.hf_name(name, Qwen2) == name

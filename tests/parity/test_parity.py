@@ -1,4 +1,4 @@
-"""What RAGEN trains beside the sampled tokens, and corrections for a sampler that differs."""
+"""Corrections for a sampler that is not the trainer."""
 
 import functools
 
@@ -18,68 +18,6 @@ from agentrl_jax.rollout import episodes
 from agentrl_jax.run import build
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run.config import read as read_config
-
-START = 9
-# <s> sys \n <s> usr obs \n <s> asst think ACT END \n <s> usr obs \n <s> asst think ACT pad
-TOKENS = [9, 1, 0, 9, 2, 5, 0, 9, 3, 4, 6, 8, 0, 9, 2, 5, 0, 9, 3, 4, 9, 7]
-SAMPLED = [10, 11, 20]  # the policy once samples <s> itself: it opens no message
-LENGTH = 21
-
-
-def conversation():
-    """(tokens, attention, sampled) of one row; its last token is padding."""
-    place = np.arange(len(TOKENS))
-    return np.array([TOKENS]), place[None] < LENGTH, np.isin(place, SAMPLED)[None]
-
-
-def message_mask(tokens, attention_mask, sampled, *, start_id, answers_only):
-    """Tokens that RAGEN (arXiv:2504.20073) trains, whose predecessor is in a trained message.
-
-    Message m begins at the m-th <|im_start|> that the policy did not sample (1: system, 2: user).
-    All messages but the system's train (branch v0423), or those that hold a sampled token.
-    """
-    message = np.cumsum((tokens == start_id) & attention_mask & ~sampled, axis=1)
-    before = np.pad(message[:, :-1], ((0, 0), (1, 0)))
-    trains = (before > 1) & attention_mask
-    if not answers_only:
-        return trains
-    answers = [
-        np.isin(row, own[mask]) for row, own, mask in zip(before, message, sampled, strict=True)
-    ]
-    return trains & np.array(answers)
-
-
-def test_ragen_s_masks_by_hand():
-    mask = functools.partial(message_mask, *conversation(), start_id=START)
-    # Behind the user's <s> at 3: its predecessor lies in the system message, so it does not train.
-    everything = list(range(4, 21))
-    assert np.flatnonzero(mask(answers_only=False)[0]).tolist() == everything
-    # asst think ACT END \n and the next <s>; then asst think ACT
-    answers = [8, 9, 10, 11, 12, 13, 18, 19, 20]
-    assert np.flatnonzero(mask(answers_only=True)[0]).tolist() == answers
-    leaked = sorted(set(answers) - set(SAMPLED))
-    assert [TOKENS[t] for t in leaked] == [3, 4, 0, 9, 3, 4]
-
-
-# ---- a sampler that is not the trainer -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    'changes, message',
-    [
-        ({'rollout.sampler_dtype': 'int8'}, 'rollout.sampler_dtype'),
-        ({'loss.sampler_correction': 'clip'}, 'loss.sampler_correction'),
-        ({'loss.sampler_high': 3.0}, 'loss.sampler_high'),
-        ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.5}, 'loss.sampler_high'),
-        ({'loss.sampler_correction': 'icepop', 'loss.sampler_low': 1.5}, 'loss.sampler_low'),
-    ],
-)
-def test_switches_that_exclude_something_say_so(changes, message):
-    with pytest.raises(ValueError, match=message):
-        read_config(micro_runs.config('frozen_lake', **changes))
-
-
-# ---- a sampler that is not the trainer -----------------------------------------------------------
 
 
 def test_corrections_by_hand():

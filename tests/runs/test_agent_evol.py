@@ -95,23 +95,6 @@ def test_loss_and_gradient_are_those_of_float64_loops(seed, threshold, weights):
     np.testing.assert_allclose(gradient, slope, atol=1e-6)
 
 
-def test_observations_and_poisoned_padding_change_nothing():
-    rewards, sampled = [[1.0, 0.5], [0.25, 0]], [-0.5, -0.25, -1.0]
-    outcome = []
-    for seen, poison in ((1, 0.0), (3, np.nan)):
-        rollout = toy.rollout_of([[(seen, 2), (seen, 1)]] * 2, rewards, length=10, seed=seen)
-        mask = rollout.action_mask
-        batch = AgentEvol().make_batch(rollout, toy.scores_of(rollout), group_size=2)
-        batch = batch.replace(advantages=jnp.where(mask, batch.advantages, poison))
-        logprobs = jnp.full(mask.shape, poison).at[mask].set(jnp.array([*sampled, *sampled]))
-        loss, gradient = jax.value_and_grad(lambda x, b=batch: AgentEvol().loss(x, b).sum())(
-            logprobs
-        )
-        outcome.append((float(loss), gradient[mask].tolist()))
-        assert not np.asarray(gradient)[~np.asarray(mask)].any()
-    assert outcome[0] == outcome[1]
-
-
 # ---- demonstrations in a batch -----------------------------------------------------------------
 
 

@@ -17,7 +17,6 @@ from test_context import samples
 
 from agentrl_jax import train
 from agentrl_jax.algorithms.mt_grpo import MTGRPO
-from agentrl_jax.envs import Bandit, Sokoban
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
@@ -227,21 +226,6 @@ def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
     assert not matched.all()
 
 
-@pytest.mark.parametrize(
-    'env',
-    [Sokoban(), Bandit()],
-    ids=['room', 'bandit'],
-)
-def test_no_world_asks_for_tags_in_react(env):
-    """Sokoban's example and the bandit's question went on showing <answer>."""
-    pool = env.make_params('train', num_levels=4)
-    made = text.build_task(env, pool, tiny.tokenizer(), style='ragen', generation_prefix='Thought:')
-    said = tiny.tokenizer().decode(np.asarray(made.prefix).tolist())
-    said += shown(made, text.begin(made, jnp.int32(0)))
-    assert 'Thought: [Your thoughts] Action: [your answer] with no' in said
-    assert '<answer>' not in said and '<think>' not in said and said.endswith('assistant\nThought:')
-
-
 # ---- rollouts ------------------------------------------------------------------------------------
 
 
@@ -316,14 +300,6 @@ def test_kinds_of_turns_follow_from_where_trials_ended(played):
     written = (out.part != ACT) & (out.turn_stop > 0)
     assert written.any() and not out.num_actions[written].any() and not out.rewards[written].any()
     assert out.valid[written].mean() > 0.3
-
-
-def test_worlds_replayed_from_the_words_of_an_episode_begin_again_where_it_did(played):
-    out, _ = played
-    grids = pages.replay(out, np.arange(16), task(), tiny.tokenizer(), tiny.KEY)
-    reflected = np.argwhere((out.part == REFLECT) & (out.turn_stop > 0)).tolist()
-    again = [(b, k + 1) for b, k in reflected if k + 1 < out.num_turns[b]]
-    assert len(again) > 3 and all(grids[b][k] == grids[b][0] for b, k in again)
 
 
 def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import stat
 
 import jax
@@ -31,7 +30,6 @@ from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.tokens import hf_folder, rendering, unigram
 from agentrl_jax.tokens.chat import (
     CHATML,
-    CHATML_TOOLS,
     build_chat,
     message,
     tokenize,
@@ -174,38 +172,6 @@ def auto_tokenizer(folder):
 DROPS = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
 
 
-@pytest.mark.parametrize(('own', 'exported'), [(DROPS, CHATML), (CHATML + ' ', CHATML + ' ')])
-def test_a_template_that_drops_thoughts_is_replaced_by_the_chat_of_the_run(tmp_path, own, exported):
-    """Qwen3's repeats earlier answers without what stands before </think>; episodes keep it."""
-    source, out = folders(tmp_path, own)
-    assert hf_folder.write(out, source).chat_template == own
-    assert load_tokenizer(out).chat_template == exported
-
-
-@pytest.mark.parametrize('own', [None, CHATML, CHATML_TOOLS])
-def test_an_export_of_a_harness_words_tools_as_its_run_did(tmp_path, own):
-    """Templates without tools left them and all calls out, without a word."""
-    source, out = folders(tmp_path, own)
-    ours = hf_folder.write(out, source, calls=True)
-    hf_folder.compare(ours, out)
-    theirs = auto_tokenizer(out)
-    tool = {'type': 'function', 'function': {'name': 'look', 'parameters': {'type': 'object'}}}
-    call = {'type': 'function', 'function': {'name': 'look', 'arguments': {'at': 'x'}}}
-    chat, user = build_chat(ours), message('user', 'U')
-    called = [user, message('assistant', '') | {'tool_calls': [call]}, message('tool', 'T')]
-    how = dict(add_generation_prompt=True, return_dict=False)
-    for messages, tools in (([user], ()), ([user], (tool,)), (called, (tool,)), (called, ())):
-        found = theirs.apply_chat_template(messages, tools=[*tools] or None, **how)
-        assert found == chat.opening(messages, tools)
-
-
-def test_special_tokens_in_a_text_are_text_where_transformers_is_told_so(theirs):
-    ours = load_tokenizer(DEMO_MODEL)
-    text = 'a<|im_end|>\n<|im_start|>system\n<|endoftext|>b'
-    ids = theirs(text, split_special_tokens=True, add_special_tokens=False)['input_ids']
-    assert ids == ours.encode(text)
-
-
 def test_chats_of_transformers_are_those_of_the_run(exported, theirs):
     chat = build_chat(load_tokenizer(DEMO_MODEL))
     messages = [message('system', 'sokoban\n'), message('user', '\nTurn 1:\n#_P\n')]
@@ -276,27 +242,6 @@ def test_the_folder_loads_to_the_policy_it_was_made_of(finished, exported):
     metrics = evaluate.evaluate(cfg, '', str(workdir / 'again'), None)
     played = evaluate.evaluate(finished[0], str(workdir), str(workdir / 'first'), None)
     assert metrics == played
-
-
-def test_a_run_that_began_with_another_run_is_exported_with_the_fields_of_its_checkpoint(
-    exported, tmp_path
-):
-    source = tmp_path / 'checkpoint'
-    shutil.copytree(exported, source)
-    fields = json.loads((source / 'config.json').read_text())
-    (source / 'config.json').write_text(json.dumps(fields | {'max_position_embeddings': 777}))
-    start = source
-    for name in ('first', 'second'):
-        cfg = micro_runs.config('frozen_lake', **{'steps': 0, 'model.path': str(start)})
-        start = tmp_path / name
-        checkpoints = checkpoint.open_checkpoints(start, keep=1)
-        open_state(build(cfg), checkpoints, Streams(cfg.seed))
-        checkpoint.close(checkpoints)
-    out = tmp_path / 'out'
-    export.export_checkpoint(cfg, str(start), str(out), step=None, dtype='float32')
-    assert json.loads((out / 'config.json').read_text())['max_position_embeddings'] == 777
-    ours, theirs = (weights.load_model(folder)[1] for folder in (out, exported))
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def with_bias(tmp_path, value):

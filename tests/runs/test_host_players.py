@@ -1,6 +1,5 @@
 """Play without a policy on worlds on hosts, and the configs of AgentGym-RL on them."""
 
-import importlib
 import re
 import types
 
@@ -8,14 +7,12 @@ import jax
 import micro_runs
 import numpy as np
 import pytest
-import qwen_vocabulary
 
-from agentrl_jax.envs.hosts import sciworld, textcraft
+from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.players import reference_success
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import report
 from agentrl_jax.run import cloning, parts
-from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text.agents import Agent
 
@@ -123,27 +120,3 @@ def test_a_report_has_random_play_and_the_planner_beside_a_policy(run):
     assert short == {'random': 0.0, 'oracle': 0.0}
     again = task.replace(agent=Agent(plans=True, trials=3), max_turns=6)
     assert report.reference(again)['oracle'] == 0.0  # one turn of each of three trials acts
-
-
-def test_worlds_that_nobody_plays_have_no_reference_and_no_demonstrations(run):
-    env = sciworld.SciWorldEnvironment()  # it takes too long
-    slow = run.validation.task.replace(env=env, env_params=env.make_params(num_levels=2))
-    assert report.reference(slow) == {}
-    cfg = effective(config(**{'env.name': 'gymnasium', 'clone.episodes': 2}))
-    with pytest.raises(ValueError, match='clone.episodes=2'):
-        read_config(cfg)
-    read_config(effective(config(**{'env.name': 'sciworld'})))
-
-
-@pytest.mark.parametrize('name', ['textcraft', 'sciworld'])
-def test_configs_for_real_checkpoints_show_the_task_once_and_cut_no_observation(name):
-    run = read_config(effective(importlib.import_module(f'configs.{name}').get_config()))
-    tokenizer = qwen_vocabulary.qwen_tokenizer()
-    task = parts.build_text_task(run, tokenizer, 'train', None)
-    said = tokenizer.decode(task.prefix)
-    assert said.count(task.env.instruction) == 1 and "OK. I'll follow" in said
-    assert len(task.env_params.items) == run.env.train_levels
-    if name == 'textcraft':
-        world = textcraft.TextCraft()
-        longest = max((world.reset(item) for item in range(544)), key=len)
-        assert not parts.build_conversation(run, tokenizer, task.env).prompt(longest).cut

@@ -381,17 +381,6 @@ SERVED = {
 SEARCH = {'env.name': 'search', 'search.corpus': 'http://one:1'}
 
 
-def test_a_run_resumes_though_the_defaults_of_other_worlds_have_changed():
-    def saved(**changes):
-        return comparable(saved_with(config(**changes)))
-
-    free = (*state.CHANGEABLE_ON_RESUME, *state.free_of_worlds(read_config(config())))
-    old = saved(**{'gymnasium.keywords': '{"is_slippery": false}'})
-    checkpoint.check_config(old, saved(), may_differ=free)
-    with pytest.raises(ValueError, match='objects.num_items'):
-        checkpoint.check_config(saved(**{'objects.num_items': 7}), saved(), may_differ=free)
-
-
 def test_a_run_resumes_with_servers_elsewhere_and_no_other_world():
     def saved(**changes):
         cfg = config(**SERVED | changes)

@@ -7,7 +7,7 @@ import micro_runs
 import numpy as np
 import pytest
 
-from agentrl_jax import play, train
+from agentrl_jax import play
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import read as read_config
 
@@ -62,40 +62,3 @@ def test_a_policy_plays_with_no_config_but_that_of_its_run(given, workdir):
     """Another --config beside --workdir gave the policy other prompts, and nothing said so."""
     with pytest.raises(ValueError, match='either a --config, .* or a --workdir'):
         play.config_to_play(given, workdir)
-
-
-def test_words_are_not_cut_at_the_margin():
-    text = 'Forbid the whole and go\nto  the target.\n P _ \nsomethingverylong it is'
-    shown = play.wrapped(text, 10)
-    assert shown.split('\n') == [
-        'Forbid the',
-        'whole and',
-        'go',
-        'to  the',
-        'target.',
-        ' P _ ',
-        'somethingverylong',
-        'it is',
-    ]
-    assert len(shown) == len(text) and play.wrapped(text, 0) == text
-    assert play.wrapped('a b c', 80) == 'a b c' and play.wrapped('', 9) == ''
-
-
-def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(tmp_path):
-    """Of a run with mesh.fsdp=2 it said that two devices are not exactly the one there is."""
-    cfg = micro_runs.config('frozen_lake', steps=0, **{'mesh.fsdp': 2})
-    assert train.train(cfg, str(tmp_path)) == 0
-    said = []
-    total, solved = play.watch(
-        read_config(cfg, None),
-        str(tmp_path),
-        'validation',
-        level=1,
-        seed=3,
-        say=said.append,
-        delay=0.0,
-    )
-    sampled = [piece for piece in said if piece.startswith(play.BOLD)]
-    # At most two turns of six tokens; the first piece is the system message and the first prompt
-    assert 2 <= len(sampled) <= 12 and play.DIM in said[0] and 'system' in said[0]
-    assert said[-1].endswith(f'return {total:g}\n') and ('√' in said[-2]) == solved

@@ -161,15 +161,6 @@ def test_a_run_trains_on_the_rewards_of_its_own_and_its_success_is_the_world_s(o
     assert 'own_rewards:steady' in page
 
 
-@pytest.mark.usefixtures('quick_runs')
-def test_a_run_on_hosts_trains_on_the_rewards_of_its_own(own, tmp_path):
-    changes = HOSTS | {'steps': 1, 'reward.function': 'own_rewards:brief'}
-    assert train.train(micro_runs.config('frozen_lake', **changes), str(tmp_path)) == 0
-    row = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)[0]
-    wanted = 0.1 * row['rollout/turns'] + row['rollout/success']  # answers have six tokens
-    assert row['rollout/return'] == pytest.approx(wanted, abs=1e-5)
-
-
 def test_checks_come_before_the_model(own, monkeypatch):
     """What a run of several worlds asks of each is asked of all pools that are validated on."""
     seen = []

@@ -174,12 +174,6 @@ def test_no_mesh_changes_what_is_sampled():
     assert_same_rollout(out, played('frozen_lake')[0])
 
 
-def test_slots_must_be_divisible_by_the_shards():
-    mesh = jax.make_mesh((8, 1, 1), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
-    with pytest.raises(ValueError, match='rollout.slots=12 must be a multiple of 8 shards'):
-        device.collect_on_mesh(mesh, tiny.settings(slots=12, max_tokens=160))
-
-
 def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
     """Prompt of the next turn: the missing <|im_end|>, then the user message."""
     params = tiny.untrained()
@@ -255,20 +249,6 @@ def test_the_streams_of_an_episode_are_all_its_luck():
         first = np.flatnonzero((out.turn[leader] == 0) & out.attention_mask[leader])
         np.testing.assert_array_equal(out.tokens[b, first], out.tokens[leader, first])
     assert (out.tokens != out.tokens[::4].repeat(4, 0)).any()  # slippery ice
-
-
-def test_common_random_numbers_give_a_group_the_same_ice():
-    """Members whose first answers name the same actions see the same second prompt."""
-    listed = tiny.episodes('frozen_lake', groups=1, group_size=16, common=True)
-    out, _ = tiny.play('frozen_lake', tiny.cloned('frozen_lake')[0], KEY, listed=listed)
-    going_on = np.flatnonzero((out.num_turns > 1) & out.valid[:, 0])
-    prompts = [out.tokens[b][(out.turn[b] == 1) & ~out.action_mask[b]] for b in range(16)]
-    said = [tiny.answered(out, b, 0, tiny.task('frozen_lake'))[1] for b in range(16)]
-    pairs = [(a, b) for a in going_on for b in going_on if a < b and said[a] == said[b]]
-    assert pairs and len({tuple(said[a]) for a in going_on}) > 1
-    for a, b in pairs:
-        if out.turn_stop[a, 0] == out.turn_stop[b, 0]:
-            np.testing.assert_array_equal(prompts[a], prompts[b])
 
 
 def test_a_shorter_horizon_cuts_the_same_episodes_and_compiles_nothing():

@@ -3,14 +3,11 @@
 A few configs cover the features in pairs; each is trained once, and every test reads its workdir.
 """
 
-import dataclasses
 import functools
 import json
-import logging
 import math
 import re
 import shutil
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -591,17 +588,6 @@ def test_peft_opens_the_adapter(exported):
     assert (plain - expected).abs().max() > 1e-3
 
 
-def test_parts_of_a_run_without_adapters_are_refused(finished, tmp_path):
-    cfg, workdir, _ = finished('adapters')
-    changed = cfg.copy_and_resolve_references()
-    with pytest.raises(ValueError, match='--part=adapter asks for a run with LoRA'):
-        changed.lora.rank = 0
-        export_to(tmp_path / 'x', changed, workdir, 'adapter')
-    changed.lora.rank, changed.lora.alpha = 2, 4.0
-    with pytest.raises(ValueError, match='lora.alpha: 8.0 in the checkpoint, 4.0 now'):
-        export_to(tmp_path / 'x', changed, workdir, 'policy')
-
-
 @pytest.mark.soak
 def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     given = {
@@ -620,51 +606,4 @@ def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     assert not export.base_is_folder(read_config(cfg, None))
 
 
-@pytest.mark.soak
-def test_seconds_of_the_update_are_neither_those_of_validation_nor_of_a_probe(
-    tmp_path, monkeypatch, quick_runs
-):
-    """time/update_s was all of a step but its rollout: it grew where eval.every was small."""
-    build, validate = train.build, train.validate
-
-    def slow(program):
-        def wait(*given):
-            time.sleep(0.5)
-            return program(*given)
-
-        return wait
-
-    def build_slow(cfg, **how):
-        run = build(cfg, **how)
-        (probe,) = run.training.probes
-        probes = (dataclasses.replace(probe, measure=slow(probe.measure)),)
-        return dataclasses.replace(run, training=dataclasses.replace(run.training, probes=probes))
-
-    monkeypatch.setattr(train, 'build', build_slow)
-    monkeypatch.setattr(train, 'validate', slow(validate))
-    probed = {'alarm.mi_every': 1, 'alarm.mi_text': 'answer', 'alarm.mi_pairs': 8}
-    cfg = micro_runs.config('frozen_lake', steps=1, **probed)
-    first, last = finish(cfg, tmp_path).rows
-    assert first['time/step_s'] - first['time/collect_s'] - first['time/update_s'] >= 1
-    assert first['time/update_s'] > 0 and 'time/update_s' not in last
-
-
 # ---- the last of this file, for it forgets the programs ---------------------------------------
-
-
-@pytest.mark.soak
-def test_validation_that_comes_late_after_a_resume_is_no_recompile(
-    finished, tmp_path, monkeypatch, shared_programs, caplog
-):
-    """Its program compiles when a resumed run first validates, whatever step that is.
-
-    It was not the program that a fresh run had compiled: parameters came from an update.
-    """
-    shutil.copytree(finished('iterations').workdir, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(train, 'build', shared_programs)  # as in a process of its own
-    jax.clear_caches()
-    with caplog.at_level(logging.DEBUG, logger='jax._src.compiler'):
-        rows = finish(config('iterations', steps=6), tmp_path).rows
-    assert not [text for text in caplog.messages if "CACHE MISS for 'jit_collect'" in text]
-    assert [row['step'] for row in rows if 'eval/success' in row] == [0, 6]
-    assert [row['perf/recompiles'] for row in rows] == [0] * 7

@@ -1,10 +1,8 @@
 """Runs opened from their workdir alone: which config, which checkpoint, which code."""
 
 import json
-import re
 import shutil
 import subprocess
-import types
 
 import jax
 import micro_runs
@@ -14,13 +12,12 @@ from absl import flags
 from ml_collections import config_flags
 from safetensors.numpy import load_file, save_file
 
-from agentrl_jax import evaluate, export, serve_policy
+from agentrl_jax import evaluate, export
 from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import params, parts, saved_config, usage
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json
-from agentrl_jax.run.migration import comparable, following, saved_with
 from agentrl_jax.run.streams import Streams
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -119,13 +116,6 @@ def test_settings_of_a_game_are_those_of_its_run(saved, monkeypatch):
     assert found.env.name == 'catch' and found.catch.short and found.catch.rows == 7
 
 
-def test_fields_that_no_longer_exist_are_named(saved, monkeypatch):
-    old = {'config': {'seed': 0, 'env': {'name': 'bandit', 'wording': 'x'}, 'trainer': {'a': 1}}}
-    monkeypatch.setattr(checkpoint, 'read_extra', lambda path: old)
-    with pytest.raises(SystemExit, match='does not know: env.wording, trainer.a; use the version'):
-        parsed(monkeypatch, f'--workdir={saved[1]}')
-
-
 def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
     saved, tmp_path, capsys
 ):
@@ -163,34 +153,6 @@ def test_another_architecture_is_neither_played_nor_exported(saved, tmp_path):
         )
     with pytest.raises(ValueError, match='model.num_heads'):
         evaluate.evaluate(changed, str(workdir), str(tmp_path), None, transfer=True)
-
-
-def test_a_changed_field_comes_before_those_that_follow_from_it(saved):
-    """The changed field was one of 15 listed fields that differ between two algorithms."""
-    cfg, _, _ = saved
-    changed = cfg.copy_and_resolve_references()
-    changed.algorithm, changed.env.train_levels = 'dapo', 32
-    before, now = (comparable(saved_with(one)) for one in (cfg, changed))
-    with pytest.raises(ValueError) as refused:
-        checkpoint.check_config(before, now, follow=following(before, now))
-    _, listed = str(refused.value).split('workdir. ')
-    assert re.fullmatch(
-        r'algorithm: [^;]*; env.train_levels: [^;]*; and [3-9] more that follow from .*', listed
-    )
-
-
-def test_another_architecture_is_not_served(saved, monkeypatch, capsys):
-    """The rotations of another base were applied without a word."""
-    cfg, workdir, _ = saved
-    changed = cfg.copy_and_resolve_references()
-    changed.model.rope_theta = 50.0
-    given = {'workdir': str(workdir), 'best': False, 'step': None, 'config': changed}
-    flags = types.SimpleNamespace(FLAGS=types.SimpleNamespace(**given))
-    monkeypatch.setattr(serve_policy, 'flags', flags)
-    monkeypatch.setattr(serve_policy, 'Served', None)  # not reached
-    with pytest.raises(SystemExit) as ended:
-        serve_policy.main()
-    assert ended.value.code == 2 and 'model.rope_theta: ' in capsys.readouterr().err
 
 
 @pytest.fixture(scope='module')

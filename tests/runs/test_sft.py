@@ -153,13 +153,6 @@ def test_the_oracle_crosses_every_lake_without_slips():
     assert replayed_success(task, by_the_oracle(task)).all()
 
 
-def test_the_oracle_pulls_the_high_arm():
-    task = tiny.task('bandit')
-    shown = by_the_oracle(task)
-    assert replayed_success(task, shown).all()
-    assert (number_of_answers(shown) == 1).all()
-
-
 def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
     """The longest first turn fits, then as many turns as do; what fits is not changed by it."""
     task = tiny.task('frozen_lake')
