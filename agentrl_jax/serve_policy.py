@@ -96,8 +96,12 @@ class Desk:
             self.reported |= fresh
         for name in sorted(fresh):
             print(f'WARNING: {shown(name)} of a request has no effect', file=sys.stderr, flush=True)
-        if before := self._repeated(raw, retried):
-            return before.ask(raw, True, caller)  # the same answer
+        digest = digest_of(raw)
+        with self.lock:
+            known = list(self.open.values())
+            earlier = next((one for one in known if one.repeats(digest, retried)), None)
+        if earlier is not None:
+            return earlier.ask(raw, True, caller)  # the same answer
         with self.lock:
             episode = self._known(asked)
             if episode is None:
@@ -115,12 +119,6 @@ class Desk:
                 if episode.refusal is not None:
                     self.open.pop(episode.secret, None)
                 self._make_room()
-
-    def _repeated(self, raw: bytes, retried: bool) -> Episode | None:
-        """The conversation with the request that this one repeats."""
-        digest = digest_of(raw)
-        with self.lock:
-            return next((one for one in self.open.values() if one.repeats(digest, retried)), None)
 
     def _idle(self) -> list[Episode]:
         """Conversations that nobody waits for, the one that has been silent longest first."""
@@ -269,7 +267,7 @@ class Served:
         stops = (*getattr(world, 'stop', ()), *stops)
         drops = getattr(world, 'thoughts', '') == 'drop'
         self.desk = Desk(slots, stops, drops, self.round)
-        self.endpoint = Endpoint(address, port, answering=self.desk, setting='--port')
+        self.endpoint = Endpoint(address, port, ask=self.desk.ask, setting='--port')
         chat = build_chat(tokenizer)
         conversation = Conversation(chat, cfg.answer_opening, cfg.hosts.max_observation)
         self.task = build_served_task(cfg, conversation)

@@ -1,13 +1,14 @@
 """Harnesses for tests: programs around chat completions, with nothing but Python's own client."""
 
+import functools
 import http.client
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
+from concurrent import futures
 
 TOOL = {
     'type': 'function',
@@ -212,31 +213,16 @@ def interleaved(task, order):
     return 1.0
 
 
-def in_turn(task):
-    return interleaved(task, 'abab')
-
-
-def the_other_first(task):
-    return interleaved(task, 'baba')
-
-
-def one_after_the_other(task):
-    return interleaved(task, 'bbaa')
+in_turn = functools.partial(interleaved, order='abab')
+the_other_first = functools.partial(interleaved, order='baba')
+one_after_the_other = functools.partial(interleaved, order='bbaa')
 
 
 def parallel(task):
     """Two requests at once."""
-    found = []
-
-    def one(name):
-        found.append(Client(task).ask([user(name)]))
-
-    threads = [threading.Thread(target=one, args=(name,)) for name in ('left', 'right')]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return len(found) / 2
+    with futures.ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(Client(task).ask, [user(name)]) for name in ('left', 'right')]
+        return sum(bool(one.result()) for one in asked) / 2
 
 
 def dangers(item):

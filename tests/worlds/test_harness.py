@@ -365,9 +365,6 @@ def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypa
     ('changes', 'field'),
     [
         ({'harness.command': ('x',)}, 'harness.run'),
-        ({'harness.thoughts': 'drop'}, 'harness.branches'),
-        ({'harness.public_url': 'me', 'harness.port': 80}, 'harness.public_url'),
-        ({'clone.episodes': 4}, 'clone.episodes'),
         ({'clone.episodes': 4, 'harness.expert': BOXES['expert'], 'clone.oracle': 0.5}, 'oracle'),
         ({'harness.branches': 2, 'harness.context': 10**6}, 'harness.context'),
         ({'harness.silent_s': 600.0}, 'harness.silent_s'),  # hosts.timeout_s gave up before

@@ -5,7 +5,6 @@ import http.client
 import json
 import pathlib
 import queue
-import shutil
 import socket
 import subprocess
 import sys
@@ -441,41 +440,7 @@ def test_an_address_of_all_interfaces_is_not_handed_out():
     assert address.startswith('https://proxy:8443/episodes/')
 
 
-# ---- node ----------------------------------------------------------------------------------------
-
-NODE = """
-const http = require('node:http');
-const url = process.argv[1], raw = process.argv[2];
-const parts = () => new ReadableStream({
-  start(to) { to.enqueue(new TextEncoder().encode(raw)); to.close(); }
-});
-async function byFetch(body) {
-  const made = await fetch(url, {method: 'POST', body, duplex: 'half'});
-  return (await made.json()).choices[0].message.content;
-}
-const byRequest = () => new Promise((done, failed) => {
-  const sent = http.request(url, {method: 'POST'}, (made) => {
-    let text = '';
-    made.on('data', (some) => text += some);
-    made.on('end', () => done(JSON.parse(text).choices[0].message.content));
-  });
-  sent.on('error', failed);
-  sent.write(raw.slice(0, 9));
-  sent.end(raw.slice(9));
-});
-(async () => console.log(await byFetch(raw), await byFetch(parts()), await byRequest()))();
-"""
-
-
-@pytest.mark.skipif(not shutil.which('node'), reason='node is not installed')
-def test_node_s_fetch_and_request_are_answered():
-    policy = Policy(branches=3)
-    command = ['node', '-e', NODE]
-    command += [f'{policy.base}/v1/chat/completions', body(U).decode()]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert made.stdout.split() == ['A', 'B', 'C'], made.stderr
-    policy.close()
-
+# ---- node ---------------------------------------------------------------------------------------
 
 # make harness-clients installs it
 AI_SDK = """

@@ -58,9 +58,10 @@ def test_calls_become_tool_calls_and_those_that_cannot_be_read_stay_text():
 
 
 def test_a_stream_says_the_same():
-    asked = wire.read(body(U, tools=[clients.TOOL]), ())
+    options = {'include_usage': True}
+    asked = wire.read(body(U, tools=[clients.TOOL], stream_options=options), ())
     made = wire.complete(answer(CALL), asked, 'x').body
-    lines = wire.streamed(made, usage=True).decode().strip().split('\n\n')
+    lines = wire.streamed(made, asked.fields).decode().strip().split('\n\n')
     assert lines[-1] == 'data: [DONE]'
     first, last, usage = (json.loads(line.removeprefix('data: ')) for line in lines[:-1])
     assert first['choices'][0]['delta']['tool_calls'][0]['function']['name'] == 'look'

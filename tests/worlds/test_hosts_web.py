@@ -166,7 +166,7 @@ def test_programs_call_what_webarena_has(arena):
     assert arena.step('stop').success
     for wrong in ('func:open("x")', 'func:1 + 1'):
         with pytest.raises(ValueError):
-            scoring.call(wrong, '', arena.visitor, arena.sites, arena.login)
+            scoring.Programs(arena.visitor, arena.sites, arena.login).call(wrong)
 
 
 def test_a_program_that_leads_away_from_the_sites_scores_0_and_ends_the_episode(site, tmp_path):

@@ -13,9 +13,9 @@ import asyncio
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import fastapi
 import uvicorn
@@ -34,14 +34,9 @@ COMMENT_EVERY_S = 15.0  # comments of a stream until the answer: clients give up
 CLOSED_S = 0.001  # for the event loop to see that a client closed its connection
 MODEL = {'id': 'policy', 'object': 'model', 'created': 0, 'owned_by': 'agentrl_jax'}
 EVENTS = {'Content-Type': 'text/event-stream', 'Cache-Control': 'no-cache'}
+# (body, whether a retry, client) -> the completion; of an episode, or of many conversations
+Ask = Callable[[bytes, bool, Caller], tuple[wire.Asked, dict]]
 CODES = {404: 'not_found', 405: 'method_not_allowed'}
-
-
-class Answering(Protocol):
-    """An episode, or a server of many conversations."""
-
-    def ask(self, raw: bytes, retried: bool, caller: Caller) -> tuple[wire.Asked, dict]:
-        """Return the completion that answers a request."""
 
 
 async def read_body(request: fastapi.Request) -> bytes:
@@ -63,13 +58,13 @@ async def read_body(request: fastapi.Request) -> bytes:
     return b''.join(raw)
 
 
-def in_thread(answering: Answering, *args: Any) -> Future:
+def in_thread(ask: Ask, *args: Any) -> Future:
     """Ask in a daemon thread: a request that waits must not keep the process alive."""
     answer: Future = Future()
 
     def run() -> None:
         try:
-            answer.set_result(answering.ask(*args))
+            answer.set_result(ask(*args))
         except BaseException as error:
             answer.set_exception(error)
 
@@ -84,12 +79,12 @@ async def watch(request: fastapi.Request, caller: Caller) -> None:
     caller.left = True
 
 
-async def complete(answering: Answering, request: fastapi.Request) -> Response:
+async def complete(ask: Ask, request: fastapi.Request) -> Response:
     """Answer a turn, at once or as a stream."""
     raw = await read_body(request)
     retried = (request.headers.get('x-stainless-retry-count') or '0') != '0'
     caller = Caller()
-    answer = asyncio.wrap_future(in_thread(answering, raw, retried, caller))
+    answer = asyncio.wrap_future(in_thread(ask, raw, retried, caller))
     answer.add_done_callback(asyncio.Future.exception)  # asyncio logs unread errors
     watching = asyncio.create_task(watch(request, caller))
     await asyncio.wait([answer], timeout=STREAM_AFTER_S)
@@ -98,12 +93,12 @@ async def complete(answering: Answering, request: fastapi.Request) -> Response:
     if not answer.done():
         return StreamingResponse(stream(answer, watching), headers=EVENTS)
     try:
-        fields, body = await answer
+        asked, body = await answer
     finally:
         await delivered(watching)
-    if not fields.stream:
+    if not asked.fields.stream:
         return JSONResponse(body)
-    return Response(wire.streamed(body, fields.usage), headers=EVENTS)
+    return Response(wire.streamed(body, asked.fields), headers=EVENTS)
 
 
 async def stream(answer: asyncio.Future, watching: asyncio.Task) -> AsyncIterator[bytes]:
@@ -112,8 +107,8 @@ async def stream(answer: asyncio.Future, watching: asyncio.Task) -> AsyncIterato
         yield b': waiting for the policy\n\n'
         await asyncio.wait([answer], timeout=COMMENT_EVERY_S)
     try:
-        fields, body = await answer
-        events = wire.streamed(body, fields.usage)
+        asked, body = await answer
+        events = wire.streamed(body, asked.fields)
     except Refused as refused:
         events = wire.stream_error(refused)
         refused.__traceback__ = None  # see on_refusal
@@ -145,7 +140,7 @@ class Endpoint:
         host: str = '127.0.0.1',
         port: int = 0,
         *,
-        answering: Answering | None = None,  # of paths without an episode
+        ask: Ask | None = None,  # of paths without an episode
         setting: str = 'harness.port',  # flag or field of the port
     ):
         self.episodes: dict[str, Episode] = {}  # by their secrets
@@ -155,19 +150,18 @@ class Endpoint:
         self.port = listener.getsockname()[1]
         self.url = gate.url_of(listener).replace('//0.0.0.0', f'//{local_address()}')
         config = uvicorn.Config(
-            self.app(answering),
+            self.app(ask),
             http='h11',
             ws='none',
             lifespan='off',
             log_level='critical',
             timeout_keep_alive=600,
         )
+        args = ([listener],)
         serve = uvicorn.Server(config).run
-        threading.Thread(
-            target=serve, kwargs={'sockets': [listener]}, daemon=True, name='endpoint'
-        ).start()
+        threading.Thread(target=serve, args=args, daemon=True, name='endpoint').start()
 
-    def app(self, answering: Answering | None) -> fastapi.FastAPI:
+    def app(self, ask: Ask | None) -> fastapi.FastAPI:
         """The paths of the server."""
         app = fastapi.FastAPI(openapi_url=None)
 
@@ -197,7 +191,7 @@ class Endpoint:
 
         @app.post('/episodes/{secret}/v1/chat/completions')
         async def turn(secret: str, request: fastapi.Request) -> Response:
-            return await complete(episode(secret), request)
+            return await complete(episode(secret).ask, request)
 
         @app.post('/episodes/{secret}/reward')
         async def reward(secret: str, request: fastapi.Request) -> dict:
@@ -213,11 +207,11 @@ class Endpoint:
         async def health() -> dict:
             return {'status': 'ok'}
 
-        if answering is not None:
+        if ask is not None:
 
             @app.post('/v1/chat/completions')
             async def conversation(request: fastapi.Request) -> Response:
-                return await complete(answering, request)
+                return await complete(ask, request)
 
         return app
 

@@ -158,11 +158,11 @@ class Episode:
             else:
                 before.caller = caller
         if before is not None:
-            caller.streams = wire.read(raw, self.stops, serving=self.serving).stream
+            caller.streams = wire.read(raw, self.stops, serving=self.serving).fields.stream
             return before.answer.result()
         try:
             asked = wire.read(raw, self.stops, serving=self.serving)
-            caller.streams = asked.stream
+            caller.streams = asked.fields.stream
             call.answer.set_result((asked, self._answered(asked)))
         except Refused as refused:
             with self._state:  # a later try may get an answer
@@ -195,12 +195,8 @@ class Episode:
             branch, appended = self._opened(asked), ''
             self.branches.append(branch)
         else:
-            raise Refused(
-                400,
-                'history_rewritten',
-                'the request extends no conversation of its episode: raise harness.branches='
-                f'{self.most_branches}',
-            )
+            sentence = 'the request extends no conversation of its episode: raise harness.branches='
+            raise Refused(400, 'history_rewritten', f'{sentence}{self.most_branches}')
         count = len(branch.known)
         if appended:
             branch.known[-1].append(asked.messages[count - 1])
@@ -213,7 +209,7 @@ class Episode:
             opens=not count,
             stream=branch.stream,
             appended=appended,
-            most=asked.most,
+            most=asked.fields.token_limit,
             sampling=asked.sampling,
         )
         return Request(asked, branch, messages)

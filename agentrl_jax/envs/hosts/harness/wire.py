@@ -25,29 +25,21 @@ LABELS = {
     'prompt_cache_retention', 'request_id', 'cache_salt', 'priority',
 }  # fmt: skip
 SAMPLING = ('temperature', 'top_p', 'seed')  # that a served policy follows
-# Default values of other fields, which have no effect
-PLAIN = {
-    'top_k': (-1, 0),
-    'min_p': (0,),
-    'frequency_penalty': (0,),
-    'presence_penalty': (0,),
-    'repetition_penalty': (1,),
-    'length_penalty': (1,),
-    'min_tokens': (0,),
-    'top_logprobs': (0,),
-    'best_of': (1,),
-    'parallel_tool_calls': (True,),
-    'response_format': ({'type': 'text'},),
-    'modalities': (['text'],),
-    'verbosity': ('medium',),
-    'add_generation_prompt': (True,),
-    'skip_special_tokens': (True,),
-    'spaces_between_special_tokens': (True,),
-    'echo': (False,),
-    'ignore_eos': (False,),
-    'use_beam_search': (False,),
-    'continue_final_message': (False,),
-    'include_stop_str_in_output': (False,),
+PLAIN = {  # default values of other fields, which have no effect
+    name: values
+    for names, values in (
+        ('top_k', (-1, 0)),
+        ('min_p frequency_penalty presence_penalty min_tokens top_logprobs', (0,)),
+        ('repetition_penalty length_penalty best_of', (1,)),
+        ('parallel_tool_calls add_generation_prompt skip_special_tokens', (True,)),
+        ('spaces_between_special_tokens', (True,)),
+        ('echo ignore_eos use_beam_search continue_final_message', (False,)),
+        ('include_stop_str_in_output', (False,)),
+        ('response_format', ({'type': 'text'},)),
+        ('modalities', (['text'],)),
+        ('verbosity', ('medium',)),
+    )
+    for name in names.split()
 }
 NEVER = {  # fields that are never ignored -> what to do
     'functions': 'send tools instead',
@@ -74,9 +66,8 @@ class Refused(Exception):
     @property
     def body(self) -> dict:
         """As OpenAI's errors are."""
-        kind = 'invalid_request_error'
-        error = {'message': str(self), 'type': kind, 'param': self.param, 'code': self.code}
-        return {'error': error}
+        about = {'type': 'invalid_request_error', 'param': self.param, 'code': self.code}
+        return {'error': {'message': str(self)} | about}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,28 +92,6 @@ class Said:
             calls = json.loads(self.calls)
             found['tool_calls'] = [{'type': 'function', 'function': call} for call in calls]
         return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """A request, read."""
-
-    messages: tuple[Said, ...]
-    tools: tuple[dict, ...]
-    stop: tuple[str, ...]
-    most: int  # tokens of the answer; 0 = no limit
-    stream: bool
-    usage: bool  # at the end of a stream
-    logprobs: bool
-    ids: bool  # vLLM's return_token_ids
-    model: str
-    sampling: Sampling | None  # None: the run's own
-    ignored: tuple[str, ...]  # fields that change nothing
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the tools."""
-        return frozenset(tool['function']['name'] for tool in self.tools)
 
 
 class Function(pydantic.BaseModel):
@@ -171,6 +140,24 @@ class Fields(pydantic.BaseModel):
         return 0 if limit == NO_LIMIT else limit
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request, read."""
+
+    fields: Fields
+    messages: tuple[Said, ...]
+    tools: tuple[dict, ...]
+    stop: tuple[str, ...]
+    model: str
+    sampling: Sampling | None  # None: the run's own
+    ignored: tuple[str, ...]  # fields that change nothing
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tools."""
+        return frozenset(tool['function']['name'] for tool in self.tools)
+
+
 def invalid(param: str, sentence: str, code: str = 'invalid_request') -> Refused:
     """400 for a field."""
     return Refused(400, code, sentence, param)
@@ -194,14 +181,10 @@ def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
     ignored += dict.fromkeys(f'messages.{key}' for key in _unread_keys(fields.messages))
     tools = body['tools'] if fields.tools and fields.tool_choice != 'none' else ()
     return Asked(
+        fields=fields,
         messages=messages,
         tools=tuple(tools),
         stop=_stop(fields.stop, stops, '--stop' if serving else 'harness.stop'),
-        most=fields.token_limit,
-        stream=fields.stream,
-        usage=bool(fields.stream_options.include_usage),
-        logprobs=fields.logprobs,
-        ids=fields.return_token_ids,
         model=str(body.get('model') or 'policy'),
         sampling=fields.sampling if serving else None,
         ignored=tuple(ignored),
@@ -227,11 +210,8 @@ def _check_fields(body: Mapping, serving: bool) -> list[str]:
     if serving and ignored:
         name = ignored[0]
         value = json.dumps(body[name])[:50]
-        raise invalid(
-            name,
-            f'{name}={value} is not supported: leave it out',
-            'unsupported_field',
-        )
+        sentence = f'{name}={value} is not supported: leave it out'
+        raise invalid(name, sentence, 'unsupported_field')
     return ignored
 
 
@@ -350,7 +330,7 @@ def complete(answer: Answer, asked: Asked, name: str) -> Completion:
         forms.append(Said('assistant', whole))
     finish = 'tool_calls' if 'tool_calls' in message else answer.finish
     choice = {'index': 0, 'message': message, 'finish_reason': finish, 'logprobs': None}
-    if asked.logprobs:
+    if asked.fields.logprobs:
         pieces = zip(answer.pieces, answer.logprobs, strict=True)
         choice['logprobs'] = {'content': [_logprob(*piece) for piece in pieces], 'refusal': None}
     counts = {'prompt_tokens': len(answer.prompt), 'completion_tokens': len(answer.ids)}
@@ -362,7 +342,7 @@ def complete(answer: Answer, asked: Asked, name: str) -> Completion:
         'choices': [choice],
         'usage': counts | {'total_tokens': sum(counts.values())},
     }
-    if asked.ids:
+    if asked.fields.return_token_ids:
         choice['token_ids'], body['prompt_token_ids'] = list(answer.ids), list(answer.prompt)
     return Completion(body, tuple(forms), bad)
 
@@ -372,7 +352,7 @@ def _logprob(piece: bytes, logprob: float) -> dict:
     return {'token': text, 'bytes': list(piece), 'logprob': logprob, 'top_logprobs': []}
 
 
-def streamed(body: dict, usage: bool) -> bytes:
+def streamed(body: dict, fields: Fields) -> bytes:
     """A completion as server-sent events, in one piece."""
     (choice,) = body['choices']
     base = {name: body[name] for name in ('id', 'created', 'model')}
@@ -383,7 +363,7 @@ def streamed(body: dict, usage: bool) -> bytes:
     first = {'index': 0, 'delta': delta, 'finish_reason': None, 'logprobs': choice['logprobs']}
     last = {'index': 0, 'delta': {}, 'finish_reason': choice['finish_reason']}
     chunks = [base | {'choices': [one]} for one in (first, last)]
-    if usage:
+    if fields.stream_options.include_usage:
         chunks.append(base | {'choices': [], 'usage': body['usage']})
     lines = [f'data: {json.dumps(chunk)}\n\n' for chunk in chunks]
     return ''.join([*lines, 'data: [DONE]\n\n']).encode()

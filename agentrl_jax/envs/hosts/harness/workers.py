@@ -77,15 +77,13 @@ class Workers:
         self._state = threading.Lock()
 
     def enter(self) -> None:
-        """Register a world."""
         with self._state:
             self.worlds += 1
 
     def leave(self) -> None:
         with self._state:
             self.worlds -= 1
-            over = [] if self.worlds else self.idle
-            self.idle = [] if over is self.idle else self.idle
+            over, self.idle = ([], self.idle) if self.worlds else (self.idle, [])
         for worker in over:
             worker.kill()
 
@@ -93,20 +91,14 @@ class Workers:
         """Lease a worker for one episode; WorldDown if all are busy for long."""
         if not self._free.acquire(timeout=WAIT_S):
             raise WorldDown(f'all harness.workers={self.most} are at work')
+        with self._state:
+            self.idle = [worker for worker in self.idle if worker.alive]
+            worker = self.idle.pop() if self.idle else None
         try:
-            return Lease(self, self._waiting() or Worker(self.run))
+            return Lease(self, worker or Worker(self.run))
         except OSError as error:
             self._free.release()
             raise WorldDown(f'no worker can be started: {error}') from error
-
-    def _waiting(self) -> Worker | None:
-        """An idle worker that is still alive."""
-        with self._state:
-            while self.idle:
-                worker = self.idle.pop()
-                if worker.alive:
-                    return worker
-        return None
 
     def give(self, worker: Worker) -> None:
         """Take a worker back after an episode, dead or alive."""

@@ -9,12 +9,12 @@ import functools
 import queue
 import re
 import threading
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
-from agentrl_jax.envs.hosts.harness.episode import End, Episode
+from agentrl_jax.envs.hosts.harness.episode import End, Episode, Request
 from agentrl_jax.envs.hosts.harness.programs import Program
 from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
@@ -69,10 +69,16 @@ class Harness:
 
     def reset(self, item: int) -> Messages:
         self.leave()
-        player, drops = self._player(), self.settings.thoughts == 'drop'
-        episode = self.episode = Episode(self.stops, self.settings.branches, drops)
-        address = self.endpoint.open(episode, self.settings.public_url)
-        self.player = player
+        settings = self.settings
+        if self.workers is not None:
+            player = self.workers.take()
+        elif settings.run:
+            player = Call(settings.run)
+        else:
+            player = Program(settings.command, settings.blames)
+        episode = Episode(self.stops, settings.branches, settings.thoughts == 'drop')
+        address = self.endpoint.open(episode, settings.public_url)
+        self.episode, self.player = episode, player
         self.turns, self.cut = 0, False
         task = Task(int(item), f'{address}/v1', episode.secret)
 
@@ -80,27 +86,21 @@ class Harness:
             episode.events.put(player.play(task))
 
         threading.Thread(target=play, daemon=True, name='harness').start()
-        event = self._next(self.settings.start_s)
+        event = self._next(settings.start_s)
         if isinstance(event, End):
             raise WorldError(f'the harness ended before its first request: {event.error or "-"}')
-        self._warn_of_ignored(event.asked.ignored)
         return event.new
 
     def step(self, action: Answer) -> Reply:
         self.turns, self.cut = self.turns + 1, False
         made = self.episode.answer(action)
-        event = self._next(self.settings.silent_s)
-        valid = not made.bad_calls
-        if not valid:
+        if made.bad_calls:
             self.endpoint.warn_once(
                 'bad_calls',
                 'the first tool call that cannot be parsed (harness/bad_calls counts them): '
                 f'{shown(str(action)):.300}',
             )
-        if isinstance(event, End):
-            return dataclasses.replace(self._over(event), valid=valid)
-        self._warn_of_ignored(event.asked.ignored)
-        return Reply(event.new, figures=self._figures(), valid=valid)
+        return dataclasses.replace(self._reply(), valid=not made.bad_calls)
 
     def finish(self, reason: str) -> Reply:
         """Reject the pending request; the harness ends, and its reward counts.
@@ -109,10 +109,7 @@ class Harness:
         """
         self.cut = True
         self.episode.refuse(CUT[reason], branch=reason == 'TOKEN_BUDGET')
-        event = self._next(self.settings.silent_s)
-        if isinstance(event, End):
-            return self._over(event)
-        return Reply(event.new, figures=self._figures())
+        return self._reply()
 
     def leave(self) -> None:
         """End the episode: kill its process; a thread gets no more answers."""
@@ -137,33 +134,29 @@ class Harness:
         counted, branches = self.episode.counted, len(self.episode.branches)
         return tuple(map(float, (self.turns, branches, len(self.refused), counted['bad calls'])))
 
-    def _warn(self) -> None:
-        """Report each kind of rejection once if the harness earned a reward all the same."""
-        for one in self.refused:
-            self.endpoint.warn_once(
-                one.code,
-                'a harness earned a reward although a request was refused '
-                f'({one.code}: {shown(str(one))}); harness/refused counts such requests',
-            )
-
-    def _warn_of_ignored(self, fields: tuple[str, ...]) -> None:
-        """Reports each field of requests that training ignores, once."""
-        for name in fields:
-            self.endpoint.warn_once(
-                name,
-                f'requests of the harness set {shown(name)}, which training ignores: the '
-                'sampling of the run applies',
-            )
-
-    def _next(self, patience_s: float) -> Any:
+    def _next(self, patience_s: float) -> Request | End:
+        """The next request or the end; reports each ignored field of requests once."""
         try:
-            return self.episode.events.get(timeout=patience_s)
+            event = self.episode.events.get(timeout=patience_s)
         except queue.Empty:
             self.leave()
             raise WorldError(
                 f'the harness neither asked nor ended within {patience_s:g} s (harness.start_s of '
                 'the first request, harness.silent_s of others)'
             ) from None
+        for name in event.asked.ignored if isinstance(event, Request) else ():
+            self.endpoint.warn_once(
+                name,
+                f'requests of the harness set {shown(name)}, which training ignores: the '
+                'sampling of the run applies',
+            )
+        return event
+
+    def _reply(self) -> Reply:
+        event = self._next(self.settings.silent_s)
+        if isinstance(event, End):
+            return self._over(event)
+        return Reply(event.new, figures=self._figures())
 
     def _over(self, end: End) -> Reply:
         """The reply to the last answer of an episode."""
@@ -172,18 +165,15 @@ class Harness:
         if earned is None and end.error and (self.cut or blamed):
             earned = self.settings.blamed_reward  # the policy is to blame
         reward, success = reward_of(earned, end.error)
-        if not end.error:
-            self._warn()
+        for one in [] if end.error else self.refused:
+            self.endpoint.warn_once(
+                one.code,
+                'a harness earned a reward although a request was refused '
+                f'({one.code}: {shown(str(one))}); harness/refused counts such requests',
+            )
         reply = Reply('', reward, done=True, success=success, figures=self._figures())
         self.leave()
         return reply
-
-    def _player(self) -> Call | Lease | Program:
-        """Who plays the next episode, out of this thread."""
-        if self.workers is not None:
-            return self.workers.take()
-        settings = self.settings
-        return Call(settings.run) if settings.run else Program(settings.command, settings.blames)
 
 
 class Played(Harness):

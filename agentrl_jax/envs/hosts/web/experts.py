@@ -6,9 +6,9 @@ import operator
 import re
 from collections.abc import Callable
 
-LINE = re.compile(r'\t*\[(\d+)\] ([\w-]+) ((?:\'|").*(?:\'|"))((?: \w+: .*)?)')
+NAME = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""  # as repr writes it
+LINE = re.compile(rf'\t*\[(\d+)\] ([\w-]+) ({NAME})(.*)')
 EDITED = ('textbox', 'searchbox', 'spinbutton')
-ORDINAL = r'(\d+)(?:st|nd|rd|th)'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,12 @@ class Seen:
     def of(self, *roles: str) -> list[Element]:
         return [e for e in self.elements if e.role in roles]
 
+    @property
+    def ordinal(self) -> int:
+        """The place that the task names, such as 2nd, from 0; 0 without one."""
+        found = re.search(r'(\d+)(?:st|nd|rd|th)', self.task)
+        return int(found[1]) - 1 if found else 0
+
     def quoted(self) -> list[str]:
         return re.findall('"(.*?)"', self.task)
 
@@ -55,19 +61,12 @@ class Seen:
 
 def read(observation: str) -> Seen:
     *rows, task, before = observation.split('\n')
-    found = []
-    for row in rows:
-        match = LINE.fullmatch(row)
-        if match:
-            name, more = split_name(match[3] + match[4])
-            found.append(Element(int(match[1]), match[2], name, more))
-    return Seen(tuple(found), task.removeprefix('TASK: '), before.removeprefix('PREVIOUS ACTION: '))
-
-
-def split_name(text: str) -> tuple[str, str]:
-    """Return the quoted name at the start of a text, and the rest."""
-    end = re.match(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", text)
-    return (ast.literal_eval(end[0]), text[end.end() :]) if end else (text, '')
+    found = [match for match in map(LINE.fullmatch, rows) if match]
+    elements = tuple(
+        Element(int(number), role, ast.literal_eval(name), more)
+        for number, role, name, more in (match.groups() for match in found)
+    )
+    return Seen(elements, task.removeprefix('TASK: '), before.removeprefix('PREVIOUS ACTION: '))
 
 
 def writes(wanted: list[tuple[Element, str]], then: str) -> str:
@@ -168,8 +167,7 @@ def login(seen: Seen) -> str:
 
 
 def focus(seen: Seen) -> str:
-    number = re.search(ORDINAL, seen.task)
-    return seen.of('textbox')[int(number[1]) - 1 if number else 0].click
+    return seen.of('textbox')[seen.ordinal].click
 
 
 def sum_of(seen: Seen) -> str:
@@ -214,18 +212,17 @@ def cell_beside(seen: Seen) -> str:
 
 
 def word(seen: Seen) -> str:
-    number = int(re.search(ORDINAL, seen.task)[1])
     words = ' '.join(e.name for e in seen.of('StaticText')).split()
-    return writes([(seen.of('textbox')[0], words[number - 1].strip('.,'))], seen.press())
+    return writes([(seen.of('textbox')[0], words[seen.ordinal].strip('.,'))], seen.press())
 
 
 def copy(seen: Seen) -> str:
     """The text of a field into the one that is empty."""
-    number, fields = re.search(ORDINAL, seen.task), seen.of('textbox')
+    fields = seen.of('textbox')
     full, empty = [f for f in fields if f.value], [f for f in fields if not f.value]
     if not empty:
         return seen.press()
-    return writes([(empty[0], full[int(number[1]) - 1 if number else 0].value)], '')
+    return writes([(empty[0], full[seen.ordinal].value)], '')
 
 
 def odd_or_even(seen: Seen) -> str:
@@ -239,46 +236,33 @@ def odd_or_even(seen: Seen) -> str:
     return seen.press()
 
 
-EXPERTS: dict[str, Callable[[Seen], str]] = {  # by the page's name
-    'click-test': button,
-    'click-test-2': first_button,
-    'click-test-transfer': first_button,
-    'click-button': button,
-    'click-button-sequence': buttons_in_order,
-    'click-dialog': button,
-    'click-dialog-2': button,
-    'click-link': link,
-    'click-tab': tab,
-    'click-tab-2': tab_of_link,
-    'click-tab-2-easy': tab_of_link,
-    'click-tab-2-medium': tab_of_link,
-    'click-tab-2-hard': tab_of_link,
-    'click-collapsible': section,
-    'click-collapsible-nodelay': section,
-    'click-collapsible-2': section_of_link,
-    'click-collapsible-2-nodelay': section_of_link,
-    'click-option': option,
-    'click-checkboxes': checkboxes,
-    'click-checkboxes-large': checkboxes,
-    'click-checkboxes-transfer': checkboxes,
-    'choose-list': choice,
-    'click-scroll-list': choice,
-    'enter-text': text,
-    'enter-text-2': text,
-    'enter-text-dynamic': text,
-    'enter-password': text,
-    'login-user': login,
-    'focus-text': focus,
-    'focus-text-2': focus,
-    'simple-arithmetic': sum_of,
-    'simple-algebra': unknown,
-    'use-spinner': spinner,
-    'read-table': cell_beside,
-    'read-table-2': cell_beside,
-    'find-word': word,
-    'copy-paste': copy,
-    'copy-paste-2': copy,
-    'odd-or-even': odd_or_even,
+BY_PAGES = (  # of pages by name; items are numbered in this order
+    (button, 'click-test'),
+    (first_button, 'click-test-2 click-test-transfer'),
+    (button, 'click-button'),
+    (buttons_in_order, 'click-button-sequence'),
+    (button, 'click-dialog click-dialog-2'),
+    (link, 'click-link'),
+    (tab, 'click-tab'),
+    (tab_of_link, 'click-tab-2 click-tab-2-easy click-tab-2-medium click-tab-2-hard'),
+    (section, 'click-collapsible click-collapsible-nodelay'),
+    (section_of_link, 'click-collapsible-2 click-collapsible-2-nodelay'),
+    (option, 'click-option'),
+    (checkboxes, 'click-checkboxes click-checkboxes-large click-checkboxes-transfer'),
+    (choice, 'choose-list click-scroll-list'),
+    (text, 'enter-text enter-text-2 enter-text-dynamic enter-password'),
+    (login, 'login-user'),
+    (focus, 'focus-text focus-text-2'),
+    (sum_of, 'simple-arithmetic'),
+    (unknown, 'simple-algebra'),
+    (spinner, 'use-spinner'),
+    (cell_beside, 'read-table read-table-2'),
+    (word, 'find-word'),
+    (copy, 'copy-paste copy-paste-2'),
+    (odd_or_even, 'odd-or-even'),
+)
+EXPERTS: dict[str, Callable[[Seen], str]] = {
+    page: expert for expert, pages in BY_PAGES for page in pages.split()
 }
 
 

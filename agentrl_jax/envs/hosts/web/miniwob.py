@@ -86,8 +86,7 @@ class MiniWoB:
         for task in self.tasks:
             if not (self.folder / f'{task}.html').exists():
                 raise ValueError(f'miniwob.tasks: {task!r} is no page of MiniWoB++')
-        width, height = SIZE
-        self.visitor = tabs.Visitor((), width=width, height=height, settle_s=play.settle_s)
+        self.visitor = tabs.Visitor((), SIZE, play.settle_s)
         self.task, self.goal, self.before, self.done = '', '', 'none', True
         self.text = ''  # of the page that is shown
 

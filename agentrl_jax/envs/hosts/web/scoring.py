@@ -6,6 +6,7 @@ the user's; WebArena uses a model.
 """
 
 import ast
+import contextlib
 import html
 import json
 import re
@@ -36,15 +37,13 @@ def score(
 ) -> float:
     """1 for a task that was done, else 0. Programs leave the last page."""
     total = 1.0
-    url = visitor.url()
+    programs = Programs(visitor, sites, login)
     if 'string_match' in task.evaluators:
         total *= string_score(task, answer, judge)
     if total and 'url_match' in task.evaluators:
-        total *= url_score(url, task.urls)
-    if 'program_html' in task.evaluators:
-        for target in task.targets:
-            if total:
-                total *= target_score(target, visitor, url, sites, login)
+        total *= url_score(programs.last, task.urls)
+    if total and 'program_html' in task.evaluators:
+        total *= all(programs.holds(target) for target in task.targets)
     return total
 
 
@@ -107,77 +106,75 @@ def parts(url: str) -> tuple[str, dict[str, list[str]]]:
 # ---- pages ---------------------------------------------------------------------------------------
 
 
-def target_score(
-    target: Target, visitor: Visitor, url: str, sites: Mapping[str, str], login: str
-) -> float:
-    try:
-        found = found_by(target, visitor, url, sites, login)
-    except Unreadable:  # it leads to an address that cannot be visited
-        return 0.0
-    return contents_score(target, found)
-
-
-def contents_score(target: Target, found: str) -> float:
+def has_contents(target: Target, found: str) -> bool:
+    """Whether a text has the contents that a target wants."""
     found = html.unescape(found)
     if target.kind == 'exact_match':
-        return float(plain(found) == plain(target.contents[0]))
-    return float(
-        all(any(includes(found, part) for part in one.split(EITHER)) for one in target.contents)
-    )
+        return plain(found) == plain(target.contents[0])
+    return all(any(includes(found, part) for part in one.split(EITHER)) for one in target.contents)
 
 
-def found_by(
-    target: Target, visitor: Visitor, url: str, sites: Mapping[str, str], login: str
-) -> str:
-    """Return the text that a program reads; '' if the page does not have it."""
-    goes_to = target.url
-    if goes_to.startswith('func:'):
-        goes_to = call(goes_to, url, visitor, sites, login)
-    if goes_to != 'last':
-        visitor.go(goes_to)
-        visitor.settle()
-    if target.locator.startswith('func:'):
-        return call(target.locator, url, visitor, sites, login)
-    try:
-        for code in target.prepare:
-            visitor.tab.evaluate(f'void ({code})')
-    except Refused:
-        pass  # the page is another one; what is looked for decides
-    try:
-        code = target.locator or 'document.documentElement.outerHTML'
-        found = visitor.tab.evaluate(f'({code})')
-    except Refused:
-        return ''
-    return str(found) if found != '' else ''
+class Programs:
+    """Programs that look at pages after an episode, with the visitor who played it."""
 
+    def __init__(self, visitor: Visitor, sites: Mapping[str, str], login: str):
+        self.visitor, self.sites, self.login = visitor, sites, login
+        self.last = visitor.url()  # address of the episode's last page
 
-def call(text: str, url: str, visitor: Visitor, sites: Mapping[str, str], login: str) -> str:
-    """The value of func:name(arguments), of WebArena's functions."""
-    node = ast.parse(text.removeprefix('func:').strip(), mode='eval').body
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise ValueError(f'{text!r} is no call')
-    name = node.func.id
-    given = [
-        ast.literal_eval(a) for a in node.args if not (isinstance(a, ast.Name) and '__' in a.id)
-    ]
-    given = [one.replace('__last_url__', url) for one in given]
-    if name == 'reddit_get_post_url':
-        return post_of(*given)
-    if name == 'gitlab_get_project_memeber_role':  # as it is spelt there
+    def holds(self, target: Target) -> bool:
         try:
-            return str(visitor.tab.evaluate(ROLE % json.dumps(given[0])))
+            return has_contents(target, self.found_by(target))
+        except Unreadable:  # it leads to an address that cannot be visited
+            return False
+
+    def found_by(self, target: Target) -> str:
+        """Return the text that a program reads; '' if the page does not have it."""
+        goes_to = target.url
+        if goes_to.startswith('func:'):
+            goes_to = self.call(goes_to)
+        if goes_to != 'last':
+            self.visitor.go(goes_to)
+            self.visitor.settle()
+        if target.locator.startswith('func:'):
+            return self.call(target.locator)
+        tab = self.visitor.tab
+        with contextlib.suppress(Refused):  # on another page; the contents decide
+            for code in target.prepare:
+                tab.evaluate(f'void ({code})')
+        try:
+            code = target.locator or 'document.documentElement.outerHTML'
+            return str(tab.evaluate(f'({code})'))
         except Refused:
             return ''
-    if name == 'shopping_get_latest_order_url':
-        return latest_order(sites['shopping'], login)
-    if name in ('shopping_get_sku_latest_review_author', 'shopping_get_sku_latest_review_rating'):
-        reviews = asked(f'{sites["shopping"]}/rest/V1/products/{given[0]}/reviews', login)
-        if not reviews:
+
+    def call(self, text: str) -> str:
+        """The value of func:name(arguments), of WebArena's functions."""
+        node = ast.parse(text.removeprefix('func:').strip(), mode='eval').body
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            raise ValueError(f'{text!r} is no call')
+        name = node.func.id
+        given = [
+            ast.literal_eval(a) for a in node.args if not (isinstance(a, ast.Name) and '__' in a.id)
+        ]
+        given = [one.replace('__last_url__', self.last) for one in given]
+        if name == 'reddit_get_post_url':
+            return post_of(*given)
+        if name == 'gitlab_get_project_memeber_role':  # as it is spelt there
+            try:
+                return str(self.visitor.tab.evaluate(ROLE % json.dumps(given[0])))
+            except Refused:
+                return ''
+        if name == 'shopping_get_latest_order_url':
+            return latest_order(self.sites['shopping'], self.login)
+        reviews = 'shopping_get_sku_latest_review_'
+        if name not in (f'{reviews}author', f'{reviews}rating'):
+            raise ValueError(f'{name} is not a function of WebArena')
+        url = f'{self.sites["shopping"]}/rest/V1/products/{given[0]}/reviews'
+        found = asked(url, self.login)
+        if not found:
             return ''
-        if name.endswith('author'):
-            return reviews[-1]['nickname']
-        return str(reviews[-1]['ratings'][0]['percent'])
-    raise ValueError(f'{name} is not a function of WebArena')
+        last = found[-1]
+        return last['nickname'] if name.endswith('author') else str(last['ratings'][0]['percent'])
 
 
 def post_of(url: str) -> str:

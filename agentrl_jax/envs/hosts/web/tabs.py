@@ -210,17 +210,13 @@ async def close_dialog(dialog: 'Dialog') -> None:
 class Visitor:
     """Tabs with their own cookies, which other visitors of the browser do not share."""
 
-    def __init__(self, origins: tuple[str, ...], *, width: int, height: int, settle_s: float):
-        if not settle_s > 0:
-            raise ValueError(f'settle_s={settle_s} must be above 0')
+    def __init__(self, origins: tuple[str, ...], size: tuple[int, int], settle_s: float):
+        """size: width and height of the window."""
         self.origins = tuple(map(origin, origins))
-        self.size, self.settle_s = (width, height), settle_s
+        self.size, self.settle_s = size, settle_s
         self.browser = SHARED.take(self.origins)
         self.context: BrowserContext | None = None
         self.tabs: list[Tab] = []
-        self.at = 0
-        self.seen: list[tree.Line] = []
-        self.unreported = 0  # pages that Playwright does not report
         self.front: Tab | None = None  # the one that is drawn
 
     def begin(self) -> None:
@@ -231,7 +227,9 @@ class Visitor:
             self.context = None
         self._leave()
         self.context = self.browser.context(*self.size)
-        self.tabs, self.at, self.seen, self.unreported = [], 0, [], 0
+        self.tabs, self.at = [], 0
+        self.seen: list[tree.Line] = []
+        self.unreported = 0  # pages that Playwright does not report
         self.open()
         target = self.tab.call('Target.getTargetInfo')['targetInfo']
         self.context_id = target['browserContextId']
@@ -272,19 +270,15 @@ class Visitor:
         self.at = len(self.tabs) - 1
         self._to_front()
 
-    def allows(self, url: str) -> bool:
-        if url == 'about:blank':
-            return True
-        try:
-            return origin(url) in self.origins
-        except ValueError:
-            return False
-
     def go(self, url: str) -> None:
         """Go to an address on the sites of the config."""
         if '://' not in url and url != 'about:blank':
             url = f'http://{url}'
-        if not self.allows(url):
+        try:
+            allowed = url == 'about:blank' or origin(url) in self.origins
+        except ValueError:
+            allowed = False
+        if not allowed:
             raise Unreadable(f'{url} is none of the sites that can be visited')
         self.tab.go(url, self.settle_s)
 
@@ -308,7 +302,10 @@ class Visitor:
                 raise Unreadable(f'there is no tab {action.element}')
             self.at = action.element
         elif verb == 'close_tab':
-            self._close_tab()
+            self.browser.run(self.tabs.pop(self.at).page.close())
+            self.at = max(self.at - 1, 0)
+            if not self.tabs:
+                self.open()
         elif verb == 'goto':
             self.go(action.text.strip())
         elif verb in ('go_back', 'go_forward'):
@@ -329,12 +326,6 @@ class Visitor:
             tab.write(action.text)
             if action.enter:
                 tab.press('Enter')
-
-    def _close_tab(self) -> None:
-        self.browser.run(self.tabs.pop(self.at).page.close())
-        self.at = max(self.at - 1, 0)
-        if not self.tabs:
-            self.open()
 
     def settle(self) -> None:
         """Wait for the page in front, and take up the tabs that pages have opened or closed."""

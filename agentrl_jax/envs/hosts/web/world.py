@@ -60,13 +60,6 @@ def items(split: str, path: str, sites: tuple[str, ...], judge: str) -> list[int
     ]
 
 
-def judge_of(place: str) -> scoring.Judge | None:
-    """module:function, of (answer, reference, intent)."""
-    if not place:
-        return None
-    return import_callable(place, 'web.judge')
-
-
 @dataclasses.dataclass(frozen=True)
 class Play:
     """Settings of a world, in process or on a server."""
@@ -91,11 +84,9 @@ class WebArena:
         play = checked('web', Play(**settings))
         self.instruction = PROMPTS[play.prompt]
         self.tasks, self.sites = read(play.tasks, play.sites), read_sites(play.sites)
-        self.states, self.login, self.judge = play.states, play.login, judge_of(play.judge)
-        width, height = WINDOW
-        self.visitor = tabs.Visitor(
-            tuple(self.sites.values()), width=width, height=height, settle_s=play.settle_s
-        )
+        self.states, self.login = play.states, play.login
+        self.judge = import_callable(play.judge, 'web.judge') if play.judge else None
+        self.visitor = tabs.Visitor(tuple(self.sites.values()), WINDOW, play.settle_s)
         self.task: Task | None = None
         self.before, self.done = 'none', True
 
@@ -135,14 +126,8 @@ class WebArena:
     def _stop(self, answer: str) -> Reply:
         self.done = True
         last = self.shown()
-        total = scoring.score(
-            self.task,
-            answer,
-            self.visitor,
-            sites=self.sites,
-            login=self.login,
-            judge=self.judge,
-        )
+        how = dict(sites=self.sites, login=self.login, judge=self.judge)
+        total = scoring.score(self.task, answer, self.visitor, **how)
         return Reply(last, total, done=True, success=total >= 1, valid=True)
 
     def shown(self) -> str:
