@@ -10,7 +10,6 @@
 # make tables  every table and curve of experiments/ again, from the metrics committed there
 # make lint    ruff alone        make clean   removes the environments and caches, not runs/
 # make chaos   kills runs of every kind at random moments and compares what they end with
-# make chaos-hosts  plays against servers of worlds, and networks, that fail in every way
 # Needs Python 3.11+ and make. Choose another interpreter with `make demo PYTHON=/path/to/python`.
 
 PYTHON ?= python3
@@ -26,7 +25,7 @@ PYTHON_NEXT ?= $(shell for python in python3.13 python3.12 \
   "$$python" -c '' 2>/dev/null && { echo "$$python"; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-next test soak cuda chaos chaos-hosts test-reference test-openenv test-tunix harness-clients bench-tunix tables lint clean python-version
+.PHONY: help demo check check-next test soak cuda chaos test-reference test-openenv test-tunix harness-clients bench-tunix tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -73,9 +72,6 @@ cuda: $(VENV)/gpu.stamp
 
 chaos: $(VENV)/test.stamp
 	PYTHONPATH=.:tests $(RUN) tests/chaos.py $(ARGS)
-
-chaos-hosts: $(VENV)/test.stamp
-	PYTHONPATH=.:tests $(RUN) tests/chaos_hosts.py $(ARGS)
 
 tables: $(VENV)/run.stamp
 	$(RUN) -m agentrl_jax.tables --rebuild experiments

@@ -4,7 +4,7 @@
 
 Each round takes a kind of run: an algorithm, a mixture of worlds, an agent that plans or tries its
 levels twice, adapters, the best policy kept beside the newest, worlds on servers that the run
-starts, two processes (KINDS); a sweep of two runs. It trains the undisturbed twin once, then starts
+starts, two processes (KINDS). It trains the undisturbed twin once, then starts
 the same again and again and disturbs it at a random moment: some seconds after its start, after
 some step, or while a checkpoint is being saved. At last it may finish; rows of metrics (times
 aside), every array of the newest checkpoint and of the best policy, the pages and what worlds on
@@ -21,7 +21,6 @@ import argparse
 import collections
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -78,26 +77,6 @@ MARK = 'CHAOS_RUN'  # variable that all processes of a run have, its servers too
 SERVERS_S = 30  # within which the servers of a run that was killed have ended
 HEARTBEAT_S = 10  # a process of a pair that is silent for so long is taken for dead
 PATIENCE_S = 400  # within which what cannot go on has ended; jax waits 300 for one that never came
-TWO_SEEDS = """
-def sweep(add):
-    add(seed=0)
-    add(seed=1)
-"""
-JUMPING = """
-import random, runpy, sys, time
-tell, jumps = time.time, random.Random(0)
-def jumping():
-    return tell() + jumps.choice((-1e8, -3600.0, -1.0, 0.0, 1.0, 3600.0, 1e8))
-time.time, time.time_ns = jumping, lambda: int(1e9 * jumping())
-runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
-"""
-WAITING = """
-import os, runpy, sys, time
-def late(act):
-    return lambda *args, **more: time.sleep(0.2) or act(*args, **more)
-os.fsync, os.replace, os.rename, os.mkdir = map(late, (os.fsync, os.replace, os.rename, os.mkdir))
-runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +85,6 @@ class Kind:
 
     changes: dict[str, Any]  # of the micro run's config
     processes: int = 1
-    program: str = ''  # through which it is disturbed; its twin is a plain run
-    twin: str = ''  # kind whose undisturbed run is the same
 
 
 def of_algorithm(name: str) -> Kind:
@@ -132,19 +109,6 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd',
     ),
     'best': Kind(ALL | {'checkpoint.best': True, 'eval.every': 2, 'eval.samples': 3}),
     'hosts': Kind(SERVED),
-    'hosts_curriculum': Kind(
-        SERVED
-        | {
-            'env.max_turns': 3,
-            'curriculum.rounds': (1, 3),
-            'curriculum.stage_steps': 5,
-        }
-    ),
-    'hosts_reflect': Kind(
-        SERVED
-        | TWICE
-        | {'agent.name': 'reflect', 'hosts.max_observation': 160, 'rollout.max_tokens': 640}
-    ),
     'hosts_mix': Kind(
         SERVED
         | {
@@ -154,10 +118,7 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd',
         }
     ),
     'hosts_pair': Kind(SERVED, processes=2),
-    'clock': Kind(GRPO.changes, program=JUMPING, twin='grpo'),
-    'slow': Kind(GRPO.changes, program=WAITING, twin='grpo'),
 }
-SWEEP = 'sweep'  # of which there is more to say than a config
 
 
 def config_of(changes: dict[str, Any]):
@@ -199,16 +160,15 @@ def kept_best(workdir: pathlib.Path) -> dict[str, Any]:
     return {step: checkpoint.read_extra(folder, step=step) for step in checkpoint.steps(folder)}
 
 
-def rows_below(folder: pathlib.Path) -> int:
-    """Rows of metrics that the runs of a folder have written."""
-    paths = [*folder.glob('metrics.jsonl'), *folder.glob('*/metrics.jsonl')]
-    return sum(path.read_bytes().count(b'\n') for path in paths)
+def rows_of(workdir: pathlib.Path) -> int:
+    """Rows of metrics that a run has written."""
+    path = workdir / run_log.METRICS_FILE
+    return path.read_bytes().count(b'\n') if path.exists() else 0
 
 
-def saves_below(folder: pathlib.Path) -> set[pathlib.Path]:
-    """Checkpoints that the runs of a folder are writing."""
-    # Not by **, which would look into folders while they vanish.
-    return {*folder.glob('checkpoints/*.new*'), *folder.glob('*/checkpoints/*.new*')}
+def saves_of(workdir: pathlib.Path) -> set[pathlib.Path]:
+    """Checkpoints that a run is writing."""
+    return {*workdir.glob('checkpoints/*.new*')}
 
 
 class Chaos:
@@ -221,7 +181,6 @@ class Chaos:
         self.compared: collections.Counter[str] = collections.Counter()
         self.late, self.rounds, self.leaves, self.quickest = 0, 0, 0, float('inf')  # s of a run
         self.started: list[subprocess.Popen] = []
-        (folder / 'two_seeds.py').write_text(TWO_SEEDS)
 
     def start(self, *words: str, **variables: str) -> subprocess.Popen:
         with (self.folder / 'log').open('ab') as log:
@@ -238,17 +197,17 @@ class Chaos:
         self.started = [other for other in self.started if other.poll() is None] + [process]
         return process
 
-    def round(self, name, start, compare, kills: int, *, twin=''):
-        """One run, disturbed `kills` times at most, then compared with its twin."""
-        twin = self.folder / f'twin_{twin or name}'
-        workdir = self.folder / f'round_{self.rounds}'
+    def of(self, name: str, kills: int) -> None:
+        """One run of a kind, disturbed `kills` times at most, then compared with its twin."""
+        kind = KINDS[name]
+        twin, workdir = self.folder / f'twin_{name}', self.folder / f'round_{self.rounds}'
         if not twin.exists():
             began = time.monotonic()
-            self.finish(name, twin, start(twin))
+            self.finish(name, twin, self.train(kind, twin))
             self.quickest = min(self.quickest, time.monotonic() - began)
         for _ in range(kills):
-            process = start(workdir)
-            moment = self.wait_for_moment(process, workdir, rows_below(twin))
+            process = self.train(kind, workdir)
+            moment = self.wait_for_moment(process, workdir, rows_of(twin))
             struck = process.strike(self.rng)
             assert_alone(workdir)
             blow, codes = struck or ('', [0])
@@ -259,8 +218,8 @@ class Chaos:
             self.codes.update((blow, code) for code in codes)
             if blow in ('SIGTERM', 'SIGINT') and moment != 'time':
                 assert codes[0] in OBEYED, f'{name}: {blow} at a {moment} led to {codes}'
-        self.finish(name, workdir, start(workdir))
-        compare(workdir, twin)
+        self.finish(name, workdir, self.train(kind, workdir))
+        self.compare(kind.changes, workdir, twin)
         self.rounds += 1
         shutil.rmtree(workdir)
 
@@ -271,21 +230,21 @@ class Chaos:
 
     def wait_for_moment(self, process: 'Running', workdir: pathlib.Path, rows: int) -> str:
         """Returns at a random moment of the run, or when it has ended; what kind of moment."""
-        there = rows_below(workdir)
+        there = rows_of(workdir)
         kind = self.rng.choice(('time', 'step', 'save') if there < rows else ('time',))
         if kind == 'time':
             # What the twin compiled need not be compiled again, which is about half of its time.
             wanted, more = time.monotonic() + self.rng.uniform(0, self.quickest / 2), 0.0
         else:
             wanted, more = self.rng.randint(there + 1, rows), self.rng.uniform(0, 0.2)
-        killed = saves_below(workdir)  # of the start before
+        killed = saves_of(workdir)  # of the start before
         while not process.has_ended():
-            killed &= saves_below(workdir)
+            killed &= saves_of(workdir)
             if kind == 'time' and time.monotonic() >= wanted:
                 break
-            if kind == 'step' and rows_below(workdir) >= wanted:
+            if kind == 'step' and rows_of(workdir) >= wanted:
                 break
-            if kind == 'save' and saves_below(workdir) - killed:
+            if kind == 'save' and saves_of(workdir) - killed:
                 break
             time.sleep(0.01)
         time.sleep(more)
@@ -310,10 +269,8 @@ class Chaos:
         self.leaves += len(jax.tree.leaves(one))
 
     def train(self, kind: Kind, workdir: pathlib.Path) -> 'Running':
-        """Starts a run; its workdir says whether it is to be disturbed."""
-        disturbed = kind.program and not workdir.name.startswith('twin')
-        words = ['-c', kind.program] if disturbed else ['-m']
-        words += ['agentrl_jax.train', '--config=tests/micro_runs.py', f'--workdir={workdir}']
+        """Start a run."""
+        words = ['-m', 'agentrl_jax.train', '--config=tests/micro_runs.py', f'--workdir={workdir}']
         words += [f'--config.{name}={value}' for name, value in kind.changes.items()]
         mark = {MARK: f'{workdir}'}
         if kind.processes == 1:
@@ -322,32 +279,6 @@ class Chaos:
         words.append(f'--config.mesh.data={kind.processes}')
         both = variables_of(kind.processes)
         return Running(*(self.start(*words, **mark, **variables) for variables in both))
-
-    def of_kind(self, name: str, kills: int) -> None:
-        kind = KINDS[name]
-        compare = functools.partial(self.compare, kind.changes)
-        self.round(name, functools.partial(self.train, kind), compare, kills, twin=kind.twin)
-
-    def of_sweep(self, kills: int) -> None:
-        def start(workdir):
-            sweep = f'--sweep={self.folder / "two_seeds.py"}'
-            config = ['--config=tests/micro_runs.py', f'--workdir={workdir}', '--jobs=2']
-            return Running(self.start('-m', 'agentrl_jax.sweep', sweep, *config))
-
-        def compare(workdir, twin):
-            runs = sorted(path.parent.name for path in twin.glob('*/finished.json'))
-            assert len(runs) == 2
-            for name in runs:
-                seed = {'seed': int(name.split('seed=')[1][0])}
-                self.compare(seed, workdir / name, twin / name)
-
-        self.round(SWEEP, start, compare, kills)
-
-    def of(self, name: str, kills: int) -> None:
-        if name == SWEEP:
-            self.of_sweep(kills)
-        else:
-            self.of_kind(name, kills)
 
     def end(self) -> None:
         """Of what is still running."""
@@ -437,7 +368,7 @@ def main() -> None:
     parser.add_argument(
         '--only',
         default='',
-        help=f"with commas, of {', '.join(KINDS)}, {SWEEP}; '' = all",
+        help=f"with commas, of {', '.join(KINDS)}; '' = all",
     )
     given = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix='chaos_'))
@@ -451,7 +382,7 @@ def main() -> None:
     # Children inherit signals that are ignored, as in a shell's background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chaos = Chaos(folder, given.seed)
-    names = given.only.split(',') if given.only else [*KINDS, SWEEP]
+    names = given.only.split(',') if given.only else [*KINDS]
     waiting: list[str] = []
     try:
         while (done := chaos.tally.total()) < given.kills:

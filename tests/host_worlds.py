@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import time
 
 import jax
@@ -51,6 +52,12 @@ class Troubled:
 
     def close(self):
         self.world.close()
+
+
+def troubled(seed, world=Echo, **trouble):
+    """Makes worlds in trouble, each with a seed of its own."""
+    seeds = itertools.count(1000 * seed)
+    return lambda: Troubled(world(), next(seeds), **trouble)
 
 
 class Lake:

@@ -17,31 +17,16 @@ from agentrl_jax.tokens.gguf_tokenizer import build_byte_pair
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tokens.tokenizer import BytePairTokenizer, gpt2_byte_characters
 
-# Ids 151643.. in this order (Qwen2.5's tokenizer_config.json); True = special there.
-ADDED = [
-    ('<|endoftext|>', True),
-    ('<|im_start|>', True),
-    ('<|im_end|>', True),
-    ('<|object_ref_start|>', True),
-    ('<|object_ref_end|>', True),
-    ('<|box_start|>', True),
-    ('<|box_end|>', True),
-    ('<|quad_start|>', True),
-    ('<|quad_end|>', True),
-    ('<|vision_start|>', True),
-    ('<|vision_end|>', True),
-    ('<|vision_pad|>', True),
-    ('<|image_pad|>', True),
-    ('<|video_pad|>', True),
-    ('<tool_call>', False),
-    ('</tool_call>', False),
-    ('<|fim_prefix|>', False),
-    ('<|fim_middle|>', False),
-    ('<|fim_suffix|>', False),
-    ('<|fim_pad|>', False),
-    ('<|repo_name|>', False),
-    ('<|file_sep|>', False),
-]
+# Ids 151643.. in this order (Qwen2.5's tokenizer_config.json): these are special there
+SPECIAL = (
+    'endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start '
+    'quad_end vision_start vision_end vision_pad image_pad video_pad'
+).split()
+# and these are not.
+PLAIN = 'fim_prefix fim_middle fim_suffix fim_pad repo_name file_sep'.split()
+ADDED = [(f'<|{name}|>', True) for name in SPECIAL]
+ADDED += [(text, False) for text in ('<tool_call>', '</tool_call>')]
+ADDED += [(f'<|{name}|>', False) for name in PLAIN]
 
 
 def ranks() -> dict[bytes, int]:

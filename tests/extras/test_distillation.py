@@ -52,14 +52,7 @@ def taught(teacher, tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize('divergence', ['full', 'sampled'])
-def test_a_student_comes_closer_to_its_teacher_without_any_reward(
-    teacher, taught, divergence, tmp_path
-):
-    if divergence == 'sampled':
-        taught = tmp_path / 'sampled'
-        cfg = student(teacher, **{'opd.divergence': 'sampled'})
-        assert train.train(cfg, str(taught)) == 0
+def test_a_student_comes_closer_to_its_teacher_without_any_reward(taught):
     gaps = [row['policy/kl_teacher'] for row in rows(taught)[:STEPS]]
     assert np.mean(gaps[-3:]) < 0.7 * np.mean(gaps[:3]), gaps
 

@@ -61,11 +61,3 @@ def test_the_expert_of_connect_four_beats_random_play_from_both_seats():
     assert won.shape == (2, 16) and (won.mean(1) > 0.8).all() and (lost.mean(1) < -0.8).all()
     states = jax.device_get(game.programs[0](np.arange(16)))
     assert (expert.chances(states, 0).sum(1) == 1).all()
-
-
-def test_actions_are_drawn_by_their_chances():
-    luck = np.array([0.0, 0.24, 0.26, 0.99])
-    chances = np.tile([0.25, 0.0, 0.75], (4, 1))
-    from agentrl_jax.extras.self_play import elo
-
-    assert elo.draw(chances, luck).tolist() == [0, 0, 2, 2]

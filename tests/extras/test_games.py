@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import types
 
 import every_world
 import jax
@@ -102,6 +101,7 @@ def test_pieces_are_checked_against_the_tokenizer():
 # ---- every game --------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('check', CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize('world', CASES)
 def test_a_game_passes_what_every_world_passes(world, check):
@@ -114,6 +114,7 @@ REAL = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('name, short', [('demo', False), ('demo', True), *REAL])
 @pytest.mark.parametrize('world', CASES)
 def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
@@ -138,21 +139,6 @@ def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
         said = vocabulary.decode(ids, show_special=True)
         assert game.env.observation_text(state) in said
         assert chat.tokenize(vocabulary, said) == ids
-
-
-@pytest.mark.parametrize('world', CASES)
-def test_a_level_decides_all_luck(world):
-    """The same actions give the same episode, whatever the key of the rollout."""
-    game = played(world)
-    first = game.env.reset_level(jnp.int32(3), game.params)
-    ends = []
-    for seed in (1, 2):
-        state = first
-        for t in range(4):
-            key = jax.random.fold_in(jax.random.key(seed), t)
-            _, state, *_ = step(game.env)(key, state, t % game.env.num_actions, game.params)
-        ends.append(state)
-    jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
 @pytest.mark.parametrize('world', CASES)
@@ -209,6 +195,7 @@ def test_a_game_that_is_won_at_its_start_or_never_is_refused(world, field):
     assert not broken_by(Minesweeper()) and not broken_by(Game2048())
 
 
+@pytest.mark.soak
 @needs_pgx
 def test_2048_is_that_of_pgx():
     """With the luck that the level has for an action."""
@@ -258,15 +245,6 @@ def test_catch_is_that_of_gymnax():
 # ---- experts -----------------------------------------------------------------------------------
 
 
-def test_a_walk_to_the_ball_ends_with_it():
-    game = types.SimpleNamespace(
-        ball_x=np.array([0, 4, 2, 1]),
-        paddle_x=np.array([2, 2, 2, 4]),
-        ball_y=np.array([1, 0, 3, 3]),
-    )
-    assert experts.walks(game, rows=5) == [[0, 0, 1], [2, 2, 1, 1], [1], [0]]
-
-
 def discs(*rows):
     """(mine, theirs), bool [1, 6, 7], of the lowest rows."""
     board = np.array([list(row) for row in (('.......',) * (6 - len(rows)) + rows)])[None]
@@ -292,18 +270,6 @@ def test_the_expert_of_connect_four_leaves_no_win_above_its_disc():
     assert column not in (0, 4)
 
 
-def test_the_expert_of_2048_takes_the_fewest_slides_to_the_goal():
-    board = np.zeros((2, 4, 4), int)
-    board[:, 0] = [2, 1, 1, 0]  # 4 2 2: to the side once, and once more
-    board[1, 1] = [0, 0, 0, 3]
-    seen = np.eye(31, dtype=bool)[board]
-    game = types.SimpleNamespace(observation=seen, legal_action_mask=np.ones((2, 4), bool))
-    assert experts.best_slides(game, goal=3)[0] == [0, 0]
-    game.legal_action_mask[:, [0, 2]] = False
-    game.legal_action_mask[1] = False
-    assert experts.best_slides(game, goal=3)[1] == []
-
-
 # ---- by hand -----------------------------------------------------------------------------------
 
 
@@ -322,65 +288,6 @@ def test_2048_merges_equal_tiles_and_ends_at_its_goal():
     assert float(reward) == (4 + 8) / 8 and bool(info['success'])
 
 
-@needs_pgx
-def test_leduc_does_not_tell_the_card_of_the_other_player():
-    game = played(Leduc)
-    over = game.over(game.states)
-    assert any(game.states.game.current_player[over] == 1)  # who would otherwise be told theirs
-    for row in [*range(60), *np.flatnonzero(over)[:60]]:
-        state = jax.tree.map(lambda x, i=row: x[i], game.states)
-        mine, theirs, public = ('JQK'[card] for card in state.game._cards)
-        held, open_, rest = game.env.observation_text(state).split('\n', 2)
-        assert held == f'You hold {mine}' and not set('JQK') & set(rest)
-        assert open_ == ('No card is open', f'{public} is open')[int(state.game._round == 1)]
-
-
 def field(rows):
     """bool [16]: where a field has a mine, #."""
     return jnp.array([cell == '#' for row in rows for cell in row])
-
-
-def test_a_cell_without_mines_around_opens_those_around_it():
-    env = Minesweeper()
-    params = env.make_params(num_levels=32)
-    state = env.reset_level(jnp.int32(0), params)
-    mines = field(('...#', '..#.', '....', '#...'))
-    start = state.replace(game=(mines, jnp.arange(16) == 15))
-    assert env.observation_text(start) == '. . . .\n. . . .\n. . . .\n. . . 0\n'
-    _, after, reward, ended, _ = step(env)(KEY, start, env.ACTION_NAMES.index('A1'), params)
-    opened = '0 1 . .\n0 1 . .\n1 2 1 1\n. 1 0 0\n'
-    assert env.observation_text(after) == opened and not ended and not float(reward)
-    _, lost, reward, ended, info = step(env)(KEY, after, env.ACTION_NAMES.index('C2'), params)
-    assert env.observation_text(lost) == opened.replace('0 1 . .\n1', '0 1 * .\n1')
-    assert bool(ended) and float(reward) == -1 and not info['success']
-    for name in ('C1', 'D2'):
-        _, after, reward, ended, info = step(env)(KEY, after, env.ACTION_NAMES.index(name), params)
-    assert bool(ended) and float(reward) == 1 and bool(info['success'])
-
-
-def test_the_expert_of_minesweeper_knows_which_cells_are_safe():
-    # One mine, beside a cell that shows 1 and not beside one that shows 0: it is to the right.
-    opened = np.zeros(16, bool)
-    opened[[0, 1, 4, 5, 8, 9, 12, 13]] = True  # the two columns on the left
-    mine = np.asarray(field(('....', '..#.', '....', '....')))
-    (plan,) = experts.safest_cells(mine[None], opened[None], 1)
-    assert not mine[plan[0]] and not opened[plan[0]]
-    mines = np.asarray(field(('#...', '....', '....', '....')))
-    only = ~mines
-    only[10] = False
-    assert experts.safest_cells(mines[None], only[None], 1) == [[10]]
-
-
-def test_a_ball_is_caught_by_the_paddle_below_it():
-    env = Catch(rows=3, columns=4)
-    params = env.make_params(num_levels=32)
-    state = env.reset_level(jnp.int32(0), params)
-    start = state.replace(
-        game=state.game.replace(ball_x=jnp.int32(1), paddle_x=jnp.int32(2), paddle_y=jnp.int32(2))
-    )
-    assert env.observation_text(start) == '. o . .\n. . . .\n. . = .\n'
-    _, after, reward, ended, _ = step(env)(KEY, start, 0, params)
-    assert env.observation_text(after) == '. . . .\n. o . .\n. = . .\n'
-    assert not ended and float(reward) == 0
-    _, after, reward, ended, info = step(env)(KEY, after, 1, params)
-    assert bool(ended) and float(reward) == 1 and bool(info['success'])

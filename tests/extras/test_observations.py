@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_context as context_runs
-import test_forks as forked_runs
 import test_update as toy_updates
 import tiny_agents as tiny
 import toy_rollouts as toy
@@ -18,9 +17,7 @@ from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.extras.echo import observations
 from agentrl_jax.extras.echo.observations import Markers, ObservationLoss
 from agentrl_jax.extras.echo.section import markers_of
-from agentrl_jax.extras.vine.forks import with_continuations
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import evol
 from agentrl_jax.rl.learning import Batching, Forward, Learning, Models
 from agentrl_jax.rollout import windows
 from agentrl_jax.types import EpisodeStop
@@ -85,7 +82,9 @@ def rollouts(name):
     return tiny.played(name)[0]
 
 
-@pytest.mark.parametrize('name', ['frozen_lake', 'ragen', 'echo'])
+@pytest.mark.parametrize(
+    'name', ['frozen_lake', *(pytest.param(n, marks=pytest.mark.soak) for n in ('ragen', 'echo'))]
+)
 def test_the_texts_of_real_worlds_are_those_between_user_and_the_end(name):
     """Beside a second opinion: regular expressions over the decoded conversation."""
     out, tokenizer = rollouts(name), tiny.tokenizer()
@@ -101,25 +100,6 @@ def test_the_texts_of_real_worlds_are_those_between_user_and_the_end(name):
     assert not (mask & out.action_mask).any() and not (mask & ~out.attention_mask).any()
 
 
-def test_each_token_of_a_world_is_learnt_once_among_continuations():
-    """A continuation repeats what its trunk has seen; new is what its own turns are shown."""
-    out = forked_runs.played('frozen_lake')[0]
-    markers = markers_of(tiny.tokenizer())
-    played = with_continuations(out)
-    mask = observations.of_batch(played, played.action_mask, markers)
-    own = np.asarray(observations.written(played, markers))
-    count, size = out.extra['continuations'].turn.shape
-    after = np.concatenate(
-        [np.zeros((count, 1), int), out.extra['continuations'].turn], axis=1
-    ).ravel()
-    for b in range(count * (1 + size)):
-        want = own[b] & (np.asarray(played.turn)[b] > after[b])
-        np.testing.assert_array_equal(mask[b], want & np.asarray(played.action_mask)[b].any())
-    assert mask[:: 1 + size].any() and mask.sum() > mask[:: 1 + size].sum()
-    first = (np.asarray(played.turn) == after[:, None]) & (after > 0)[:, None]
-    assert (own & first).any() and not (mask & first).any()
-
-
 def test_each_token_of_a_world_is_learnt_once_among_windows():
     out, found = context_runs.played(2)
     mask = observations.written(out, markers_of(tiny.tokenizer()))
@@ -127,13 +107,6 @@ def test_each_token_of_a_world_is_learnt_once_among_windows():
     assert out.num_turns.max() > 2 and int(rows.sum()) == int(mask.sum()) > 0
     tokens = np.asarray(windows.split_turns(out.tokens, found))[np.asarray(rows)]
     assert sorted(tokens) == sorted(np.asarray(out.tokens)[np.asarray(mask)])
-
-
-def test_rows_that_do_not_train_teach_nothing():
-    rollout = conversation()
-    idle = jnp.zeros_like(rollout.action_mask)
-    assert not observations.of_batch(rollout, idle, PLAIN).any()
-    assert observations.of_batch(rollout, rollout.action_mask, PLAIN).sum() == 3
 
 
 # ---- the loss ------------------------------------------------------------------------------------
@@ -202,24 +175,10 @@ def test_a_step_adds_the_gradient_of_the_mean_over_the_whole_batch(split):
     assert float(measured['policy/observation_nll']) > 0.5
 
 
-def test_padding_changes_neither_loss_nor_gradient():
-    state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
-    run = LEARNT(extras=(ObservationLoss(0.3, PLAIN),))
-    poisoned = jnp.where(batch.attention_mask, batch.tokens, 6)
-    toy_updates.assert_same(run(state, batch), run(state, batch.replace(tokens=poisoned)))
-
-
-def test_demonstrations_that_join_a_batch_have_no_observations():
-    batch = observed_batch()
-    joined = evol.join(batch, toy_updates.toy_batch(1))
-    assert joined.extra['observed'].sum() == batch.extra['observed'].sum()
-    assert joined.extra['observed'].shape == joined.tokens.shape
-
-
 # ---- held-out observations -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('window', [0, 2])
+@pytest.mark.parametrize('window', [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
     out, found = context_runs.played(window)
     markers = markers_of(tiny.tokenizer())

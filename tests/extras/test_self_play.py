@@ -18,9 +18,12 @@ from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import choose
 from agentrl_jax.text import task as text
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
-)
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(
+        importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
+    ),
+]
 WORLDS = {'leduc': Leduc(True, 'self', position=True), 'connect_four': ConnectFour(True, 'self')}
 PLIES = {'leduc': 8, 'connect_four': 42}
 GAMES, KEY, TOKENS = 8, jax.random.key(0), 12
@@ -79,23 +82,6 @@ def test_a_game_of_text_is_that_of_pgx_stepped_directly(name):
     np.testing.assert_array_equal(earned, paid)
     np.testing.assert_array_equal(outcome.success, earned > 0)
     assert len(set(earned)) > 1
-
-
-def test_the_board_is_shown_from_the_seat_that_moves():
-    """Drawn without the world: discs fall, X is whose turn it is."""
-    game, (begin, turn, _) = task('connect_four'), programs('connect_four')
-    world, columns = begin(game, jnp.arange(GAMES)), [3, 3, 2, 4, 3]
-    board = np.zeros((6, 7), int)  # 1: who moved first
-    for ply, column in enumerate(columns):
-        place = 5 - (board[:, column] > 0).sum()
-        board[place, column] = 1 + ply % 2
-        answer = jnp.full((GAMES, 1), column)
-        world, _ = turn(game, KEY, world, answer, jnp.ones(GAMES, bool))
-        shown = np.array(['.', 'X', 'o'])[np.where(board == 0, 0, 1 + (board == 1 + ply % 2))]
-        rows = [''.join(row) for row in shown]
-        state = jax.tree.map(lambda x: x[0], jax.device_get(world.state))
-        expected = '\n'.join([row for row in rows if row != '.......'] or rows[-1:]) + '\n'
-        assert WORLDS['connect_four'].observation_text(state) == expected
 
 
 def test_after_an_invalid_answer_the_same_seat_moves_again():

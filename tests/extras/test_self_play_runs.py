@@ -119,13 +119,6 @@ def test_its_checkpoints_have_ratings(trained):
         elo.elo(str(workdir), [], [0], games=3, seed=0, out='')
 
 
-@needs_pgx
-def test_validation_plays_against_who_moves_at_random():
-    cfg = read_config(plain(), None)
-    assert cfg.worlds[0].opponent == 'self' and cfg.held_out.worlds[0].opponent == 'random'
-    assert cfg.held_out.worlds[0].opponent == 'random' and cfg.held_out.worlds[0].position
-
-
 REFUSED = [
     ({'algorithm': 'ppo'}, 'algorithm'),
     ({'context.window': 0}, 'context.window'),

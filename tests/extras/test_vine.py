@@ -133,17 +133,6 @@ def test_vine_has_no_bias(name, times, weighted):
         assert found.scale == pytest.approx(1, abs=0.1)
 
 
-def test_without_weights_late_turns_count_too_much():
-    parts = estimate('bonuses', 2, True)
-    own = estimate('bonuses', 2, False)[0][1]
-    late = [
-        (part, advantages * jnp.where(jnp.arange(4)[None] > 0, 3.0, 1.0))
-        for part, advantages in parts[1:]
-    ]
-    found = quality('bonuses', [(parts[0][0], own), *late])
-    assert found.errors > 2 * bench.NOISE and found.bias > 0.1
-
-
 # ---- continuations are no episodes ---------------------------------------------------------------
 
 

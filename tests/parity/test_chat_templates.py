@@ -19,8 +19,6 @@ from smollm_vocabulary import smollm_tokenizer
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.chat import CHATML, CHATML_TOOLS, build_chat, message
 
-transformers = pytest.importorskip('transformers')
-
 # As SmolLM2's: a system message of its own, and no tools
 SMOLLM2 = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nS<|im_end|>\n{% endif %}" + CHATML
@@ -72,13 +70,13 @@ def with_template(tokenizer, template, bos=''):
 
 def reference(tokenizer, messages, tools):
     """The ids of `transformers`."""
+    from transformers import PreTrainedTokenizerFast  # loads for seconds
+
     template = tokenizer.chat_template
     if tools and 'tools' not in template:
         template = CHATML_TOOLS if template != HERMES else '{{ bos_token }}' + CHATML_TOOLS
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=tokenizer.bos or None
-    )
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=tokenizer.bos or None)
     return theirs.apply_chat_template(
         messages,
         tools=tools or None,
@@ -223,6 +221,8 @@ EXPORTS = {  # template of the folder, its special tokens, whether messages may 
 
 @pytest.mark.parametrize('name', EXPORTS)
 def test_an_exported_tokenizer_renders_the_chats_of_its_run_in_transformers(tmp_path, name):
+    from transformers import AutoTokenizer
+
     tokenizer, (template, settings, calls) = tokenizer_of(name.split(',')[0]), EXPORTS[name]
     source, out = tmp_path / 'source', tmp_path / 'out'
     for folder in (source, out):
@@ -232,7 +232,7 @@ def test_an_exported_tokenizer_renders_the_chats_of_its_run_in_transformers(tmp_
     (source / 'tokenizer_config.json').write_text(json.dumps(settings))
     written = hf_folder.write(out, source, calls=calls)
     hf_folder.compare(written, out)
-    theirs = transformers.AutoTokenizer.from_pretrained(out)
+    theirs = AutoTokenizer.from_pretrained(out)
     messages, tools = (TALK, None) if name == 'hermes' else (CALLS, TOOLS)
     found = theirs.apply_chat_template(
         messages, tools=tools, add_generation_prompt=True, return_dict=False, date_string=DATE

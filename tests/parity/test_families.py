@@ -23,7 +23,13 @@ QWEN3 = dataclasses.replace(tiny_models.QWEN3, lora_scale=1.5)
 OLMO2 = dataclasses.replace(tiny_models.OLMO2, num_kv_heads=1, lora_scale=1.5)
 QWEN2 = dataclasses.replace(tiny_models.TINY, lora_scale=1.5)
 each_family = pytest.mark.parametrize(
-    'config', [QWEN2, QWEN3, OLMO2], ids=['qwen2', 'qwen3', 'olmo2']
+    'config',
+    [
+        pytest.param(QWEN2, marks=pytest.mark.soak),
+        QWEN3,
+        pytest.param(OLMO2, marks=pytest.mark.soak),
+    ],
+    ids=['qwen2', 'qwen3', 'olmo2'],
 )
 
 
@@ -112,16 +118,6 @@ def test_norms_round_where_transformers_does(kind, scaled_in):
     found = ours.apply({'params': {'scale': scale}}, jnp.asarray(x, jnp.bfloat16))
     expected = theirs(torch.tensor(x).bfloat16()).float().detach().numpy()
     assert (np.asarray(found, np.float32) == expected).mean() > 0.999
-
-
-@pytest.mark.parametrize('config', [QWEN3, OLMO2], ids=['qwen3', 'olmo2'])
-def test_norms_of_queries_and_keys_have_their_width_and_no_biases_are_beside_them(config):
-    names = {name for name in tiny_models.hf_tensors(config) if 'layers.0.self_attn' in name}
-    parts = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'q_norm', 'k_norm')
-    assert names == {f'model.layers.0.self_attn.{part}.weight' for part in parts}
-    width = {QWEN3: 32, OLMO2: 1 * 16}[config]  # of a head, and of all heads of keys
-    shape = tiny_models.hf_tensors(config)['model.layers.0.self_attn.k_norm.weight'].shape
-    assert shape == (width,)
 
 
 @each_family

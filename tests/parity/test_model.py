@@ -71,7 +71,8 @@ def test_recomputing_layers_changes_no_gradient():
 
 
 @pytest.mark.parametrize(
-    'change', [{}, {'tie_embeddings': False}, {'qkv_bias': False, 'qk_norm': True}]
+    'change',
+    [{}, pytest.param({'qkv_bias': False, 'qk_norm': True}, marks=pytest.mark.soak)],
 )
 def test_kernels_laid_out_for_few_rows_change_no_more_than_rounding(change):
     config = dataclasses.replace(TINY, **change)
@@ -155,15 +156,6 @@ def test_parameter_counts_are_those_of_the_published_models():
     layer = 896 * 896 + 896 + 2 * (896 * 128 + 128) + 896 * 896 + 3 * 896 * 4864 + 2 * 896
     count = sizes.named('Qwen2.5-0.5B').param_count()
     assert count == 136134656 + 24 * layer + 896 == 494032768
-
-
-def test_a_fresh_model_predicts_nearly_nothing():
-    params = jax.jit(TINY.init)(jax.random.key(0))
-    tokens, positions = rows(TINY)
-    hidden = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
-    logprobs = jax.nn.log_softmax(TINY.logits(params, hidden))
-    entropy = -(jnp.exp(logprobs) * logprobs).sum(-1)
-    assert float(entropy.min()) > 0.97 * math.log(TINY.vocab_size)
 
 
 def test_a_fresh_critic_copies_the_backbone_and_says_zero():

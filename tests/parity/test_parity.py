@@ -75,6 +75,7 @@ def factors(batch, plain):
     return batch.advantages[own] / plain.advantages[own]
 
 
+@pytest.mark.soak
 def test_a_bfloat16_sampler_is_corrected_within_bounds():
     plain, measured, out = corrected('bfloat16')
     assert 'sampler/weight' not in measured

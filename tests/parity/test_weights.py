@@ -124,12 +124,6 @@ def test_an_adapter_that_cannot_be_merged_is_rejected(tmp_path, changes):
     assert str(folder) in str(error.value)
 
 
-def test_compute_settings_reach_the_config(tmp_path):
-    folder = write_folder(tmp_path / 'm', TINY, hf_tensors(TINY))
-    config, _ = weights.load_model(folder, dtype='bfloat16', remat=True)
-    assert config == dataclasses.replace(TINY, dtype='bfloat16', remat=True)
-
-
 def test_each_device_gets_its_slice_and_only_slices_are_read(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / 'm', UNTIED, hf_tensors(UNTIED))
     _, whole = weights.load_model(folder)
@@ -170,17 +164,6 @@ def test_loading_and_exporting_gives_the_same_bytes(tmp_path, dtype, shard_bytes
         assert all(path.stat().st_size < shard_bytes + 2000 for path in files)
     again, _ = weights.load_model(out)
     assert again == config
-
-
-def test_an_export_from_a_mesh_and_with_a_value_head_is_the_same(tmp_path):
-    folder = write_folder(tmp_path / 'in', TINY, hf_tensors(TINY))
-    config, params = weights.load_model(folder, mesh=sharding.make_mesh(1, 4, 2))
-    params['value_head'] = {'kernel': jnp.ones((64, 1)), 'bias': jnp.ones(1)}
-    out = export.export_hf(params, config, tmp_path / 'out', dtype='float32')
-    exported = load_file(out / 'model.safetensors')
-    for name, array in load_file(folder / 'model.safetensors').items():
-        assert exported.pop(name).tobytes() == array.tobytes()
-    assert not exported
 
 
 @pytest.mark.soak
@@ -345,13 +328,6 @@ def test_a_copy_of_the_embedding_as_head_of_a_tied_model_is_left_out(tmp_path, m
     np.testing.assert_array_equal(
         by_hf_name(params)['model.embed_tokens.weight'], tensors['model.embed_tokens.weight']
     )
-
-
-def test_a_rotary_constant_in_the_file_is_not_an_error(tmp_path):
-    extra = {'model.layers.0.self_attn.rotary_emb.inv_freq': np.ones(8, np.float32)}
-    plain = weights.load_model(broken_folder(tmp_path / 'plain', tensors=hf_tensors(TINY)))
-    found = weights.load_model(broken_folder(tmp_path / 'm', tensors=hf_tensors(TINY) | extra))
-    jax.tree.map(np.testing.assert_array_equal, found, plain)
 
 
 @pytest.mark.parametrize('removed', ['part1.safetensors', weights.INDEX, 'config.json'], ids=str)

@@ -1,26 +1,15 @@
 """AgentEvol: weights of episodes, demonstrations among them. Whole runs: test_runs.py."""
 
-import types
-
 import jax
 import jax.numpy as jnp
-import micro_runs
 import numpy as np
 import optax
-import pytest
 import toy_rollouts as toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import train
 from agentrl_jax.algorithms.agent_evol import AgentEvol
-from agentrl_jax.imitation import trajectories
-from agentrl_jax.machine import checkpoint
-from agentrl_jax.records import run_log
 from agentrl_jax.rl import evol, losses
-from agentrl_jax.run import cloning
-from agentrl_jax.run.build import build
-from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import Demonstrations, TrainState
 
 # ---- the loss ----------------------------------------------------------------------------------
@@ -161,39 +150,3 @@ def test_without_a_restart_learning_goes_on():
     # The explorer is a copy: an update may give away the buffers of the policy it came from.
     pairs = zip(jax.tree.leaves(on.explorer), jax.tree.leaves(on.params), strict=True)
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)
-
-
-@pytest.mark.soak
-def test_pure_cloning_of_a_file_is_a_run_of_no_steps(tmp_path, capsys):
-    """Own demonstrations by way of a file are the same demonstrations; then a run is cloned."""
-    changes = {'steps': 0, 'clone.episodes': 32, 'clone.steps': 12, 'eval.every': 0}
-    built = build(micro_runs.config('frozen_lake', **changes))
-    own = cloning.find_demonstrations(built)
-    records = trajectories.records_of(
-        own.tokens,
-        own.attention_mask,
-        own.mask,
-        built.tokenizer,
-        item_ids=[f'lake_{i}' for i in range(32)],
-    )
-    path = tmp_path / 'shown.jsonl'
-    trajectories.write_records(path, records)
-    cfg = micro_runs.config('frozen_lake', **changes | {'clone.file': str(path)})
-    cfg.clone.episodes = 0
-    run = types.SimpleNamespace(
-        config=read_config(cfg), tokenizer=built.tokenizer, model=built.model
-    )
-    assert same(cloning.find_demonstrations(run), own)
-    assert train.train(cfg, str(tmp_path / 'run')) == 0
-    rows = run_log.read_metrics(tmp_path / 'run' / run_log.METRICS_FILE)
-    assert [row['step'] for row in rows] == [0] and 0 <= rows[0]['eval/success'] <= 1
-    assert checkpoint.steps(tmp_path / 'run' / 'checkpoints') == [0]
-    cloned = micro_runs.saved_state(cfg, tmp_path / 'run').params
-    assert not same(cloned, built.params)
-    said = capsys.readouterr()
-    assert 'held-out success' in said.out and 'cloning 12/12' in said.err
-    # A trajectory that does not fit is dropped, and said so.
-    long = [*records[0]['conversations'][:2], {'from': 'gpt', 'loss': True, 'value': 'Up ' * 200}]
-    trajectories.write_records(path, [{'item_id': 'lake_32', 'conversations': long}, *records])
-    assert same(cloning.find_demonstrations(run), own)
-    assert '1 of 33 trajectories' in capsys.readouterr().err

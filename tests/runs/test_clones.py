@@ -6,6 +6,7 @@ import types
 import jax
 import micro_runs
 import numpy as np
+import pytest
 
 from agentrl_jax.imitation import demonstrations
 from agentrl_jax.run import cloning
@@ -14,6 +15,7 @@ from agentrl_jax.run.build import build
 CLONES = {'clone.episodes': 16, 'clone.steps': 2, 'clone.batch': 8}
 
 
+@pytest.mark.soak
 def test_runs_with_other_limits_can_have_the_same_demonstrations():
     limits = {'max_turns': 2, 'max_actions_per_turn': 3, 'max_actions_per_episode': 6}
     own = {f'env.{name}': value for name, value in limits.items()} | {'rollout.max_tokens': 96}
@@ -26,6 +28,7 @@ def test_runs_with_other_limits_can_have_the_same_demonstrations():
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+@pytest.mark.soak
 def test_demonstrations_have_the_limits_of_the_clone(capsys):
     limits = {'clone.max_turns': 1, 'clone.max_actions_per_turn': 4, 'rollout.max_response': 12}
     run = build(micro_runs.config('frozen_lake', **(CLONES | limits)))

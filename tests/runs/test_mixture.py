@@ -108,6 +108,7 @@ def test_sums_of_worlds_keep_the_figures_that_all_have():
     assert levels['tries'].tolist() == [2] * 4 and levels['solved'].tolist() == [1, 0, 2, 0]
 
 
+@pytest.mark.soak
 def test_own_demonstrations_are_of_each_world_by_its_share():
     halves = (('frozen_lake', 0.5), ('sokoban', 0.5))
     made = build(config(halves, **{'clone.episodes': 6, 'rollout.max_tokens': 144}))
@@ -127,6 +128,7 @@ def played(run):
     return rollout, drawn
 
 
+@pytest.mark.soak
 def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
     """Over eight devices. Streams differ in all rows; each block begins with its world's prompt."""
     run = build(config(UNEVEN, **{'mesh.data': 8}))

@@ -49,6 +49,7 @@ def build_config(**changes):
     return cfg
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_a_world_and_an_algorithm_outside_the_package_train_and_are_read_from_a_run(
     module, tmp_path, monkeypatch, capsys

@@ -45,11 +45,6 @@ def drawn(step):
     )
 
 
-def troubled(seed, world=hosts.Echo, **trouble):
-    seeds = itertools.count(1000 * seed)
-    return lambda: hosts.Troubled(world(), next(seeds), **trouble)
-
-
 class Recorded(Pool):
     """Knows in which order episodes began."""
 
@@ -102,7 +97,7 @@ def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **sett
 def slow(tmp_path_factory):
     """(rollouts, folder of the logs) of worlds that take their time."""
     folder = tmp_path_factory.mktemp('slow')
-    return played(troubled(1, latency=0.004), folder)[0], folder
+    return played(hosts.troubled(1, latency=0.004), folder)[0], folder
 
 
 def version_of(rollouts):
@@ -145,7 +140,7 @@ def test_weights_that_stand_still_give_the_episodes_of_no_staleness(tmp_path, mo
     still = weights(0)
     monkeypatch.setitem(globals(), 'weights', lambda version: still)
     alone, _ = played(hosts.Echo, tmp_path / 'alone', staleness=0)
-    ahead, _ = played(troubled(5, latency=0.004), tmp_path / 'ahead', staleness=2)
+    ahead, _ = played(hosts.troubled(5, latency=0.004), tmp_path / 'ahead', staleness=2)
     assert any(out.staleness.any() for out in ahead)
     for one, other in zip(alone, ahead, strict=True):
         hosts.assert_same(one, other.replace(staleness=one.staleness))
@@ -178,6 +173,7 @@ def test_log_probabilities_are_those_of_the_weights_of_each_turn(slow):
         assert gap.max() < 1e-5 and out.action_mask.sum() > 50
 
 
+@pytest.mark.soak
 def test_a_window_is_of_one_version(tmp_path):
     """It is read again at every turn, its prefix too: the trainer finds what was sampled."""
     rollouts, player = played(hosts.Echo, tmp_path, window=2)
@@ -198,7 +194,7 @@ def test_a_window_is_of_one_version(tmp_path):
 def test_the_same_versions_give_the_same_bits_whatever_the_clock_says(slow, tmp_path):
     rollouts, folder = slow
     at_once, _ = played(hosts.Echo, tmp_path / 'at_once', replay=folder)
-    slower, _ = played(troubled(2, latency=0.008), tmp_path / 'slower', replay=folder, poll=1)
+    slower, _ = played(hosts.troubled(2, latency=0.008), tmp_path / 'slower', replay=folder, poll=1)
     for other in (at_once, slower):
         for one, two in zip(rollouts, other, strict=True):
             hosts.assert_same(one, two)
@@ -244,6 +240,7 @@ def test_a_step_waits_for_its_own_episodes_alone(tmp_path, monkeypatch):
         collect.worlds.close()
 
 
+@pytest.mark.soak
 def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_path):
     failed = set()
 
@@ -332,7 +329,7 @@ def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypat
     }
     cfg, calm = micro_runs.config('frozen_lake', **(hosts.OBJECTS | changes)), hosts.Echo
     run, again, killed, repeated = (tmp_path / name for name in 'abcd')
-    monkeypatch.setattr(hosts, 'Echo', troubled(3, calm, latency=0.003))
+    monkeypatch.setattr(hosts, 'Echo', hosts.troubled(3, calm, latency=0.003))
     assert train.train(cfg, str(run)) == 0
     monkeypatch.setattr(hosts, 'Echo', lambda: 1 / 0)
     assert train.train(cfg, str(again), replay=str(run / 'replies.jsonl')) == 0
@@ -352,7 +349,7 @@ def test_a_run_repeats_from_its_log_and_goes_on_after_a_kill(tmp_path, monkeypat
     shutil.copytree(run, killed)
     for step in (3, 4, 5):
         shutil.rmtree(killed / 'checkpoints' / str(step))
-    monkeypatch.setattr(hosts, 'Echo', troubled(4, calm, latency=0.001))
+    monkeypatch.setattr(hosts, 'Echo', hosts.troubled(4, calm, latency=0.001))
     assert train.train(cfg, str(killed)) == 0
     monkeypatch.setattr(hosts, 'Echo', lambda: 1 / 0)
     assert train.train(cfg, str(repeated), replay=str(killed / 'replies.jsonl')) == 0

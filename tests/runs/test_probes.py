@@ -113,16 +113,13 @@ def train(algorithm, world, *, turns, steps, lr=0.2):
     return np.asarray(returns), np.asarray(tables[:, -1])
 
 
-FIRST = ('ppo', 'grpo', 'mt_grpo', 'rloo', 'reinforce_pp')
-
-
-@pytest.mark.parametrize('name', FIRST)
+@pytest.mark.parametrize('name', ['ppo', 'grpo'])
 def test_the_answer_may_depend_on_the_observation(name):
     returns, _ = train(ALGORITHMS[name](), repeat_it, turns=1, steps=60)
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
 
 
-QUICKLY = (*FIRST, 'gigpo', 'dpo', 'agent_evol')  # the others in `make soak`; opd has no reward
+QUICKLY = ('ppo', 'mt_grpo', 'gigpo', 'agent_evol')  # the others in `make soak`; opd has no reward
 
 
 @pytest.mark.parametrize(
@@ -137,12 +134,13 @@ def test_a_delayed_reward_reaches_the_action_that_earned_it(name):
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
 
 
-@pytest.mark.parametrize('name', ['grpo', 'rloo', 'mt_grpo'])
+@pytest.mark.parametrize('name', ['grpo', 'mt_grpo'])
 def test_a_constant_reward_teaches_nothing_to_group_baselines(name):
     returns, table = train(ALGORITHMS[name](), constant, turns=1, steps=5)
     assert (returns == 1).all() and not table.any()
 
 
+@pytest.mark.soak
 def test_turn_credit_beats_trajectory_credit_in_a_loud_second_turn():
     """MT-GRPO compares first turns with first turns; GRPO drowns them in the second's noise."""
 

@@ -17,10 +17,8 @@ from host_worlds import OBJECTS as HOSTS
 from agentrl_jax import train
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import rewards
-from agentrl_jax.run import build as build_module
 from agentrl_jax.run import collecting, parts
 from agentrl_jax.run.build import build
-from agentrl_jax.types import EpisodeStop
 
 README = pathlib.Path(parts.__file__).parents[1] / 'rollout' / 'README.md'
 (SOURCE,) = re.findall(r'```python\n(.*?)```', README.read_text(encoding='utf-8'), re.DOTALL)
@@ -130,19 +128,10 @@ def test_what_a_function_of_episodes_gives_is_checked(function, words):
     assert '\n' not in str(said.value)
 
 
-def test_a_faulty_episode_is_not_shown_and_earns_nothing():
-    out = jax.device_get(rollout())  # NumPy arrays, filled in place
-    out = out.replace(rewards=np.ones((3, 3), np.float32), level=np.arange(3))
-    stop = np.array([EpisodeStop.ENV_ERROR, EpisodeStop.TOKEN_BUDGET, EpisodeStop.ENV_ERROR])
-    out = out.replace(episode_stop=stop)
-    events = {0: [], 1: [], 2: []}
-    rewards.replace(out, events, np.array([5, 6, 7]), lambda episode: 1 / 0, name='mine')
-    assert not out.rewards.any()
-
-
 # ---- runs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_a_run_trains_on_the_rewards_of_its_own_and_its_success_is_the_world_s(own, tmp_path):
     """Metrics, validation and pages see the function's rewards."""
@@ -159,17 +148,6 @@ def test_a_run_trains_on_the_rewards_of_its_own_and_its_success_is_the_world_s(o
     assert 'own_rewards:steady' in json.dumps(saved)
     page = next((tmp_path / 'rollouts').glob('*.html')).read_text()
     assert 'own_rewards:steady' in page
-
-
-def test_checks_come_before_the_model(own, monkeypatch):
-    """What a run of several worlds asks of each is asked of all pools that are validated on."""
-    seen = []
-    monkeypatch.setattr(parts, 'check_reward', lambda cfg, task: seen.append(task.env.name))
-    monkeypatch.setattr(parts, 'build_model', lambda *_: 1 / 0)
-    cfg = micro_runs.config('frozen_lake', **{'eval.also': ('test',)})
-    with pytest.raises(ZeroDivisionError):
-        build_module.build(cfg)
-    assert seen == ['frozen_lake'] * 3
 
 
 @pytest.mark.parametrize(

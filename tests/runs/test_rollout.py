@@ -17,6 +17,9 @@ from agentrl_jax.types import EpisodeStop, TurnStop
 
 KEY, played = tiny.KEY, tiny.played
 END = tiny.tokenizer().special('<|im_end|>')
+each_world = pytest.mark.parametrize(
+    'name', ['frozen_lake', pytest.param('sokoban', marks=pytest.mark.soak), 'bandit']
+)
 
 
 def assert_sampler_is_trainer(params, out, temperature):
@@ -35,12 +38,12 @@ def assert_same_rollout(one, other):
             np.testing.assert_array_equal(a, b, err_msg=name)
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
+@each_world
 def test_the_sampler_is_the_trainer(name):
     assert_sampler_is_trainer(tiny.cloned(name)[0], played(name)[0], tiny.TEMPERATURES[name])
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
+@each_world
 def test_masks_agree_on_every_token_and_counters_count_each_once(name):
     """Sampled tokens written twice, or dropped, would make the mask smaller than the counter."""
     out, counters = played(name)
@@ -62,7 +65,7 @@ def test_masks_agree_on_every_token_and_counters_count_each_once(name):
     assert counters['serves'] >= out.num_turns.sum() / 3
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
+@each_world
 def test_every_turn_and_episode_says_why_it_stopped_and_nothing_is_after_it(name):
     out, _ = played(name)
     was_played = np.arange(3)[None] < out.num_turns[:, None]
@@ -92,7 +95,7 @@ def test_sampled_tokens_without_a_finite_log_probability_are_counted():
     assert counters['nonfinite'] == counters['generated'] > 0
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
+@each_world
 def test_worlds_played_again_from_the_sampled_bytes_agree(name):
     """Answers parsed by Python's re, one environment step at a time: the same everything.
 
@@ -134,7 +137,9 @@ def test_worlds_played_again_from_the_sampled_bytes_agree(name):
         assert (same & (numbers[:, None] != numbers[None])).any()
 
 
-@pytest.mark.parametrize('slots, serve_rows', [(16, 1), (3, 2)], ids=str)
+@pytest.mark.parametrize(
+    'slots, serve_rows', [pytest.param(16, 1, marks=pytest.mark.soak), (3, 2)], ids=str
+)
 def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
     whole, before = played('frozen_lake')
     blocks = dict(slots=slots, serve_rows=serve_rows)
@@ -147,6 +152,7 @@ def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
     assert before['reads'] <= before['serves']
 
 
+@pytest.mark.soak
 def test_kernels_laid_out_for_few_rows_change_nothing_that_is_sampled():
     model = dataclasses.replace(tiny.config(), transposed=True)
     settings = tiny.settings(model=model, max_tokens=tiny.MAX_TOKENS['frozen_lake'])
@@ -157,6 +163,7 @@ def test_kernels_laid_out_for_few_rows_change_nothing_that_is_sampled():
     assert_same_rollout(out, played('frozen_lake')[0])
 
 
+@pytest.mark.soak
 @pytest.mark.mesh
 def test_no_mesh_changes_what_is_sampled():
     mesh = jax.make_mesh((4, 1, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
@@ -174,6 +181,7 @@ def test_no_mesh_changes_what_is_sampled():
     assert_same_rollout(out, played('frozen_lake')[0])
 
 
+@pytest.mark.soak
 def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
     """Prompt of the next turn: the missing <|im_end|>, then the user message."""
     params = tiny.untrained()
@@ -190,6 +198,7 @@ def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
     assert_sampler_is_trainer(params, out, 0.7)
 
 
+@pytest.mark.soak
 def test_turns_may_end_at_the_closed_answer():
     """stop_at_answer: the turn ends with the token that completes </answer>, no end is sampled."""
     params = tiny.cloned('sokoban')[0]
@@ -274,6 +283,7 @@ def test_a_shorter_horizon_cuts_the_same_episodes_and_compiles_nothing():
         np.testing.assert_array_equal(out.episode_stop[~was_cut], whole.episode_stop[~was_cut])
 
 
+@pytest.mark.soak
 def test_sampled_tokens_follow_the_policy():
     """Mean of -log p of the drawn tokens is the entropy: 512 first tokens of one prompt."""
     params = tiny.untrained()

@@ -16,7 +16,6 @@ from agentrl_jax import serve_policy
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.world import Answer
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.tokens.rendering import MAX_TEXT
 
 
 def answered(served, **body):
@@ -52,17 +51,18 @@ def serve(env, changes, slots, devices=micro_runs.one_device):
 RUN = {'harness.run': 'harness_clients:two_turns'}
 
 
-@pytest.mark.parametrize('constrain', ['', 'any'])
-def test_answers_begin_with_the_prefix_that_was_forced_in_the_run(constrain):
+@pytest.mark.soak
+def test_answers_begin_with_the_prefix_that_was_forced_in_the_run():
     """It was left out, and with it what a policy without it never learnt to write."""
-    changes = {'hosts.answer_prefix': 'Go: ', 'rollout.constrain': constrain}
-    if constrain:
-        changes['hosts.forms'] = ('Go: Up', 'Go: Down')
+    changes = {'hosts.answer_prefix': 'Go: ', 'rollout.constrain': 'any'}
+    changes['hosts.forms'] = ('Go: Up', 'Go: Down')
     said = answered(serve('harness', RUN | changes, 8, contextlib.nullcontext))
-    assert said.startswith('Go: ') and (not constrain or said in ('Go: Up', 'Go: Down'))
+    assert said in ('Go: Up', 'Go: Down')
 
 
-@pytest.mark.parametrize(('constrain', 'think'), [('own', False), ('any', True), ('', False)])
+@pytest.mark.parametrize(
+    ('constrain', 'think'), [('own', False), pytest.param('any', True, marks=pytest.mark.soak)]
+)
 def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, think):
     """Its opening and grammar were left out, and it answered with noise. A request's temperature,
     top_p and seed were left out, too."""
@@ -86,20 +86,6 @@ def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, thin
     url = served.url.removesuffix('/v1')
     with urllib.request.urlopen(f'{url}/health', timeout=30) as response:
         assert json.loads(response.read()) == {'status': 'ok'}
-
-
-def test_rounds_follow_each_other_and_what_the_template_refuses_is_refused(monkeypatch):
-    """The last conversation of a round never got a slot while answered ones waited for more, and
-    a request that could not be read was never answered."""
-    monkeypatch.setattr(serve_policy, 'ROUND', 3)
-    served = serve('harness', RUN, 2)
-    for number in range(4):
-        answered(served, messages=[user(f'Where is {number}?')])
-    error = rejected(served, messages=[user('x' * (MAX_TEXT + 1))])
-    assert error['code'] == 'unsupported_messages'
-    with ThreadPoolExecutor(4) as pool:
-        several = [[user(f'What is {number}?')] for number in range(4)]
-        list(pool.map(lambda messages: answered(served, messages=messages), several))
 
 
 def user(text):

@@ -9,16 +9,17 @@ import optax
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.envs import FrozenLake
 from agentrl_jax.imitation import clone, demonstrations
 from agentrl_jax.machine import sharding
 from agentrl_jax.machine.processes import CompileCounter
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.text.answer import parse_answer
-from agentrl_jax.text.task import build_task
 
 END = tiny.tokenizer().special('<|im_end|>')
 OPENING = tiny.spelled('<|im_start|>assistant\n<think>')
+each_world = pytest.mark.parametrize(
+    'name', ['frozen_lake', pytest.param('sokoban', marks=pytest.mark.soak)]
+)
 
 
 @functools.cache
@@ -50,7 +51,7 @@ def expected_mask(row, used):
     return mask
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
+@each_world
 def test_trained_are_exactly_the_answers_and_their_ends(name):
     shown = demonstrate(name, 0.5)
     for row, attention, mask in zip(shown.tokens, shown.attention_mask, shown.mask, strict=True):
@@ -62,7 +63,7 @@ def test_trained_are_exactly_the_answers_and_their_ends(name):
         assert 1 <= len(answers_of(row, mask)) <= 3
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
+@each_world
 def test_demonstrated_answers_parse_back_into_legal_actions(name):
     shown, env = demonstrate(name, 0.5), tiny.environment(name)[0]
     lengths = set()
@@ -77,33 +78,6 @@ def test_demonstrated_answers_parse_back_into_legal_actions(name):
     assert lengths == {1, 2, 3}
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
-def test_demonstrations_are_worded_like_rollouts(name):
-    """The prompt of the first turn is that of the text task, of its level of the pool."""
-    shown, task = demonstrate(name, 0.5), tiny.task(name)
-    levels = task.env.num_levels(task.env_params)
-    firsts = {
-        tuple(
-            tiny.spelled(
-                tiny.opening_text(task.env, 'brief', 5)
-                + tiny.turn_text(
-                    task.env,
-                    'brief',
-                    task.env.reset_level(level, task.env_params),
-                    turn=0,
-                    reward=0,
-                    warn=False,
-                    left=5,
-                    sampled_end=True,
-                )
-            )
-        )
-        for level in range(levels)
-    }
-    for row, mask in zip(shown.tokens, shown.mask, strict=True):
-        assert tuple(row[: int(np.argmax(mask))].tolist()) in firsts
-
-
 def by_the_oracle(task, seed=0, episodes=24, **changes):
 
     def expert(states, used):
@@ -112,45 +86,6 @@ def by_the_oracle(task, seed=0, episodes=24, **changes):
     sizes = dict(seed=seed, episodes=episodes, oracle=1.0, max_tokens=400)
     shown = demonstrations.demonstrate(task, tiny.tokenizer(), expert, **sizes | changes)
     return jax.device_get(shown)
-
-
-def replayed_success(task, shown, seed=0):
-    """Success of each demonstration when its answers are executed again, one step at a time."""
-    episodes = len(shown.tokens)
-    level = np.random.default_rng(seed).integers(
-        task.env.num_levels(task.env_params), size=episodes
-    )
-    keys = jax.random.split(jax.random.key(seed), episodes)
-    reset, success = jax.jit(task.env.reset_level), []
-    for b in range(episodes):
-        state, used, turn = reset(int(level[b]), task.env_params), 0, dict(success=False)
-        for k, ids in enumerate(answers_of(shown.tokens[b], shown.mask[b])):
-            matched, parts = parse_answer(
-                tiny.tokenizer().decode_bytes(ids),
-                task.env.ACTION_NAMES,
-                max_actions=task.max_actions_per_turn,
-                opening='<think>',
-            )
-            turn = tiny.play_by_hand(task, state, keys[b], k, used, matched, parts)
-            state, used = turn['state'], turn['used']
-        success.append(turn['success'])
-    return np.array(success)
-
-
-def test_the_oracle_crosses_every_lake_without_slips():
-    """Budgets that allow any 4x4 map: at most 15 moves, three a turn."""
-    env = FrozenLake(success_rate=1.0)
-    env_params = env.make_params('train', num_levels=16)
-    task = build_task(
-        env,
-        env_params,
-        tiny.tokenizer(),
-        style='brief',
-        max_turns=5,
-        max_actions_per_turn=3,
-        max_actions_per_episode=15,
-    )
-    assert replayed_success(task, by_the_oracle(task)).all()
 
 
 def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
@@ -282,21 +217,9 @@ def test_the_head_of_a_clone_is_for_answers_alone():
 
     assert_close(found(None), found(most))
     assert not np.isfinite(found(most - 1)[0])  # a token that is left out shows
-    heads = []
-
-    def seen(params, batch):
-        def head(params):
-            heads.append(None)
-            return tiny.head(params)
-
-        return clone.clone_loss(params, batch, **settings | dict(head_fn=head), row_tokens=most)
-
-    text = jax.jit(seen).lower(tiny.untrained(), rows).as_text()
-    vocabulary = tiny.config().vocab_size
-    assert len(heads) == 1 and f'tensor<4x{most}x{vocabulary}xf32>' in text
-    assert f'x{rows.tokens.shape[1]}x{vocabulary}xf32>' not in text
 
 
+@pytest.mark.soak
 def test_a_clone_compiles_its_step_once():
     """On a mesh the first optimiser state had another layout than the one that a step returns."""
     mesh = sharding.make_mesh(2, 2, 2)

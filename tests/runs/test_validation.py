@@ -3,7 +3,6 @@
 import json
 import types
 
-import jax
 import jax.numpy as jnp
 import micro_runs
 import numpy as np
@@ -13,7 +12,6 @@ import toy_rollouts as toy
 from agentrl_jax import evaluate, train
 from agentrl_jax.machine import checkpoint
 from agentrl_jax.measure import metrics, stats, validation
-from agentrl_jax.records import report, run_log
 from agentrl_jax.rl.learning import Optim
 from agentrl_jax.run import params
 from agentrl_jax.run.migration import comparable, saved_with
@@ -49,20 +47,6 @@ def test_pass_at_k_and_mean_at_k_by_hand():
     assert (found['eval/pass_at_k_low'], found['eval/pass_at_k_high']) == stats.wilson_interval(
         2, 3
     )
-
-
-def test_sums_of_extensions_are_totals_over_counts():
-    out = toy.rollout_of([[(1, 1)]], np.zeros((1, 1)), length=3)
-    sums = validation.count(out, _NoMetrics, levels=1)
-    assert 'eval/observation_nll' not in validation.summarise(sums)
-    some = validation.summarise(
-        sums | {'observation_nll/count': np.int32(4), 'observation_nll/total': np.float32(6.0)}
-    )
-    assert some['eval/observation_nll'] == 1.5
-    none = validation.summarise(
-        sums | {'observation_nll/count': np.int32(0), 'observation_nll/total': np.float32(0.0)}
-    )
-    assert np.isnan(none['eval/observation_nll'])
 
 
 def test_a_faulty_sample_is_no_sample_of_its_level():
@@ -156,15 +140,6 @@ def test_levels_that_agree_count_once_in_wilson_s_interval(
     assert ('eval/pass_at_k' in found) == (samples > 1)
 
 
-def test_a_small_pool_s_levels_are_no_more_than_they_are():
-    """A pool of two levels that six are asked of holds two independent units, not six."""
-    out = toy.rollout_of([[(1, 1)]] * 6, np.zeros((6, 1)), length=3)
-    out = out.replace(success=jnp.arange(6) % 2 == 0, level=jnp.arange(6) % 2)
-    found = validation.summarise(validation.count(out, _NoMetrics, levels=6))
-    ends = found['eval/success_low'], found['eval/success_high']
-    np.testing.assert_allclose(ends, stats.wilson_interval(1, 2))
-
-
 def test_pass_at_each_k_is_unbiased_by_hand():
     out = toy.rollout_of([[(1, 1)]] * 8, np.zeros((8, 1)), length=3, faulty=(7,))
     # Level 0: 1 of 4 solved; level 1: 2 of 3 healthy ones (row 7 failed)
@@ -213,16 +188,6 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
         assert path.read_text() == spoiled
 
 
-def test_what_an_evaluation_cannot_keep_is_known_before_it_is_played(tmp_path, monkeypatch):
-    cfg = micro_runs.plain('frozen_lake')
-    monkeypatch.setattr(evaluate.validation, 'summarise', None)  # not reached
-    with pytest.raises(ValueError, match='--trajectories=.*: there is no folder'):
-        evaluate.evaluate(cfg, '', str(tmp_path), None, str(tmp_path / 'no' / 'played.json'))
-    (tmp_path / f'evaluation_{cfg.eval.split}.json').write_text('[1]')
-    with pytest.raises(ValueError, match='is no evaluation with its earlier ones'):
-        evaluate.evaluate(cfg, '', str(tmp_path), None)
-
-
 def test_valid_format_is_nan_where_a_turn_is_not_known_to_be_valid():
     """Worlds on hosts that say nothing about it were 100 % valid."""
     out = toy.rollout_of([[(1, 1)]] * 2, np.zeros((2, 1)), length=3)
@@ -267,60 +232,6 @@ def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected
     np.testing.assert_allclose(moved, expected, atol=1e-4)
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory, quick_runs):
-    """A run that validates at every step: two splits, two samples a level."""
-    cfg = micro_runs.config(
-        'frozen_lake',
-        **{
-            'eval.every': 1,
-            'eval.samples': 2,
-            'eval.also': ('test',),
-            'checkpoint.best': True,
-            'checkpoint.every': 1,
-            'checkpoint.keep': 9,
-            'optim.schedule': 'linear',
-            'optim.schedule_steps': 6,
-            'optim.lr': 3e-2,
-            'log.rollouts_every': 0,
-            'model.num_layers': 1,
-        },
-    )
-    workdir = tmp_path_factory.mktemp('validated')
-    assert train.train(cfg, str(workdir)) == 0
-    return cfg, workdir
-
-
-def test_rows_hold_the_metrics_of_every_split(finished):
-    _, workdir = finished
-    for row in run_log.read_metrics(workdir / run_log.METRICS_FILE):
-        for prefix in ('eval', 'eval_test'):
-            low, mid, high = (row[f'{prefix}/success{end}'] for end in ('_low', '', '_high'))
-            assert 0 <= low <= mid <= high <= 1
-            assert mid <= row[f'{prefix}/pass_at_k'] <= 2 * mid + 1e-9
-
-
-def test_every_pool_stands_beside_its_own_random_play(finished):
-    _, workdir = finished
-    reference = json.loads((workdir / 'reference.json').read_text())
-    assert reference['random'] != reference['eval_test/random'] < reference['eval_test/oracle']
-    said = report.summary(workdir, 'command').splitlines()
-    assert sum(line.startswith('eval_test ') for line in said) == 1
-
-
-def test_the_best_policy_is_kept_beside_the_newest(finished):
-    cfg, workdir = finished
-    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-    best = max(rows, key=lambda row: (row['eval/success'], -row['step']))
-    saved = checkpoint.read_extra(workdir / 'best')
-    assert (saved['step'], saved['eval/success']) == (best['step'], best['eval/success'])
-    state = micro_runs.saved_state(cfg, workdir, step=best['step'])
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.params)
-    kept = checkpoint.load_params_only(workdir / 'best', abstract)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(kept), state.params)
-    assert json.loads((workdir / 'config.json').read_text())['config']['checkpoint']['best']
-
-
 def test_a_checkpoint_from_before_a_field_goes_on_with_its_default():
     cfg = micro_runs.config('frozen_lake')
     older = saved_with(cfg)
@@ -332,18 +243,3 @@ def test_a_checkpoint_from_before_a_field_goes_on_with_its_default():
     now['config']['optim']['schedule'] = 'linear'
     with pytest.raises(ValueError, match='optim.schedule: "constant" in the checkpoint'):
         checkpoint.check_config(comparable(older), comparable(now))
-
-
-@pytest.mark.parametrize('folder', ['', 'best'])
-def test_a_run_starts_from_the_weights_of_another(finished, folder, tmp_path):
-    """The first validation of the second run is the one of the policy it starts from."""
-    cfg, workdir = finished
-    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-    step = checkpoint.read_extra(workdir / 'best')['step'] if folder else len(rows) - 1
-    with cfg.unlocked():
-        second = cfg.copy_and_resolve_references()
-    second.update_from_flattened_dict({'model.path': str(workdir / folder), 'steps': 0})
-    assert train.train(second, str(tmp_path)) == 0
-    (row,) = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
-    for name in ('eval/success', 'eval/return', 'eval_test/return', 'eval/pass_at_k'):
-        assert row[name] == rows[step][name]
