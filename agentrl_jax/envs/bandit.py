@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -125,7 +126,7 @@ class Bandit(TextEnvironment):
 
     @property
     def ACTION_NAMES(self) -> tuple[str, ...]:
-        return tuple(sorted({name for pair in self._all_pairs for name in pair}))
+        return tuple(sorted({*itertools.chain(*self._all_pairs)}))
 
     @property
     def _all_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -138,9 +139,8 @@ class Bandit(TextEnvironment):
         del num_levels, seed
         if split not in SPLITS:
             raise ValueError(f'split={split!r} is not one of {SPLITS}')
-        sizes = [len(PAIRS[self.pairs][name]) for name in SPLITS]
-        first = sum(sizes[: SPLITS.index(split)])
-        pair = np.repeat(np.arange(first, first + sizes[SPLITS.index(split)]), 2)
+        owners = [name for name in SPLITS for _ in PAIRS[self.pairs][name]]  # split of each pair
+        pair = np.repeat(np.flatnonzero(np.array(owners) == split), 2)
         return EnvParams(
             pair=jnp.asarray(pair, jnp.int32),
             high=jnp.asarray(np.arange(len(pair)) % 2, jnp.int32),
@@ -235,7 +235,5 @@ class Bandit(TextEnvironment):
 @functools.cache
 def _line_families(env: Bandit) -> Lines:
     """One question for each pair and order; the high arm comes first in the even ones."""
-    orders = [
-        (high, low) if first else (low, high) for low, high in env._all_pairs for first in (1, 0)
-    ]
+    orders = (order for low, high in env._all_pairs for order in ((high, low), (low, high)))
     return Lines(question=[QUESTION.format(a=a, b=b) for a, b in orders])

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from agentrl_jax.envs import ENVIRONMENTS, GAMES, Bandit, FrozenLake, Sokoban, TextEnvironment
 from agentrl_jax.envs.hosts import HOSTS, agentgym, players
@@ -23,7 +24,6 @@ from agentrl_jax.envs.hosts.served import Served
 from agentrl_jax.envs.simulation import NoExpert
 
 BUDGETS = (5, 10, 15, 20, 25, 30, 35)
-
 
 AS_THEY_COME = dict(split=None, unique=False)  # levels of all splits, repetitions included
 
@@ -152,26 +152,19 @@ def unpublished(worlds: Mapping[str, type[TextEnvironment]]) -> list[Row]:
 
 
 def describe(row: Row, got: dict[str, np.ndarray]) -> str:
-    """The lines of one row."""
-    lines = [f'{row.player:6} {row.label}']
+    """The table of one row."""
+    title = f'{row.player:6} {row.label}'
     if not got:
-        return f'{lines[0]}: no expert'
-    lines += ['    actions  ' + ''.join(f'{budget:>12}' for budget in row.budgets)]
-    pairs = zip(got['ours'], got['error'], strict=True)
-    ours = ''.join(f'{value:>6.1f} ± {error:.1f}'.rjust(12) for value, error in pairs)
-    if row.published:
-        lines += ['    published' + ''.join(f'{value:>12.1f}' for value in row.published)]
-    lines += ['    ours     ' + ours]
-    if row.published:
-        lines += ['    s.e. off ' + ''.join(f'{value:>12.1f}' for value in got['apart'])]
-    return '\n'.join(lines)
+        return f'{title}: no expert'
+    published = {'published': row.published} if row.published else {}
+    table = pd.DataFrame(published | got, index=pd.Index(row.budgets, name='actions'))
+    return f'{title}\n{table.T.to_string(float_format="{:.1f}".format)}'
 
 
 def describe_hosts(levels: int) -> Iterator[str]:
     """A line for each kind of worlds that has a player."""
     for name, kind in HOSTS.items():
-        env = kind() if issubclass(kind, Served) else None
-        if env is not None and env.has_player():
+        if issubclass(kind, Served) and (env := kind()).has_player():
             turns = agentgym.ENVIRONMENTS[name].rounds
             params = env.make_params('test', num_levels=levels)
             found = players.reference_success(env, params, turns, rollouts=1)

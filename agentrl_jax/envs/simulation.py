@@ -1,6 +1,8 @@
 """Random and oracle play of any world: what success is compared with, and what rewards occur."""
 
+import collections
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -53,11 +55,11 @@ def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed:
 
 
 def simulate_oracle(env: Any, params: Any, budget: int, *, seed: int) -> np.ndarray:
-    """bool [levels]: success of env.plans, asked again after every action, within the budget."""
+    """bool [levels]: success of env.plans, computed again after every action, within the budget."""
     levels = env.num_levels(params)
-    states, _ = episodes(env, params, np.arange(levels), budget, plans=levels, seed=seed)
-    last = jax.tree.map(lambda x: x[-1], states)
-    return np.asarray(jax.jit(jax.vmap(env.success, in_axes=(0, None)))(last, params))
+    steps = _steps(env, params, np.arange(levels), budget, plans=levels, replan=True, seed=seed)
+    ((states, *_),) = collections.deque(steps, maxlen=1)
+    return np.asarray(jax.jit(jax.vmap(env.success, in_axes=(0, None)))(states, params))
 
 
 def episodes(
@@ -72,30 +74,14 @@ def episodes(
 ) -> tuple[Any, np.ndarray]:
     """`budget` actions on each level (int [N]): the first `plans` rows are the oracle's.
 
-    The others are uniformly random. Returns what was met, on the host: states [budget + 1, N, ...]
-    and rewards float32 [budget, N]. Without `replan` a plan is followed to its end, even where the
-    world did not do what it assumes.
+    The others are uniformly random. Returns host arrays: states [budget + 1, N, ...] and rewards
+    float32 [budget, N]. Without `replan` a plan is followed to its end, even where the world did
+    not do what it assumes.
     """
-    rng, key = np.random.default_rng(seed), jax.random.key(seed)
-    reset, act = _programs(env)
-    states, over = jax.device_get(reset(params, jnp.asarray(level, jnp.int32)))
-    seen, rewards = [states], []
-    queues: list[list[int]] = [[] for _ in range(plans)]
-    for used in range(budget):
-        ask = [row for row in range(plans) if not over[row] and (replan or not queues[row])]
-        if ask:
-            fresh = env.plans(_rows(states, ask), np.full(len(ask), used), budget, params)
-            for row, plan in zip(ask, fresh, strict=True):
-                queues[row] = list(plan)
-        action = rng.integers(env.num_actions, size=len(level))
-        action[:plans] = -1  # no plan: nothing is done
-        name = np.full(len(level), -1)
-        name[:plans] = [queue.pop(0) if queue else -1 for queue in queues]
-        states, reward, over = jax.device_get(act(params, key, used, states, name, action))
-        seen.append(states)
-        rewards.append(reward)
-    rewards = np.array(rewards, np.float32).reshape(budget, len(level))
-    return jax.tree.map(lambda *x: np.stack(x), *seen), rewards
+    steps = _steps(env, params, level, budget, plans=plans, replan=replan, seed=seed)
+    states, _, _, rewards = zip(*steps, strict=True)
+    rewards = np.array(rewards[1:], np.float32).reshape(budget, len(level))
+    return jax.tree.map(lambda *x: np.stack(x), *states), rewards
 
 
 def solutions(env: Any, params: Any, budget: int, *, seed: int = 0) -> np.ndarray:
@@ -105,28 +91,39 @@ def solutions(env: Any, params: Any, budget: int, *, seed: int = 0) -> np.ndarra
     not over then, as in worlds that show more on the way, the next one follows. Where the world has
     luck, this is how one draw of it was played, and may not fit another.
     """
-    levels, key = env.num_levels(params), jax.random.key(seed)
-    reset, act = _programs(env)
-    states, over = jax.device_get(reset(params, jnp.arange(levels, dtype=jnp.int32)))
-    done, queues = np.full((levels, budget), -1, np.int32), [[] for _ in range(levels)]
-    nothing = np.full(levels, -1, np.int32)  # no plan: nothing is done
-    for used in range(budget):
-        ask = [row for row in range(levels) if not over[row] and not queues[row]]
-        if ask:
-            fresh = env.plans(_rows(states, ask), np.full(len(ask), used), budget, params)
-            for row, plan in zip(ask, fresh, strict=True):
-                queues[row] = list(plan)
-        for row, queue in enumerate(queues):
-            if queue and not over[row]:
-                done[row, used] = queue.pop(0)
+    levels = env.num_levels(params)
+    steps = _steps(env, params, np.arange(levels), budget, plans=levels, replan=False, seed=seed)
+    done = np.full((levels, budget), -1, np.int32)
+    for used, ((_, over, _, _), (_, _, name, _)) in enumerate(itertools.pairwise(steps)):
+        done[:, used] = np.where(over, -1, name)
         if (done[:, used] < 0).all():
             break
-        states, _, over = jax.device_get(act(params, key, used, states, done[:, used], nothing))
     return done
 
 
-def _rows(states: Any, rows: list[int]) -> Any:
-    return jax.tree.map(lambda x: x[rows], states)
+def _steps(env: Any, params: Any, level: Any, budget: int, *, plans: int, replan: bool, seed: int):
+    """Yield (states, over, name, reward) at the start and after each action of `episodes`.
+
+    name: of the action in ACTION_NAMES, int [N], -1: none; it and the reward are None at the start.
+    """
+    rng, key = np.random.default_rng(seed), jax.random.key(seed)
+    reset, act = _programs(env)
+    states, over = jax.device_get(reset(params, jnp.asarray(level, jnp.int32)))
+    yield states, over, None, None
+    queues: list[list[int]] = [[] for _ in range(plans)]
+    for used in range(budget):
+        ask = [row for row in range(plans) if not over[row] and (replan or not queues[row])]
+        if ask:
+            rows = jax.tree.map(lambda x, ask=ask: x[ask], states)
+            fresh = env.plans(rows, np.full(len(ask), used), budget, params)
+            for row, plan in zip(ask, fresh, strict=True):
+                queues[row] = list(plan)
+        action = rng.integers(env.num_actions, size=len(level))
+        action[:plans] = -1  # no plan: nothing is done
+        name = np.full(len(level), -1)
+        name[:plans] = [queue.pop(0) if queue else -1 for queue in queues]
+        states, reward, over = jax.device_get(act(params, key, used, states, name, action))
+        yield states, over, name, reward
 
 
 @functools.cache

@@ -9,7 +9,7 @@ that fits the next line. Which lines those are is tried when a table is built; w
 by side are not the tokens of each, an error names them.
 
 An observation may also be made of pieces, texts without a newline of which several make a row (a
-cell, a digit; see envs.pieces). They must be the same tokens wherever they can occur: check_rows.
+cell, a digit). They must be the same tokens wherever they can occur: check_rows.
 """
 
 import dataclasses

@@ -12,8 +12,8 @@ import qwen_vocabulary
 import real_tokenizers
 from every_world import World
 
-from agentrl_jax.envs.pieces import Choice, Grid, Layout, Number, Offers
 from agentrl_jax.extras.games import base, experts
+from agentrl_jax.extras.games.pieces import Choice, Grid, Layout, Number, Offers
 from agentrl_jax.extras.games.worlds import WORLDS
 from agentrl_jax.settings.rules import broken_by
 from agentrl_jax.text import lines

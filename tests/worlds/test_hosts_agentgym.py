@@ -172,7 +172,7 @@ def test_a_server_that_is_down_is_known_by_its_first_connection(monkeypatch):
     assert len(servers.take_left('http://gone')) == 5
 
 
-@pytest.mark.parametrize('trouble', chaos_proxy.TROUBLES)
+@pytest.mark.parametrize('trouble', ['silent', 'dripping', 'huge', 'delayed', 'twice'])
 def test_a_trouble_is_an_error_or_does_no_harm(launched, trouble, monkeypatch):
     monkeypatch.setattr(agentgym, 'CLOSE_S', SECONDS)
     waits = trouble in ('silent', 'dripping', 'huge')
@@ -185,7 +185,7 @@ def test_a_trouble_is_an_error_or_does_no_harm(launched, trouble, monkeypatch):
             return AgentGym('textcraft', servers, timeout_s=SECONDS if waits else 20.0)
 
         failed = 0
-        for item in range(0, 120 if waits else 480, 60):
+        for item in range(0, 120 if waits else 240, 60):
             replies, tries = play_through(make, item, script(item)[:rounds])
             assert replies == expected(item, script(item)[:rounds])
             failed += tries
@@ -203,7 +203,7 @@ def test_all_troubles_at_once_leave_no_descriptor_and_no_thread(launched):
     proxy = chaos_proxy.Proxy(port_of(launched.url), seed=2, chances=dict.fromkeys(quick, 0.02))
     servers = Servers([proxy.url], rest_s=0)
     with contextlib.closing(proxy):
-        for item in range(0, 500, 10):
+        for item in range(0, 500, 20):
             replies, _ = play_through(
                 lambda: AgentGym('textcraft', servers), item, script(item)[:4]
             )
@@ -300,7 +300,6 @@ DIALOGUES = {  # env: answers to create, reset and a look; the first text; a ste
         step_of('p', -100, True, score=-100),
         Reply('p', -100.0, True, False),
     ),
-    'searchqa': ([7, 'who?'], 'who?', step_of('No', 0, False), Reply('No', 0.0, False, False)),
     'webarena': (
         [{'env_idx': 1}, TREE, 'OBSERVATION: tree'],
         'OBSERVATION: tree',
@@ -313,23 +312,11 @@ DIALOGUES = {  # env: answers to create, reset and a look; the first text; a ste
         step_of('bought', 1.0, True, 'state', info=None),
         Reply('bought', 1.0, True, True),
     ),
-    'sqlgym': (
-        [3, 'x', 'Tables'],
-        'Tables',
-        step_of('[(1,)]', 0.0, True, 'state', info={}),
-        Reply('[(1,)]', 0.0, True, False),
-    ),
     'alfworld': (
         [{'id': 0}, ROOM],
         'A room\nAVAILABLE ACTIONS: look,go',
         step_of('won', True, True, available_actions=[]),
         Reply('won', 1.0, True, True),
-    ),
-    'maze': (
-        [{'id': 0}, {'observation': 'walls'}],
-        'walls',
-        step_of('Success', 1, True),
-        Reply('Success', 1.0, True, True),
     ),
     'wordle': (
         [{'id': 0}, {'observation': ''}, ['crane', 'shire']],

@@ -18,7 +18,7 @@ import uvicorn
 
 from agentrl_jax.envs.hosts import server
 from agentrl_jax.envs.hosts.agentgym import AgentGym, Servers
-from agentrl_jax.envs.hosts.search import countries, dialects, drawn, questions, retrieval, world
+from agentrl_jax.envs.hosts.search import dialects, drawn, questions, retrieval, world
 from agentrl_jax.envs.hosts.search.world import Search, SearchQA
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 from agentrl_jax.envs.splits import SPLITS
@@ -223,7 +223,6 @@ def test_items_count_through_the_files_of_the_splits(tmp_path):
         pathlib.Path(paths[-1]).write_text('\n'.join(map(json.dumps, rows)))
     found = [items(split, questions=tuple(paths)) for split in SPLITS]
     assert found == [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
-    assert items('test', questions=tuple(paths[:2])) == []
     single = [items(split, questions=(paths[2],)) for split in SPLITS]
     assert sorted(sum(single, [])) == [0, 1, 2, 3]
 
@@ -232,8 +231,6 @@ def test_questions_about_countries_are_many_and_splits_share_no_subject():
     known = world.bank()
     assert len(known) > 9000 and len({question.text for question in known}) == len(known)
     assert collections.Counter(question.hops for question in known)[2] > 2000
-    about = {question.subject for question in known if question.kind == countries.COUNTRY}
-    assert f'{len(about)}\ncountries' in countries.__doc__  # it said 230
     splits = [items(split) for split in SPLITS]
     assert sorted(sum(splits, [])) == list(range(len(known)))
     subjects = [{known[item].subject for item in items} for items in splits]
@@ -244,13 +241,13 @@ def test_questions_about_countries_are_many_and_splits_share_no_subject():
 
 def test_an_oracle_finds_what_it_answers_and_solves_each_question():
     play, found = SearchQA(rewards='mt_grpo', retries=False), []
-    for item in random.Random(0).sample(range(len(world.bank())), 200):
+    for item in random.Random(0).sample(range(len(world.bank())), 80):
         play.reset(item)
         replies = [play.step(action) for action in play.plan()]
         assert len(replies) == play.question.hops + 1
         assert replies[-1].done and replies[-1].success and replies[-1].reward > 1.8
         found.append(play.golds.within(play.steps[-2].result))
-    assert sum(found) >= 197
+    assert sum(found) >= 78
 
 
 # ---- episodes ----------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Rewards of search: the numbers that the papers' own functions give, turn by turn too."""
 
-import itertools
-
 import pytest
 
 from agentrl_jax.envs.hosts.search import scoring
@@ -74,25 +72,13 @@ def test_mt_grpo_rewards_are_those_of_its_own_functions(name):
     assert 0.2 * scoring.tag_count(steps, TOOL_TAGS) == pytest.approx(tags, abs=5e-5)
     assert scoring.mt_grpo_turn(steps, TOOL_TAGS, GOLDS) == pytest.approx(turn)
     assert scoring.mt_grpo_outcome(steps, TOOL_TAGS, GOLDS) == pytest.approx(outcome, abs=5e-5)
-
-
-@pytest.mark.parametrize('name', MT_GRPO)
-def test_rewards_of_turns_add_up_to_turn_reward_and_outcome(name):
-    steps, *_, turn, outcome = MT_GRPO[name]
-    paid = [
-        scoring.mt_grpo(steps[: k + 1], TOOL_TAGS, GOLDS, k == len(steps) - 1)
-        for k in range(len(steps))
-    ]
-    assert sum(paid[:-1]) == pytest.approx(turn)
-    assert paid[-1] == pytest.approx(outcome, abs=5e-5)
-
-
-def test_the_figures_of_the_tables_are_shares():
-    figures = scoring.measured(MT_GRPO['an open answer'][0], TOOL_TAGS, GOLDS)
-    assert figures == pytest.approx(
-        {'tool_success': 1.0, 'answer_presence': 1.0, 'exact_match': 0.0, 'format': 0.9}
+    count = len(steps)
+    *before, last = (
+        scoring.mt_grpo(steps[:k], TOOL_TAGS, GOLDS, k == count) for k in range(1, count + 1)
     )
-    assert set(scoring.measured([], TOOL_TAGS, GOLDS).values()) == {0.0}
+    assert sum(before) == pytest.approx(turn) and last == pytest.approx(outcome, abs=5e-5)
+    figures = [*scoring.measured(steps, TOOL_TAGS, GOLDS).values()]
+    assert figures == pytest.approx([tool / 0.2, search / 0.5, match, form / 0.2], abs=5e-4)
 
 
 def test_a_dialect_without_thoughts_can_have_the_best_format():
@@ -131,8 +117,6 @@ def test_answers_are_normalised_as_squad_and_triviaqa_do():
     assert scoring.as_written(' The Beatles. ') == 'the beatles.'
     assert Golds(('beatles',), 'squad').equal('The Beatles!')
     assert not Golds(('beatles',), 'as_written').equal('The Beatles!')
-    with pytest.raises(ValueError, match='is one of squad, triviaqa, as_written'):
-        Golds(('x',), 'lower')
 
 
 @pytest.mark.parametrize('normaliser', ['squad', 'triviaqa'])
@@ -190,5 +174,5 @@ def test_exact_rewards_pay_for_turns_that_were_taken_as_answers():
     steps = Step('', answer='Paris'), Step('', answer='paris!'), Step(TOLD.format('Paris'), HIT)
     paid = [scoring.exact([step], TAGS, GOLDS, True) for step in steps]
     assert paid == [1.0, 0.0, 0.0]
-    pairs = itertools.product(steps[:1], [Golds(('Lyon', 'PARIS'))])
-    assert all(scoring.exact([step], TAGS, golds, False) == 1.0 for step, golds in pairs)
+    golds = Golds(('Lyon', 'PARIS'))
+    assert scoring.exact(steps[:1], TAGS, golds, False) == 1.0

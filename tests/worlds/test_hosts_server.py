@@ -2,11 +2,9 @@
 
 import asyncio
 import concurrent.futures
-import fcntl
 import json
 import os
 import pathlib
-import resource
 import signal
 import socket
 import subprocess
@@ -20,7 +18,6 @@ import pytest
 
 from agentrl_jax import serve
 from agentrl_jax.envs.hosts import gate, server, workers
-from agentrl_jax.envs.hosts.connection import can_be_read
 from agentrl_jax.envs.hosts.launch import Launched
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -276,17 +273,6 @@ def test_a_world_of_a_worker_that_died_does_not_reach_the_next_one(url, action):
         assert world == old[2] and step(url, world, 'go')[0] == 410 or close(url, world) is None
     assert [step(url, world, 'go')[0] for world in fresh] == [200] * 4
     close(url, *fresh)
-
-
-def test_descriptors_may_have_large_numbers():
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2048), limit[1]))
-    ours, theirs = socket.socketpair()
-    with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD, 1500)) as late:
-        assert late.fileno() >= 1500 and not can_be_read(late, 0)
-        theirs.send(b'x')
-        assert can_be_read(late, 1)
-    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_a_world_that_hangs_is_lost_after_its_time_and_its_worker_begins_anew(url):

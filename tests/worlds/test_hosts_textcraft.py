@@ -46,13 +46,9 @@ def commands_around(recipes, generator):
     yield from made[made.index(wrong) :]
 
 
-def test_goals_are_those_of_sorted_files_and_as_deep_as_agentgyms(recipes):
+def test_recipes_and_goals_are_those_of_the_package_and_as_deep_as_agentgyms(recipes, monkeypatch):
     depths = [recipes.depth(goal) for goal in recipes.goals]
-    assert len(depths) == 544 and collections.Counter(depths) == DEPTHS
-    assert depths == sorted(depths)
-
-
-def test_recipes_and_goals_are_those_of_the_package(recipes, monkeypatch):
+    assert collections.Counter(depths) == DEPTHS and depths == sorted(depths)
     theirs = their_tree(monkeypatch)
     goals = sorted(theirs.item_recipes_min_depth(1), key=lambda goal: goal[1])
     assert recipes.goals == [goal for goal, _ in goals]
@@ -99,6 +95,7 @@ def test_every_reply_is_that_of_the_package(recipes, monkeypatch, capsys):
         theirs.inventory, theirs.goal = {}, ours.goal
         for command in [*commands_around(recipes, generator), *ours.plan()]:
             reply = ours.step(command)
+            assert reply.valid == reply.observation.startswith(('Got', 'Crafted', 'Inventory'))
             observation, reward, done, _, _ = theirs.step(command)
             assert (reply.observation, reply.reward, reply.done) == (observation, reward, done)
             assert ours.inventory == theirs.inventory
@@ -119,7 +116,7 @@ def test_an_ingredient_named_twice_must_be_there_twice():
 
 
 def test_plans_reach_every_goal_and_fit_in_agentgyms_rounds(recipes):
-    world, lengths = TextCraft(), []
+    world, lengths = TextCraft(distractors=0), []
     for item in range(len(recipes.goals)):
         world.reset(item)
         plan = world.plan()
@@ -134,7 +131,7 @@ def test_plans_reach_every_goal_and_fit_in_agentgyms_rounds(recipes):
 
 def test_a_prompt_holds_what_the_plan_needs_and_few_other_recipes(recipes):
     shown, world = [], TextCraft()
-    for item in range(544):
+    for item in range(0, 544, 4):
         text = world.reset(item)
         head, lines, goal = text.split('\n', 1)[0], text.split('\n')[1:-2], text.split('\n')[-1]
         assert head == 'Crafting commands:'
@@ -153,15 +150,11 @@ def test_splits_share_no_goal_and_depths_choose():
     assert set(items('test', depths=(1,))) <= set(range(125)) & splits[2]
 
 
-@pytest.mark.parametrize('distractors', [1, 10])
-def test_drawn_names_change_nothing_but_names(recipes, distractors):
-    """Every goal by the planner, and what a player does who reads names that are not there."""
-    plain, drawn = (
-        TextCraft(wording=wording, prompt='short', distractors=distractors)
-        for wording in ('plain', 'drawn')
-    )
+def test_drawn_names_change_nothing_but_names(recipes):
+    """The planner's play, and what a player does who reads names that are not there."""
+    plain, drawn = (TextCraft(wording=wording, prompt='short') for wording in ('plain', 'drawn'))
     seen = set()
-    for item in range(len(recipes.goals)):
+    for item in range(0, len(recipes.goals), 5):
         lines = [world.reset(item).splitlines() for world in (plain, drawn)]
         numbers = [[re.findall('[0-9]+', line) for line in each] for each in lines]
         assert numbers[0] == numbers[1]
@@ -202,20 +195,6 @@ def test_plain_wording_shows_names_as_they_are_typed():
     assert world.step('craft 4 birch planks using 1 birch logs') == textcraft.Reply(
         'Crafted 4 birch planks', reward=1.0, done=True, success=True, valid=True
     )
-
-
-def test_a_command_that_is_not_carried_out_is_invalid():
-    """Every turn was valid, beside replies such as "Could not execute"."""
-    world = TextCraft()
-    world.reset(3)
-    for command, valid in (
-        ('inventory', True),
-        ('get 1 birch logs', True),
-        ('sing', False),
-        ('get 1 moon', False),
-        ('craft 4 stick using 9 moon', False),
-    ):
-        assert world.step(command).valid is valid, command
 
 
 def test_numbers_that_no_integer_should_be_made_of_are_not_carried_out():

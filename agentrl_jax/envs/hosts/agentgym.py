@@ -19,12 +19,13 @@ from typing import Any
 
 from agentrl_jax.envs.hosts import agentgym_prompts
 from agentrl_jax.envs.hosts.answers import READERS, Unreadable
-from agentrl_jax.envs.hosts.connection import Connection, number_of, text_of, truth_of
+from agentrl_jax.envs.hosts.connection import Connection, Number, StepReply, Text, read
 from agentrl_jax.envs.hosts.search import dialects
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
 
 ACCEPTED = "OK. I'll follow your instructions and try my best to solve the task."
 CLOSE_S, CLOSE_TRIES = 2.0, 3  # for a close; the lease of a world that stays open ends
+MOST_BYTES = 2**20  # of one answer
 MOST_LEFT = 1000  # worlds of a server that are remembered for closing
 SAME = (('search', 'searchqa'), ('shop', 'webshop'), ('web', 'webarena'))  # our names, AgentGym's
 
@@ -163,7 +164,7 @@ ENVIRONMENTS = {
 
 
 class Servers:
-    """Servers of one environment: worlds go where there is room and health; for all threads."""
+    """Servers of one environment, shared by threads: new worlds go to the least used of them."""
 
     def __init__(self, urls: Sequence[str], *, rest_s: float = 10.0):
         """rest_s: time for which a server without an answer or a free world is passed over."""
@@ -183,17 +184,13 @@ class Servers:
                 self._open, key=lambda url: (self._rests_until[url] > now, self._open[url])
             )
 
-    def opened(self, url: str) -> None:
+    def count(self, url: str, change: int) -> None:
+        """Count worlds that were opened (1) or closed (-1)."""
         with self._lock:
-            self._open[url] += 1
-
-    def closed(self, url: str) -> None:
-        with self._lock:
-            self._open[url] -= 1
+            self._open[url] += change
 
     def failed(self, url: str) -> None:
-        with self._lock:
-            self._rests_until[url] = time.monotonic() + self.rest_s
+        self._rests_until[url] = time.monotonic() + self.rest_s
 
     def left(self, url: str, body: dict, tries: int = CLOSE_TRIES) -> None:
         """Remember a world that could not be closed; the next world opened there tries again."""
@@ -216,21 +213,17 @@ class AgentGym:
         servers: Servers,
         *,
         instruction: str = '',  # '': AgentGym's
-        token: str = '',
-        timeout_s: float = 60.0,  # of one call
-        most_bytes: int = 2**20,  # of one answer
         quirks: Quirks | None = None,  # of an environment that is not in ENVIRONMENTS
         settings: dict | None = None,  # of the worlds, which our servers must have too
+        token: str = '',
+        timeout_s: float = 60.0,  # of one call
     ):
-        if quirks is None and env not in ENVIRONMENTS:
-            raise ValueError(f'{env!r} is not in AgentGym: choose {", ".join(ENVIRONMENTS)}')
         self.env, self.servers = env, servers
-        self.quirks = ENVIRONMENTS[env] if quirks is None else quirks
+        self.quirks = quirks or ENVIRONMENTS[env]
         self.instruction = instruction or self.quirks.instruction
         self.deterministic = self.quirks.deterministic
         self.settings = json.loads(json.dumps(settings or {}))  # with lists for tuples
-        self._calls = dict(token=token, timeout_s=timeout_s, most_bytes=most_bytes)
-        self._read = READERS[self.quirks.reader]
+        self._calls = dict(token=token, timeout_s=timeout_s, most_bytes=MOST_BYTES)
         self._server: Connection | None = None
         self._id: int | None = None
         self._failed = False
@@ -242,23 +235,25 @@ class AgentGym:
         if self._server is None:
             self._open()
         self._turn, self._score, self._success = 0, 0.0, False
+        quirks = self.quirks
         with self._tried():
-            reply = self._call('reset', {self.quirks.item: item, **self.quirks.reset})
-            self._check('reset', reply, {self.quirks.item: item})
-            if self.quirks.running and isinstance(reply, dict) and self.quirks.reward in reply:
+            reply = self._call('reset', {quirks.item: item, **quirks.reset})
+            self._check('reset', reply, {quirks.item: item})
+            if quirks.running and isinstance(reply, dict) and quirks.reward in reply:
                 # The score of the opening state, which no action has earned
-                self._score = number_of(reply[self.quirks.reward], self.quirks.bounds, 'reset')
-            if self.quirks.look:
-                reply = self._call(f'{self.quirks.look}?{self.quirks.id}={self._id}')
+                self._score = self._bounded(read(Number, reply[quirks.reward], 'reset'))
+            if quirks.look:
+                reply = self._server.get(f'{quirks.prefix}{quirks.look}?{quirks.id}={self._id}')
             try:
-                text = self.quirks.first(reply)
+                text = read(Text, quirks.first(reply), 'reset')
             except (KeyError, TypeError) as error:
                 raise WorldError(f'reset: {error!r} in {reply!r:.200}') from error
-            return self._text('reset', text)
+            self._check('reset', {quirks.text: text}, {})
+            return text
 
     def step(self, action: str) -> Reply:
         try:
-            action = self._read(action)
+            action = READERS[self.quirks.reader](action)
         except Unreadable as shown:
             return Reply(str(shown), success=self._success, valid=False)
         if self._server is None or self._failed:
@@ -270,45 +265,41 @@ class AgentGym:
             return self._reply(reply)
 
     def _reply(self, reply: Any) -> Reply:
-        names = (self.quirks.text, self.quirks.reward, self.quirks.done)
-        if not isinstance(reply, dict) or not reply.keys() >= {*names}:
-            raise WorldError(f'step: no {", ".join(names)} in {reply!r:.200}')
-        text, reward, done = (reply[name] for name in names)
-        done = truth_of(done, 'step')
-        reward = float(reward) if self.quirks.truth and isinstance(reward, bool) else reward
-        reward = number_of(reward, self.quirks.bounds, 'step')
-        if self.quirks.last_only and not done:
-            reward = 0.0
-        if self.quirks.running:
-            reward, self._score = self.quirks.scale * (reward - self._score), reward
+        quirks, names = self.quirks, ('observation', 'reward', 'done')
+        theirs = (quirks.text, quirks.reward, quirks.done)
+        if not isinstance(reply, dict) or not reply.keys() >= {*theirs}:
+            raise WorldError(f'step: no {", ".join(theirs)} in {reply!r:.200}')
+        fields = reply | {name: reply[other] for name, other in zip(names, theirs, strict=True)}
+        if quirks.truth and isinstance(fields['reward'], bool):
+            fields['reward'] = float(fields['reward'])
+        step = read(StepReply, fields, 'step')
+        reward = self._bounded(step.reward)
+        reward = 0.0 if quirks.last_only and not step.done else reward
+        if quirks.running:
+            reward, self._score = quirks.scale * (reward - self._score), reward
         else:
             self._score += reward
-        self._success = self._score > self.quirks.solved_above
-        if 'success' in reply and reply['success'] is not None:
-            self._success = truth_of(reply['success'], 'step')
-        valid = reply['valid'] if 'valid' in reply else None  # of our servers, as figures
-        figures = reply['figures'] if 'figures' in reply else ()
-        if not isinstance(figures, list | tuple):
-            raise WorldError(f'step: {figures!r:.50} are no figures')
+        self._success = self._score > quirks.solved_above if step.success is None else step.success
         return Reply(
-            self._text('step', text),
-            reward=reward,
-            done=done,
-            success=self._success,
-            figures=tuple(number_of(figure, (-1e6, 1e6), 'step') for figure in figures),
-            valid=None if valid is None else truth_of(valid, 'step'),
+            step.observation, reward, step.done, self._success, tuple(step.figures), step.valid
         )
+
+    def _bounded(self, reward: float | None) -> float:
+        low, high = self.quirks.bounds
+        if reward is None or not low <= reward <= high:
+            raise WorldError(f'a reward of {reward} is not in {self.quirks.bounds}')
+        return reward
 
     def close(self) -> None:
         if self._server is None:
             return
         server, self._server, self._failed = self._server, None, False
-        self.servers.closed(server.url)
+        self.servers.count(server.url, -1)
         with contextlib.closing(server):
             self._close(server, {self.quirks.id: self._id}, CLOSE_TRIES)
 
     def _close(self, server: Connection, body: dict, tries: int) -> bool:
-        """Closes a world, or leaves it to a later try; False where the server is down."""
+        """Close a world, or leave it to a later try; False if the server is down."""
         if self.quirks.closes:
             try:
                 server.post(f'{self.quirks.prefix}close', body, timeout_s=CLOSE_S)
@@ -323,42 +314,36 @@ class AgentGym:
         for url in self.servers.candidates():
             server = Connection(url, **self._calls)
             try:
-                self._server, self._id = server, self._created(server)
-            except WorldDown as down:
+                self._id = self._created(server)
+            except WorldError as error:
+                server.close()
                 self.servers.failed(url)
-                downs.append(str(down))
-            except WorldError:
-                self.servers.failed(url)
-                raise
+                if not isinstance(error, WorldDown):
+                    raise
+                downs.append(str(error))
             else:
-                self.servers.opened(url)
+                self._server = server
+                self.servers.count(url, 1)
                 return
-            finally:
-                if self._server is None:
-                    server.close()
         raise WorldDown('; '.join(downs))
 
     def _created(self, server: Connection) -> int:
         left = self.servers.take_left(server.url)
         while left and self._close(server, *left[0]):
             left.pop(0)
-        for body, tries in left[1:]:  # where the server is down, the others wait with the first one
+        for body, tries in left[1:]:  # if the server is down, the others wait with the first one
             self.servers.left(server.url, body, tries + 1)
-        key = secrets.token_hex(8)  # our servers find the world by it where their answer got lost
+        key = secrets.token_hex(8)  # our servers find the world by it if their answer is lost
+        path, headers = f'{self.quirks.prefix}create', {'X-World-Key': key}
         try:
-            made = server.post(
-                f'{self.quirks.prefix}create',
-                self.quirks.create,
-                headers={'X-World-Key': key},
-            )
-            field = self.quirks.created
-            number = made[field] if field and isinstance(made, dict) and field in made else made
+            made = server.post(path, self.quirks.create, headers=headers)
+            fields = made if isinstance(made, dict) else {}
+            number = fields.get(self.quirks.created, made)
             if isinstance(number, bool) or not isinstance(number, int):
                 raise WorldError(f'{server.name} create: no number of a world in {made!r:.200}')
-            if isinstance(made, dict) and 'key' in made and made['key'] != key:
+            if fields.get('key', key) != key:
                 raise WorldError(f'{server.name} create: the world of another client')
-            if isinstance(made, dict) and isinstance(made.get('settings'), dict):
-                self._compare(server.name, made['settings'])
+            self._compare(server.name, fields.get('settings'))
         except WorldDown:
             raise
         except WorldError:
@@ -366,12 +351,12 @@ class AgentGym:
             raise
         return number
 
-    def _compare(self, server: str, theirs: dict) -> None:
-        """Raises where a server of ours plays its worlds by other settings than the run's."""
+    def _compare(self, server: str, theirs: Any) -> None:
+        """Raise if one of our servers plays its worlds by other settings than the run's."""
         differ = [
             f'{self.env}.{name}={value!r:.40} (there {theirs[name]!r:.40})'
             for name, value in self.settings.items()
-            if name in theirs and theirs[name] != value
+            if isinstance(theirs, dict) and name in theirs and theirs[name] != value
         ]
         if differ:
             raise WorldError(
@@ -391,30 +376,20 @@ class AgentGym:
             self._failed = True
             raise
 
-    def _call(self, path: str, body: dict | None = None) -> Any:
-        """A POST with the world's number, or a GET without a body."""
-        path = f'{self.quirks.prefix}{path}'
-        if body is None:
-            return self._server.get(path)
-        return self._server.post(path, {self.quirks.id: self._id, **body})
+    def _call(self, path: str, body: dict) -> Any:
+        return self._server.post(f'{self.quirks.prefix}{path}', {self.quirks.id: self._id, **body})
 
     def _check(self, path: str, reply: Any, sent: dict[str, int]) -> None:
         """An error in a 200, or an answer to another call than this one."""
         if not isinstance(reply, dict):
             return
-        if 'error' in reply and reply['error'] is not None:  # null: there was none
+        if reply.get('error') is not None:  # null: there was none
             raise WorldError(f'{path}: {reply["error"]!s:.200}')
         for name, value in {self.quirks.id: self._id, **sent}.items():
-            if name in reply and reply[name] != value:
+            if reply.get(name, value) != value:
                 raise WorldError(f'{path}: an answer about {name} {reply[name]!r:.50}, not {value}')
-        if self.quirks.text in reply and reply[self.quirks.text] in self.quirks.faults:
+        if reply.get(self.quirks.text) in self.quirks.faults:
             raise WorldError(f'{path}: {reply[self.quirks.text]}')
-
-    def _text(self, path: str, value: Any) -> str:
-        text = text_of(value, path)
-        if text in self.quirks.faults:
-            raise WorldError(f'{path}: {text}')
-        return text
 
 
 def item_of(item_id: str) -> tuple[str, int]:

@@ -35,10 +35,8 @@ def only_action(text: str) -> str:
 
 def last_action(text: str) -> str:
     """All after the last `Action:`; without it nothing, or everything that holds a web action."""
-    head, mark, tail = text.rpartition('Action:')
-    if mark:
-        return tail.strip()
-    return tail.strip() if 'search[' in tail or 'click[' in tail else ''
+    _, mark, tail = text.rpartition('Action:')
+    return tail.strip() if mark or 'search[' in tail or 'click[' in tail else ''
 
 
 def first_action(text: str) -> str:

@@ -48,12 +48,6 @@ class BabyAI:
     deterministic = True
     instruction = WORLD.instruction
 
-    def __init__(self):
-        self.score, self.text = 0.0, ''
-        self.params: EnvParams | None = None
-        self.state: Any = None
-        self._details: dict[str, Any] = {}
-
     @staticmethod
     def check() -> None:
         """Once in a process that serves worlds: it leaves accelerators to policies."""
@@ -99,7 +93,7 @@ class BabyAI:
 
 def spaced(ids: Any) -> str:
     """The lines of an observation, with AgentGym's white space between them."""
-    lines, text = lines_of_the_world(), ''
+    lines, text = all_lines(), ''
     for line in (lines[i].rstrip('\n') for i in jax.device_get(ids) if i >= 0):
         if line.startswith(HEADERS) and text:
             text = f'{text.rstrip()}\n'  # after the goal
@@ -111,6 +105,4 @@ def spaced(ids: Any) -> str:
     return text.rstrip()
 
 
-@functools.cache
-def lines_of_the_world() -> list[str]:
-    return WORLD.lines()
+all_lines = functools.cache(WORLD.lines)

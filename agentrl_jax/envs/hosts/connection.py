@@ -6,6 +6,7 @@ is never sent twice, since the server may have executed it.
 
 import contextlib
 import errno
+import functools
 import http.client
 import io
 import json
@@ -15,9 +16,11 @@ import socket
 import time
 import urllib.parse
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from agentrl_jax.envs.hosts.world import WorldDown, WorldError, fits, shown
+import pydantic
+
+from agentrl_jax.envs.hosts.world import LARGEST, WorldDown, WorldError, shown
 
 FULL = 503  # status of a full server
 CONNECT_S = 10.0  # seconds to connect, before a server counts as down
@@ -58,59 +61,60 @@ class Connection:
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self.prefix = parts.path.rstrip('/')
         self.headers = {'Authorization': f'Bearer {token}'} if token else {}
-        self.http = kind(parts.hostname, parts.port, timeout=timeout_s)
+        self.http = kind(parts.hostname, parts.port)
         self.http.auto_open = 0
+        self.bounded: Bounded | None = None
 
     def post(
         self, path: str, body: Any = None, *, headers: dict | None = None, timeout_s: float = 0.0
     ) -> Any:
         """The JSON that the server answers with; body=None sends none."""
         data = b'' if body is None else json.dumps(body, allow_nan=False).encode()
-        sent = dict(headers or {})
-        if body is not None:
-            sent['Content-Type'] = 'application/json'
-        return self._call('POST', path, data, sent, timeout_s or self.timeout_s)
+        kind = {} if body is None else {'Content-Type': 'application/json'}
+        headers = (headers or {}) | kind
+        return self._call('POST', path, data, headers, timeout_s or self.timeout_s)
 
     def get(self, path: str) -> Any:
         return self._call('GET', path, b'', {}, self.timeout_s)
 
     def close(self) -> None:
         self.http.close()
+        if self.bounded is not None:
+            self.bounded.raw.close()
+            self.bounded = None
 
     def _call(self, method: str, path: str, data: bytes, headers: dict, timeout_s: float) -> Any:
-        where = f'{self.name} {path}'
-        deadline = time.monotonic() + timeout_s
-        whole = False
+        where, complete = f'{self.name} {path}', False
         try:
-            self._open(deadline)
+            self._open(time.monotonic() + timeout_s)
             self.http.request(method, f'{self.prefix}/{path}', data, headers | self.headers)
             response = self.http.getresponse()
             body = self._body(response, where)
-            whole = not response.will_close
+            complete = not response.will_close
         except TimeoutError:
             raise WorldError(f'{where}: no answer within {timeout_s:g} s') from None
         except (OSError, http.client.HTTPException) as error:
             raise WorldError(f'{where}: {error!r}'[:SHOWN]) from error
         finally:
-            if not whole:
+            if not complete:
                 self.close()  # late bytes must not become the next reply
         if response.status != 200:
-            self._refused(where, response.status, body)
+            kind = WorldDown if response.status == FULL else WorldError
+            text = body[:SHOWN].decode('utf-8', 'replace')
+            raise kind(f'{where} answered {response.status}: {text}')
         return parsed(body, where)
 
     def _open(self, deadline: float) -> None:
-        if self.http.sock is not None:
-            self.http.sock.deadline = deadline
-            # Unexpected bytes or the end: open a new connection
-            if not can_be_read(self.http.sock.raw, 0):
-                return
-            self.close()
-        try:
-            self.http.timeout = min(max(deadline - time.monotonic(), 0.001), CONNECT_S)
-            self.http.connect()
-        except OSError as error:
-            raise WorldDown(f'{self.name} cannot be reached: {error}') from error
-        self.http.sock = Bounded(self.http.sock, deadline)
+        if self.bounded is not None and can_be_read(self.bounded.raw, 0):
+            self.close()  # unexpected bytes or the end
+        if self.bounded is None:
+            try:
+                self.http.timeout = min(max(deadline - time.monotonic(), 0.001), CONNECT_S)
+                self.http.connect()
+            except OSError as error:
+                raise WorldDown(f'{self.name} cannot be reached: {error}') from error
+            self.bounded = self.http.sock = Bounded(self.http.sock)
+        self.bounded.deadline = deadline
 
     def _body(self, response: http.client.HTTPResponse, where: str) -> bytes:
         if response.length is None and not response.chunked:
@@ -118,14 +122,39 @@ class Connection:
         body = response.read(self.most_bytes + 1)
         if len(body) > self.most_bytes:
             raise WorldError(f'{where}: an answer of more than {self.most_bytes} bytes')
-        if response.length:  # read(n) does not raise where the rest is missing
+        if response.length:  # read(n) does not raise if the rest is missing
             raise http.client.IncompleteRead(body, response.length)
         return body
 
-    def _refused(self, where: str, status: int, body: bytes) -> NoReturn:
-        said = body[:SHOWN].decode('utf-8', 'replace')
-        kind = WorldDown if status == FULL else WorldError
-        raise kind(f'{where} answered {status}: {said}')
+
+class Bounded(io.RawIOBase):
+    """A socket for http.client all of whose calls end at one deadline, however slow the bytes."""
+
+    def __init__(self, raw: socket.socket):
+        self.raw, self.deadline = raw, 0.0
+
+    def sendall(self, data: bytes) -> None:
+        self._wait()
+        self.raw.sendall(data)  # its timeout covers all of the data
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._wait()
+        return self.raw.recv_into(buffer)
+
+    def close(self) -> None:
+        """Do nothing: http.client closes before it reads the body. Connection closes `raw`."""
+
+    def _wait(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.raw.settimeout(left)
 
 
 def can_be_read(source: Any, timeout_s: float) -> bool:
@@ -137,12 +166,10 @@ def can_be_read(source: Any, timeout_s: float) -> bool:
 
 def split(url: str, schemes: tuple[str, ...], of: str = 'a server') -> urllib.parse.SplitResult:
     """The parts of an address; ValueError, without the password, if it is invalid."""
-    try:
+    with contextlib.suppress(ValueError):  # such as of a port that is no number
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in schemes and parts.hostname and parts.port != 0:
             return parts
-    except ValueError:
-        pass  # such as of a port that is no number
     kept = shown(url).rpartition('@')[2]
     raise ValueError(f'{kept!r} is no address of {of}: start it with http:// or https://')
 
@@ -152,86 +179,46 @@ def token_in(path: str) -> str:
     return pathlib.Path(path).read_text(encoding='utf-8').partition('\n')[0].strip() if path else ''
 
 
-class Bounded:
-    """A socket all of whose calls end at one deadline, however few bytes come at a time."""
+# ---- contents of replies -----------------------------------------------------------------------
 
-    def __init__(self, raw: socket.socket, deadline: float):
-        self.raw, self.deadline = raw, deadline
-        self.reading, self.closed = 0, False
-
-    def _wait(self) -> None:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.raw.settimeout(left)
-
-    def sendall(self, data: bytes) -> None:
-        self._wait()
-        self.raw.sendall(data)  # its time-out is of all the data
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        self.reading += 1
-        return io.BufferedReader(Incoming(self))
-
-    def receive_into(self, buffer: Any) -> int:
-        self._wait()
-        return self.raw.recv_into(buffer)
-
-    def close(self) -> None:
-        """Close the socket once pending reads are complete, as socket.close does."""
-        self.closed = True
-        if not self.reading:
-            self.raw.close()
-
-    def read_out(self) -> None:
-        self.reading -= 1
-        if self.closed:
-            self.close()
+# Half of a surrogate pair, which cannot be written as UTF-8, becomes a question mark
+Text = Annotated[
+    pydantic.InstanceOf[str],
+    pydantic.AfterValidator(lambda text: text.encode('utf-8', 'replace').decode()),
+]
+Number = Annotated[float, pydantic.Field(strict=True, ge=-LARGEST, le=LARGEST)]
 
 
-class Incoming(io.RawIOBase):
-    def __init__(self, bounded: Bounded):
-        self.bounded = bounded
+class StepReply(pydantic.BaseModel, strict=True):
+    """What a server replies to a step, with the optional fields of our own servers."""
 
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            self.bounded.read_out()
+    observation: Text
+    reward: Number | None
+    done: bool
+    success: bool | None = None
+    figures: list[Number] = []
+    valid: bool | None = None
 
-    def readable(self) -> bool:
-        return True
 
-    def readinto(self, buffer: Any) -> int:
-        return self.bounded.receive_into(buffer)
+adapter = functools.cache(pydantic.TypeAdapter)
+
+
+def read(kind: Any, value: Any, where: str) -> Any:
+    """A value of a reply as a type of pydantic; WorldError if it is none."""
+    try:
+        return adapter(kind).validate_python(value)
+    except pydantic.ValidationError as error:
+        problems = [f'{".".join(map(str, one["loc"]))} {one["msg"]}' for one in error.errors()]
+        raise WorldError(f'{where}: {"; ".join(problems)} in {value!r:.200}') from error
 
 
 def parsed(body: bytes | str, where: str) -> Any:
     """Strict JSON; WorldError for anything else."""
 
-    def refuse(word: str) -> NoReturn:
+    def reject(word: str) -> NoReturn:
         raise ValueError(f'{word} is no number')
 
     try:
-        return json.loads(body, parse_constant=refuse)
+        return json.loads(body, parse_constant=reject)
     except (ValueError, RecursionError) as error:
         raise WorldError(f'{where}: no JSON: {error}'[:SHOWN]) from error
-
-
-def text_of(value: Any, where: str) -> str:
-    """An observation: text that can be written as UTF-8."""
-    if not isinstance(value, str):
-        raise WorldError(f'{where}: {value!r:.50} is no text')
-    return value.encode('utf-8', 'replace').decode()  # half a surrogate pair cannot be
-
-
-def number_of(value: Any, bounds: tuple[float, float], where: str) -> float:
-    """A number that fits (see world.fits), within bounds."""
-    if fits(value) and bounds[0] <= value <= bounds[1]:
-        return float(value)
-    raise WorldError(f'{where}: {value!r:.50} is no number in {bounds}')
-
-
-def truth_of(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise WorldError(f'{where}: {value!r:.50} is neither true nor false')
-    return value

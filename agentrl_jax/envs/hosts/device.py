@@ -45,8 +45,6 @@ class Device:
         self.env, self.params = build(env, split, num_levels=levels, seed=seed)
         self.instruction = self.env.instruction
         self.actions = {text: index for index, text in enumerate(self.env.ACTION_NAMES)}
-        self.state: Any = None
-        self.item = self.played = 0
 
     @staticmethod
     def check() -> None:
@@ -64,19 +62,17 @@ class Device:
 
     def step(self, action: str) -> Reply:
         """An action by its name; any other changes nothing, not even luck."""
-        name = action.strip()
+        name, env = action.strip(), self.env
         if name not in self.actions:
             return Reply(f'{UNKNOWN}{", ".join(self.actions)}.', valid=False)
         key = jax.random.fold_in(jax.random.key(self.item), self.played)
-        chosen = self.env.env_action(self.state, self.actions[name])
-        _, state, reward, done, info = jax.device_get(
-            programs(self.env)[1](key, self.state, chosen, self.params)
-        )
-        self.state, self.played = state, self.played + 1
-        text = self.env.observation_text(state)
-        done = done or self.env.is_truncated(state, self.params)  # its limit of steps
+        chosen = env.env_action(self.state, self.actions[name])
+        after = programs(env)[1](key, self.state, chosen, self.params)
+        _, self.state, reward, done, info = jax.device_get(after)
+        self.played += 1
+        done = bool(done or env.is_truncated(self.state, self.params))  # its limit of steps
         success = bool(info['success']) if done else None
-        return Reply(text, float(reward), bool(done), success, valid=True)
+        return Reply(env.observation_text(self.state), float(reward), done, success, valid=True)
 
     def close(self) -> None:
         self.state = None

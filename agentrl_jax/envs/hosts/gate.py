@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import fastapi
@@ -46,7 +46,7 @@ LEAST_TOKEN = 16  # characters
 class Refused(Exception):
     def __init__(self, code: str, text: str):
         super().__init__(text)
-        self.code = code
+        self.code, self.fields = code, {'error': text, 'code': code}
 
 
 class Answer(JSONResponse):
@@ -58,8 +58,7 @@ class Answer(JSONResponse):
 
 
 def refusal(refused: Refused) -> Answer:
-    said = {'error': str(refused), 'code': refused.code}
-    return Answer(said, status_code=STATUS[refused.code])
+    return Answer(refused.fields, status_code=STATUS[refused.code])
 
 
 class Gate:
@@ -102,29 +101,19 @@ def gated(
     title: str,
     *,
     most_bytes: int,
-    token: str = '',
-    counts: collections.Counter[str] | None = None,
-    running: Callable[[], contextlib.AbstractAsyncContextManager] = contextlib.nullcontext,
+    token: str,
+    counts: collections.Counter[str],
+    running: Callable[[], contextlib.AbstractAsyncContextManager],
 ) -> fastapi.FastAPI:
-    """An app without routes behind a Gate, which refuses as all our servers do.
-
-    running: what is open while the app runs.
-    """
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: fastapi.FastAPI) -> AsyncIterator[None]:
-        async with running():
-            yield
-
+    """An app without routes behind a Gate; running: the context in which it serves."""
     app = fastapi.FastAPI(
-        lifespan=lifespan,
+        lifespan=lambda app: running(),
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
         title=title,
         default_response_class=Answer,
     )
-    counts = collections.Counter() if counts is None else counts
     app.add_middleware(Gate, most_bytes=most_bytes, token=token, counts=counts)
 
     @app.exception_handler(Refused)

@@ -6,6 +6,7 @@ action; where they are numbered (Discrete, from its start on) it names one, by n
 action spaces are rejected.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -61,13 +62,13 @@ class GymnasiumWorld:
         if chosen is None:
             return Reply(UNKNOWN.format(names=', '.join(self._names)), valid=False)
         observation, reward, terminated, truncated, info = self.env.step(chosen)
-        solved = [info[name] for name in ('success', 'is_success') if name in info]
+        solved = [bool(info[name]) for name in ('success', 'is_success') if name in info]
         return Reply(
             self._text(observation),
             float(reward),
             bool(terminated or truncated),
-            bool(solved[0]) if solved else None,
-            valid=True if self._names else None,  # of a text nobody says what it means
+            solved[0] if solved else None,
+            valid=True if self._names else None,  # unknown of free text
         )
 
     def close(self) -> None:
@@ -81,16 +82,14 @@ class GymnasiumWorld:
 
     def _action(self, answer: str) -> Any:
         """The last answer between tags, or else all of it; None where it names no action."""
-        said = ANSWER.findall(answer)
-        said = (said[-1] if said else answer).strip()
-        return self._actions.get(said.lower()) if self._names else said
+        name = [answer, *ANSWER.findall(answer)][-1].strip()
+        return self._actions.get(name.lower()) if self._names else name
 
 
 def is_object(text: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
+    return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,19 +27,13 @@ class Launched:
         start_s: float = 120.0,
         log: str | pathlib.Path = os.devnull,  # what the server and its worlds print
     ):
-        words = dict(
-            env=env,
-            settings=json.dumps(settings or {}),
-            workers=workers,
-            worlds=worlds,
-            step_s=step_s,
-            lease_s=lease_s,
-        )
+        words = dict(env=env, settings=json.dumps(settings or {}), workers=workers, worlds=worlds)
+        words |= dict(step_s=step_s, lease_s=lease_s)
         flags = [f'--{name}={value}' for name, value in words.items()]
         with open(log, 'ab') as out:
             # Ctrl-C is for the run, which then ends its servers
-            server = Child('agentrl_jax.serve', '--until_stdin_closes', *flags, stderr=out)
-        self.process = server.process
+            child = Child('agentrl_jax.serve', '--until_stdin_closes', *flags, stderr=out)
+        self.process = child.process
         self.url = self._url(start_s, f'{env} (its output: {log})')
 
     def _url(self, start_s: float, name: str) -> str:

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
-from agentrl_jax.envs.hosts.connection import number_of, parsed, split, text_of, truth_of
-from agentrl_jax.envs.hosts.world import LARGEST, Reply, WorldDown, WorldError, shown
+from agentrl_jax.envs.hosts.connection import StepReply, Text, parsed, read, split
+from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
 from agentrl_jax.settings.marks import MANY, POSITIVE
 
-ROOM = 'CAPACITY_REACHED'  # all of max_concurrent_envs sessions are taken: ask again later
+FULL = 'CAPACITY_REACHED'  # all of max_concurrent_envs sessions are taken: ask again later
 MOST_BYTES = 2**20  # of a message
 OF_AN_ACTION = ('EXECUTION_ERROR', 'VALIDATION_ERROR')  # the session lives on after these
 
@@ -38,6 +39,11 @@ class Play:
     timeout_s: Annotated[float, POSITIVE] = 60.0  # of a call
 
 
+class Message(pydantic.BaseModel):
+    type: str
+    data: dict[str, Any]
+
+
 class OpenEnv:
     """One session; opened by the first reset, kept over episodes until it fails."""
 
@@ -53,22 +59,19 @@ class OpenEnv:
     def reset(self, item: int) -> str:
         if self._session is None:
             self._open()
-        data = self._ask('reset', {self.play.item_field: item})
-        return self._shown('reset', data)
+        with self._tried():
+            return self._text('reset', self._call('reset', {self.play.item_field: item}))
 
     def step(self, action: str) -> Reply:
         if self._session is None:
             raise WorldError('step: the session has failed or was never reset')
-        data = self._ask('step', {self.play.action_field: action})
-        if 'code' in data:
-            return Reply(text_of(data['message'], 'step'), valid=False)
-        with self._ending():
-            if 'done' not in data:
-                raise WorldError(f'step: no done in {data!r:.200}')
-            done = truth_of(data['done'], 'step')
-            given = data['reward'] if 'reward' in data else None
-            reward = 0.0 if given is None else number_of(given, (-LARGEST, LARGEST), 'step')
-        return Reply(self._shown('step', data), reward=reward, done=done)
+        with self._tried():
+            data = self._call('step', {self.play.action_field: action})
+            if 'code' in data:
+                return Reply(read(Text, data['message'], 'step'), valid=False)
+            data |= {'observation': self._text('step', data), 'reward': data.get('reward')}
+            step = read(StepReply, data, 'step')
+            return Reply(step.observation, step.reward or 0.0, step.done)
 
     def close(self) -> None:
         session, self._session = self._session, None
@@ -96,50 +99,45 @@ class OpenEnv:
             raise WorldDown(f'{self.url} cannot be reached: {error}') from error
 
     @contextlib.contextmanager
-    def _ending(self) -> Iterator[None]:
-        """A session that failed is not used again: an answer that is late would answer the next."""
+    def _tried(self) -> Iterator[None]:
+        """Close a session that failed: a late answer would be taken for that to the next call."""
         from websockets.exceptions import WebSocketException
 
-        whole = False
+        complete = False
         try:
             yield
-            whole = True
+            complete = True
         except TimeoutError:
             raise WorldError(f'{self.url}: no answer within {self.play.timeout_s:g} s') from None
         except (OSError, WebSocketException) as error:
             raise WorldError(f'{self.url}: {error!r}'[:400]) from error
         finally:
-            if not whole:
+            if not complete:
                 self.close()
 
-    def _ask(self, kind: str, data: dict) -> dict:
-        """Data of the answer: an observation's, or of an error that is shown."""
+    def _call(self, kind: str, data: dict) -> dict:
+        """The data of an observation, or of an error that is shown."""
         from websockets.exceptions import ConnectionClosed
 
-        with self._ending():
-            with contextlib.suppress(ConnectionClosed):  # a full server says so and closes
-                self._session.send(json.dumps({'type': kind, 'data': data}, allow_nan=False))
-            message = parsed(self._session.recv(timeout=self.play.timeout_s), kind)
-            if not isinstance(message, dict) or not isinstance(message.get('data'), dict):
-                raise WorldError(f'{kind}: no message of OpenEnv: {message!r:.200}')
-            answer, said = message['data'], message.get('type')
-            code = answer.get('code') if said == 'error' else None
-            if code == ROOM:
-                raise WorldDown(f'{self.url}: {answer.get("message")!s:.200}')
-            shown = self.play.errors_are_shown and kind == 'step' and code in OF_AN_ACTION
-            if said != 'observation' and not shown:
-                raise WorldError(f'{kind}: {answer!r:.400}')
-            return answer
+        with contextlib.suppress(ConnectionClosed):  # a full server reports it and closes
+            self._session.send(json.dumps({'type': kind, 'data': data}, allow_nan=False))
+        message = read(Message, parsed(self._session.recv(self.play.timeout_s), kind), kind)
+        code = message.data.get('code') if message.type == 'error' else None
+        if code == FULL:
+            raise WorldDown(f'{self.url}: {message.data.get("message")!s:.200}')
+        is_shown = self.play.errors_are_shown and kind == 'step' and code in OF_AN_ACTION
+        if message.type != 'observation' and not is_shown:
+            raise WorldError(f'{kind}: {message.data!r:.400}')
+        return message.data
 
-    def _shown(self, kind: str, data: dict) -> str:
-        with self._ending():
-            seen = data.get('observation')
-            field = self.play.observation_field
-            if not field:
-                return json.dumps(seen, ensure_ascii=False)
-            if not isinstance(seen, dict) or field not in seen:
-                raise WorldError(f'{kind}: no {field} in {seen!r:.200}')
-            return text_of(seen[field], kind)
+    def _text(self, kind: str, data: dict) -> str:
+        """The field of an observation that is shown, or all of it."""
+        observation, field = data.get('observation'), self.play.observation_field
+        if not field:
+            return json.dumps(observation, ensure_ascii=False)
+        if not isinstance(observation, dict) or field not in observation:
+            raise WorldError(f'{kind}: no {field} in {observation!r:.200}')
+        return read(Text, observation[field], kind)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment, Items
-from agentrl_jax.envs.hosts.world import Player
 
 
 def reference_success(
@@ -23,30 +22,24 @@ def reference_success(
     Each item is played rollouts times at random and once by the expert.
     """
     player, generator = env.player(), np.random.default_rng(seed)
-    ways: dict[str, tuple[Callable[[], str], int]] = {'oracle': (player.best, 1)}
+    plays: dict[str, tuple[Callable[[], str], int]] = {'oracle': (player.best, 1)}
     if env.plays_at_random:
-        ways = {'random': (lambda: player.random(generator), rollouts)} | ways
-    found = {}
-    for name, (say, times) in ways.items():
+        plays = {'random': (lambda: player.random(generator), rollouts)} | plays
+
+    def solved(item: int, answer: Callable[[], str]) -> bool:
+        player.reset(int(item))
+        returned, success = 0.0, False
+        for _ in range(turns):
+            reply = player.step(answer())
+            returned += reply.reward
+            success = env.solved(returned) if reply.success is None else reply.success
+            if reply.done:
+                break
+        return success
+
+    shares = {}
+    for name, (answer, times) in plays.items():
         items = np.tile(params.items, times)
-        solved = [
-            any(solves(env, player, item, say, turns) for _ in range(trials)) for item in items
-        ]
-        found[name] = float(np.mean(solved))
+        shares[name] = np.mean([any(solved(i, answer) for _ in range(trials)) for i in items])
     player.close()
-    return found
-
-
-def solves(
-    env: HostEnvironment, player: Player, item: int, say: Callable[[], str], turns: int
-) -> bool:
-    """Whether the item is solved when say() answers."""
-    player.reset(int(item))
-    returned, success = 0.0, False
-    for _ in range(turns):
-        reply = player.step(say())
-        returned += reply.reward
-        success = env.solved(returned) if reply.success is None else reply.success
-        if reply.done:
-            break
-    return success
+    return {name: float(share) for name, share in shares.items()}

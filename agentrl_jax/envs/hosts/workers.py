@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ from agentrl_jax.envs.hosts.world import (
     BOUNDS,
     Foreign,
     Keeper,
+    Reply,
     World,
     WorldError,
     fits,
@@ -110,9 +112,9 @@ def print_error(error: Exception) -> None:
 class WorkerKeeper(Keeper):
     """Executes orders for a world; an error of its code is printed and ends this world only."""
 
-    def __init__(self, make: Callable[[], World], say: Callable[..., None], most_chars: int):
+    def __init__(self, make: Callable[[], World], send: Callable[..., None], most_chars: int):
         super().__init__(make)
-        self.say, self.most_chars = say, most_chars
+        self.send, self.most_chars = send, most_chars
 
     def failed(self, error: Exception) -> None:
         print_error(error)
@@ -121,88 +123,86 @@ class WorkerKeeper(Keeper):
         message = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
         with Foreign(self.failed):
             try:
-                found = self.did(order['verb'], order)
-                json.dumps(found, allow_nan=False)  # what is no JSON is an error of the world
-                message = found
+                answer = self.execute(order)
+                json.dumps(answer, allow_nan=False)  # what is no JSON is an error of the world
+                message = answer
             except WorldError as error:
                 message = {'error': str(error), 'code': 'fault'}
-        self.say(seq=order['seq'], **message)
+        self.send(seq=order['seq'], **message)
 
-    def did(self, verb: str, order: dict) -> dict[str, Any]:
+    def execute(self, order: dict) -> dict[str, Any]:
+        verb = order['verb']
         if verb == 'close':
             self.close()
             return {}
         if verb == 'create':
             self.world = self.make()
-            message, settings = {'instruction': self.world.instruction}, shared_settings(self.make)
-            return message | ({'settings': settings} if settings else {})
-        if verb == 'reset':
-            try:
-                observation = self.world.reset(order['item'])
-            except (ValueError, IndexError) as error:
-                return {'error': str(error), 'code': 'no_such_item'}
-            message = {'observation': observation, 'reward': 0, 'done': False, 'success': None}
-        else:
-            reply = self.world.step(order['action'])
-            if not fits(reply.reward):
-                raise WorldError(f'a reward of {reply.reward!r}, which {BOUNDS}')
-            message = {
-                'observation': reply.observation,
-                'reward': float(reply.reward),
-                'done': bool(reply.done),
-                'success': reply.success,
-            }
-            message |= {'figures': reply.figures} if reply.figures else {}
-            message |= {} if reply.valid is None else {'valid': bool(reply.valid)}
-        if len(message['observation']) > self.most_chars:
+            settings = shared_settings(self.make)
+            return {'instruction': self.world.instruction} | (
+                {'settings': settings} if settings else {}
+            )
+        if verb == 'step':
+            return self.fields(self.world.step(order['action']))
+        try:
+            observation = self.world.reset(order['item'])
+        except (ValueError, IndexError) as error:
+            return {'error': str(error), 'code': 'no_such_item'}
+        return self.fields(Reply(observation))
+
+    def fields(self, reply: Reply) -> dict[str, Any]:
+        if not fits(reply.reward):
+            raise WorldError(f'a reward of {reply.reward!r}, which {BOUNDS}')
+        if len(reply.observation) > self.most_chars:
             raise WorldError(f'an observation of over {self.most_chars} characters')
+        message = {
+            'observation': reply.observation,
+            'reward': float(reply.reward),
+            'done': bool(reply.done),
+            'success': reply.success,
+        }
+        message |= {'figures': reply.figures} if reply.figures else {}
+        message |= {} if reply.valid is None else {'valid': bool(reply.valid)}
         details = getattr(self.world, 'details', dict)  # further fields of AgentGym's server
-        return {**message, **details()}
+        return message | details()
 
 
 def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
-    """Plays worlds until the input ends."""
+    """Play worlds until the input ends."""
     orders, answers = children.take_pipes()
     lock, keepers = threading.Lock(), {}
 
-    def say(seq: int | None = None, **message: Any) -> None:
-        line = json.dumps({'seq': seq, **message}).encode() + b'\n'
+    def send(**message: Any) -> None:
+        line = json.dumps(message).encode() + b'\n'
         if len(line) > longest_line(most_chars):
-            said = {'error': f'an answer of {len(line)} bytes, which is too long', 'code': 'fault'}
-            line = json.dumps({'seq': seq, **said}).encode() + b'\n'
+            error = {'error': f'an answer of {len(line)} bytes, which is too long', 'code': 'fault'}
+            line = json.dumps({'seq': message['seq'], **error}).encode() + b'\n'
         with lock:
             answers.write(line)
             answers.flush()
 
-    try_out(make)
-    say(ready=True)
+    # A server whose worlds cannot be made ends at once
+    with contextlib.closing(make()) as world:
+        json.dumps(world.instruction)
+    send(ready=True)
     for line in orders:
         order = json.loads(line)
+        number = order['id']
         if order['verb'] == 'create':
-            keepers[order['id']] = WorkerKeeper(make, say, most_chars)
-            keepers[order['id']].start()
-        if order['id'] not in keepers:
-            say(seq=order['seq'], error=f'there is no world {order["id"]}', code='lost')
+            keepers[number] = WorkerKeeper(make, send, most_chars)
+            keepers[number].start()
+        if number not in keepers:
+            send(seq=order['seq'], error=f'there is no world {number}', code='lost')
             continue
-        keepers[order['id']].orders.put(order)
+        keepers[number].orders.put(order)
         if order['verb'] == 'close':
-            keepers.pop(order['id']).orders.put(None)
+            keepers.pop(number).orders.put(None)
     threading.Timer(GRACE_S, children.end_group).start()
     for keeper in keepers.values():
-        keeper.say = lambda **message: None
+        keeper.send = lambda **message: None
         keeper.orders.put(None)
     for keeper in keepers.values():
         keeper.join()
     children.end_group()
-
-
-def try_out(make: Callable[[], World]) -> None:
-    """Make a world, so that a server whose worlds cannot be made ends at once."""
-    world = make()
-    try:
-        json.dumps(world.instruction)
-    finally:
-        world.close()
 
 
 # ---- in the server -----------------------------------------------------------------------------
@@ -224,16 +224,11 @@ class Worker:
         self.worlds: set[int] = set()
         self.hung: set[int] = set()  # worlds whose threads hang; in `worlds` too
         self._asked: dict[int, asyncio.Future] = {}
-        self._seq = 0
+        self._numbers = itertools.count()  # of messages
         self._process: asyncio.subprocess.Process | None = None
-        self._task: asyncio.Task | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
 
     async def run(self) -> None:
-        """Keeps a process alive until cancelled; waits longer each time it dies at once."""
+        """Keep a process alive until cancelled; wait longer each time it dies at once."""
         wait_s = 0.0
         while True:
             began = time.monotonic()
@@ -241,7 +236,10 @@ class Worker:
             try:
                 await self._live()
             except asyncio.CancelledError:
-                await self._part()
+                if self._process is not None:  # its worlds have time to close
+                    self._process.stdin.close()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._process.wait(), GRACE_S + 1)
                 raise
             except (OSError, ValueError, LookupError, TypeError) as error:
                 print_error(error)  # not started, or no line of ours: half of one where it died
@@ -272,17 +270,8 @@ class Worker:
                 if not asked.done():  # given up at this very moment
                     asked.set_result(message)
 
-    async def _part(self) -> None:
-        """Give the worlds time to close."""
-        if self._process is not None:
-            self._process.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE_S + 1):
-                    await self._process.wait()
-
     def _bury(self) -> None:
-        self.stillborn = not self.ready
-        self.ready = False
+        self.stillborn, self.ready = not self.ready, False
         self.worlds.clear()
         self.hung.clear()
         self.kill()
@@ -300,21 +289,21 @@ class Worker:
         """The worker's answer; TimeoutError, or WorkerDied."""
         if not self.ready:
             raise WorkerDied
-        self._seq += 1
-        seq, asked = self._seq, asyncio.get_running_loop().create_future()
+        seq, asked = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[seq] = asked
         order = {'seq': seq, 'verb': verb, 'id': world, **rest}
         try:
             self._process.stdin.write(json.dumps(order).encode() + b'\n')
-            async with asyncio.timeout(timeout_s):
-                return await asked
+            return await asyncio.wait_for(asked, timeout_s)
         finally:
             self._asked.pop(seq, None)
 
     def memory_mb(self) -> float:
         """Resident memory of the worker; 0 if it is unknown."""
-        path = pathlib.Path(f'/proc/{self.pid}/statm')
-        if not self.ready or not path.exists():
+        if not self.ready:
+            return 0.0
+        path = pathlib.Path(f'/proc/{self._process.pid}/statm')
+        if not path.exists():
             return 0.0
         return int(path.read_text().split()[1]) * os.sysconf('SC_PAGESIZE') / 2**20
 

@@ -17,8 +17,8 @@ import numpy as np
 from flax import struct
 
 from agentrl_jax.envs.base import TextEnvironment, environment
-from agentrl_jax.envs.pieces import Layout
 from agentrl_jax.envs.splits import check_split, level_split
+from agentrl_jax.extras.games.pieces import Layout
 
 
 @struct.dataclass

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.envs.pieces import Choice, Grid, Layout, Offers
 from agentrl_jax.extras.games import experts
 from agentrl_jax.extras.games.base import EnvState, TwoPlayers
+from agentrl_jax.extras.games.pieces import Choice, Grid, Layout, Offers
 
 
 @dataclasses.dataclass(frozen=True)

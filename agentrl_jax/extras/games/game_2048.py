@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs.pieces import Grid, Layout, Offers
 from agentrl_jax.extras.games import experts
 from agentrl_jax.extras.games.base import EnvState, PgxWorld
+from agentrl_jax.extras.games.pieces import Grid, Layout, Offers
 from agentrl_jax.settings.marks import ONE
 from agentrl_jax.settings.rules import must
 

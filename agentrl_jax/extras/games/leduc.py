@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.envs.pieces import Choice, Layout, Number, Offers
 from agentrl_jax.extras.games.base import EnvState, TwoPlayers
+from agentrl_jax.extras.games.pieces import Choice, Layout, Number, Offers
 
 CARDS = ('J', 'Q', 'K')
 

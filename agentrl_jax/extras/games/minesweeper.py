@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs.pieces import Grid, Layout
 from agentrl_jax.extras.games import experts
 from agentrl_jax.extras.games.base import BorrowedWorld, EnvState
+from agentrl_jax.extras.games.pieces import Grid, Layout
 from agentrl_jax.settings.marks import In
 from agentrl_jax.settings.rules import Rule
 

@@ -15,14 +15,13 @@ import dataclasses
 import functools
 import hashlib
 import json
-import pathlib
 from collections.abc import Iterator
 
 from agentrl_jax.envs.hosts.search import retrieval
 from agentrl_jax.envs.hosts.search.questions import Question
 from agentrl_jax.envs.hosts.world import package_folder
 
-# Of countryinfo 1.0.1
+# SHA-256 of the questions and answers of countryinfo 1.0.1, in the order of their items
 MANIFEST = '9f11ff375d2163d93e005d3ccece77adc49e4d8bb47f4cb1f91c7af2cfb59efb'
 COUNTRY, REGION = 'country', 'region'  # kinds of subjects
 HOLDER = 'the country that the region {} belongs to'
@@ -81,46 +80,39 @@ class Country:
     regions: tuple[str, ...]
 
 
-def packaged() -> pathlib.Path:
-    missing = (
-        'questions about countries need the package countryinfo: pip install countryinfo==1.0.1'
-    )
-    return package_folder('countryinfo', missing) / 'data'
-
-
 def read_country(content: str) -> Country | None:
     """A file of the package; None if the record is incomplete."""
-    record = json.loads(content)
-    facts = []
+    record, facts = json.loads(content), []
     for fact in FACTS:
         known = record.get(fact.key) or ''
         known = known[0] if isinstance(known, list) and len(known) == 1 else known
         facts.append(known if isinstance(known, str) else '')
-    regions = record.get('provinces') or []
-    names = {name.partition('(')[0].strip(): None for name in regions}
     if 'population' not in record or not all(facts[:4]):
         return None
-    return Country(record['name'], tuple(facts), tuple(name for name in names if name))
+    names = [name.partition('(')[0].strip() for name in record.get('provinces') or ()]
+    return Country(record['name'], tuple(facts), tuple(dict.fromkeys(filter(None, names))))
 
 
 @functools.cache
 def load() -> tuple[Country, ...]:
     """The countries in the order of their names."""
-    files = sorted(packaged().glob('*.json'))
-    read = [read_country(file.read_text(encoding='utf-8')) for file in files]
-    return tuple(sorted((c for c in read if c is not None), key=lambda country: country.name))
+    missing = (
+        'questions about countries need the package countryinfo: pip install countryinfo==1.0.1'
+    )
+    files = sorted((package_folder('countryinfo', missing) / 'data').glob('*.json'))
+    countries = filter(None, (read_country(file.read_text(encoding='utf-8')) for file in files))
+    return tuple(sorted(countries, key=lambda country: country.name))
 
 
 def documents() -> list[retrieval.Document]:
     """A document for each country, then for each region of each."""
-    countries, texts = load(), []
-    for country in countries:
+    texts = []
+    for country in load():
         known = zip(FACTS, country.facts, strict=True)
         sentences = [fact.says.format(x) for fact, x in known if x]
         texts.append((country.name, f'{country.name} is a country. {" ".join(sentences)}'))
-    for country in countries:
-        for region in country.regions:
-            texts.append((region, SAID.format(region, country.name)))
+    for country in load():
+        texts += [(region, SAID.format(region, country.name)) for region in country.regions]
     return retrieval.as_rows(texts)
 
 
@@ -138,16 +130,14 @@ def ask() -> Iterator[Question]:
     countries = load()
     only = [unique([country.facts[i] for country in countries]) for i in range(len(FACTS))]
     for country in countries:
-        for fact, known, one in zip(FACTS, country.facts, only, strict=True):
-            queries = (fact.query.format(country.name),)
+        name = country.name
+        for fact, known, once in zip(FACTS, country.facts, only, strict=True):
             if known:
-                yield Question(
-                    fact.asks.format(country.name), (known,), queries, country.name, COUNTRY
-                )
-            if fact.asks_back and known in one:
-                asked = fact.asks_back.format(known)
+                queries = (fact.query.format(name),)
+                yield Question(fact.asks.format(name), (known,), queries, name, COUNTRY)
+            if fact.asks_back and known in once:
                 queries = (fact.query.format(known),)
-                yield Question(asked, (country.name,), queries, country.name, COUNTRY)
+                yield Question(fact.asks_back.format(known), (name,), queries, name, COUNTRY)
     names = unique([name for country in countries for name in (country.name, *country.regions)])
     for country in countries:
         for region in country.regions:
@@ -159,28 +149,19 @@ def ask_of_region(country: Country, region: str) -> Iterator[Question]:
     """The country, and one of its facts that a digest of the region chooses."""
     first = QUERY.format(region)
     yield Question(ASKED.format(region), (country.name,), (first,), region, REGION)
-    known = [i for i, x in enumerate(country.facts) if x]
-    chosen = known[int.from_bytes(hashlib.sha256(region.encode()).digest()[:4], 'big') % len(known)]
-    fact = FACTS[chosen]
-    yield Question(
-        fact.asks.format(HOLDER.format(region)),
-        (country.facts[chosen],),
-        (first, fact.query.format(country.name)),
-        region,
-        REGION,
-    )
-
-
-def manifest(questions: tuple[Question, ...]) -> str:
-    """SHA-256 of the questions and answers in the order of their items."""
-    lines = [f'{question.text}\t{question.answers[0]}' for question in questions]
-    return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+    known = [(fact, x) for fact, x in zip(FACTS, country.facts, strict=True) if x]
+    digest = hashlib.sha256(region.encode()).digest()
+    fact, answer = known[int.from_bytes(digest[:4], 'big') % len(known)]
+    queries = (first, fact.query.format(country.name))
+    yield Question(fact.asks.format(HOLDER.format(region)), (answer,), queries, region, REGION)
 
 
 @functools.cache
 def questions() -> tuple[Question, ...]:
+    """All questions; ValueError if their numbers are not those of countryinfo 1.0.1."""
     found = tuple(ask())
-    if manifest(found) != MANIFEST:
+    lines = '\n'.join(f'{question.text}\t{question.answers[0]}' for question in found)
+    if hashlib.sha256(lines.encode()).hexdigest() != MANIFEST:
         raise ValueError(
             'the installed countryinfo gives other questions than countryinfo 1.0.1: install 1.0.1'
         )

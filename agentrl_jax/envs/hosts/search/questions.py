@@ -14,7 +14,7 @@ import json
 import pathlib
 from typing import Any
 
-from agentrl_jax.envs.hosts.search.retrieval import Document
+from agentrl_jax.envs.hosts.search.retrieval import Document, parsed_rows
 
 EXAMPLE = '{"question": "What is the capital of Norway?", "golden_answers": ["Oslo"]}'
 
@@ -59,23 +59,15 @@ def parse(row: Any) -> Question:
 @functools.cache
 def read(path: str) -> tuple[Question, ...]:
     """All questions of a file, in its order."""
-    content, place = pathlib.Path(path).read_text(encoding='utf-8'), ', question '
+    content, where = pathlib.Path(path).read_text(encoding='utf-8'), f'{path}, question '
     try:
-        whole = json.loads(content)
-        rows = whole['Data'] if isinstance(whole, dict) and 'Data' in whole else whole
+        rows = json.loads(content)
+        rows = rows['Data'] if isinstance(rows, dict) and 'Data' in rows else rows
         rows = rows if isinstance(rows, list) else [rows]
     except json.JSONDecodeError:
         rows = content.removesuffix('\n').split('\n')  # splitlines would cut texts at U+2028 too
-        place = ':'
-    found = []
-    for number, row in enumerate(rows, 1):
-        try:
-            found.append(parse(json.loads(row) if isinstance(row, str) else row))
-        except ValueError as error:
-            shown = row if isinstance(row, str) else json.dumps(row)
-            raise ValueError(
-                f'{path}{place}{number}: {error} in {shown:.80}; a question is such as {EXAMPLE}'
-            ) from error
+        where = f'{path}:'
+    found = tuple(parsed_rows(rows, parse, where, f'a question is such as {EXAMPLE}'))
     if not found:
         raise ValueError(f'{path} holds no questions')
-    return tuple(found)
+    return found

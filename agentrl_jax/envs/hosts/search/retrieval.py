@@ -17,12 +17,13 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import pydantic
 
-from agentrl_jax.envs.hosts.connection import Connection, text_of
+from agentrl_jax.envs.hosts.connection import Connection, Text, read
 from agentrl_jax.envs.hosts.world import WorldError, package_folder
 
 Document = dict[str, Any]  # id, contents
@@ -154,18 +155,29 @@ class Rows(Sequence):
 def read_documents(path: str | pathlib.Path) -> Iterator[Document]:
     """Rows of a file of wiki-18's format."""
     with open(path, encoding='utf-8') as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f'{path}:{number}: broken JSON ({error}); a document is such as {EXAMPLE}'
-                ) from error
-            if not isinstance(row, dict) or not isinstance(row.get('contents'), str):
-                raise ValueError(
-                    f'{path}:{number}: {line.strip():.80} is no document; one is such as {EXAMPLE}'
-                )
-            yield row
+        yield from parsed_rows(file, document_of, f'{path}:', f'a document is such as {EXAMPLE}')
+
+
+def document_of(row: Any) -> Document:
+    if not isinstance(row, dict) or not isinstance(row.get('contents'), str):
+        raise ValueError('no document')
+    return row
+
+
+def parsed_rows(rows: Iterable, parse: Callable[[Any], Any], where: str, hint: str) -> Iterator:
+    """Each row, text being JSON, as `parse` reads it; a ValueError has its number, from 1."""
+    for number, row in enumerate(rows, 1):
+        try:
+            yield parse(json.loads(row) if isinstance(row, str) else row)
+        except ValueError as error:
+            shown = row.strip() if isinstance(row, str) else json.dumps(row)
+            raise ValueError(f'{where}{number}: {error} in {shown:.80}; {hint}') from error
+
+
+class Retrieved(pydantic.BaseModel):
+    """Documents for each query, bare or with a score."""
+
+    result: list[list[dict[str, Any]]]
 
 
 class Client:
@@ -175,57 +187,44 @@ class Client:
         self, url: str, *, timeout_s: float = 30.0, most_bytes: int = 2**22, token: str = ''
     ):
         """url: with or without /retrieve at its end."""
-        self.url = url.rstrip('/').removesuffix('/retrieve')
-        self.connection = Connection(
-            self.url, timeout_s=timeout_s, most_bytes=most_bytes, token=token
-        )
+        url = url.rstrip('/').removesuffix('/retrieve')
+        self.connection = Connection(url, timeout_s=timeout_s, most_bytes=most_bytes, token=token)
         self.name = self.connection.name
 
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
         # With scores: without them the server of Search-R1 fails
         body = {'queries': list(queries), 'topk': k, 'return_scores': True}
-        reply = self.connection.post('retrieve', body)
-        lists = reply.get('result') if isinstance(reply, dict) else None
-        if not isinstance(lists, list) or len(lists) != len(queries):
-            raise WorldError(f'{self.name}: {len(queries)} queries, and the answer {reply!r:.100}')
-        return [[self._read(hit) for hit in hits[:k]] for hits in lists]
+        reply = read(Retrieved, self.connection.post('retrieve', body), self.name)
+        if len(reply.result) != len(queries):
+            raise WorldError(f'{self.name}: {len(queries)} queries, {len(reply.result)} answers')
+        return [[self._hit(hit) for hit in hits[:k]] for hits in reply.result]
 
-    def _read(self, hit: Any) -> tuple[Document, float]:
-        document = hit.get('document', hit) if isinstance(hit, dict) else hit
-        if isinstance(document, dict) and 'contents' in document:
-            text = text_of(document['contents'], self.name)
-            score = hit['score'] if 'score' in hit else 0.0
-            return {**document, 'contents': text}, float(score)
-        raise WorldError(f'{self.name}: {hit!r:.100} is no document with its contents')
+    def _hit(self, hit: dict) -> tuple[Document, float]:
+        document = hit.get('document', hit)
+        text = read(Text, document.get('contents'), self.name)
+        return {**document, 'contents': text}, hit.get('score', 0.0)
 
     def close(self) -> None:
         self.connection.close()
 
 
 @functools.cache
-def _loaded(folder: str) -> Index:
-    return Index.load(folder)
-
-
-@functools.cache
-def _built(path: str) -> Index:
-    return Index.build(list(read_documents(path)))
+def open_index(place: str) -> Index:
+    """A folder with an index or a file of documents, once for all worlds of a process."""
+    if pathlib.Path(place).is_dir():
+        return Index.load(place)
+    if pathlib.Path(place).is_file():
+        return Index.build(list(read_documents(place)))
+    raise FileNotFoundError(
+        f'{place} does not exist: name a server, a folder with an index or a file of documents'
+    )
 
 
 def open_corpus(place: str, timeout_s: float = 30.0, token: str = '') -> Searcher:
-    """Open a server (http://...), a folder with an index or a file of documents.
-
-    The worlds of a process share an index. timeout_s and token: of searches on a server.
-    """
+    """A server (http://...) or an index; timeout_s and token: of searches on a server."""
     if place.startswith(('http://', 'https://')):
         return Client(place, timeout_s=timeout_s, token=token)
-    if pathlib.Path(place).is_dir():
-        return _loaded(place)
-    if not pathlib.Path(place).is_file():
-        raise FileNotFoundError(
-            f'{place} does not exist: name a server, a folder with an index or a file of documents'
-        )
-    return _built(place)
+    return open_index(place)
 
 
 def as_rows(documents: Iterable[tuple[str, str]]) -> list[Document]:

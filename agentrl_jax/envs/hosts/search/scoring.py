@@ -95,10 +95,6 @@ class Golds:
     answers: tuple[str, ...]
     normaliser: str = 'squad'
 
-    def __post_init__(self):
-        if self.normaliser not in NORMALISERS:
-            raise ValueError(f'normaliser={self.normaliser!r} is one of {", ".join(NORMALISERS)}')
-
     @property
     def normalised(self) -> list[str]:
         """'' for an answer of articles and punctuation only."""
@@ -119,12 +115,9 @@ class Golds:
 
 def tool_success(steps: Sequence[Step], tags: Tags) -> float:
     """Calls whose result is no error / calls that were answered; 0 without any."""
-    called = [
-        step.result
-        for step in steps
-        if step.result is not None and tags.within(tags.call, step.text) is not None
-    ]
-    return sum(not result.startswith(ERROR) for result in called) / max(len(called), 1)
+    called = [step for step in steps if tags.within(tags.call, step.text) is not None]
+    results = [step.result for step in called if step.result is not None]
+    return sum(not result.startswith(ERROR) for result in results) / max(len(results), 1)
 
 
 def answer_presence(steps: Sequence[Step], golds: Golds) -> bool:
@@ -135,11 +128,8 @@ def answer_presence(steps: Sequence[Step], golds: Golds) -> bool:
 
 def last_answer(steps: Sequence[Step], tags: Tags) -> str | None:
     """The first answer of the last turn that has one, as MT-GRPO's parser finds it."""
-    for step in reversed(steps):
-        answer = tags.within(tags.answer, step.text)
-        if answer is not None:
-            return answer
-    return None
+    answers = (tags.within(tags.answer, step.text) for step in reversed(steps))
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def format_score(steps: Sequence[Step], tags: Tags) -> float:
@@ -150,10 +140,7 @@ def format_score(steps: Sequence[Step], tags: Tags) -> float:
 
 def _format_score(text: str, tags: Tags) -> float:
     sets = tags.turn
-    present = sum(
-        any(f'<{tag}>' in text or f'</{tag}>' in text for tag in alternatives)
-        for alternatives in sets
-    )
+    present = sum(any(f'<{tag}>' in text or f'</{tag}>' in text for tag in one) for one in sets)
     whole = any(tags.within(tag, text) is not None for one in sets for tag in one)
     begins = text.startswith(tuple(f'<{tag}>' for tag in sets[0]))
     ends = text.endswith(tuple(f'</{tag}>' for tag in sets[-1]))

@@ -65,67 +65,61 @@ class Search:
     PLAY = Play
 
     def __init__(self, **settings: Any):
-        play = checked('search', Play(**settings))
-        self.dialect, self.rewards = DIALECTS[play.dialect], REWARDS[play.rewards]
+        play = self.play = checked('search', Play(**settings))
+        self.dialect = DIALECTS[play.dialect]
         self.instruction = self.dialect.instruction
-        self.normaliser, self.retries = play.normaliser, play.retries
-        self.turns, self.most_calls, self.topk = play.turns, play.calls, play.topk
-        self.topk = self.topk or self.dialect.topk
         self.bank = bank(play.questions, play.known)
         self.corpus = None  # that of each question, or about countries
         if play.corpus:
             token = token_in(play.token)
             self.corpus = retrieval.open_corpus(play.corpus, play.timeout_s, token)
-        self.steps: list[Step] = []
-        self.calls, self.asked = 0, set()  # of the episode: number, queries
 
     def reset(self, item: int) -> str:
         if not 0 <= item < len(self.bank):
             raise ValueError(f'item {item} is not in 0..{len(self.bank) - 1}')
         self.question = self.bank[item]
-        self.golds = Golds(self.question.answers, self.normaliser)
-        self.searcher = self.corpus or self._own()
-        self.steps, self.calls, self.asked = [], 0, set()
+        self.golds = Golds(self.question.answers, self.play.normaliser)
+        self.searcher = self.corpus or (
+            retrieval.Index.build(self.question.documents)
+            if self.question.documents
+            else countries.index()
+        )
+        self.steps: list[Step] = []
+        self.calls, self.asked = 0, set()  # of the episode: number, queries
         return self.dialect.question.format(question=self.question.text)
 
     def step(self, action: str) -> Reply:
-        act = self.dialect.read(action)
-        done = len(self.steps) + 1 == self.turns
+        act, play, dialect = self.dialect.read(action), self.play, self.dialect
+        done = len(self.steps) + 1 == play.turns
         result = answer = None
-        observation, right = self.dialect.invalid, False
+        observation, right = dialect.invalid, False
         if act.kind == 'answer':
             answer, right = act.content, self.golds.equal(act.content)
-            done = done or right or not self.retries
-            observation = self.dialect.right if right else self.dialect.wrong
+            done = done or right or not play.retries
+            observation = dialect.right if right else dialect.wrong
         elif act.kind:
             self.calls += 1
-            done = done or self.calls == self.most_calls
+            done = done or self.calls == play.calls
             result = None if done else self._called(act.kind, act.content)
             self.asked.add(act.content)
-            observation = '' if done else self.dialect.result.format(result)
+            observation = '' if done else dialect.result.format(result)
         self.steps.append(Step(action, result, answer))
-        reward = self.rewards(self.steps, self.dialect.tags, self.golds, done)
-        measured = scoring.measured(self.steps, self.dialect.tags, self.golds)
-        figures = tuple(measured[name] for name in FIGURES)
+        measured = scoring.measured(self.steps, dialect.tags, self.golds)
         return Reply(
             observation,
-            reward=reward,
+            reward=REWARDS[play.rewards](self.steps, dialect.tags, self.golds, done),
             done=done,
             success=right,
-            figures=figures,
+            figures=tuple(measured[name] for name in FIGURES),
             valid=act.kind not in ('', 'failed'),
         )
-
-    def _own(self) -> retrieval.Index:
-        """The index of a question without a corpus."""
-        documents = self.question.documents
-        return retrieval.Index.build(documents) if documents else countries.index()
 
     def _called(self, kind: str, content: str) -> str:
         """The result of a call."""
         if kind == 'failed':
             return f'{ERROR} {content}'
-        return self.dialect.show(self.searcher.search([content], self.topk)[0])
+        (hits,) = self.searcher.search([content], self.play.topk or self.dialect.topk)
+        return self.dialect.show(hits)
 
     def close(self) -> None:
         if isinstance(self.corpus, retrieval.Client):
@@ -138,8 +132,8 @@ class Search:
         """
         queries = self.question.queries or (self.question.text,)
         left = [query for query in queries if query not in self.asked]
-        if self.most_calls:  # the last call ends an episode without an answer
-            left = left[: max(self.most_calls - 1 - self.calls, 0)]
+        if self.play.calls:  # the last call ends an episode without an answer
+            left = left[: max(self.play.calls - 1 - self.calls, 0)]
         answer = self.dialect.answering(self.question.answers[0])
         return [*map(self.dialect.searching, left), answer]
 
@@ -225,7 +219,6 @@ class SearchEnvironment(Served, Play):
 
         A single file and the questions about countries are split by a digest of the subject.
         """
-        every = bank(self.questions, self.known)
         if len(self.questions) > 1:
             sizes = [len(questions.read(path)) for path in self.questions]
             place = SPLITS.index(split)
@@ -238,5 +231,5 @@ class SearchEnvironment(Served, Play):
             asked = question.hops in self.hops and question.kind in self.about
             return bool(self.questions or asked and short.fullmatch(question.subject))
 
-        numbers = [number for number, question in enumerate(every) if chosen(question)]
-        return np.array(numbers, np.int32)
+        every = map(chosen, bank(self.questions, self.known))
+        return np.flatnonzero([*every]).astype(np.int32)

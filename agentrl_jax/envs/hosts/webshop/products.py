@@ -79,12 +79,11 @@ def read_price(pricing: str | None, asin: str) -> tuple[float, str]:
 
 
 def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    found = {}
-    for kind, values in (row.get('customization_options') or {}).items():
-        if values is not None:
-            shown = (value['value'].strip().replace('/', ' | ').lower() for value in values)
-            found[kind.lower()] = tuple(shown)
-    return found
+    return {
+        kind.lower(): tuple(one['value'].strip().replace('/', ' | ').lower() for one in values)
+        for kind, values in (row.get('customization_options') or {}).items()
+        if values is not None
+    }
 
 
 def read_product(row: Any, said: Mapping[str, Any]) -> Product:

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -58,6 +58,11 @@ class Shop:
         (hits,) = self.index.search([words], FOUND)
         return tuple(document['id'] for document, _ in hits)
 
+    @classmethod
+    def of(cls, known: Sequence[Product]) -> 'Shop':
+        index = retrieval.Index.build([{'id': p.asin, 'contents': indexed(p)} for p in known])
+        return cls({p.asin: p for p in known}, products.goals_of(known), index)
+
 
 @functools.cache
 def open_shop(files: tuple[str, ...] = (), count: int = 1000, seed: int = 0) -> Shop:
@@ -66,17 +71,12 @@ def open_shop(files: tuple[str, ...] = (), count: int = 1000, seed: int = 0) -> 
         raise ValueError(
             f'shop.files={files} are the file of products and the file of instructions'
         )
-    return make_shop(products.read_files(*files) if files else catalogue.load(seed, count))
+    return Shop.of(products.read_files(*files) if files else catalogue.load(seed, count))
 
 
 def open_stall(count: int, seed: int, number: int) -> Shop:
     """One of the small shops of a seed."""
-    return make_shop(products.read_products(*catalogue.draw_stall(seed, number, count)))
-
-
-def make_shop(known: Sequence[Product]) -> Shop:
-    index = retrieval.Index.build([{'id': p.asin, 'contents': indexed(p)} for p in known])
-    return Shop({p.asin: p for p in known}, products.goals_of(known), index)
+    return Shop.of(products.read_products(*catalogue.draw_stall(seed, number, count)))
 
 
 def indexed(product: Product) -> str:
@@ -85,20 +85,6 @@ def indexed(product: Product) -> str:
     return '\n'.join(
         (product.title, product.description, *product.features[:1], ', and '.join(options))
     ).lower()
-
-
-def stalls_of(split: str, stalls: int) -> list[int]:
-    """Stalls of a split, each an item."""
-    return [n for n in range(stalls) if level_split(f'stall {n}'.encode()) == split]
-
-
-def items(split: str, shop: Shop) -> list[int]:
-    """Goals of a split; all goals of a product are in one split."""
-    return [
-        number
-        for number, goal in enumerate(shop.goals)
-        if level_split(goal.product.asin.encode()) == split
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +129,9 @@ class WebShop:
                 f'products each, not {play.products}, and have no files'
             )
         self.instruction = PROMPTS[play.prompt]
-        self.shop = (
-            open_stall(play.products, play.seed, 0)
-            if play.stalls
-            else open_shop(play.files, play.products, play.seed)
-        )
-        self.goal, self.page, self.done = self.shop.goals[0], Page(), False
+        self.shop = None if play.stalls else open_shop(play.files, play.products, play.seed)
+        self.count = play.stalls or len(self.shop.goals)  # of items
+        self.done = False
 
     @classmethod
     def check(cls) -> None:
@@ -157,13 +140,13 @@ class WebShop:
         package_folder('rapidfuzz', missing)
 
     def reset(self, item: int) -> str:
-        count = self.play.stalls or len(self.shop.goals)
-        if not 0 <= item < count:
-            raise ValueError(f'item {item} is not in 0..{count - 1}')
-        if self.play.stalls:
-            self.shop = open_stall(self.play.products, self.play.seed, item)
-        goal = self.shop.goals[0 if self.play.stalls else item]
-        self.goal, self.page, self.done = goal, Page(), False
+        play = self.play
+        if not 0 <= item < self.count:
+            raise ValueError(f'item {item} is not in 0..{self.count - 1}')
+        if play.stalls:
+            self.shop = open_stall(play.products, play.seed, item)
+        self.goal = self.shop.goals[0 if play.stalls else item]
+        self.page, self.done = Page(), False
         return self.shown()
 
     def step(self, action: str) -> Reply:
@@ -172,11 +155,13 @@ class WebShop:
         verb, words = read_action(action)
         if verb == 'click' and words == BUY.lower() and BUY in self.buttons():
             return self._buy()
-        searches = verb == 'search' and bool(words)  # on any page, as in WebShop
-        if searches:
-            self.page = Page(found=self.shop.find(words))
-        valid = searches or verb == 'click' and self._click(words)
-        return Reply(self.shown(), success=False, figures=(0.0,), valid=valid)
+        page = None
+        if verb == 'search' and words:  # on any page, as in WebShop
+            page = Page(found=self.shop.find(words))
+        elif verb == 'click':
+            page = {text.lower(): page for text, page in self.links()}.get(words)
+        self.page = page or self.page
+        return Reply(self.shown(), success=False, figures=(0.0,), valid=page is not None)
 
     def close(self) -> None:
         pass
@@ -194,92 +179,58 @@ class WebShop:
 
     # -- pages
 
-    def buttons(self) -> list[str]:
-        """Texts that can be clicked."""
-        page = self.page
+    def links(self) -> list[tuple[str, Page]]:
+        """Texts that can be clicked, and the pages they lead to."""
+        page, to = self.page, functools.partial(dataclasses.replace, self.page)
         if page.found is None:
             return []
         if page.part:
-            return [BACK, PREVIOUS]
+            return [(BACK, Page()), (PREVIOUS, to(part=''))]
         if page.asin:
             options = self.shop.products[page.asin].options
-            values = [value for kind in options for value in dict.fromkeys(options[kind])]
-            return [BACK, PREVIOUS, *values, *PARTS, BUY]
-        pages = -(-len(page.found) // SHOWN)
-        more = [PREVIOUS] * (page.number > 0) + [NEXT] * (page.number + 1 < pages)
-        return [BACK, *more, *self.results()]
+            kinds = {value: kind for kind, values in options.items() for value in values}
+            choices = [
+                (value, to(chosen=tuple((dict(page.chosen) | {kinds[value]: value}).items())))
+                for values in options.values()
+                for value in dict.fromkeys(values)
+            ]
+            parts = [(part, to(part=part)) for part in PARTS]
+            before = [(BACK, Page()), (PREVIOUS, to(asin='', chosen=()))]
+            return [*before, *choices, *parts, (BUY, page)]
+        turns = [(PREVIOUS, page.number - 1)] * (page.number > 0)
+        turns += [(NEXT, page.number + 1)] * (SHOWN * (page.number + 1) < len(page.found))
+        return [
+            (BACK, Page()),
+            *((text, to(number=number)) for text, number in turns),
+            *((asin, to(asin=asin)) for asin in self.results()),
+        ]
+
+    def buttons(self) -> list[str]:
+        return [text for text, _ in self.links()]
 
     def results(self) -> tuple[str, ...]:
         return self.page.found[self.page.number * SHOWN :][:SHOWN]
 
     def shown(self) -> str:
         """The page as text, with its actions if they are listed."""
-        page, head = self.page, ['Instruction:', self.goal.text]
+        page, buttons = self.page, self.buttons()
+        lines = ['Instruction:', self.goal.text, BACK]
         if page.found is None:
-            lines = ['WebShop', *head, 'Search']
-        elif page.part:
-            lines = [*head, BACK, PREVIOUS, *self._part(self.shop.products[page.asin])]
+            lines = ['WebShop', *lines[:2], 'Search']
         elif page.asin:
-            lines = [*head, BACK, PREVIOUS, *self._product(self.shop.products[page.asin])]
+            product = self.shop.products[page.asin]
+            lines += [PREVIOUS, *(part_of(product, page.part) if page.part else sheet(product))]
         else:
             count = f'Page {page.number + 1} (Total results: {len(page.found)})'
-            more = [button for button in self.buttons() if button in (PREVIOUS, NEXT)]
-            lines = [*head, BACK, count, *more]
+            lines += [count, *(button for button in buttons if button in (PREVIOUS, NEXT))]
             for asin in self.results():
                 product = self.shop.products[asin]
                 lines += [asin, product.title, product.price_tag]
         text = BETWEEN.join(lines)
         if not self.play.list_actions:
             return text
-        actions = [f'click[{button.lower()}]' for button in self.buttons()]
+        actions = [f'click[{button.lower()}]' for button in buttons]
         return f'{text}\nActions: {", ".join(actions or ["search[words]"])}'
-
-    def _product(self, product: Product) -> list[str]:
-        lines = []
-        for kind, values in product.options.items():
-            lines += [kind, *dict.fromkeys(values)]
-        head = [product.title, f'Price: {product.price_tag}', 'Rating: N.A.']
-        return [*lines, *head, *PARTS, BUY]
-
-    def _part(self, product: Product) -> list[str]:
-        texts = {
-            'Description': [product.description],
-            'Features': list(product.features),
-            'Reviews': [],
-            'Attributes': list(product.attributes),
-        }
-        return [text for text in texts[self.page.part] if text]
-
-    def _click(self, words: str) -> bool:
-        """Whether there is such a button."""
-        known = {button.lower(): button for button in self.buttons()}
-        if words not in known:
-            return False
-        page, button = self.page, known[words]
-        if button == BACK:
-            self.page = Page()
-        elif button == NEXT:
-            self.page = dataclasses.replace(page, number=page.number + 1)
-        elif button == PREVIOUS and page.part:
-            self.page = dataclasses.replace(page, part='')
-        elif button == PREVIOUS and page.asin:
-            self.page = dataclasses.replace(page, asin='', chosen=())
-        elif button == PREVIOUS:
-            self.page = dataclasses.replace(page, number=page.number - 1)
-        elif button in PARTS:
-            self.page = dataclasses.replace(page, part=button)
-        elif page.asin:
-            self._choose(button)
-        else:
-            self.page = dataclasses.replace(page, asin=button)
-        return True
-
-    def _choose(self, value: str) -> None:
-        """A value that several kinds of options have is chosen for the last of them."""
-        options = self.shop.products[self.page.asin].options
-        kind = [kind for kind in options if value in options[kind]][-1]
-        chosen = dict(self.page.chosen) | {kind: value}
-        self.page = dataclasses.replace(self.page, chosen=tuple(chosen.items()))
 
     def _buy(self) -> Reply:
         self.done = True
@@ -298,36 +249,44 @@ class WebShop:
         """Actions from here that buy the goal; they search for its instruction, then its title."""
         if self.done:
             return []
-        page, product = self.page, self.goal.product
-        if page.asin != product.asin:
-            return self._way(page)
-        if page.part:
-            return ['click[< prev]', *self._rest(page)]
-        return self._rest(page)
-
-    def _rest(self, page: Page) -> list[str]:
-        """The remaining clicks on the goal's page."""
-        chosen = dict(page.chosen).values()
-        left = dict.fromkeys(value for _, value in self.goal.options if value not in chosen)
-        return [*(f'click[{value}]' for value in left), 'click[buy now]']
-
-    def _way(self, page: Page) -> list[str]:
-        """From a page that is not the goal's."""
-        asin, start = self.goal.product.asin, []
+        page, product, start = self.page, self.goal.product, []
+        asin = product.asin
+        if page.asin == asin:
+            chosen = dict(page.chosen).values()
+            left = dict.fromkeys(value for _, value in self.goal.options if value not in chosen)
+            back = ['click[< prev]'] if page.part else []
+            return [*back, *(f'click[{value}]' for value in left), 'click[buy now]']
         if page.found is not None and (page.asin or asin not in page.found):
             start, page = ['click[back to search]'], Page()
         if page.found is None:
-            words = f'{self.goal.product.query} {" ".join(self.goal.product.wanted)}'
-            found = self.shop.find(words)
-            if asin not in found:
-                words = self.goal.product.title.lower()
-                found = self.shop.find(words)
-            if asin not in found:
+            for words in (f'{product.query} {" ".join(product.wanted)}', product.title.lower()):
+                page = Page(found=self.shop.find(words))
+                if asin in page.found:
+                    break
+            else:
                 return []
-            start, page = [*start, f'search[{words}]'], Page(found=found)
+            start = [*start, f'search[{words}]']
         turn = page.found.index(asin) // SHOWN - page.number
         pages = [f'click[{(NEXT if turn > 0 else PREVIOUS).lower()}]'] * abs(turn)
-        return [*start, *pages, f'click[{asin.lower()}]', *self._rest(Page())]
+        options = dict.fromkeys(f'click[{value}]' for _, value in self.goal.options)
+        return [*start, *pages, f'click[{asin.lower()}]', *options, 'click[buy now]']
+
+
+def sheet(product: Product) -> list[str]:
+    """The lines of a product's page."""
+    lines = []
+    for kind, values in product.options.items():
+        lines += [kind, *dict.fromkeys(values)]
+    return [*lines, product.title, f'Price: {product.price_tag}', 'Rating: N.A.', *PARTS, BUY]
+
+
+def part_of(product: Product, part: str) -> Iterable[str]:
+    texts = {
+        'Description': [product.description],
+        'Features': product.features,
+        'Attributes': product.attributes,
+    }
+    return filter(None, texts.get(part, ()))
 
 
 def read_action(action: str) -> tuple[str, str]:
@@ -346,8 +305,7 @@ class AgentGymShop(WebShop):
 
     def reset(self, item: int) -> str:
         """Item -1, which means no session_id, is any goal."""
-        count = self.play.stalls or len(self.shop.goals)
-        return super().reset(secrets.randbelow(count) if item == ANY else item)
+        return super().reset(secrets.randbelow(self.count) if item == ANY else item)
 
 
 class Player(Read):
@@ -378,7 +336,12 @@ class ShopEnvironment(Served, Play):
         return Player(self.world())
 
     def our_items(self, split: str) -> np.ndarray:
+        """Stalls, or goals; all goals of a product are in one split."""
         WebShop.check()
         if self.stalls:
-            return np.array(stalls_of(split, self.stalls), np.int32)
-        return np.array(items(split, open_shop(self.files, self.products, self.seed)), np.int32)
+            keys = [f'stall {number}' for number in range(self.stalls)]
+        else:
+            goals = open_shop(self.files, self.products, self.seed).goals
+            keys = [goal.product.asin for goal in goals]
+        chosen = [number for number, key in enumerate(keys) if level_split(key.encode()) == split]
+        return np.array(chosen, np.int32)
