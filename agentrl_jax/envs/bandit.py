@@ -15,63 +15,40 @@ from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
 from agentrl_jax.envs.splits import SPLITS
 from agentrl_jax.settings.marks import OneOf
 
-# (low arm, high arm) by set and split. Train and test pairs are RAGEN's: 'main' of its main branch,
-# the others of branch v0423 (defaults, and both directions of its generalisation runs). RAGEN has
-# no third split; the validation pairs were made up for this library in the same spirit. 'one_pair'
-# is for policies that know nothing of words: half of RAGEN's validation, too, is the training pair.
+
+def read_pairs(names: str) -> tuple[tuple[str, ...], ...]:
+    """(low arm, high arm) of each `low/high`."""
+    return tuple(tuple(pair.split('/')) for pair in names.split())
+
+
+def one_each(*pairs: str) -> dict[str, tuple[tuple[str, ...], ...]]:
+    return {split: read_pairs(pair) for split, pair in zip(SPLITS, pairs, strict=True)}
+
+
+# By set and split. Train and test pairs are RAGEN's: 'main' of its main branch, the others of
+# branch v0423 (defaults, and both directions of its generalisation runs). RAGEN has no third split;
+# the validation pairs were made up for this library in the same spirit. 'one_pair' is for policies
+# that know nothing of words: half of RAGEN's validation, too, is the training pair.
 PAIRS = {
     'main': {
-        'train': (
-            ('Teacher', 'Trader'),
-            ('Nurse', 'StartupFounder'),
-            ('Librarian', 'Investor'),
-            ('Accountant', 'StockBroker'),
-            ('Engineer', 'RealEstateAgent'),
-            ('Pharmacist', 'Musician'),
-            ('Clerk', 'Freelancer'),
-            ('Technician', 'Youtuber'),
-            ('Planner', 'Artist'),
-            ('Postman', 'Pilot'),
-            ('Banker', 'VentureCapitalist'),
-            ('Gardener', 'Cryptominer'),
+        'train': read_pairs(
+            'Teacher/Trader Nurse/StartupFounder Librarian/Investor Accountant/StockBroker '
+            'Engineer/RealEstateAgent Pharmacist/Musician Clerk/Freelancer Technician/Youtuber '
+            'Planner/Artist Postman/Pilot Banker/VentureCapitalist Gardener/Cryptominer'
         ),
-        'validation': (
-            ('Dentist', 'Inventor'),
-            ('Plumber', 'Gambler'),
-            ('Tailor', 'Stuntman'),
-            ('Electrician', 'Astronaut'),
+        'validation': read_pairs(
+            'Dentist/Inventor Plumber/Gambler Tailor/Stuntman Electrician/Astronaut'
         ),
-        'test': (
-            ('Receptionist', 'Explorer'),
-            ('Archivist', 'Filmmaker'),
-            ('Bookkeeper', 'Consultant'),
-            ('SocialWorker', 'Photographer'),
-            ('Mechanic', 'GameDesigner'),
-            ('Secretary', 'Entrepreneur'),
-            ('Cashier', 'DataScientist'),
-            ('CivilServant', 'StartupAccelerator'),
+        'test': read_pairs(
+            'Receptionist/Explorer Archivist/Filmmaker Bookkeeper/Consultant '
+            'SocialWorker/Photographer Mechanic/GameDesigner Secretary/Entrepreneur '
+            'Cashier/DataScientist CivilServant/StartupAccelerator'
         ),
     },
-    'v0423': {
-        'train': (('Phoenix', 'Dragon'),),
-        'validation': (('Dentist', 'Inventor'),),
-        'test': (('Trader', 'Librarian'),),
-    },
-    'one_pair': {
-        'train': (('Phoenix', 'Dragon'),),
-        'validation': (('Phoenix', 'Dragon'),),
-        'test': (('Phoenix', 'Dragon'),),
-    },
-    'generalization': {
-        'train': (('Engineer', 'Teacher'),),
-        'validation': (('Inventor', 'Dentist'),),
-        'test': (('Trader', 'Librarian'),),
-    },
-    'generalization_reversed': {
-        'train': (('Teacher', 'Engineer'),),
-        'validation': (('Dentist', 'Inventor'),),
-        'test': (('Librarian', 'Trader'),),
-    },
+    'v0423': one_each('Phoenix/Dragon', 'Dentist/Inventor', 'Trader/Librarian'),
+    'one_pair': one_each('Phoenix/Dragon', 'Phoenix/Dragon', 'Phoenix/Dragon'),
+    'generalization': one_each('Engineer/Teacher', 'Inventor/Dentist', 'Trader/Librarian'),
+    'generalization_reversed': one_each('Teacher/Engineer', 'Dentist/Inventor', 'Librarian/Trader'),
 }
 
 # Wording of RAGEN (mll-lab-nu/RAGEN, ragen/env/bandit/env.py).

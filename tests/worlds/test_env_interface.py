@@ -17,7 +17,6 @@ from flax import struct
 from agentrl_jax.envs import (
     ENVIRONMENTS,
     WORLDS,
-    Bandit,
     FrozenLake,
     Library,
     Sokoban,
@@ -34,24 +33,15 @@ from agentrl_jax.text.task import build_task
 
 DEFAULTS = {name: world() for name, world in ENVIRONMENTS.items()}
 RULES = {  # other rules
-    'lake 6x6': FrozenLake(size=6, frozen=0.7, success_rate=1.0),
     'sokoban 8x8': Sokoban(dim=8, num_boxes=2, search_depth=10),
     'library 9 boxes graded': Library(side=3, graded=True, lookup_cost=0.1, cards=16),
 }
 FORMATS = {  # they change what is shown, not what happens
-    'bandit v0423': Bandit(pairs='v0423'),
-    'lake 8x8': FrozenLake(size=8),
-    'lake 6x6 cells': FrozenLake(size=6, observation_format='cells'),
     'lake coord': FrozenLake(observation_format='coord'),
     'lake grid_coord': FrozenLake(observation_format='grid_coord', frozen=0.6),
-    'lake 3x3 grid_coord': FrozenLake(size=3, observation_format='grid_coord'),
     'sokoban other symbols': Sokoban(symbols=OTHER_SYMBOLS, search_depth=30),
     'sokoban cells': Sokoban(observation_format='cells'),
     'sokoban coord': Sokoban(observation_format='coord'),
-    'sokoban grid_coord': Sokoban(observation_format='grid_coord'),
-    'sokoban 8x8 grid_coord': Sokoban(
-        dim=8, num_boxes=2, observation_format='grid_coord', search_depth=10
-    ),
     'sokoban 7x7 3 boxes': Sokoban(
         dim=7, num_boxes=3, observation_format='grid_coord', search_depth=10
     ),

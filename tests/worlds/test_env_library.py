@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +14,10 @@ from agentrl_jax.envs.library.levels import EMPTY, PEOPLE
 from agentrl_jax.envs.library.world import EnvParams, EnvState
 from agentrl_jax.envs.reference import reference_curves
 from agentrl_jax.measure import metrics, validation
-from agentrl_jax.run.config import effective
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import task as text
 from agentrl_jax.text.agents import Progress
 from agentrl_jax.types import EpisodeStop
-from configs import library as library_config
 
 NURSE, PILOT, DENTIST, ARTIST = map(PEOPLE.index, ('Nurse', 'Pilot', 'Dentist', 'Artist'))
 C3 = 1 * 4 + 2  # second of the letters A, C, E, F; third number
@@ -81,29 +78,6 @@ def test_an_episode_by_hand():
     assert int(outcome.stop) == EpisodeStop.TERMINATED and bool(outcome.success)
 
 
-def test_the_prompts_for_tool_use_by_hand():
-    """Reward 0.2 came before the second turn; it is not shown."""
-    env = Library(side=2)
-    task = text.build_task(env, by_hand(), tiny.tokenizer(), style='tools', **BUDGETS)
-    tail = (
-        'You have {} actions left. Think, then act, as in <think> [your thoughts] </think> '
-        '<answer> [one action] </answer>, with no extra text and in 100 words at most.\n'
-    )
-    assert task.prefix.tolist() == tiny.spelled(
-        f"<|im_start|>system\nYou're a helpful assistant. {env.instruction}\n"
-        'Your available actions are:\n'
-        f'{", ".join(f"pull {who}" for who in PEOPLE)}, name A 1, name A 2, name C 1, name C 2\n'
-        'Take one action a turn, 6 at most.\n<|im_end|>\n<|im_start|>user\n\n'
-    )
-    episode = text.begin(task, jnp.int32(0))
-    end = '<|im_end|>\n<|im_start|>assistant\n<think>'
-    first = 'Turn 1:\nName the box of the Nurse.\n' + tail.format(6) + end
-    assert shown(task, episode) == tiny.spelled(first)
-    episode, _ = say(task, episode, 'pull Nurse')
-    second = '\n<|im_start|>user\nTurn 2:\nNurse: see Pilot.\n' + tail.format(5) + end
-    assert shown(task, episode) == tiny.spelled(second)
-
-
 @pytest.mark.parametrize(
     'settings, actions, rewards',
     [
@@ -144,26 +118,6 @@ def test_the_graded_score_is_the_f1_of_the_words(side):
 
 
 # ---- tables ------------------------------------------------------------------------------------
-
-
-def table_keys(params):
-    rows = np.concatenate([np.asarray(params.start)[:, None], np.asarray(params.cards)], 1)
-    return {row.tobytes() for row in rows}
-
-
-def test_no_split_shares_a_table_with_another_whatever_the_seeds():
-    """With two cards there are 256 x 15 x 16 = 61,440 tables, so that shared ones would show."""
-    keys = {}
-    for split in ('train', 'validation', 'test'):
-        pools = [
-            Library(cards=2, max_hops=1).make_params(split, num_levels=1024, seed=seed)
-            for seed in (0, 1)
-        ]
-        assert all(len(table_keys(params)) == 1024 for params in pools)
-        keys[split] = table_keys(pools[0]) | table_keys(pools[1])
-        assert table_keys(pools[0]) & table_keys(pools[1])  # other seeds of a split do share
-    for a, b in itertools.combinations(keys.values(), 2):
-        assert not a & b
 
 
 @pytest.mark.parametrize('cards, min_hops, max_hops', [(8, 1, 3), (16, 4, 4), (3, 2, 2)])
@@ -251,7 +205,7 @@ def random_states(rng, rows, env):
     )
 
 
-@pytest.mark.parametrize('style, rows', [('brief', 20_000), ('tools', 1_000), ('ragen', 1_000)])
+@pytest.mark.parametrize('style, rows', [('brief', 4_000), ('tools', 500), ('ragen', 500)])
 def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
     env, words, rng = Library(), text.STYLES[style], np.random.default_rng(0)
     task = text.build_task(env, by_hand(), tiny.tokenizer(), style=style, **BUDGETS)
@@ -364,16 +318,3 @@ def test_figures_of_an_environment_are_means_over_healthy_episodes_under_its_nam
     sums |= {'episodes': 4, 'own': {'tool_calls': jnp.float32(6.0)}}
     sums |= {'samples': 1, 'of_levels': {'tries': np.ones(4, int), 'solved': np.zeros(4, int)}}
     assert validation.summarise(sums)['eval/tool_calls'] == 1.5
-
-
-def test_the_config_for_a_real_checkpoint_is_the_paper_s():
-    """mtgrpo v1: 336 episodes a step, two passes, AdamW .9 .99, clip .2, no KL, no entropy."""
-    cfg = effective(library_config.get_config())
-    assert (cfg.rollout.num_groups, cfg.rollout.group_size) == (16, 21)
-    assert (cfg.batch.minibatch_rows, cfg.batch.epochs, cfg.steps) == (16 * 21, 2, 150)
-    assert (cfg.optim.lr, cfg.optim.beta1, cfg.optim.beta2) == (1e-6, 0.9, 0.99)
-    assert (cfg.optim.max_grad_norm, cfg.optim.warmup_steps) == (0.1, 20)
-    assert (cfg.loss.clip_low, cfg.loss.clip_high) == (0.2, 0.2)
-    assert (cfg.loss.kl_coef, cfg.loss.entropy_coef, cfg.rollout.temperature) == (0, 0, 0.9)
-    assert (cfg.library.tool_reward, cfg.library.presence_reward) == (0.2, 0.5)
-    assert cfg.library.answer_reward == 1.0 + 0.5 and cfg.env.max_turns == cfg.library.max_hops + 1

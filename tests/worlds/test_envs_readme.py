@@ -58,7 +58,9 @@ def world(corridor):
     return every_world.World(corridor())
 
 
-@pytest.mark.parametrize('check', every_world.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    'check', [*every_world.TEXTS, *every_world.RULES], ids=lambda check: check.__name__
+)
 def test_it_passes_what_every_world_passes(world, check):
     check(world)
 

@@ -213,25 +213,6 @@ def test_all_troubles_at_once_leave_no_descriptor_and_no_thread(launched):
     assert threading.active_count() == threads and psutil.Process().num_fds() == files
 
 
-def test_an_episode_goes_on_when_its_server_was_killed_and_another_one_started(launched):
-    item, commands, port = 300, script(300), port_of(launched.url)
-    with (
-        Launched('textcraft') as first,
-        contextlib.closing(chaos_proxy.Proxy(port_of(first.url))) as proxy,
-    ):
-        servers = Servers([proxy.url], rest_s=0)
-        world = AgentGym('textcraft', servers)
-        world.reset(item)
-        world.step(says(commands[0]))
-        first.process.kill()
-        with pytest.raises(WorldError):
-            world.step(says(commands[1]))
-        world.close()
-        proxy.port = port
-        replies, _ = play_through(lambda: AgentGym('textcraft', servers), item, commands)
-    assert replies == expected(item, commands)
-
-
 # ---- against what other servers say ------------------------------------------------------------
 
 
@@ -388,20 +369,6 @@ def test_an_answer_that_cannot_be_read_does_not_undo_a_late_success():
         assert world.step(two).success is False
         assert world.step('Action: toggle').success
         assert world.step(two).success and not world.step(two).valid
-
-
-def test_the_progress_of_a_tool_environment_is_paid_once():
-    """It is said again at every step, and one of two goals was a success after two of them."""
-    steps = [('step', 200, SAID | {'reward': 0.5})] * 3
-    with Table([('create', 200, 0), ('reset', 200, 'o'), *steps]) as table:
-        world = AgentGym('movie', Servers([table.url]))
-        world.reset(0)
-        replies = [world.step('Action: look') for _ in steps]
-    assert [(reply.reward, reply.success) for reply in replies] == [
-        (0.5, False),
-        (0.0, False),
-        (0.0, False),
-    ]
 
 
 def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():

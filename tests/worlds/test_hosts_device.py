@@ -9,14 +9,12 @@ import pytest
 from agentrl_jax.envs import simulation
 from agentrl_jax.envs.hosts import device, workers
 
-NAMES = ('catch', 'minesweeper', 'frozen_lake', 'sokoban')
-
 
 def walk(world, item, actions):
     return [world.reset(item), *(world.step(action) for action in actions)]
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', ['catch', 'frozen_lake'])
 def test_a_fresh_world_says_the_same_to_the_same_actions(name):
     make = workers.maker('device', {'name': name, 'levels': 8})
     one, other = make(), make()

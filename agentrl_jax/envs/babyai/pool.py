@@ -19,47 +19,16 @@ import numpy as np
 from agentrl_jax.envs.babyai.export import MINIGRID, export_levels
 from agentrl_jax.envs.splits import check_split, level_split
 
-LEVELS = (
-    'GoToRedBallGrey',
-    'GoToRedBall',
-    'GoToRedBallNoDists',
-    'GoToObjS6',
-    'GoToLocalS8N7',
-    'GoToObjMazeS7',
-    'GoToImpUnlock',
-    'GoToSeqS5R2',
-    'GoToRedBlueBall',
-    'GoToDoor',
-    'GoToObjDoor',
-    'Open',
-    'OpenRedDoor',
-    'OpenDoorLoc',
-    'OpenRedBlueDoorsDebug',
-    'OpenDoorsOrderN4Debug',
-    'Pickup',
-    'UnblockPickup',
-    'PickupLoc',
-    'PickupDistDebug',
-    'PickupAbove',
-    'PutNextLocalS6N4',
-    'PutNextS7N4Carrying',
-    'Unlock',
-    'UnlockLocalDist',
-    'KeyInBox',
-    'UnlockPickupDist',
-    'BlockedUnlockPickup',
-    'UnlockToUnlock',
-    'ActionObjDoor',
-    'FindObjS7',
-    'KeyCorridorS6R3',
-    'OneRoomS20',
-    'MoveTwoAcrossS8N9',
-    'SynthS5R2',
-    'SynthLoc',
-    'SynthSeq',
-    'MiniBossLevel',
-    'BossLevel',
-    'BossLevelNoUnlock',
+LEVELS = tuple(
+    (
+        'GoToRedBallGrey GoToRedBall GoToRedBallNoDists GoToObjS6 GoToLocalS8N7 GoToObjMazeS7 '
+        'GoToImpUnlock GoToSeqS5R2 GoToRedBlueBall GoToDoor GoToObjDoor Open OpenRedDoor '
+        'OpenDoorLoc OpenRedBlueDoorsDebug OpenDoorsOrderN4Debug Pickup UnblockPickup PickupLoc '
+        'PickupDistDebug PickupAbove PutNextLocalS6N4 PutNextS7N4Carrying Unlock UnlockLocalDist '
+        'KeyInBox UnlockPickupDist BlockedUnlockPickup UnlockToUnlock ActionObjDoor FindObjS7 '
+        'KeyCorridorS6R3 OneRoomS20 MoveTwoAcrossS8N9 SynthS5R2 SynthLoc SynthSeq MiniBossLevel '
+        'BossLevel BossLevelNoUnlock'
+    ).split()
 )
 FIRST_SEEDS, BLOCK_SEEDS, MOST_BLOCKS = 250, 256, 20
 MORE_SEEDS = {'GoToLocalS8N7': 1500, 'PickupLoc': 1500}  # first seeds of the demo's levels
@@ -75,7 +44,7 @@ def first_levels() -> dict[str, np.ndarray]:
 
 def cache_folder() -> Path:
     """Return the folder of exported blocks."""
-    root = os.environ['XDG_CACHE_HOME'] if 'XDG_CACHE_HOME' in os.environ else '~/.cache'
+    root = os.environ.get('XDG_CACHE_HOME', '~/.cache')
     return Path(root).expanduser() / 'agentrl_jax' / f'babyai-minigrid-{MINIGRID}'
 
 
@@ -98,7 +67,7 @@ def block(name: str, index: int) -> dict[str, np.ndarray]:
 
 def block_seeds(name: str, index: int) -> range:
     """minigrid's seeds of a block."""
-    first = MORE_SEEDS[name] if name in MORE_SEEDS else FIRST_SEEDS
+    first = MORE_SEEDS.get(name, FIRST_SEEDS)
     if index == 0:
         return range(first)
     start = first + (index - 1) * BLOCK_SEEDS
