@@ -5,7 +5,6 @@ is never sent twice, since the server may have executed it.
 """
 
 import contextlib
-import errno
 import functools
 import http.client
 import io
@@ -29,24 +28,14 @@ SHOWN = 200  # characters of an error that are passed on
 
 @contextlib.contextmanager
 def listening_at(address: str, port: int, setting: str) -> Iterator[None]:
-    """Around code that opens a port; a ValueError names it and how to choose another one.
-
-    setting: the flag or field of the port.
-    """
-    advice = {
-        errno.EADDRINUSE: f'port {port} is in use: set {setting} to another one, or to 0 for any '
-        'free one',
-        errno.EADDRNOTAVAIL: f'{address} is not an address of this machine',
-        errno.EACCES: f'port {port} needs the rights of root: set {setting} to 1024 or more',
-    }
-    if not 0 <= port <= 65535:
-        raise ValueError(f'{setting}={port} must be in 0..65535')
+    """Around code that opens a port; a ValueError names it and its setting, a flag or field."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in advice:
-            raise
-        raise ValueError(advice[error.errno]) from error
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f'{setting}={port} at {address}: {error}; set {setting} to another port, or to 0 for '
+            'any free one'
+        ) from error
 
 
 class Connection:
