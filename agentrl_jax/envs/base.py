@@ -1,16 +1,10 @@
 """What an environment must offer: gymnax's interface, and hooks that show it as text.
 
-A subclass is a frozen dataclass of static settings (so that equal environments share compilations)
-and implements, for one episode without batch axes,
-  reset_level, advance, is_terminated, success, line_ids               pure, traced
-  num_levels, make_params, lines, line_slots, observation_text, cells  host
-and gets reset_env, step_env and gymnax's jitted six-value step and reset from here. What it may
-offer beside these, on the host and for many levels at once:
-  plans                                                       what the best player would do
-  random_success, oracle_success                              where they are known exactly
-  offered                                                     what random play draws from (traced)
-  observe, observation_space                                  arrays instead of line_ids (traced)
-  episode_metrics                                             figures of its own (traced)
+A subclass is a frozen dataclass of static settings, so that equal environments share compilations.
+It implements the methods that raise NotImplementedError, for one episode without batch axes, and
+gets reset_env, step_env and gymnax's jitted six-value step and reset from here. Methods on states
+and actions without a batch axis, which return arrays, are pure and traced; the others run on the
+host, some for many levels at once.
 Its fields are the section of its name in a config, with types, bounds, defaults and comments; what
 bounds cannot say is in RULES (settings/rules.py). Those that say which levels are drawn are
 of_pool: no traced method reads them, and worlds that differ in them alone are equal.

@@ -16,10 +16,10 @@ FACING = ('right', 'down', 'left', 'up')
 MACRO_OF = dict(zip(macros.PRIMITIVES, range(len(macros.PRIMITIVES)), strict=True))
 
 
-def rows_of(states: Any) -> list[Any]:
-    """N stacked host states as single ones."""
-    count = len(states.agent)
-    return [jax.tree.map(lambda x, i=i: np.asarray(x[i]), states) for i in range(count)]
+def rows_of(stacked: Any) -> list[Any]:
+    """N stacked host states or menus as single ones."""
+    count = len(jax.tree.leaves(stacked)[0])
+    return [jax.tree.map(lambda x, i=i: np.asarray(x[i]), stacked) for i in range(count)]
 
 
 def primitive_plans(states: Any) -> list[list[int]]:
@@ -37,25 +37,17 @@ def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
     menus = jax.device_get(_menus(env)(states))
     wishes = [
         wish(state, plan, row) if plan else (-1, ())
-        for state, plan, row in zip(singles, plans, rows_of_menus(menus), strict=True)
+        for state, plan, row in zip(singles, plans, rows_of(menus), strict=True)
     ]
     tried = np.array([action for action, _ in wishes])
     after = jax.device_get(_outcomes(env)(states, jnp.asarray(np.maximum(tried, 0)), params))
     results = []
-    for row, (state, plan, (action, end)) in enumerate(zip(singles, plans, wishes, strict=True)):
-        reached = jax.tree.map(lambda x, i=row: x[i], after)
+    for reached, plan, (action, end) in zip(rows_of(after), plans, wishes, strict=True):
         fits = action >= 0 and arrived(reached, end)
-        results.append([action] if fits else first_single(state, plan))
+        # Picking up is never a single action
+        single = [MACRO_OF[first] for first in plan[:1] if first in MACRO_OF]
+        results.append([action] if fits else single)
     return results
-
-
-def first_single(state: Any, plan: list[int]) -> list[int]:
-    """The macro action of the plan's first primitive; picking up is never a single one."""
-    return [MACRO_OF[plan[0]]] if plan and plan[0] in MACRO_OF else []
-
-
-def rows_of_menus(menus: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    return [{key: values[i] for key, values in menus.items()} for i in range(len(menus['name']))]
 
 
 @functools.cache

@@ -37,56 +37,63 @@ FRONT = (VIEW - 2) * VIEW + REACH  # place of the cell in front
 MOST_DOORS = 8  # in sight at once: walls of rooms are at least four cells apart
 
 
-def _blocks(first: int, families: tuple[tuple[str, int], ...]) -> dict[str, range]:
-    """Ranges of numbers, one after another, for `count` names with NUMBERS numbers each."""
+NO_WAY = 'as there is no path leading to it'
+KEYLESS = 'as you are not carrying a key'
+WRONG_KEY = 'as the color of the key you are carrying does not match the color of door'
+# Actions and replies about an object: the text, and the names that it is there for
+ACTION_TEXTS = {
+    'pickup': ('{pick_up} {name}', THING_NAMES),
+    'through': ('go through {name}', DOOR_NAMES),
+    'toggle_through': ('toggle and go through {name}', DOOR_NAMES),
+    'go_to': ('go to {name}', NAMES),
+}
+REPLY_TEXTS = {
+    'no_way_pickup': (f'You cannot {{pick_up}} {{name}}, {NO_WAY}.\n', THING_NAMES),
+    'no_way_through': (f'You cannot go through {{name}}, {NO_WAY}.\n', DOOR_NAMES),
+    'shut': (
+        'You cannot go through {name}, as it is closed. You should toggle it first.\n',
+        DOOR_NAMES,
+    ),
+    'no_way_toggle': (f'You cannot toggle and go through {{name}}, {NO_WAY}.\n', DOOR_NAMES),
+    'no_key': (f'You cannot toggle and go through {{name}}, {KEYLESS}.\n', DOOR_NAMES),
+    'wrong_key': (f'You cannot toggle and go through {{name}}, {WRONG_KEY}.\n', DOOR_NAMES),
+    'no_way_go_to': (f'You cannot go to {{name}}, {NO_WAY}.\n', NAMES),
+}
+PICKUP_VERBS = {True: 'pickup', False: 'pick up'}  # by whether the wording is AgentGym's
+
+
+def _blocks(first: int, families: dict[str, tuple[str, tuple[str, ...]]]) -> dict[str, range]:
+    """Ranges of numbers, one after another, for names with NUMBERS numbers each."""
     ranges = {}
-    for family, count in families:
-        ranges[family] = range(first, first + count * NUMBERS)
+    for family, (_, names) in families.items():
+        ranges[family] = range(first, first + len(names) * NUMBERS)
         first = ranges[family].stop
     return ranges
 
 
-ACTIONS = _blocks(
-    CHECK + 1,
-    (('pickup', THINGS), ('through', DOORS), ('toggle_through', DOORS), ('go_to', len(NAMES))),
-)
-REPLIES = _blocks(
-    LIST + 1,
-    (
-        ('no_way_pickup', THINGS),
-        ('no_way_through', DOORS),
-        ('shut', DOORS),
-        ('no_way_toggle', DOORS),
-        ('no_key', DOORS),
-        ('wrong_key', DOORS),
-        ('no_way_go_to', len(NAMES)),
-    ),
-)
-PICKUP_VERBS = {True: 'pickup', False: 'pick up'}  # by whether the wording is AgentGym's
+ACTIONS, REPLIES = _blocks(CHECK + 1, ACTION_TEXTS), _blocks(LIST + 1, REPLY_TEXTS)
 
 
 def numbered(names: tuple[str, ...]) -> list[str]:
     return [f'{name} {number + 1}' for name in names for number in range(NUMBERS)]
 
 
+def _written(families: dict[str, tuple[str, tuple[str, ...]]], agentgym: bool) -> list[str]:
+    verb = PICKUP_VERBS[agentgym]
+    return [
+        text.format(pick_up=verb, name=name)
+        for text, names in families.values()
+        for name in numbered(names)
+    ]
+
+
 def action_names(agentgym: bool) -> tuple[str, ...]:
     """Return the names of all actions, also of those rarely on offer."""
-    verb = PICKUP_VERBS[agentgym]
-    return (
-        *SINGLE_ACTIONS,
-        'check available actions',
-        *(f'{verb} {name}' for name in numbered(THING_NAMES)),
-        *(f'go through {name}' for name in numbered(DOOR_NAMES)),
-        *(f'toggle and go through {name}' for name in numbered(DOOR_NAMES)),
-        *(f'go to {name}' for name in numbered(NAMES)),
-    )
+    return *SINGLE_ACTIONS, 'check available actions', *_written(ACTION_TEXTS, agentgym)
 
 
 def reply_texts(agentgym: bool) -> list[str]:
     """Return the replies to actions that are not executed, as lines."""
-    verb, no_way = PICKUP_VERBS[agentgym], 'as there is no path leading to it'
-    doors = numbered(DOOR_NAMES)
-    colour = 'as the color of the key you are carrying does not match the color of door'
     return [
         'No change in state.\n',
         'The action is not recognized. Please check valid actions.\n',
@@ -94,19 +101,7 @@ def reply_texts(agentgym: bool) -> list[str]:
         'You cannot drop the object, as there is already an object in front of you.\n',
         'You cannot drop the object, as you are not carrying anything.\n',
         'You can take the following actions: turn left, turn right,\n',
-        *(f'You cannot {verb} {name}, {no_way}.\n' for name in numbered(THING_NAMES)),
-        *(f'You cannot go through {name}, {no_way}.\n' for name in doors),
-        *(
-            f'You cannot go through {name}, as it is closed. You should toggle it first.\n'
-            for name in doors
-        ),
-        *(f'You cannot toggle and go through {name}, {no_way}.\n' for name in doors),
-        *(
-            f'You cannot toggle and go through {name}, as you are not carrying a key.\n'
-            for name in doors
-        ),
-        *(f'You cannot toggle and go through {name}, {colour}.\n' for name in doors),
-        *(f'You cannot go to {name}, {no_way}.\n' for name in numbered(NAMES)),
+        *_written(REPLY_TEXTS, agentgym),
     ]
 
 

@@ -60,18 +60,6 @@ class Quirks:
     rounds: int = 30  # turns an episode may have in AgentGym-RL's scripts
 
 
-def _joined(*names: str) -> Callable[[Any], str]:
-    return lambda reply: '\n'.join(reply[name] for name in names)
-
-
-def _alfworld_first(reply: Any) -> str:
-    return f'{reply["observation"]}\nAVAILABLE ACTIONS: {",".join(reply["available_actions"])}'
-
-
-def _itself(reply: Any) -> Any:
-    return reply
-
-
 _TOOL = Quirks(
     reader='whole',
     accepted='Ok.',
@@ -79,7 +67,7 @@ _TOOL = Quirks(
     id='env_idx',
     created='',
     item='id',
-    first=_itself,
+    first=lambda reply: reply,
     closes=False,
     deterministic=False,
     rounds=15,
@@ -92,7 +80,7 @@ ENVIRONMENTS = {
     'sciworld': Quirks(
         reader='last_action',
         instruction=agentgym_prompts.SCIWORLD,
-        first=_joined('task_description', 'observation'),
+        first=lambda reply: '\n'.join((reply['task_description'], reply['observation'])),
         reward='score',
         running=True,
         bounds=(-100, 100),
@@ -119,7 +107,7 @@ ENVIRONMENTS = {
         item='idx',
         reset={'seed': 0},
         look='observation',
-        first=_itself,
+        first=lambda reply: reply,
         done='terminated',
         last_only=True,
         faults=('TimeoutError',),
@@ -139,7 +127,9 @@ ENVIRONMENTS = {
         reader='last_action',
         item='game',
         reset={'world_type': 'Text'},
-        first=_alfworld_first,
+        first=lambda reply: (
+            f'{reply["observation"]}\nAVAILABLE ACTIONS: {",".join(reply["available_actions"])}'
+        ),
         truth=True,
         closes=False,
         rounds=30,

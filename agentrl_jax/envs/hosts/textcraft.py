@@ -42,7 +42,6 @@ class Recipe:
     inputs: tuple[tuple[str, int], ...]  # item or tag, and how many of it
     output: str
     count: int  # made at once
-    tag: str | None = None  # what the output is a kind of
 
     @property
     def line(self) -> str:
@@ -114,7 +113,7 @@ class Recipes:
             return
         for name, _ in counts:
             below |= {name, *needs.get(name, ())}
-        recipe = Recipe(counts, output, result.get('count', 1), tag)
+        recipe = Recipe(counts, output, result.get('count', 1))
         self.of_item.setdefault(output, []).append(recipe)
         if tag is not None:
             self.of_tag.setdefault(tag, []).append(recipe)

@@ -18,7 +18,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pydantic
@@ -38,13 +38,6 @@ IMPORTING = threading.Lock()  # the worlds of a process are made in threads
 # A row of a corpus: a title in quotes, a line break, the text
 EXAMPLE = r'{"id": "0", "contents": "\"Oslo\"\nOslo is the capital of Norway."}'
 ROWS, OFFSETS = 'documents.jsonl', 'offsets.npy'
-
-
-class Searcher(Protocol):
-    """A search engine."""
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
-        """For each query up to k documents and their scores, the best first."""
 
 
 def title_and_text(document: Document) -> tuple[str, str]:
@@ -125,6 +118,7 @@ class Index:
         return cls(ranker, Rows(pathlib.Path(folder)))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
+        """For each query up to k documents and their scores, the best first."""
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[tuple[Document, float]]:
@@ -220,7 +214,7 @@ def open_index(place: str) -> Index:
     )
 
 
-def open_corpus(place: str, timeout_s: float = 30.0, token: str = '') -> Searcher:
+def open_corpus(place: str, timeout_s: float = 30.0, token: str = '') -> 'Index | Client':
     """A server (http://...) or an index; timeout_s and token: of searches on a server."""
     if place.startswith(('http://', 'https://')):
         return Client(place, timeout_s=timeout_s, token=token)

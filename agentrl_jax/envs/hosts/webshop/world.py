@@ -74,11 +74,6 @@ def open_shop(files: tuple[str, ...] = (), count: int = 1000, seed: int = 0) -> 
     return Shop.of(products.read_files(*files) if files else catalogue.load(seed, count))
 
 
-def open_stall(count: int, seed: int, number: int) -> Shop:
-    """One of the small shops of a seed."""
-    return Shop.of(products.read_products(*catalogue.draw_stall(seed, number, count)))
-
-
 def indexed(product: Product) -> str:
     """The indexed text: title, description, the first feature, options."""
     options = (f'{kind}: {", ".join(values)}' for kind, values in product.options.items())
@@ -144,7 +139,8 @@ class WebShop:
         if not 0 <= item < self.count:
             raise ValueError(f'item {item} is not in 0..{self.count - 1}')
         if play.stalls:
-            self.shop = open_stall(play.products, play.seed, item)
+            stall = catalogue.draw_stall(play.seed, item, play.products)
+            self.shop = Shop.of(products.read_products(*stall))
         self.goal = self.shop.goals[0 if play.stalls else item]
         self.page, self.done = Page(), False
         return self.shown()
