@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import http.server
 import itertools
+import json
+import threading
 import time
 
 import jax
@@ -124,6 +127,48 @@ class Kept:
 
     def close(self, number):
         return number == 5
+
+
+class Table:
+    """A server that answers call after call from a table of (path, status, answer)."""
+
+    def __init__(self, rows):
+        self.rows, self.asked, self.tokens = list(rows), [], []
+        table = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = 'HTTP/1.1'
+
+            def answer(self):
+                length = int(self.headers['Content-Length'] or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                path, status, told = table.rows.pop(0)
+                table.asked.append((self.path.lstrip('/'), body))
+                table.tokens.append(self.headers['Authorization'])
+                assert self.path.lstrip('/').startswith(path), (self.path, path)
+                data = told if isinstance(told, bytes) else json.dumps(told).encode()
+                self.send_response(status)
+                self.send_header('Content-Length', str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST = answer
+
+            def log_message(self, *words):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+        self.url = f'http://127.0.0.1:{self.server.server_port}'
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 import contextlib
 import http.client
-import http.server
 import json
 import random
 import threading
 
 import chaos_proxy
+import host_worlds as hosts
 import psutil
 import pytest
 
@@ -100,14 +100,14 @@ def test_worlds_spread_over_servers_and_pass_over_the_one_that_is_gone(launched)
         world.close()
     with pytest.raises(WorldDown):
         AgentGym('textcraft', Servers([gone])).reset(0)
-    with Table([('create', 503, {'error': 'full', 'code': 'no_room'})]) as table:
+    with hosts.Table([('create', 503, {'error': 'full', 'code': 'no_room'})]) as table:
         with pytest.raises(WorldDown):
             AgentGym('textcraft', Servers([table.url])).reset(0)
 
 
 def test_the_password_of_an_address_is_in_no_error():
     down = 'http://me:secret@127.0.0.1:9'
-    with Table([('create', 500, f'no {down}')]) as table:
+    with hosts.Table([('create', 500, f'no {down}')]) as table:
         for url in (down, table.url.replace('://', '://me:secret@')):
             with pytest.raises(WorldError, match='127.0.0.1') as raised:
                 AgentGym('textcraft', Servers([url])).reset(0)
@@ -216,47 +216,6 @@ def test_all_troubles_at_once_leave_no_descriptor_and_no_thread(launched):
 # ---- against what other servers say ------------------------------------------------------------
 
 
-class Table:
-    """A server that answers call after call from a table of (path, status, answer)."""
-
-    def __init__(self, rows):
-        self.rows, self.asked = list(rows), []
-        table = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = 'HTTP/1.1'
-
-            def answer(self):
-                length = int(self.headers['Content-Length'] or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
-                path, status, told = table.rows.pop(0)
-                table.asked.append((self.path.lstrip('/'), body))
-                assert self.path.lstrip('/').startswith(path), (self.path, path)
-                data = told if isinstance(told, bytes) else json.dumps(told).encode()
-                self.send_response(status)
-                self.send_header('Content-Length', str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = answer
-
-            def log_message(self, *words):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
-        self.url = f'http://127.0.0.1:{self.server.server_port}'
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-
 BABYAI = {'observation': 'o', 'reward': 0, 'score': 0.0, 'deleted': False, 'done': False}
 SCENE = {'task_description': 'Boil.', 'observation': 'A room.', 'score': 0}
 ROOM = {'id': 0, 'observation': 'A room', 'available_actions': ['look', 'go']}
@@ -317,7 +276,7 @@ def test_each_environment_is_spoken_to_in_its_own_way(env):
     paths = ['create', 'reset', f'{quirks.look}?{quirks.id}={number}'][: len(answers)]
     rows = zip([*paths, 'step'], [*answers, stepped], strict=True)
     rows = [(quirks.prefix + path, 200, answer) for path, answer in rows]
-    with Table([*rows, ('', 200, True)]) as table:
+    with hosts.Table([*rows, ('', 200, True)]) as table:
         world = AgentGym(env, Servers([table.url]))
         assert world.reset(5) == first
         assert world.step('Action: ```do it```') == reply
@@ -335,7 +294,7 @@ SAID = {'observation': 'p', 'reward': 0, 'done': False}
 def begun(env, *steps, first=SAID | {'observation': 'o', 'error': None}):
     """A world that has been reset, of a server with these answers to its steps, and its table."""
     steps = [step if isinstance(step, tuple) else ('step', 200, step) for step in steps]
-    with Table([('create', 200, {'id': 0}), ('reset', 200, first), *steps]) as table:
+    with hosts.Table([('create', 200, {'id': 0}), ('reset', 200, first), *steps]) as table:
         world = AgentGym(env, Servers([table.url]))
         assert world.reset(0)
         yield world, table
@@ -413,7 +372,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_world_opens_anew(told):
 def test_texts_that_stand_for_a_fault_are_faults(reset, looks):
     """After a reset that failed, the page of the episode before was played as the first one."""
     rows = [('create', 200, {'env_idx': 1}), ('reset', 200, reset), ('obs', 200, 'TimeoutError')]
-    with Table(rows) as table:
+    with hosts.Table(rows) as table:
         with pytest.raises(WorldError, match='TimeoutError'):
             AgentGym('webarena', Servers([table.url])).reset(0)
         assert len(table.rows) == 1 - looks

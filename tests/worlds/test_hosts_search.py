@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import http.server
 import json
 import math
 import pathlib
@@ -138,47 +137,25 @@ def test_a_server_of_ours_may_stand_for_agentgym_s_own_of_searchqa(corpus, asked
             assert client.connection.post('close', {'env_idx': 5}) is True
 
 
-class Others(http.server.BaseHTTPRequestHandler):
-    """A server of somebody else's: says what the class holds."""
-
-    says: object = None
-    bodies: list = []
-    tokens: list = []
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers['Content-Length']))
-        self.bodies.append((self.path, json.loads(body)))
-        self.tokens.append(self.headers['Authorization'])
-        said = json.dumps(self.says).encode()
-        self.send_response(200)
-        self.send_header('Content-Length', str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, *_):
-        pass
-
-
 def test_any_retriever_of_the_protocol_serves_and_bad_answers_are_faults():
-    others = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Others)
-    threading.Thread(target=others.serve_forever, daemon=True).start()
     row = {'id': '7', 'contents': '"Paris"\nA city.'}
-    url = f'http://127.0.0.1:{others.server_port}/dense'
-    with contextlib.closing(retrieval.Client(url, token='a-secret')) as client:
-        for hit, score in (({'document': row, 'score': 0.5}, 0.5), (row, 0.0)):
-            Others.says = {'result': [[hit, hit]]}
+    good = [{'result': [[hit, hit]]} for hit in ({'document': row, 'score': 0.5}, row)]
+    bad = [[], {'result': []}, {'result': [[{'title': 'x'}]]}, {'result': [['x']]}]
+    rows = [('dense/retrieve', 200, answer) for answer in (*good, *bad)]
+    with (
+        hosts.Table(rows) as table,
+        contextlib.closing(retrieval.Client(f'{table.url}/dense', token='a-secret')) as client,
+    ):
+        for score in (0.5, 0.0):
             assert client.search(['x'], 1) == [[(row, score)]]
         sent = {'queries': ['x'], 'topk': 1, 'return_scores': True}
-        assert Others.bodies[-1] == ('/dense/retrieve', sent)
-        assert Others.tokens[-1] == 'Bearer a-secret'
-        for bad in ([], {'result': []}, {'result': [[{'title': 'x'}]]}, {'result': [['x']]}):
-            Others.says = bad
+        assert table.asked[-1] == ('dense/retrieve', sent)
+        assert table.tokens[-1] == 'Bearer a-secret'
+        for _ in bad:
             with pytest.raises(WorldError):
                 client.search(['x'], 1)
-    others.shutdown()
-    others.server_close()
     with pytest.raises(WorldDown, match='cannot be reached'):
-        retrieval.Client(url).search(['x'], 1)
+        retrieval.Client(table.url).search(['x'], 1)
 
 
 # ---- questions ---------------------------------------------------------------------------------
