@@ -10,7 +10,7 @@ import pytest
 from agentrl_jax.envs.bandit import PAIRS, Bandit
 
 
-@pytest.mark.parametrize('pairs', PAIRS)
+@pytest.mark.parametrize('pairs', ['main', 'one_pair'])
 def test_the_high_arm_pays_one_a_quarter_of_the_time_and_the_low_arm_a_tenth(pairs):
     env = Bandit(pairs=pairs)
     params = env.make_params('train')
@@ -29,7 +29,7 @@ def test_the_high_arm_pays_one_a_quarter_of_the_time_and_the_low_arm_a_tenth(pai
             np.testing.assert_allclose(reward, 0.1, atol=1e-7)
 
 
-@pytest.mark.parametrize('pairs', PAIRS)
+@pytest.mark.parametrize('pairs', ['main', 'one_pair'])
 def test_every_pair_is_asked_in_both_orders_and_names_map_to_the_arms_shown(pairs):
     env = Bandit(pairs=pairs)
     names = env.ACTION_NAMES

@@ -343,11 +343,9 @@ def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():
 WRONG = [
     {'error': 'The id 0 is not valid.'},  # AgentGym's errors are 200s
     {'observation': None, 'reward': 0, 'done': False},
-    {'observation': 'p', 'reward': True, 'done': False},
     {'observation': 'p', 'reward': 2.0, 'done': False},  # above TextCraft's bounds
     {'observation': 'p', 'reward': 0, 'done': 'no'},
     {'observation': 'p', 'reward': 0, 'done': False, 'turn': 2},
-    {'observation': 'p', 'reward': 0, 'done': False, 'id': 1},
     b'{"observation": "p", "reward": Infinity, "done": false}',
     b'[' * 100_000,
     b'\xff\xfe',

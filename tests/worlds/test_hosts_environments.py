@@ -200,9 +200,7 @@ def test_agentgym_and_openenv_are_built_from_addresses():
 @pytest.mark.parametrize(
     ('world', 'settings', 'item'),
     [
-        (TextCraft, {'prompt': 'long'}, 0),
         (TextCraft, {'distractors': -1}, 0),
-        (Search, {'rewards': 'x'}, 0),
         (Search, {'questions': ('drawn',), 'known': 17}, 0),
         (Search, {}, -1),
         (WebShop, {'products': 60}, -1),
