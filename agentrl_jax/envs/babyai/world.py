@@ -120,11 +120,7 @@ class BabyAI(TextEnvironment):
         return MACRO_INSTRUCTION.format(choose='' if self.brief else CHOOSE, pick_up=pick_up)
 
     def make_params(
-        self,
-        split: str | None = 'train',
-        *,
-        num_levels: int = 1024,
-        seed: int = 0,
+        self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
     ) -> EnvParams:
         """A pool of the named levels, in equal shares, or of AgentGym's numbers."""
         if self.train_ids:

@@ -5,23 +5,9 @@ import numpy as np
 from agentrl_jax.envs.splits import level_split
 
 # Words that are single tokens of the bundled tokenizer, or nearly so.
-PEOPLE = (
-    'Artist',
-    'Banker',
-    'Cashier',
-    'Clerk',
-    'Dentist',
-    'Engineer',
-    'Gardener',
-    'Gambler',
-    'Mechanic',
-    'Musician',
-    'Nurse',
-    'Pilot',
-    'Plumber',
-    'Postman',
-    'Tailor',
-    'Teacher',
+PEOPLE = tuple(
+    'Artist Banker Cashier Clerk Dentist Engineer Gardener Gambler Mechanic Musician Nurse Pilot '
+    'Plumber Postman Tailor Teacher'.split()
 )
 EMPTY = -1  # in the place of a card that does not exist
 TRIES = 2000  # tables drawn for one level before the pool counts as exhausted

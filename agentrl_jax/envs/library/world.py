@@ -27,7 +27,6 @@ from flax import struct
 
 from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.envs.library.levels import EMPTY, PEOPLE, draw_pool
-from agentrl_jax.envs.library.solver import next_action
 from agentrl_jax.envs.splits import check_split
 from agentrl_jax.settings.marks import ONE, ZERO, In
 from agentrl_jax.settings.rules import must
@@ -122,11 +121,7 @@ class Library(TextEnvironment):
         return (*(f'pull {who}' for who in PEOPLE), *(f'name {box}' for box in self.boxes))
 
     def make_params(
-        self,
-        split: str | None = 'train',
-        *,
-        num_levels: int = 1024,
-        seed: int = 0,
+        self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
     ) -> EnvParams:
         """Tables and questions."""
         check_split(split)
@@ -259,8 +254,10 @@ class Library(TextEnvironment):
         self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
     ) -> list[list[int]]:
         """One action each: what comes after the next card is not known before it is seen."""
-        tables = zip(states.cards, states.start, states.seen, strict=True)
-        return [[next_action(*map(np.asarray, table))] for table in tables]
+        return [
+            [next_action(np.asarray(cards), int(start), np.asarray(seen))]
+            for cards, start, seen in zip(states.cards, states.start, states.seen, strict=True)
+        ]
 
     def random_success(
         self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
@@ -275,6 +272,14 @@ class Library(TextEnvironment):
     ) -> np.ndarray:
         """Exact: who never guesses solves a level if an action is left after its lookups."""
         return np.asarray(params.hops)[None] < np.asarray(budgets)[:, None]
+
+
+def next_action(cards: np.ndarray, start: int, seen: np.ndarray) -> int:
+    """What the best player does: pull the next card of the chain, or name the box it ends in."""
+    card = start
+    while card < len(PEOPLE) and seen[card]:
+        card = int(cards[card])
+    return card
 
 
 @functools.cache

@@ -19,15 +19,7 @@ from agentrl_jax.settings.marks import ONE, In, OneOf
 from agentrl_jax.settings.rules import must
 
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
-CELL_NAMES = (
-    'wall',
-    'empty',
-    'target',
-    'box on target',
-    'box',
-    'player',
-    'player on target',
-)
+CELL_NAMES = ('wall', 'empty', 'target', 'box on target', 'box', 'player', 'player on target')
 SYMBOLS = '#_O√XPS'
 OTHER_SYMBOLS = 'W.GCBA@'  # RAGEN's SokobanDifferentGridVocab
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
@@ -112,15 +104,8 @@ class Sokoban(TextEnvironment):
         unique: bool = True,
     ) -> EnvParams:
         """Rooms of RAGEN's generator; unique: no room twice."""
-        rooms = make_pool(
-            split,
-            num_levels,
-            dim=self.dim,
-            num_boxes=self.num_boxes,
-            search_depth=self.search_depth,
-            seed=seed,
-            unique=unique,
-        )
+        rules = dict(dim=self.dim, num_boxes=self.num_boxes, search_depth=self.search_depth)
+        rooms = make_pool(split, num_levels, **rules, seed=seed, unique=unique)
         return EnvParams(**{name: jnp.asarray(x) for name, x in rooms._asdict().items()})
 
     def num_levels(self, params: EnvParams) -> int:
