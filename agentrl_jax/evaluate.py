@@ -56,7 +56,7 @@ from agentrl_jax.run.build import build
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import comparable, read_saved, saved_with
 from agentrl_jax.run.params import best_of, saved_policy
-from agentrl_jax.run.state import free_of_worlds
+from agentrl_jax.run.state import HOSTS_FREE, HOSTS_PLAYED, free_of_worlds
 from agentrl_jax.run.streams import EVALUATE, Streams
 from agentrl_jax.types import EpisodeStop
 
@@ -101,7 +101,7 @@ def evaluate(
         may_differ = (*MAY_DIFFER, *chosen, *free_of_worlds(cfg))
         if transfer:
             rules = other_rules(saved, now, may_differ)
-            may_differ += ('env', *WORLDS)
+            may_differ += what_is_played()
         checkpoint.check_config(saved, now, may_differ=may_differ, advice=ADVICE)
         params = saved_policy(cfg, run.model, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
@@ -194,6 +194,11 @@ def with_tokenizer_of_run(given: Any, workdir: str, step: int | None) -> Any:
     return given
 
 
+def what_is_played() -> tuple[str, ...]:
+    """Sections and fields of a config about what is played."""
+    return 'env', *HOSTS_PLAYED, *WORLDS
+
+
 def other_rules(
     saved: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -205,8 +210,10 @@ def other_rules(
     before = tree.flat(saved)
     return {
         name: x
-        for name, x in tree.flat({key: now[key] for key in ('env', *WORLDS) if key in now}).items()
-        if before.get(name) != x and not checkpoint.is_free(name, free)
+        for name, x in tree.flat(now).items()
+        if checkpoint.is_free(name, what_is_played())
+        and before.get(name) != x
+        and not checkpoint.is_free(name, free)
     }
 
 
@@ -302,7 +309,7 @@ MAY_DIFFER = (
     'env.train_levels',
     'env.pool_seed',
     'rollout',
-    *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
+    *HOSTS_FREE,
     'filter',
     'loss',
     'reward',

@@ -195,8 +195,6 @@ class Client:
 class Clients(HostEnvironment):
     """Whoever calls."""
 
-    stop: tuple[str, ...] = ()  # strings that clients may name
-
     name = 'clients'
     chats = finishes = True
 
@@ -275,14 +273,14 @@ class Served:
         pool = Pool(lambda: Client(self.desk, conversation.prompt), conversation.prompt)
         run = dataclasses.replace(
             cfg,
-            worlds=(Clients(stop=stops),),
+            worlds=(Clients(),),
             env=dataclasses.replace(cfg.env, eval_levels=self.round),
             rollout=dataclasses.replace(cfg.rollout, slots=slots),
             context=dataclasses.replace(cfg.context, window=0),
             reward=dataclasses.replace(cfg.reward, function=''),
             hosts=dataclasses.replace(
                 cfg.hosts,
-                stop=(*cfg.hosts.stop, *closing_of(cfg)),
+                stop=tuple(dict.fromkeys((*cfg.hosts.stop, *stops, *closing_of(cfg)))),
                 policy=RetryPolicy(timeout_s=FOREVER, min_healthy=0.0),
             ),
         )

@@ -12,7 +12,7 @@ splits. --config.babyai.train_ids and test_ids take its own lists of numbers ins
 ScalingInter-RL's script is --config.curriculum.rounds='(6, 13, 20)' with 32 tasks x 4 episodes
 (--config.rollout.num_groups=32 --config.rollout.group_size=4), 512-token answers and 8192 tokens.
 An episode that ends as MiniGrid ends it, and instructions that keep their order:
---config.babyai.agentgym_rewards=False --config.babyai.agentgym_wording=False
+--config.babyai.agentgym_rewards=False --config.babyai.wording=full
 
 Hardware: never run on an accelerator.
 Time: not known.
@@ -35,7 +35,7 @@ def get_config():
     cfg.env.train_levels = 810
     cfg.env.eval_levels = 240
     cfg.babyai.actions = 'macro'
-    cfg.babyai.agentgym_wording = True
+    cfg.babyai.wording = 'agentgym'
     cfg.babyai.agentgym_rewards = True
 
     cfg.model.dtype = 'bfloat16'

@@ -31,7 +31,7 @@ def get_config():
     cfg.env.eval_levels = 256
     cfg.babyai.levels = 'GoToLocalS8N7,PickupLoc'
     cfg.babyai.actions = 'macro'
-    cfg.babyai.brief = True
+    cfg.babyai.wording = 'brief'
     cfg.babyai.most_seen = 8
 
     cfg.rollout.max_tokens = 320

@@ -26,7 +26,7 @@ def get_config():
     cfg.env.max_turns = 3
     cfg.env.train_levels = 720
     cfg.env.eval_levels = 64
-    cfg.miniwob.prompt = 'short'
+    cfg.hosts.prompt = 'short'
     cfg.miniwob.tasks = ('click-dialog-2',)
     cfg.miniwob.seeds = 800
     cfg.hosts.answer_prefix = '```'

@@ -28,7 +28,7 @@ def get_config():
     cfg.env.max_turns = 5
     cfg.env.train_levels = 4096
     cfg.env.eval_levels = 256
-    cfg.shop.prompt = 'short'
+    cfg.hosts.prompt = 'short'
     cfg.shop.list_actions = False
     cfg.shop.stalls = 4096
     cfg.shop.products = 3

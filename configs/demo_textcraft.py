@@ -28,9 +28,9 @@ def get_config():
     cfg.env.max_turns = 5
     cfg.env.train_levels = 4160  # all
     cfg.env.eval_levels = 256
-    cfg.textcraft.launch = 1
-    cfg.textcraft.room = 256
-    cfg.textcraft.prompt = 'short'
+    cfg.hosts.launch = 1
+    cfg.hosts.room = 256
+    cfg.hosts.prompt = 'short'
     cfg.textcraft.wording = 'drawn'
     cfg.textcraft.distractors = 1
     cfg.textcraft.depths = (1, 2)

@@ -33,8 +33,8 @@ def get_config():
     cfg.env.max_turns = 20
     cfg.env.train_levels = 2120
     cfg.env.eval_levels = 200
-    cfg.sciworld.launch = 8
-    cfg.sciworld.room = 16
+    cfg.hosts.launch = 8
+    cfg.hosts.room = 16
     cfg.hosts.max_observation = 1024
 
     cfg.model.dtype = 'bfloat16'

@@ -31,7 +31,7 @@ def get_config():
     cfg.env.eval_levels = 128
     cfg.harness.run = 'agentrl_jax.envs.hosts.harness.riddles:play'
     cfg.harness.expert = 'agentrl_jax.envs.hosts.harness.riddles:expert'
-    cfg.harness.num_items = 4096
+    cfg.hosts.num_items = 4096
     cfg.hosts.forms = COLOURS
     cfg.hosts.read_tokens = 24
     cfg.rollout.constrain = 'own'

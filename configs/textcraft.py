@@ -10,8 +10,8 @@ all, minibatches of 8 goals, lr 1e-6, KL .001 in the loss (k3), entropy bonus .0
 its item ids, for train, validation and test:
   --config.textcraft.item_files="('train.json', 'test.json', 'test.json')"
 
-The worlds run in this process, a thread each. --config.textcraft.launch=2 with
---config.textcraft.room=128 starts a server of two processes, which hold the 256 of a step;
+The worlds run in this process, a thread each. --config.hosts.launch=2 with
+--config.hosts.room=128 starts a server of two processes, which hold the 256 of a step;
 --config.textcraft.urls="('http://10.0.0.2:8000',)" names others (AgentGym's, or ours).
 ScalingInter-RL's script is --config.curriculum.rounds='(10, 20, 30)'.
 

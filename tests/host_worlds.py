@@ -264,7 +264,7 @@ def assert_same(one, other, rows=slice(None)):
 OBJECTS = {  # changes of a config to the world above, in a run
     'env.name': 'objects',
     'objects.make_object': 'host_worlds:Echo',
-    'objects.instruction': 'Say something.\n',
+    'hosts.instruction': 'Say something.\n',
     'hosts.max_observation': 40,
     'hosts.read_tokens': 16,
     'rollout.max_tokens': 160,

@@ -9,7 +9,7 @@ environment's rewards; with rewards of 0 and 1 it is filtered cloning. The relea
 filters ('equal'; threshold .99, SciWorld 99 of 100, BabyAI 0).
 
 What is around the loss is in rl/evol.py: in each iteration of evol.iteration steps the policy of
-its beginning explores, the learner starts again from the policy of step 0 (evol.restart), and
+its beginning explores, the learner starts again from the policy of step 0, and
 evol.base_rows demonstrations join every step's episodes, D_m u D_base. Defaults: 4 iterations, as
 the paper.
 It differs from the paper in that

@@ -1,9 +1,9 @@
 """GiGPO: an episode's advantage plus that of each turn among turns from the same state.
 
-  A[b, k] = A_E + w A_S;  A_E = (R_b - mean) / F over the group
+  A[b, k] = A_E + A_S;  A_E = (R_b - mean) / F over the group
   A_S = (G_k - mean) / F over turns of the group with the same observation
 G_k = sum_{l >= k} gamma^(l-k) r_l; F is 1 (norm 'mean', the default) or the std ('std');
-gamma 0.95, w = 1 (arXiv:2505.10978). A turn whose observation nobody else saw has A_S = 0.
+gamma 0.95 (arXiv:2505.10978). A turn whose observation nobody else saw has A_S = 0.
 States are the same when the world is observed to be the same, at whatever turn (Rollout.anchor);
 episode means run over episodes (the released code's default runs over steps, so there long episodes
 weigh more).
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, trained
-from agentrl_jax.settings.marks import FINITE, SHARE, At
+from agentrl_jax.settings.marks import SHARE, At
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +25,6 @@ class GiGPO(Clipped):
     kl: KL = KL(0.01)
     norm: Literal['std', 'mean'] = 'mean'  # comparison in a group
     turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma')] = 0.95  # discount per turn
-    step_coef: Annotated[float, FINITE, At('turn_credit.step_coef')] = 1.0  # weight of the step
-    # advantage
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """One advantage per turn."""
@@ -42,7 +40,7 @@ class GiGPO(Clipped):
             for x in (rewards, scale)
         )
         comparison = dict(group_size=group_size, norm=self.norm)
-        per_turn = self.step_coef * turn_credit.step_advantages(
+        per_turn = turn_credit.step_advantages(
             to_go, rollout.anchor, played, scale=to_go_scale, **comparison
         )
         episode = adv.compare(rewards.sum(1), rows, scale=scale.sum(1), **comparison)

@@ -1,7 +1,7 @@
 """GRPO: the group-normalised return of an episode on all of its action tokens (arXiv:2402.03300).
 
-  A[b, t] = (R_b - mean) / (max(std, std_floor) + eps) over the healthy members of the group
-std is unbiased, eps 1e-6, std_floor 0; norm 'mean' leaves the division out (Dr.GRPO), 'none' both.
+  A[b, t] = (R_b - mean) / (std + eps) over the healthy members of the group
+std is unbiased, eps 1e-6; norm 'mean' leaves the division out (Dr.GRPO), 'none' both.
 R is the return with format penalties (and, with KL in the reward, less kl_coef * sum of k1).
 Rows weigh the same (seq_mean_token_mean), KL loss .04 by k3 (RAGEN .001); MT-GRPO's GRPO-MR is this
 with its turn rewards.

@@ -16,7 +16,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
 import jax
@@ -231,13 +231,26 @@ class TextEnvironment(environment.Environment[Any, Any]):
         return self.observe(key, after, action, params), after, reward, terminated, info
 
 
-def read_world(world: type, settings: Mapping[str, Any]) -> Any:
-    """The world of a section of a config, or of JSON; ValueError with everything that is wrong."""
-    section = {world.name: settings}
+def shared_fields(world: type) -> dict[str, tree.Leaf]:
+    """{name as a field of the world's own: field of the hosts section that it is}."""
+    shared = [x for x in tree.leaves(world, 'own.').values() if x.name.startswith('hosts.')]
+    names = [(one.attribute, one.name.partition('.')[2]) for one in shared]
+    return {name: one for one, both in zip(shared, names, strict=True) for name in both}
+
+
+def read_world(
+    world: type, settings: Mapping[str, Any], hosts: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """The world of a section of a config, or of JSON; ValueError with everything that is wrong.
+
+    Fields that worlds on hosts share may be among the settings, or in hosts, their section.
+    """
+    shared = {f'{world.name}.{name}': leaf.name for name, leaf in shared_fields(world).items()}
+    flat = {shared.get(name, name): x for name, x in tree.flat({world.name: settings}).items()}
     known = tree.leaves(world, f'{world.name}.')
-    if wrong := [name for name in tree.flat(section) if name not in known]:
+    if wrong := [name for name in flat if name not in known]:
         raise ValueError('; '.join(tree.no_field(name, known) for name in wrong))
-    return tree.read(world, section, f'{world.name}.')
+    return tree.read(world, {'hosts': hosts, **flat}, f'{world.name}.')
 
 
 def build(env: Any, split: str, *, num_levels: int, seed: int) -> tuple[Any, Any]:

@@ -1,20 +1,21 @@
 """Signs of collapse in the metrics of a run: RAGEN's stop rules and early signals.
 
 A signal watches one metric. `patience` values in a row beyond its limit are an alarm, half of that
-(rounded up) a warning. A limit is a number, or a multiple of the mean of the first `baseline_steps`
+(rounded up) a warning. A limit is a number, or a multiple of the mean of the first BASELINE_STEPS
 values of the run ('start') or of its highest value ('best').
 """
 
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from agentrl_jax.settings.marks import FINITE, ONE, ZERO, In, OneOf
+from agentrl_jax.settings.marks import ZERO, OneOf
 
 LEVELS = ('ok', 'warn', 'alarm')
-ACTIONS = ('off', 'warn', 'stop')
+BASELINE_STEPS = 10
+LOW_MI, LOW_ENTROPY = 0.1, 0.05  # limits of `quadrant`
 APPLIED = {'policy': 'update/applied', 'critic': 'update/critic_applied'}
 UNVARIED_STEPS = 5  # in a row without a group that varies, before a hint
 STD_EPS = 1e-3  # of the z-scores (RAGEN-2)
@@ -46,29 +47,42 @@ class Signal(NamedTuple):
     metric: str
     bad: str  # 'below' or 'above' the limit
     relative: str  # to which the limit is relative: 'start', 'best' or '' (a number)
+    limit: float
+    patience: int  # measurements in a row
     name: str  # of the metric in the reason
 
 
-# Limits are defaults of Alarms. std_drop and no_success are stop rules of RAGEN's code. RAGEN
-# (arXiv:2504.20073, section 4.1 and Fig. 6) names the other signals without thresholds:
-# gradients spike at 10 x the start (healthy demo runs reach 6.3 x), entropy rises to 2.1 x and more
-# (demo: below 1.2 x) or falls to 0.2 x, which healthy runs do too (demo: 0.10 x). A cloned policy
-# has little information about its prompts (0.03) and gains it (0.4), so the limit of RAGEN-2's
-# template collapse is relative to the best value.
+# std_drop and no_success are stop rules of RAGEN's code. RAGEN (arXiv:2504.20073, section 4.1 and
+# Fig. 6) names the other signals without thresholds: gradients spike at 10 x the start (healthy
+# demo runs reach 6.3 x), entropy rises to 2.1 x and more (demo: below 1.2 x) or falls to 0.2 x,
+# which healthy runs do too (demo: 0.10 x). A cloned policy has little information about its prompts
+# (0.03) and gains it (0.4), so the limit of RAGEN-2's template collapse is relative to the best
+# value. skipped, critic_skipped: no optimiser step was taken.
 SIGNALS = {
-    'std_drop': Signal('group/return_std', 'below', 'start', 'in-group std of returns'),
-    'no_success': Signal('eval/success', 'below', '', 'validation success'),
-    'grad_spike': Signal('policy/grad_norm', 'above', 'start', 'gradient norm'),
-    'entropy_drop': Signal('policy/entropy', 'below', 'start', 'policy entropy'),
-    'entropy_rise': Signal('policy/entropy', 'above', 'start', 'policy entropy'),
-    'information_drop': Signal('collapse/mi_share', 'below', 'best', 'information about prompts'),
-    'skipped': Signal('update/applied', 'below', '', 'share of applied optimiser steps'),
-    'critic_skipped': Signal(
-        'update/critic_applied', 'below', '', 'share of applied optimiser steps of the critic'
+    'std_drop': Signal('group/return_std', 'below', 'start', 0.1, 10, 'in-group std of returns'),
+    'no_success': Signal('eval/success', 'below', '', 0.01, 5, 'validation success'),
+    'grad_spike': Signal('policy/grad_norm', 'above', 'start', 10.0, 3, 'gradient norm'),
+    'entropy_drop': Signal('policy/entropy', 'below', 'start', 0.05, 10, 'policy entropy'),
+    'entropy_rise': Signal('policy/entropy', 'above', 'start', 2.0, 10, 'policy entropy'),
+    'information_drop': Signal(
+        'collapse/mi_share', 'below', 'best', 0.1, 3, 'information about prompts'
     ),
-    'faults': Signal('rollout/env_error', 'above', '', 'episodes lost to environment faults'),
-    'cut': Signal('rollout/token_budget_stop', 'above', '', 'episodes cut by rollout.max_tokens'),
-    'stale': Signal('rollout/staleness', 'above', '', 'updates since a turn was sampled'),
+    'skipped': Signal('update/applied', 'below', '', 1e-6, 5, 'share of applied optimiser steps'),
+    'critic_skipped': Signal(
+        'update/critic_applied',
+        'below',
+        '',
+        1e-6,
+        5,
+        'share of applied optimiser steps of the critic',
+    ),
+    'faults': Signal(
+        'rollout/env_error', 'above', '', 0.2, 4, 'episodes lost to environment faults'
+    ),
+    'cut': Signal(
+        'rollout/token_budget_stop', 'above', '', 0.2, 4, 'episodes cut by rollout.max_tokens'
+    ),
+    'stale': Signal('rollout/staleness', 'above', '', 4.0, 4, 'updates since a turn was sampled'),
 }
 
 
@@ -84,14 +98,13 @@ class Alarm(NamedTuple):
 OK = Alarm('ok', '', -1, False)
 
 
-def judge(
-    history: Sequence[Row], name: str, *, limit: float, patience: int, baseline_steps: int = 10
-) -> Alarm:
+def judge(history: Sequence[Row], name: str) -> Alarm:
     """Return the alarm of a signal for the rows so far (oldest first; rows may lack its metric).
 
     Rows of the baseline never count. nan is within every limit.
     """
     signal = SIGNALS[name]
+    limit, patience = signal.limit, signal.patience
     rows = [(int(row['step']), row[signal.metric]) for row in history if signal.metric in row]
     finite = [n for n, (_, value) in enumerate(rows) if math.isfinite(value)]
     if signal.relative == 'best':
@@ -100,13 +113,13 @@ def judge(
             return OK
         limit *= best
     elif signal.relative == 'start':
-        if len(finite) < baseline_steps:
+        if len(finite) < BASELINE_STEPS:
             return OK
-        start = sum(rows[n][1] for n in finite[:baseline_steps]) / baseline_steps
+        start = sum(rows[n][1] for n in finite[:BASELINE_STEPS]) / BASELINE_STEPS
         if not start > 0:
             return OK
         limit *= start
-        rows = rows[finite[baseline_steps - 1] + 1 :]
+        rows = rows[finite[BASELINE_STEPS - 1] + 1 :]
     streak, since = 0, -1
     for step, value in reversed(rows):
         if not (value < limit if signal.bad == 'below' else value > limit):
@@ -120,19 +133,9 @@ def judge(
     return Alarm('alarm' if streak >= patience else 'warn', reason, since, news)
 
 
-def judge_all(history: Sequence[Row], settings: Mapping[str, Any]) -> dict[str, Alarm]:
-    """Return the alarms of the enabled signals; settings: config.alarm, also of an older config."""
-    return {
-        name: judge(
-            history,
-            name,
-            limit=settings[name]['limit'],
-            patience=settings[name]['patience'],
-            baseline_steps=settings['baseline_steps'],
-        )
-        for name in SIGNALS
-        if name in settings and settings[name]['action'] != 'off'
-    }
+def judge_all(history: Sequence[Row], off: Collection[str]) -> dict[str, Alarm]:
+    """Return the alarms of the signals that are not off."""
+    return {name: judge(history, name) for name in SIGNALS if name not in off}
 
 
 def untrained(history: Sequence[Row]) -> str:
@@ -201,12 +204,12 @@ def worst_level(alarms: Mapping[str, Alarm]) -> int:
     return max((LEVELS.index(alarm.level) for alarm in alarms.values()), default=0)
 
 
-def quadrant(mi_share: Any, entropy: Any, *, low_mi: float, low_entropy: float) -> Any:
+def quadrant(mi_share: Any, entropy: Any) -> Any:
     """RAGEN-2's regime: 0 diverse, 1 template collapse, 2 compressed, 3 low-entropy collapse.
 
     mi_share: mutual information as a share of its bound; entropy: nats per token.
     """
-    return (mi_share < low_mi) * 1 + (entropy < low_entropy) * 2
+    return (mi_share < LOW_MI) * 1 + (entropy < LOW_ENTROPY) * 2
 
 
 def smoothed_z(history: Sequence[Row]) -> float:
@@ -220,37 +223,14 @@ def smoothed_z(history: Sequence[Row]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reaction:
-    """What a signal of collapse does, and when."""
-
-    action: Annotated[str, OneOf(ACTIONS)] = 'warn'
-    limit: Annotated[float, ZERO] = 0.0  # a number, or a multiple of what the run has shown
-    patience: Annotated[int, ONE] = 10  # measurements in a row
-
-
-@dataclasses.dataclass(frozen=True)
 class Alarms:
     """What watches for collapse."""
 
-    baseline_steps: Annotated[int, ONE] = 10  # first values whose mean is the run's start
-    std_drop: Reaction = Reaction('warn', 0.1, 10)  # group/return_std below 0.1 x start (RAGEN)
-    no_success: Reaction = Reaction('warn', 0.01, 5)  # eval/success below 0.01 (RAGEN)
-    grad_spike: Reaction = Reaction('warn', 10.0, 3)  # policy/grad_norm above 10 x start
-    entropy_drop: Reaction = Reaction('warn', 0.05, 10)  # policy/entropy below 0.05 x start
-    entropy_rise: Reaction = Reaction('warn', 2.0, 10)  # policy/entropy above 2 x start
-    information_drop: Reaction = Reaction('warn', 0.1, 3)  # collapse/mi_share below 0.1 x its best
-    skipped: Reaction = Reaction('stop', 1e-6, 5)  # update/applied: no optimiser step was taken
-    critic_skipped: Reaction = Reaction('stop', 1e-6, 5)  # update/critic_applied: of the critic
-    faults: Reaction = Reaction('warn', 0.2, 4)  # rollout/env_error above 0.2
-    cut: Reaction = Reaction('warn', 0.2, 4)  # rollout/token_budget_stop above 0.2
-    stale: Reaction = Reaction('warn', 4.0, 4)  # rollout/staleness above 4
+    off: Annotated[tuple[str, ...], OneOf(SIGNALS)] = ()  # signals (measure/README.md) that do
+    # nothing; the others warn
+    stop: Annotated[tuple[str, ...], OneOf(SIGNALS)] = ('skipped', 'critic_skipped')  # signals
+    # whose alarm ends the run
     mi_every: Annotated[int, ZERO] = 0  # steps between measurements of mutual information (RAGEN-2:
     # 5); 0 = off
-    mi_pairs: Annotated[int, In(low=2)] = 64  # answers scored under every prompt
-    mi_turns: Literal['first', 'any'] = 'first'  # first: first turns, a prompt per group; any: each
-    # its own prompt
     mi_text: Literal['reasoning', 'answer'] = 'reasoning'  # what is scored: reasoning (up to
     # </think>) or answer (all)
-    low_mi: Annotated[float, FINITE] = 0.1  # collapse/quadrant: share of its bound below which
-    # information is low
-    low_entropy: Annotated[float, FINITE] = 0.05  # ... and nats a token below which entropy is low

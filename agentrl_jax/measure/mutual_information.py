@@ -25,6 +25,7 @@ from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Params, Rollout
 
 TIE = 1e-4  # nats: log-probabilities closer than this differ by float32 rounding only
+PAIRS = 64  # answers scored under every prompt
 TOP = (1, 2, 4, 8)  # retrieval accuracy among the k best prompts
 
 
@@ -35,13 +36,10 @@ class Settings:
     group_size: int
     max_response: int
     pairs: int  # answers scored under every prompt
-    turns: str  # 'first': first turns, one prompt per group; 'any': each with its own prompt
     text: str  # 'reasoning' or 'answer'
     microbatch_rows: int
     temperature: float
     chunk_size: int
-    low_mi: float = 0.1
-    low_entropy: float = 0.05
 
 
 @struct.dataclass
@@ -65,33 +63,24 @@ def choose_pairs(
     eos_ids: jax.Array,
     settings: Settings,
 ) -> Pairs:
-    """Draw up to `pairs` answers.
+    """Draw up to `pairs` answers: equally many first turns from each group.
 
-    turns 'first': equally many first turns from each group, the groups' prompts as columns (with
-    more groups than pairs, from a random choice of groups). turns 'any': a random turn of random
-    episodes, each with its own prompt as a column.
+    The groups' prompts are the columns. With more groups than pairs, a random choice of groups.
     """
     group_size, pairs = settings.group_size, settings.pairs
-    k_turn, k_group, k_row = jax.random.split(key, 3)
+    _, k_group, k_row = jax.random.split(key, 3)
     rows = rollout.tokens.shape[0]
-    turn = jnp.zeros(rows, jnp.int32)
-    if settings.turns == 'any':
-        turn = jax.random.randint(k_turn, (rows,), 0, jnp.maximum(rollout.num_turns, 1))
-    start, length = _answers_of(rollout, turn, table, eos_ids, settings)
+    start, length = _first_answers(rollout, table, eos_ids, settings)
     used = rollout.healthy & (length > 0)
     order = jax.random.uniform(k_row, (rows,)) + ~used  # unusable rows last
-    if settings.turns == 'any':
-        row = jnp.argsort(order)[:pairs].astype(jnp.int32)
-        own, prompt_row = jnp.arange(row.shape[0], dtype=jnp.int32), row
-    else:
-        groups = rows // group_size
-        columns = min(groups, pairs)
-        members = min(pairs // columns, group_size)
-        group = jnp.sort(jax.random.permutation(k_group, groups)[:columns])
-        member = jnp.argsort(order.reshape(groups, group_size), axis=1)[:, :members]
-        row = (group[:, None] * group_size + member[group]).astype(jnp.int32)
-        own = jnp.repeat(jnp.arange(columns, dtype=jnp.int32), members)
-        row, prompt_row = row.reshape(-1), row[:, 0]
+    groups = rows // group_size
+    columns = min(groups, pairs)
+    members = min(pairs // columns, group_size)
+    group = jnp.sort(jax.random.permutation(k_group, groups)[:columns])
+    member = jnp.argsort(order.reshape(groups, group_size), axis=1)[:, :members]
+    row = (group[:, None] * group_size + member[group]).astype(jnp.int32)
+    own = jnp.repeat(jnp.arange(columns, dtype=jnp.int32), members)
+    row, prompt_row = row.reshape(-1), row[:, 0]
     return Pairs(
         row=row,
         start=start[row],
@@ -104,9 +93,9 @@ def choose_pairs(
     )
 
 
-def _answers_of(rollout, turn, table, eos_ids, settings):
-    """(first token, number of tokens that count) of a turn of each row, int32 [B] each."""
-    sampled = rollout.action_mask & (rollout.turn == turn[:, None])
+def _first_answers(rollout, table, eos_ids, settings):
+    """(first token, number of tokens that count) of the first turn of each row, int32 [B] each."""
+    sampled = rollout.action_mask & (rollout.turn == 0)
     start = jnp.argmax(sampled, axis=1).astype(jnp.int32)
     place = jnp.arange(settings.max_response)[None]
     live = place < sampled.sum(1)[:, None]
@@ -177,9 +166,7 @@ def equal_prompts(rollout: Rollout, pairs: Pairs, width: int) -> jax.Array:
     return jnp.all(tokens[:, None] == tokens[None], axis=-1)
 
 
-def reduce_matrix(
-    sums: jax.Array, pairs: Pairs, same: jax.Array, settings: Settings
-) -> dict[str, jax.Array]:
+def reduce_matrix(sums: jax.Array, pairs: Pairs, same: jax.Array) -> dict[str, jax.Array]:
     """Metrics of a matrix l [M, N]; same: bool [N, N], equal prompts.
 
     mi is of full answers (nats); mi_token, the entropies and the z-score are of l / length, as in
@@ -204,12 +191,7 @@ def reduce_matrix(
         'collapse/marginal_std': std,
         'collapse/conditional_entropy': -masked_mean(matched_token, used),
         'collapse/marginal_entropy': -masked_mean(marginal_token, used),
-        'collapse/quadrant': quadrant(
-            share,
-            -masked_mean(matched_token, used),
-            low_mi=settings.low_mi,
-            low_entropy=settings.low_entropy,
-        ),
+        'collapse/quadrant': quadrant(share, -masked_mean(matched_token, used)),
         **_retrieval(sums, own, used, prompt_used, same),
     }
     different = jnp.any(~same & prompt_used[None] & prompt_used[:, None])
@@ -269,7 +251,7 @@ def information(
         rollout = jax.lax.with_sharding_constraint(rollout, layout)
     pairs = choose_pairs(key, rollout, task.answer, task.eos_ids, settings)
     width = rollout.tokens.shape[1]
-    if settings.turns == 'first':  # first prompts are much shorter than episodes
-        width = min(width, task.prefix.shape[0] + task.width + settings.max_response)
+    # First prompts are much shorter than episodes
+    width = min(width, task.prefix.shape[0] + task.width + settings.max_response)
     sums = cross_logprobs(params, rollout, pairs, width, settings, **model)
-    return reduce_matrix(sums, pairs, equal_prompts(rollout, pairs, width), settings)
+    return reduce_matrix(sums, pairs, equal_prompts(rollout, pairs, width))

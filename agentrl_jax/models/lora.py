@@ -77,6 +77,9 @@ class Lora:
     alpha: Annotated[float, POSITIVE] = 64.0  # corrections are scaled by alpha / rank
     targets: str = 'all-linear'  # or some of q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,...
 
+    def __post_init__(self):
+        target_names(self.targets)  # raises
+
     @property
     def scale(self) -> float:
         """Factor of the corrections."""

@@ -266,19 +266,17 @@ def group_normalize(
     *,
     group_size: int,
     eps: float = 1e-6,
-    std_floor: float = 0.0,
     scale: jax.Array | None = None,
 ) -> jax.Array:
-    """(R - mean) / (max(std, std_floor) + eps), std unbiased; [B] or [B, K], healthy likewise.
+    """(R - mean) / (std + eps), std unbiased; [B] or [B, K], healthy likewise.
 
     GRPO (arXiv:2402.03300). Equal returns give 0: the division would raise their rounding to
-    advantages of size 1. A std_floor tempers small real spreads in the same way.
+    advantages of size 1.
     """
     if group_size == 1:
         return _alone(returns, healthy)
     centred, _, std = _compare(returns, healthy, scale, group_size)
-    scaled = centred / (jnp.maximum(std, std_floor) + eps)
-    return jnp.where(std == 0, 0.0, scaled).reshape(returns.shape)
+    return jnp.where(std == 0, 0.0, centred / (std + eps)).reshape(returns.shape)
 
 
 def leave_one_out(

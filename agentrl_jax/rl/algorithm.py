@@ -26,10 +26,10 @@ from agentrl_jax.settings.marks import (
     OneOf,
     When,
 )
+from agentrl_jax.settings.tree import APART
 from agentrl_jax.types import Batch, Rollout, Scores
 
 KL_IN_LOSS = {'loss.kl_coef': 0, 'loss.kl_in': 'loss'}  # needs of a rule: no KL in the reward
-ZERO_RULES = ('top_p', 'top_p_softmax', 'min_p')  # of a filter, with include_zero
 
 
 def most_sampled(run: Any) -> int:
@@ -109,10 +109,7 @@ class Comparison:
 
     AT = 'loss.'
     norm: Annotated[str, OneOf(adv.NORMS)] = 'std'  # comparison in a group: std, mean, none
-    eps: Annotated[float, ZERO, When(lambda c: c.norm == 'std', 'loss.norm=std')] = 1e-6
-    # added to a group's std
-    std_floor: Annotated[float, ZERO, When(lambda c: c.norm == 'std', 'loss.norm=std')] = 0.0
-    # smaller stds of a group count as this
+    eps: float = dataclasses.field(default=1e-6, metadata=APART)  # added to a group's std
 
 
 # ---- algorithms ----------------------------------------------------------------------------------

@@ -70,12 +70,10 @@ def join(batch: Batch, other: Batch) -> Batch:
 
 
 def begin_iteration(
-    state: TrainState, tx: optax.GradientTransformation, start: Params | None
+    state: TrainState, tx: optax.GradientTransformation, start: Params
 ) -> TrainState:
-    """pi_m becomes the explorer; learning starts again from `start`, or goes on if that is None."""
+    """pi_m becomes the explorer, and learning starts again from `start`."""
     state = state.replace(explorer=jax.tree.map(jnp.copy, state.params))
-    if start is None:
-        return state
     layout: Any = jax.tree.map(lambda x: x.sharding, state.opt_state)
     return state.replace(params=start, opt_state=jax.jit(tx.init, out_shardings=layout)(start))
 
@@ -85,6 +83,5 @@ class Evolution:
     """AgentEvol's iterations and base demonstrations (algorithm=agent_evol)."""
 
     iteration: Annotated[int, ONE] = 50  # steps in which the policy of the first one explores
-    restart: bool = True  # each iteration learns from the policy of step 0, not the last one
     base_rows: Annotated[int, ZERO] = 0  # demonstrations (those of cfg.clone) that join each step's
     # episodes

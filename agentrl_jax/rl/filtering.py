@@ -20,6 +20,8 @@ from agentrl_jax.types import Rollout
 
 # ---- rules: scores [P] -> keep mask [P] ----------------------------------------------------------
 
+TOP_P_EPS = 0.01  # of top_p: what may be lacking of its share (RAGEN-2)
+
 
 def _rank(scores: jax.Array) -> jax.Array:
     """0 for the largest score, ties to the earlier group; int32 [P]."""
@@ -36,42 +38,37 @@ def keep_top_k(scores: jax.Array, *, keep: int, smallest: bool = False) -> jax.A
     return _rank(-scores if smallest else scores) < keep
 
 
-def keep_top_p(
-    scores: jax.Array, *, p: float, include_zero: bool = False, eps: float = 0.01
-) -> jax.Array:
-    """Largest scores until their sum reaches p * total - eps; p >= 1 keeps all (RAGEN-2, linear).
+def keep_top_p(scores: jax.Array, *, p: float) -> jax.Array:
+    """Largest positive scores until their sum reaches p * total - .01 (RAGEN-2, linear).
 
-    Nothing is kept when no score is positive or the threshold is not: the step must be skipped.
+    p >= 1 keeps all of them. Nothing is kept when no score is positive or the threshold is not:
+    the step must be skipped.
     """
-    eligible = include_zero | (scores > 0)
     if p >= 1:
-        return jnp.broadcast_to(eligible, scores.shape)
-    ordered = -jnp.sort(-jnp.where(eligible, scores, 0.0))
+        return scores > 0
+    ordered = -jnp.sort(-jnp.where(scores > 0, scores, 0.0))
     before = jnp.cumsum(ordered) - ordered
-    keep = (before < p * ordered.sum() - eps) & (ordered > 0)
+    keep = (before < p * ordered.sum() - TOP_P_EPS) & (ordered > 0)
     return _by_rank(scores, keep)
 
 
-def keep_top_p_softmax(scores: jax.Array, *, p: float, include_zero: bool = True) -> jax.Array:
+def keep_top_p_softmax(scores: jax.Array, *, p: float) -> jax.Array:
     """Fewest groups whose softmax(scores) sums to p (RAGEN-2, softmax); at least one.
 
     Depends on the scale of the scores: small ones give nearly equal mass and keep nearly all.
     """
-    eligible = include_zero | (scores > 0)
-    mass = jax.nn.softmax(jnp.where(eligible, scores, -jnp.inf))
-    mass = jnp.where(eligible, mass, 0.0)
+    mass = jax.nn.softmax(scores)
     if p >= 1:
-        return jnp.broadcast_to(eligible, scores.shape)
+        return jnp.ones(scores.shape, bool)
     order = jnp.argsort(-mass, stable=True)
     before = jnp.cumsum(mass[order]) - mass[order]
     keep = (before < p) & (mass[order] > 0)
     return jnp.zeros(scores.shape, bool).at[order].set(keep)
 
 
-def keep_min_p(scores: jax.Array, *, p: float, include_zero: bool = False) -> jax.Array:
-    """Scores of at least p times the largest."""
-    eligible = include_zero | (scores > 0)
-    return eligible & (scores >= p * scores.max())
+def keep_min_p(scores: jax.Array, *, p: float) -> jax.Array:
+    """Positive scores of at least p times the largest."""
+    return (scores > 0) & (scores >= p * scores.max())
 
 
 def keep_all(scores: jax.Array) -> jax.Array:
@@ -134,17 +131,14 @@ class Filter:
     """Which groups train, by the std of their raw returns (filtering)."""
 
     AT = 'filter.'
-    rule: Annotated[str, OneOf(RULES)] = 'top_k'  # top_k (a share of the groups), top_p
+    rule: Annotated[str, OneOf(RULES)] = 'top_k'  # top_k (a share of the groups; the others are
+    # left out of the update, with other rules they have weight 0), top_p
     # and top_p_softmax (a share of the summed spread), min_p, varied (all that vary: DAPO), all
-    keep: Annotated[float, PART] = 1.0  # top_k: share of groups
-    smallest: bool = False  # top_k: those with the smallest spread instead
+    keep: Annotated[float, PART, *by(1.0, 'top_k')] = 1.0  # top_k: share of groups
+    smallest: Annotated[bool, *by(False, 'top_k')] = False  # top_k: those with the smallest spread
+    # instead
     p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = 0.9  # share of the
     # sum; min_p: of the largest
-    eps: Annotated[float, ZERO, *by(0.01, 'top_p')] = 0.01  # what may be lacking
-    include_zero: bool | None = None  # top_p, min_p (False), top_p_softmax (True): may groups
-    # without any spread be kept
-    compact: bool = True  # top_k: the other groups are left out of the update, which saves their
-    # compute; False, and all other rules: they have weight 0
     refill: Annotated[
         int,
         ZERO,
@@ -161,7 +155,7 @@ class Filter:
 
     def kept(self, groups: int) -> int:
         """Groups that enter an update: those that are kept where their number is known before."""
-        compacts = self.rule == 'top_k' and self.compact and not self.refill
+        compacts = self.rule == 'top_k' and not self.refill
         return share(self.keep, groups) if compacts else groups
 
     def order(self, groups: int) -> str:
@@ -182,12 +176,9 @@ class Filter:
         scores = advantages.group_std(
             rollout.returns, rollout.healthy, group_size=group_size, scale=scale
         )
-        zero = {} if self.include_zero is None else {'include_zero': self.include_zero}
         settings = {
             'top_k': dict(keep=share(self.keep, groups), smallest=self.smallest),
-            'top_p': dict(p=self.p, eps=self.eps) | zero,
-            'top_p_softmax': dict(p=self.p) | zero,
-            'min_p': dict(p=self.p) | zero,
+            **dict.fromkeys(('top_p', 'top_p_softmax', 'min_p'), dict(p=self.p)),
         }
         keep = RULES[self.rule](scores, **settings.get(self.rule, {}))
         return scores, jnp.repeat(keep, group_size)

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rollout.windows import Branches, Context, Windows
-from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At
+from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At, Off, When
 from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Batch, Frozen, Params, Rollout, Scores
 
@@ -49,6 +49,10 @@ class Critic:
     # hundredth of what suits 1
 
 
+CORRECTS = When(lambda sampler: sampler.corrects, 'loss.sampler_correction=tis or icepop')
+FALLS = When(lambda optim: optim.schedule != 'constant', 'optim.schedule=linear or cosine')
+
+
 @dataclasses.dataclass(frozen=True)
 class Sampler:
     """For a sampler that is not the trainer: pi_trainer / pi_sampler as a factor of advantages."""
@@ -56,8 +60,9 @@ class Sampler:
     AT = 'loss.sampler_'
     correction: Literal['off', 'tis', 'icepop'] = 'off'  # clipped (tis), or 0 outside the bounds
     # (icepop)
-    low: Annotated[float | None, ZERO] = None  # lower bound of the factor (tis 0, icepop .5)
-    high: Annotated[float | None, ZERO] = None  # upper bound (tis 2, icepop 5)
+    low: Annotated[float | None, SHARE, CORRECTS] = None  # lower bound of the factor (tis 0,
+    # icepop .5)
+    high: Annotated[float | None, ONE, CORRECTS] = None  # upper bound (tis 2, icepop 5)
 
     @property
     def corrects(self) -> bool:
@@ -82,9 +87,12 @@ class Optim:
     warmup_steps: Annotated[int, ZERO] = 0  # optimiser steps of linear warm-up
     schedule: Literal['constant', 'linear', 'cosine'] = 'constant'  # of both rates after the
     # warm-up
-    schedule_steps: Annotated[int, ZERO] = 0  # optimiser steps until the rates are at their end;
-    # needed for linear and cosine, so that a longer run is the same run
-    final_lr: Annotated[float, SHARE] = 0.0  # where linear and cosine end, as a share of the rate
+    schedule_steps: Annotated[int, ZERO, Off(0), FALLS] = (
+        0  # optimiser steps until the rates are at
+    )
+    # their end; needed for linear and cosine, so that a longer run is the same run
+    final_lr: Annotated[float, SHARE, Off(0.0), FALLS] = 0.0  # where linear and cosine end, as a
+    # share of the rate
 
     def rate(self, lr: float, every: int = 1) -> optax.ScalarOrSchedule:
         """The learning rate of each optimiser step: it rises linearly to lr in warmup_steps.

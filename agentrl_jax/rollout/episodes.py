@@ -26,7 +26,6 @@ def draw_episodes(
     levels: int,
     groups: int,
     group_size: int,
-    common: bool,
 ) -> Episodes:
     """Levels of a step, without repetition where the pool allows; own random streams for all.
 
@@ -38,7 +37,7 @@ def draw_episodes(
     return Episodes(
         level=jnp.repeat(chosen.astype(jnp.int32), group_size),
         token_stream=first + row,
-        world_stream=first + (row // group_size if common else row),
+        world_stream=first + row,
     )
 
 

@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics, mutual_information, validation
 from agentrl_jax.models import Model
-from agentrl_jax.models.functions import ModelFns, model_functions
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.learn import learn, learning_of
 from agentrl_jax.rl.learning import Extra, Learning
 from agentrl_jax.rl.score import score
@@ -104,19 +103,16 @@ def warn_of_random_start(cfg: Config, model: Model) -> None:
     if not cfg.starts_at_random or jax.process_index():
         return
     advice = 'set model.path, or clone demonstrations (clone.episodes)'
-    lines = []
     if cfg.optim.lr < PRETRAINED_LR or model.param_count() > PRETRAINED_SIZE:
-        lines.append(
+        usage.warn(
             f'model.path is empty: {model.param_count() / 1e6:.3g} M random weights are trained '
             f'with settings for pretrained ones (optim.lr={cfg.optim.lr:g}); {advice}'
         )
     if cfg.algorithm.kl.coef:
-        lines.append(
+        usage.warn(
             f'loss.kl_coef={cfg.algorithm.kl.coef:g} keeps the policy close to random weights: set '
             f'loss.kl_coef=0, or {advice}'
         )
-    for line in lines:
-        print(f'WARNING: {line}', file=sys.stderr, flush=True)
 
 
 def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
@@ -180,15 +176,8 @@ def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> 
         mesh=mesh,
         load_policy=load_policy,
         load_tokenizer=lambda path: load_tokenizer(parts.tokenizer_of(path)),
-        functions=functools.partial(plain_functions, cfg, mesh=mesh),
+        functions=functools.partial(parts.build_functions, cfg, mesh=mesh, critic=False),
     )
-
-
-def plain_functions(cfg: Config, model: Model, *, mesh: Mesh) -> ModelFns:
-    """A model as pure functions, without a critic."""
-    model = dataclasses.replace(model, fused=parts.fused(cfg, model, mesh))
-    rows = sharding.shard_rows(mesh)
-    return model_functions(model, rows, has_critic=False, shares_backbone=False)
 
 
 def build_tasks(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Task, ...]:
@@ -223,7 +212,6 @@ def build_draw(cfg: Config, task: Task) -> Callable:
         levels=task.env.num_levels(task.env_params),
         groups=cfg.rollout.num_groups,
         group_size=cfg.rollout.group_size,
-        common=cfg.rollout.common_random_numbers,
     )
 
 
@@ -256,14 +244,24 @@ def build_play(
     one = functools.partial(measure_rollout, cfg=cfg)
     together = functools.partial(measure_episodes, agent=cfg.agent.build(), cfg=cfg)
     draws = [build_training_draw(*each) for each in zip(cfg.members, tasks, strict=True)]
-    return mixture.programs(
-        tasks,
-        [jax.jit(draw, out_shardings=rows) for draw in draws],
-        collects,
-        counts=[member.rollout.episodes for member in cfg.members],
-        one=jax.jit(one, out_shardings=whole),
-        together=jax.jit(together, out_shardings=whole) if cfg.env.mix else None,
-        rows=rows,
+    counts = [member.rollout.episodes for member in cfg.members]
+
+    def split(rollout):
+        return tuple(map(mixture.own, tasks, mixture.blocks(counts, rollout)))
+
+    return (
+        functools.partial(
+            mixture.draw, draws=[jax.jit(x, out_shardings=rows) for x in draws], counts=counts
+        ),
+        functools.partial(
+            mixture.collect, collects=collects, join=jax.jit(mixture.joined, out_shardings=rows)
+        ),
+        functools.partial(
+            mixture.measure,
+            split=jax.jit(split, out_shardings=rows),
+            one=jax.jit(one, out_shardings=whole),
+            together=jax.jit(together, out_shardings=whole) if cfg.env.mix else None,
+        ),
     )
 
 
@@ -324,14 +322,11 @@ def build_information(parts: Parts) -> Probe:
     settings = mutual_information.Settings(
         group_size=cfg.rollout.group_size,
         max_response=cfg.rollout.max_response,
-        pairs=cfg.alarm.mi_pairs,
-        turns=cfg.alarm.mi_turns,
+        pairs=mutual_information.PAIRS,
         text=cfg.alarm.mi_text,
         microbatch_rows=cfg.batch.microbatch_rows,
         temperature=cfg.rollout.temperature,
         chunk_size=cfg.batch.head_chunk,
-        low_mi=cfg.alarm.low_mi,
-        low_entropy=cfg.alarm.low_entropy,
     )
     information = functools.partial(
         mutual_information.information,
@@ -358,41 +353,27 @@ def build_validations(
     additions: tuple[hooks.Addition, ...],
     worlds: dict[str, Worlds],
 ) -> tuple[Validation, ...]:
-    """The programs of all pools, those on the device with one collect."""
+    """The programs of all pools: eval.samples episodes on each of env.eval_levels levels.
+
+    Pools on the device have one collect.
+    """
+    rows, shards = sharding.shard_rows(mesh), sharding.row_shards(mesh)
     make = functools.partial(parts.build_collect, cfg, config, mesh, training=False)
     collects = {name: make(worlds=own) for name, own in worlds.items()}
-    on_device = make()
-    return tuple(
-        build_validation(
-            cfg,
-            mesh,
-            prefix,
-            task,
-            collects.get(task.env.name, on_device),
-            [addition.measure(task, context_of(cfg, task)) for addition in additions],
+    on_device, whole = make(), NamedSharding(mesh, PartitionSpec())
+    levels, samples = cfg.env.eval_levels, cfg.eval.samples
+
+    def build(prefix, task):
+        pool = task.env.num_levels(task.env_params)
+        count = functools.partial(validation.count, levels=levels, samples=samples)
+        more = (addition.measure(task, context_of(cfg, task)) for addition in additions)
+        return Validation(
+            prefix=prefix,
+            task=task,
+            episodes=jax.device_put(every_level(levels, pool, shards, samples), rows),
+            collect=collects.get(task.env.name, on_device),
+            count=jax.jit(count, out_shardings=whole),
+            more=tuple(measure for measure in more if measure is not None),
         )
-        for prefix, task in held_out.items()
-    )
 
-
-def build_validation(
-    cfg: Config,
-    mesh: Mesh,
-    prefix: str,
-    task: Task,
-    collect: Callable,
-    more: Sequence[Callable | None],
-) -> Validation:
-    """The programs of validation: eval.samples episodes on each of env.eval_levels levels."""
-    levels = task.env.num_levels(task.env_params)
-    played, samples = cfg.env.eval_levels, cfg.eval.samples
-    episodes = every_level(played, levels, sharding.row_shards(mesh), samples)
-    count = functools.partial(validation.count, levels=played, samples=samples)
-    return Validation(
-        prefix=prefix,
-        task=task,
-        episodes=jax.device_put(episodes, sharding.shard_rows(mesh)),
-        collect=collect,
-        count=jax.jit(count, out_shardings=NamedSharding(mesh, PartitionSpec())),
-        more=tuple(measure for measure in more if measure is not None),
-    )
+    return tuple(build(prefix, task) for prefix, task in held_out.items())

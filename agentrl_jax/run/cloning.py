@@ -1,7 +1,6 @@
 """Demonstrations of a run, the policy cloned from them, and those that join its batches."""
 
 import functools
-import sys
 
 import jax
 import optax
@@ -12,7 +11,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import lora
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
-from agentrl_jax.run import parts
+from agentrl_jax.run import parts, usage
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import CLONED, trained_part
 from agentrl_jax.run.run import Run
@@ -30,12 +29,10 @@ def find_demonstrations(run: Run) -> Demonstrations:
     found = read_demonstrations(run) if run.config.clone.file else demonstrations_of_all(run)
     lengths, most = demonstrations.answer_lengths(found.mask), run.config.rollout.max_response
     if long := int((lengths > most).sum()):
-        print(
-            f'WARNING: {long} of {len(lengths)} demonstrated answers have up to {lengths.max()} '
+        usage.warn(
+            f'{long} of {len(lengths)} demonstrated answers have up to {lengths.max()} '
             f'tokens, which rollout.max_response={most} cuts: the policy learns what it cannot '
-            'finish',
-            file=sys.stderr,
-            flush=True,
+            'finish'
         )
     return found
 
@@ -70,11 +67,9 @@ def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
             raise ValueError(f'a world of the demonstrations failed: {error}') from error
         if cut:
             bound = demonstrations.bound_of(task, cfg.rollout.max_tokens)
-            print(
-                f'WARNING: {cut} of {cfg.clone.episodes} demonstrated episodes of {cfg.env.name} '
-                f'do not fit into {bound}, and are left out from the first answer on that does not',
-                file=sys.stderr,
-                flush=True,
+            usage.warn(
+                f'{cut} of {cfg.clone.episodes} demonstrated episodes of {cfg.env.name} '
+                f'do not fit into {bound}, and are left out from the first answer on that does not'
             )
         return found
 
@@ -104,11 +99,9 @@ def read_demonstrations(run: Run) -> Demonstrations:
         openings=(*agents.openings(cfg.agent.build()), cfg.answer_opening),
     )
     if dropped:
-        print(
-            f'WARNING: {dropped} of {len(records)} trajectories of {cfg.clone.file} have more '
-            f'than rollout.max_tokens={cfg.rollout.max_tokens} tokens and are left out',
-            file=sys.stderr,
-            flush=True,
+        usage.warn(
+            f'{dropped} of {len(records)} trajectories of {cfg.clone.file} have more '
+            f'than rollout.max_tokens={cfg.rollout.max_tokens} tokens and are left out'
         )
     return found
 

@@ -25,7 +25,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from agentrl_jax.machine import files
-from agentrl_jax.run.usage import missing, refuse, wants_fallback
+from agentrl_jax.run.usage import SIZES, missing, refuse, wants_fallback
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import USERS
 
@@ -35,8 +35,6 @@ PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: where pro
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd', 'dxg')  # below /dev
 OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
-SIZES = 'hidden_size intermediate_size num_layers num_heads num_kv_heads tie_embeddings rope_theta'
-RANDOM_MODEL_FIELDS = tuple(f'model.{name}' for name in SIZES.split())  # of random weights alone
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
 
 
@@ -51,7 +49,7 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
         sys.exit(0)
     prepare_jax()  # a config file imports it
     sys.excepthook = report_interrupt
-    sys.argv[1:] = underscored(sys.argv[1:])  # config_flags reads it
+    sys.argv[1:] = modernised(underscored(sys.argv[1:]))  # config_flags reads it
     parse(sys.argv, needs)
     if says:
         print(says, file=sys.stderr, flush=True)
@@ -115,6 +113,7 @@ def config_of_run() -> str | None:
     prepare_jax()
     from agentrl_jax.run import saved_config
 
+    sys.argv[1:] = modernised(sys.argv[1:])
     return saved_config.default(sys.argv)
 
 
@@ -170,6 +169,18 @@ def underscored(words: Sequence[str]) -> list[str]:
         known = {ours.partition('.')[0], ours.removeprefix('no')} & set(flags.FLAGS)
         spelled.append(f'{dashes}{ours}{rest}' if dashes and known else word)
     return spelled
+
+
+def modernised(words: Sequence[str]) -> list[str]:
+    """Return the command line with config fields of earlier versions as those of this one."""
+    if not any(re.match('--?config[.]', word) for word in words):
+        return list(words)
+    from agentrl_jax.run import migration
+
+    try:
+        return migration.arguments(words)
+    except ValueError as error:
+        refuse(str(error))
 
 
 def check_checkpoint() -> None:
@@ -238,7 +249,7 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
     """
     if 'model' not in cfg or not cfg.model.path:
         return
-    for name in RANDOM_MODEL_FIELDS:
+    for name in (f'model.{size}' for size in SIZES):
         if name in given:
             raise ValueError(
                 f'{name}={given[name]!r} is a size of a model that is drawn, and '

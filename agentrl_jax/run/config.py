@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+import jax
+
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.envs import ENVIRONMENTS, GAMES, HOSTS, WORLDS
@@ -30,7 +32,11 @@ from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
 from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.settings import pages, tree
-from agentrl_jax.settings.marks import Chosen, In, Inline
+from agentrl_jax.settings.marks import (
+    Chosen,
+    In,
+    Inline,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +153,11 @@ class Config:
         return max(trained, validated)
 
     @property
+    def worlds_per_process(self) -> int:
+        """worlds_at_once of one process."""
+        return -(-self.worlds_at_once // jax.process_count())
+
+    @property
     def shares_backbone(self) -> bool:
         """Whether the critic is a head on the policy's own hidden states."""
         return self.algorithm.USES_CRITIC and self.critic.share_backbone
@@ -179,6 +190,12 @@ class Config:
     def base_rows(self) -> int:
         """Demonstrations that join the episodes of a step (AgentEvol)."""
         return self.evol.base_rows if self.explores else 0
+
+    @property
+    def update_rows(self) -> int:
+        """Rows of an update."""
+        kept = self.algorithm.filter.kept(self.rollout.num_groups) * self.rollout.group_size
+        return kept + self.base_rows
 
     def turn_limit(self, step: int) -> int:
         """Turns an episode of a training step may take: those of the curriculum, or all."""
@@ -213,7 +230,8 @@ def get_config() -> Any:
 
 def section_of(cfg: Any, name: str) -> Any:
     """The settings of a world; games have a section only in a config that sets something."""
-    return read_world(WORLDS[name], files.in_mounts(cfg[name].to_dict()) if name in cfg else {})
+    section = cfg[name].to_dict() if name in cfg else {}
+    return read_world(WORLDS[name], files.in_mounts(section), files.in_mounts(cfg.hosts.to_dict()))
 
 
 def read(cfg: Any, shards: int | None = 1) -> Config:

@@ -1,62 +1,166 @@
 """Configs in checkpoints, also those of earlier versions."""
 
-from collections.abc import Mapping
+import ast
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ml_collections
 
-from agentrl_jax.envs import GAMES
-from agentrl_jax.run import config, outside
+from agentrl_jax.envs import GAMES, HOSTS
+from agentrl_jax.envs.base import shared_fields
+from agentrl_jax.measure.collapse import SIGNALS, Alarms
+from agentrl_jax.run import config, outside, usage
 from agentrl_jax.settings import tree
 
-VERSION = 4  # of the configs in checkpoints; see migrate
+VERSION = 5  # of the configs in checkpoints; see migrate
 ANY = object()  # whatever the value, it changed no result
 # Fields that earlier versions had and this one has not, with the value that had no effect.
-REMOVED = {
-    'agent.reward': 'whole',
-    'alarm.max_roll_backs': ANY,
-    'alarm.roll_back_lr': ANY,
-    'clone.keep_in': ANY,
-    'curriculum.interpolate': False,
-    'curriculum.memory': 0.5,
-    'curriculum.uncertain': 0.0,
-    'dpo.beta': ANY,
-    'dpo.min_gap': ANY,
-    'dpo.pairs': ANY,
-    'eval.worlds': [],
-    'filter.high': 1.0,
-    'filter.low': 0.0,
-    'filter.scaling': 'none',
-    'filter.soft': False,
-    'loss.center_scores': False,
-    'loss.sampler_reject': 'off',
-    'loss.sampler_reject_high': None,
-    'loss.sampler_reject_low': None,
-    'loss.sampler_sequence': False,
-    'parity.filter_normalised': False,
-    'parity.loss_on': 'sampled',
-    'parity.microbatch_means': False,
-    'rollout.read_tokens': ANY,
+REMOVED = {  # by the last commit that had them
+    '55cb303': {
+        'agent.reward': 'whole',
+        'alarm.max_roll_backs': ANY,
+        'alarm.roll_back_lr': ANY,
+        'clone.keep_in': ANY,
+        'curriculum.interpolate': False,
+        'curriculum.memory': 0.5,
+        'curriculum.uncertain': 0.0,
+        'dpo.beta': ANY,
+        'dpo.min_gap': ANY,
+        'dpo.pairs': ANY,
+        'eval.worlds': [],
+        'filter.high': 1.0,
+        'filter.low': 0.0,
+        'filter.scaling': 'none',
+        'filter.soft': False,
+        'loss.center_scores': False,
+        'loss.sampler_reject': 'off',
+        'loss.sampler_reject_high': None,
+        'loss.sampler_reject_low': None,
+        'loss.sampler_sequence': False,
+        'parity.filter_normalised': False,
+        'parity.loss_on': 'sampled',
+        'parity.microbatch_means': False,
+        'rollout.read_tokens': ANY,
+    },
+    'fc874ba': {
+        'alarm.baseline_steps': ANY,
+        'alarm.low_entropy': ANY,
+        'alarm.low_mi': ANY,
+        'alarm.mi_turns': ANY,
+        'babyai.solvable': False,
+        'alarm.mi_pairs': ANY,
+        'evol.restart': True,
+        'filter.compact': True,
+        'filter.eps': 0.01,
+        'filter.include_zero': None,
+        'hosts.poll': ANY,
+        'loss.eps': {1e-6, 1e-4},
+        'loss.std_floor': 0.0,
+        'miniwob.rewards': 'score',
+        'miniwob.settle_s': ANY,
+        'rollout.common_random_numbers': False,
+        'sciworld.max_moves': 100,
+        'search.about': ['country', 'region'],
+        'search.longest_name': 0,
+        'shop.seed': 0,
+        'turn_credit.step_coef': 1.0,
+        'web.settle_s': ANY,
+        **{f'alarm.{name}.{field}': ANY for name in SIGNALS for field in ('limit', 'patience')},
+    },
 }
+
+
+def _values(off: Any) -> Collection[Any]:
+    """The values that had no effect; tuples are lists in JSON."""
+    if isinstance(off, list):
+        return off, tuple(off)
+    return off if isinstance(off, set) else (off,)
 
 
 def _without_removed(saved: dict[str, Any]) -> dict[str, Any]:
     """Drop removed fields of a flat config; ValueError if one of them had an effect."""
-    active = [
-        f'{name}={saved[name]!r}'
-        for name, off in REMOVED.items()
-        if off is not ANY and saved.get(name) not in (None, off)
-    ]
-    if active:
-        raise ValueError(
-            f'its config sets {", ".join(active)}, which this version no longer has; use commit '
-            '55cb303, the last one that does'
+    for commit, fields in REMOVED.items():
+        given = {name: saved[name] for name in fields if saved.get(name) is not None}
+        active = [
+            f'{name}={value!r}'
+            for name, value in given.items()
+            if fields[name] is not ANY and value not in _values(fields[name])
+        ]
+        if active:
+            raise ValueError(
+                f'the config sets {", ".join(active)}, which this version no longer has; use '
+                f'commit {commit}, the last one that does'
+            )
+        saved = {name: value for name, value in saved.items() if name not in fields}
+    return saved
+
+
+def _with_lists_of_alarms(saved: dict[str, Any]) -> dict[str, Any]:
+    """Turn alarm.NAME.action of each signal into alarm.off and alarm.stop."""
+    actions = {name: saved.pop(f'alarm.{name}.action', None) for name in SIGNALS}
+    if not any(actions.values()):
+        return saved
+    stop = {None: set(Alarms.stop), 'stop': SIGNALS, 'roll_back': SIGNALS}
+    return saved | {
+        'alarm.off': tuple(name for name in SIGNALS if actions[name] == 'off'),
+        'alarm.stop': tuple(name for name in SIGNALS if name in stop.get(actions[name], ())),
+    }
+
+
+def _with_wordings(saved: dict[str, Any]) -> dict[str, Any]:
+    """Turn two switches of BabyAI into the name of a wording."""
+    for wording, name in {'brief': 'brief', 'agentgym': 'agentgym_wording'}.items():
+        if saved.pop(f'babyai.{name}', False):
+            saved['babyai.wording'] = wording
+    return saved
+
+
+def _with_shared_hosts(saved: dict[str, Any]) -> dict[str, Any]:
+    """Move what worlds on hosts have in common from the sections of those played to hosts."""
+    mix = [name for name, _ in saved.get('env.mix') or ()]
+    played = mix or [saved.get('env.name')]
+    for world, cls in HOSTS.items():
+        for name, leaf in shared_fields(cls).items():
+            value = saved.pop(f'{world}.{name}', None)
+            if value not in (None, leaf.default) and (world in played or played == [None]):
+                before = saved.get(leaf.name) or ()
+                saved[leaf.name] = (*before, *value) if leaf.kind is tuple else value
+    return saved
+
+
+def _current(saved: dict[str, Any]) -> dict[str, Any]:
+    return _with_shared_hosts(_with_wordings(_with_lists_of_alarms(_without_removed(saved))))
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def arguments(words: Sequence[str]) -> list[str]:
+    """A command line whose fields of earlier versions are those of this version.
+
+    It prints a line for each of them; ValueError if one had an effect that this version lacks.
+    """
+    matches = [re.fullmatch(r'--?config\.([\w.]+)=(.*)', word, re.DOTALL) for word in words]
+    before = {match[1]: _literal(match[2]) for match in matches if match}
+    after = _current({name: value for name, value in before.items() if name != 'env.mix'})
+    gone = [name for name in before if name not in {*after, 'env.mix'}]
+    pairs = zip(words, matches, strict=True)
+    kept = [word for word, match in pairs if match is None or match[1] not in gone]
+    new = [f'--config.{name}={value}' for name, value in after.items() if name not in before]
+    if gone:
+        usage.warn(
+            f'fields of an earlier version: {", ".join(gone)}; '
+            f'now: {" ".join(new) or "without effect"}'
         )
-    kept = {name: value for name, value in saved.items() if name not in REMOVED}
-    return {name: 'stop' if value == 'roll_back' else value for name, value in kept.items()}
+    return kept + new
 
 
-STEPS = (lambda saved: saved, *[_without_removed] * 3)  # from each version to the next
+STEPS = (lambda saved: saved, *[_current] * 4)  # from each version to the next
 
 
 def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:

@@ -7,7 +7,6 @@ say more or less of an episode than others: rows are made as wide as the widest,
 world are cut back to its own.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -118,30 +117,3 @@ def measure(
             elif group == world:
                 found[name] = value
     return found
-
-
-def programs(
-    tasks: tuple[Task, ...],
-    draws: Sequence[Callable],
-    collects: Sequence[Callable],
-    *,
-    counts: Sequence[int],
-    one: Callable,
-    together: Callable | None,
-    rows: Any,
-) -> tuple[Callable, Callable, Callable]:
-    """(draw, collect, metrics) of the worlds together.
-
-    draws, collects: of each world, jitted, as are one and together (see measure); counts: episodes
-    of each world; rows: their layout on the mesh.
-    """
-
-    def split(rollout):
-        return tuple(map(own, tasks, blocks(counts, rollout)))
-
-    cut = jax.jit(split, out_shardings=rows)
-    return (
-        functools.partial(draw, draws=draws, counts=counts),
-        functools.partial(collect, collects=collects, join=jax.jit(joined, out_shardings=rows)),
-        functools.partial(measure, split=cut, one=one, together=together),
-    )

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from agentrl_jax.rollout.openings import SharedPrompts
 from agentrl_jax.rollout.rows import Player
 from agentrl_jax.rollout.sampling import Sampler
 from agentrl_jax.rollout.slots import RolloutSettings, Schedule
+from agentrl_jax.run import usage
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
@@ -39,6 +39,7 @@ from agentrl_jax.types import Params, Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
 BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
+POLL = 8  # tokens that are sampled at most before replies of worlds on hosts are looked for
 TRANSPOSE_FROM = 2**24  # parameters: more are not in the caches of a core where rows are sampled
 
 
@@ -65,12 +66,10 @@ def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) ->
     if first and cfg.rollout.constrain:
         warn_of_lost_answers(task)
     if first and enough > cfg.rollout.max_tokens:
-        print(
-            f'WARNING: rollout.max_tokens={cfg.rollout.max_tokens} may end episodes of '
+        usage.warn(
+            f'rollout.max_tokens={cfg.rollout.max_tokens} may end episodes of '
             f'{cfg.env.name} before their {task.max_turns} turns are played '
-            f'(rollout/token_budget_stop counts them); {enough} hold all of them',
-            file=sys.stderr,
-            flush=True,
+            f'(rollout/token_budget_stop counts them); {enough} hold all of them'
         )
     task = jax.tree.map(np.asarray, task)
     return task if mesh is None else sharding.replicate(task, mesh)
@@ -80,11 +79,9 @@ def warn_of_lost_answers(task: Task) -> None:
     """Says how many legal answers are longer than rollout.max_response."""
     possible, whole = task.grammar.answers
     if possible < whole:
-        print(
-            f'WARNING: rollout.max_response leaves {possible} of the {whole} answers that '
-            f'{task.env.name} knows; the others have more tokens and are never sampled',
-            file=sys.stderr,
-            flush=True,
+        usage.warn(
+            f'rollout.max_response leaves {possible} of the {whole} answers that '
+            f'{task.env.name} knows; the others have more tokens and are never sampled'
         )
 
 
@@ -171,7 +168,7 @@ def build_conversation(cfg: Config, tokenizer: Tokenizer, env: HostEnvironment) 
 
 def build_worlds(cfg: Config, tokenizer: Tokenizer) -> host.Worlds:
     """Worlds on hosts; they are made when they are needed."""
-    env, _ = build_environment(cfg, 'train')
+    (env,) = cfg.worlds
     conversation = build_conversation(cfg, tokenizer, env)
     return host.Worlds(Pool(env.make, conversation.prompt), conversation)
 
@@ -230,28 +227,17 @@ def build_tokenizer(cfg: Config) -> Any:
 
 def execution(cfg: Config) -> dict[str, Any]:
     """Fields of Model that say how a model computes, whatever its sizes."""
-    how = cfg.model
-    return dict(
-        dtype=how.dtype,
-        remat=how.remat,
-        scan_layers=how.scan_layers,
-        lora_scale=cfg.lora.scale,
-    )
+    names = ('dtype', 'remat', 'scan_layers')
+    return {name: getattr(cfg.model, name) for name in names} | {'lora_scale': cfg.lora.scale}
 
 
 def random_model_config(cfg: Config, tokenizer: Tokenizer) -> Model:
     """Sizes of a model that is not loaded."""
-    size = cfg.model
+    sizes = {name: getattr(cfg.model, name) for name in usage.SIZES}
     return DRAWN(
         vocab_size=-(-tokenizer.vocab_size // 64) * 64,
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        num_kv_heads=size.num_kv_heads,
-        head_dim=size.hidden_size // size.num_heads,
-        tie_embeddings=size.tie_embeddings,
-        rope_theta=size.rope_theta,
+        head_dim=cfg.model.hidden_size // cfg.model.num_heads,
+        **sizes,
         **execution(cfg),
     )
 
@@ -296,13 +282,13 @@ def load_run(path: Path, *, mesh: Any, step: int | None = None) -> tuple[Model, 
     return config, merged if cfg.lora.rank else policy
 
 
-def build_functions(cfg: Config, config: Model, mesh: Any) -> ModelFns:
-    """The model of a run as pure functions."""
+def build_functions(cfg: Config, config: Model, mesh: Any, *, critic: bool = True) -> ModelFns:
+    """A model as pure functions; critic: with that of the run, if it has one."""
     return model_functions(
         dataclasses.replace(config, fused=fused(cfg, config, mesh)),
         sharding.shard_rows(mesh),
-        has_critic=cfg.algorithm.USES_CRITIC,
-        shares_backbone=cfg.critic.share_backbone,
+        has_critic=critic and cfg.algorithm.USES_CRITIC,
+        shares_backbone=critic and cfg.critic.share_backbone,
     )
 
 
@@ -447,8 +433,7 @@ def build_host_collect(
     """collect against worlds on hosts."""
     hosts, reward = cfg.hosts, build_reward(cfg)
     tokenizer = worlds.conversation.chat.tokenizer
-    named = [text for world in cfg.worlds for text in getattr(world, 'stop', ())]
-    stop = (*hosts.stop, *named, *agents.closings(worlds.conversation.agent))
+    stop = (*hosts.stop, *agents.closings(worlds.conversation.agent))
     return host.HostCollect(
         mesh,
         sharding.local_mesh(mesh),
@@ -456,7 +441,7 @@ def build_host_collect(
         settings=settings,
         strings=build_stop_table(tokenizer.token_bytes(), stop),
         read_tokens=hosts.read_tokens,
-        poll=hosts.poll,
+        poll=POLL,
         policy=hosts.policy,
         prepare=prepare,
         reward=None if reward is None else (f'{REWARD}={cfg.reward.function!r}', reward),

@@ -1,7 +1,6 @@
 """What a run records while it trains: rows of metrics, a progress bar, pages of rollouts."""
 
 import contextlib
-import dataclasses
 import functools
 import sys
 import time
@@ -50,7 +49,6 @@ class Recorder(contextlib.ExitStack):
         self.rates = rates
         self.compiled, self.warm, self.validated = processes.CompileCounter(), None, False
         self.fetched, self.host_s = None, 0.0
-        self.alarm = dataclasses.asdict(run.config.alarm)
 
     def __enter__(self) -> 'Recorder':
         super().__enter__()
@@ -134,19 +132,15 @@ class Recorder(contextlib.ExitStack):
         for alarm in alarms.values():
             if alarm.news:
                 self.say(f'step {step}: {alarm.reason}')
-        stops = (
-            name
-            for name, alarm in alarms.items()
-            if alarm.level == 'alarm' and self.alarm[name]['action'] == 'stop'
-        )
-        return self.history[-1], next(stops, '')
+        raised = (name for name, alarm in alarms.items() if alarm.level == 'alarm')
+        return self.history[-1], next((x for x in raised if x in cfg.alarm.stop), '')
 
     def check_alarms(self) -> Mapping[str, collapse.Alarm]:
         """The alarms of the rows so far; the newest row gets its alarm/ metrics."""
         newest = self.history[-1]
         if 'collapse/mi_token' in newest:
             newest['collapse/mi_z_ema'] = collapse.smoothed_z(self.history)
-        alarms = collapse.judge_all(self.history, self.alarm)
+        alarms = collapse.judge_all(self.history, self.run.config.alarm.off)
         newest['alarm/level'] = collapse.worst_level(alarms)
         return alarms
 

@@ -7,7 +7,6 @@ lies in the checkpoint, and --config.field=value overrides it as it would any co
 import contextlib
 import dataclasses
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,22 +33,6 @@ class Origin:
     def fields(self) -> dict[str, Any]:
         """As JSON."""
         return dataclasses.asdict(self) | {'skipped': list(self.skipped)}
-
-    def line(self) -> str:
-        step = 'untrained' if self.step is None else f'step {self.step} of {self.workdir}'
-        commit = 'no checkout' if self.commit is None else self.commit[:HASH_SHOWN]
-        if self.commit and self.commit.endswith('-modified'):
-            commit += '-modified'
-        return f'checkpoint  {step}, config {self.config_hash[:HASH_SHOWN]}, commit {commit}'
-
-    def warning(self) -> str:
-        """A line about checkpoints that were passed over; '' if there are none."""
-        if not self.skipped:
-            return ''
-        return (
-            f'WARNING: {", ".join(self.skipped)} in {self.workdir} was never finished (it lacks '
-            f'{checkpoint.MARK}): step {self.step} is taken'
-        )
 
 
 def origin(workdir: str, face: Any, *, step: int | None = None) -> Origin:
@@ -109,10 +92,18 @@ def unfinished(folder: Path) -> list[str]:
 
 
 def say(found: Origin) -> None:
-    """The line on screen; a warning goes to standard error."""
-    print(found.line(), flush=True)
-    if found.warning():
-        print(found.warning(), file=sys.stderr, flush=True)
+    """Print what is opened, and a warning about checkpoints that were passed over."""
+    step = 'untrained' if found.step is None else f'step {found.step} of {found.workdir}'
+    commit, dash, modified = (found.commit or 'no checkout').partition('-')
+    commit = commit[:HASH_SHOWN] + dash + modified
+    print(
+        f'checkpoint  {step}, config {found.config_hash[:HASH_SHOWN]}, commit {commit}', flush=True
+    )
+    if found.skipped:
+        usage.warn(
+            f'{", ".join(found.skipped)} in {found.workdir} was never finished (it lacks '
+            f'{checkpoint.MARK}): step {found.step} is taken'
+        )
 
 
 def default(argv: Sequence[str]) -> str | None:

@@ -7,12 +7,12 @@ Rules between fields are in rules.py.
 import dataclasses
 from typing import Annotated, Literal
 
-from agentrl_jax.envs import GAMES
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.settings.marks import (
     MANY,
     ONE,
     PART,
+    POSITIVE,
     WORD,
     ZERO,
     In,
@@ -22,8 +22,8 @@ from agentrl_jax.settings.marks import (
 )
 from agentrl_jax.text import agents
 
+SPLITS = ('train', 'validation', 'test')
 DTYPES = Literal['float32', 'bfloat16']
-TWO_PLAYERS = tuple(name for name, world in GAMES.items() if hasattr(world, 'seat'))
 MIX = Words("pairs of a world and its share, such as (('frozen_lake', .5), ('sokoban', .5))")
 
 
@@ -95,14 +95,27 @@ class Hosts:
     """Rollouts against worlds on hosts (agentrl_jax.envs.hosts.HOSTS)."""
 
     answer_prefix: str = ''  # forced in front of each answer, such as '<think>'
-    stop: tuple[str, ...] = ()  # texts that end a turn once the policy has written them
+    stop: tuple[str, ...] = ()  # texts that end a turn once the policy has written them;
+    # requests of a harness may name them
     forms: tuple[str, ...] = ()  # with rollout.constrain: what answers must look like, {} for any
     # text, such as 'Action: {}'; () = what the world says
     max_observation: Annotated[int, ONE] = 512  # tokens of a text of a world; the middle of longer
     # ones is cut
     read_tokens: Annotated[int, ONE] = 32  # of a row in a block: longer texts are read in several
     # blocks
-    poll: Annotated[int, ONE] = 8  # tokens that are sampled at most before replies are looked for
+    instruction: str = ''  # what the task is, for worlds that do not say it
+    prompt: str | None = None  # wording of what worlds with several ask, such as short; unset: the
+    # usual one
+    deterministic: bool | None = None  # the same item and actions give the same replies; unset:
+    # True, of openenv False
+    num_items: Annotated[int | None, ZERO] = None  # items 0 .. num_items - 1 of worlds without item
+    # files; unset: 1000, of agentgym 0
+    token: str = ''  # file whose first line the servers of worlds ask for
+    call_s: Annotated[float | None, POSITIVE] = None  # timeout of a call to them; unset: 60, of web
+    # 120
+    launch: Annotated[int, ZERO] = 0  # processes of a server that the run starts for itself
+    room: Annotated[int | None, ONE] = None  # worlds in each of them; unset: 64, of web and miniwob
+    # 16
     policy: Annotated[RetryPolicy, Inline()] = RetryPolicy()
 
 
@@ -152,7 +165,6 @@ class Sampling:
     constrain: Literal['', 'own', 'any'] = ''  # only tokens that can still become a legal answer
     # are sampled, and the trainer's probabilities are among them: own, answers as the tokenizer
     # spells them; any, by any tokens; '' = any token may be sampled
-    common_random_numbers: bool = False  # members of a group share the world's random numbers
     staleness: Annotated[int, ZERO] = 0  # worlds on hosts: episodes of as many later steps begin
     # while a step waits for its own, and go on under its new weights
 
@@ -182,7 +194,9 @@ class Eval:
     top_p: Annotated[float, PART] = 1.0
     samples: Annotated[int, ONE] = 1  # episodes a level: eval/success is their mean (mean@k),
     # eval/pass_at_k the share of levels that one of them solves
-    also: tuple[str, ...] = ()  # further splits to play at every validation, such as ('test',)
+    also: Annotated[
+        tuple[str, ...], OneOf(SPLITS)
+    ] = ()  # further splits to play at every validation, such as ('test',)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.envs import WORLDS
+from agentrl_jax.envs import HOSTS, WORLDS
 from agentrl_jax.machine import checkpoint, files, frozen, sharding
 from agentrl_jax.models import critic
 from agentrl_jax.models.functions import split_critic
@@ -36,20 +37,21 @@ from agentrl_jax.run.streams import Streams
 from agentrl_jax.run.usage import WrongUsage, checked
 from agentrl_jax.types import Demonstrations, Frozen, Params, TrainState
 
+# How worlds on hosts are reached, and how long they are waited for
+REACHED = 'timeout_s tries outage_s min_healthy token call_s launch room'
+HOSTS_FREE = tuple(f'hosts.{name}' for name in REACHED.split())
+# What those worlds are
+HOSTS_PLAYED = tuple(
+    f'hosts.{name}' for name in 'instruction prompt num_items deterministic'.split()
+)
 # What a resumed run may change
 CHANGEABLE_ON_RESUME = (
-    'steps',
-    'log',
-    'checkpoint',
-    'mesh',
-    'alarm',
-    'fork.value_every',
-    *(f'hosts.{name}' for name in ('poll', 'timeout_s', 'tries', 'outage_s', 'min_healthy')),
+    *('steps', 'log', 'checkpoint', 'mesh', 'alarm', 'fork.value_every'),
+    *HOSTS_FREE,
 )
 
 # Of a world on hosts: where it is, and how long it is waited for
-ACCESS = ('urls', 'url', 'token', 'timeout_s', 'launch', 'room')
-ACCESS += ('workers', 'start_s', 'silent_s', 'port')
+ACCESS = ('urls', 'url', 'workers', 'start_s', 'silent_s', 'port')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,7 @@ def free_of_worlds(cfg: Config) -> set[str]:
     """What may differ of worlds: how those that are played are reached, and all of the others,
     whose defaults a later version may change."""
     free = WORLDS.keys() - set(cfg.env.worlds)
+    free |= set() if HOSTS.keys() & cfg.env.worlds else set(HOSTS_PLAYED)
     free |= {f'{name}.{field}' for name in cfg.env.worlds for field in ACCESS}
     if any(getattr(world, 'corpus', '').startswith('http') for world in cfg.worlds):
         free |= {f'{name}.corpus' for name in cfg.env.worlds}
@@ -96,32 +99,25 @@ def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
         kl_coef=jnp.float32(cfg.algorithm.kl.coef),
         skipped=jnp.int32(0),
         explorer=jax.tree.map(jnp.copy, policy) if cfg.explores else None,
-        extra=_state_extra(policy, cfg),
+        extra={n: x for one in cfg.extensions for n, x in one.start_state(policy).items()},
     )
 
 
-def _state_extra(policy: Params, cfg: Config) -> dict[str, Any]:
-    """What extensions keep in the state."""
-    extra: dict[str, Any] = {}
-    for extension in cfg.extensions:
-        extra |= extension.start_state(policy)
-    return extra
+def _make_state(run: Run) -> Callable[[Params], TrainState]:
+    return functools.partial(make_state, cfg=run.config, config=run.model, txs=run.txs)
 
 
 def start_state(run: Run, params: Any) -> TrainState:
     """State of step 0 around the given policy parameters, laid out over the mesh."""
-    make = functools.partial(make_state, cfg=run.config, config=run.model, txs=run.txs)
+    make = _make_state(run)
     layout = sharding.specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
     return jax.jit(make, out_shardings=layout)(params)
 
 
 def abstract_state(run: Run) -> TrainState:
     """Shapes, dtypes and layouts of start_state(run, run.params)."""
-    state = jax.eval_shape(
-        functools.partial(make_state, cfg=run.config, config=run.model, txs=run.txs), run.params
-    )
-    layout = sharding.specs(state, sharding.TRAIN_RULES, run.mesh)
-    return sharding.with_layout(state, layout)
+    state = jax.eval_shape(_make_state(run), run.params)
+    return sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, run.mesh))
 
 
 def open_run(
@@ -211,7 +207,7 @@ def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> Tra
     cfg = run.config
     if not cfg.begins_iteration(step):
         return state
-    start = open_start(workdir, policy_of(state.params, {})) if cfg.evol.restart else None
+    start = open_start(workdir, policy_of(state.params, {}))
     return evol.begin_iteration(state, run.txs[0], start)
 
 

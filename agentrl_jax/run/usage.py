@@ -16,6 +16,10 @@ NAMED = (  # errors about a path that the user named
     NotADirectoryError,
     PermissionError,
 )
+SIZES = (  # of random weights: fields of the config's model, and of a Model
+    *('hidden_size', 'intermediate_size', 'num_layers', 'num_heads', 'num_kv_heads'),
+    *('tie_embeddings', 'rope_theta'),
+)
 FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
 EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.toml
     'bm25s': 'search',
@@ -43,6 +47,11 @@ class WrongUsage(ValueError):
     def __init__(self, message: str, fields: Sequence[str] = ()):
         super().__init__(message)
         self.fields = tuple(fields)
+
+
+def warn(text: str) -> None:
+    """Print a line of warning."""
+    print(f'WARNING: {text}', file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

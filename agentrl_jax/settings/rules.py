@@ -2,9 +2,9 @@
 
   Rule({'context.window': 0, 'env.mix': ()}, 'prompts of several worlds differ in length')
 
-rejects a window of turns together with several worlds. The error lists the fields with their values
-and what to set. An algorithm, a world or a section of an extension has its rules in RULES. In those
-of a world fields have no section, and tests get the world; all other tests get the run.
+rejects a window of turns together with several worlds. An algorithm, a world or a section of an
+extension has its rules in RULES. In those of a world its own fields have no section, and tests get
+the world; all other tests get the run.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class Rule:
 
     def check(self, subject: Any, values: Mapping[str, Any], at: str = '') -> Broken | None:
         """Return None if a need holds. Needs of unset and missing fields hold."""
-        needs = {at + name: need for name, need in self.needs.items()}
+        needs = {name if '.' in name else at + name: need for name, need in self.needs.items()}
         if any(_holds(need, subject, values.get(name)) for name, need in needs.items()):
             return None
         fixes = ' or '.join(f'{name} to {_words(need, subject)}' for name, need in needs.items())

@@ -76,7 +76,8 @@ class Leaf:
         if Words in self.marks:
             return self.marks[Words].text
         if self.names:
-            return f'one of {", ".join(map(str, self.names))}'
+            among = 'some' if self.kind is tuple else 'one'
+            return f'{among} of {", ".join(map(str, self.names))}'
         if self.kind in (int, float):
             return str(self.marks.get(In, In()))
         return WORDS.get(self.kind, str(self.hint))
@@ -91,7 +92,8 @@ class Leaf:
             raise ValueError(f'{self.name}={value!r} must be {words}') from None
         inside = self.kind not in (int, float) or self.marks.get(In, In()).holds(value)
         literal = typing.get_origin(self.hint) is not Literal or value in typing.get_args(self.hint)
-        known = OneOf not in self.marks or value in self.marks[OneOf].names
+        chosen = value if isinstance(value, tuple) else (value,)
+        known = OneOf not in self.marks or set(chosen) <= set(self.marks[OneOf].names)
         if not (inside and literal and known):
             close = suggestion(value, self.names)
             raise ValueError(f'{self.name}={value!r} must be {self.rule}{close}')
@@ -262,7 +264,7 @@ def _read(
             wrong.append(str(error))
     if len(wrong) > before:
         return default or cls()
-    made = cls(**values)
+    made = cls(**values) if default is None else dataclasses.replace(default, **values)
     idle = [leaf for leaf in whens if not leaf.marks[When].test(made)]
     for leaf in idle:
         if leaf.asks(given) and not free:

@@ -230,9 +230,11 @@ def search_symbols() -> list[str]:
 
 def search_corpus() -> list[str]:
     """Names of the regions that are trained on, of one word."""
-    asked = search.SearchEnvironment(hops=(1,), about=(countries.REGION,), longest_name=12)
-    items = asked.our_items('train')
-    return [search.bank()[item].subject for item in items]
+    items = search.SearchEnvironment(hops=(1,)).our_items('train')
+    asked = [search.bank()[item] for item in items]
+    short = re.compile('[A-Za-z]{1,12}')
+    regions = [question for question in asked if question.kind == countries.REGION]
+    return [question.subject for question in regions if short.fullmatch(question.subject)]
 
 
 def train_search(vocab_size: int = SEARCH_VOCAB_SIZE) -> bytes:

@@ -7,6 +7,7 @@ import micro_runs
 import pytest
 
 from agentrl_jax import train
+from agentrl_jax.measure import collapse
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.records import report, run_log
 
@@ -15,14 +16,12 @@ pytestmark = pytest.mark.usefixtures('quick_runs')
 
 @pytest.mark.parametrize('patience, rows', [(5, 4), pytest.param(2, 2, marks=pytest.mark.soak)])
 def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
-    patience, rows, tmp_path, capsys
+    patience, rows, tmp_path, capsys, monkeypatch
 ):
     """A loss beyond float32: said at the end of a short run, or by the alarm."""
-    changes = {
-        'loss.entropy_coef': 3e38,
-        'log.rollouts_every': 0,
-        'alarm.skipped.patience': patience,
-    }
+    signal = collapse.SIGNALS['skipped']._replace(patience=patience)
+    monkeypatch.setitem(collapse.SIGNALS, 'skipped', signal)
+    changes = {'loss.entropy_coef': 3e38, 'log.rollouts_every': 0}
     cfg = micro_runs.config('frozen_lake', algorithm='grpo', **changes)
     assert train.train(cfg, str(tmp_path)) == 1
     found = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)

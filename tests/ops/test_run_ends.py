@@ -5,6 +5,7 @@ import pytest
 
 from agentrl_jax import train
 from agentrl_jax.machine import checkpoint
+from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
 
 # Entropy is above 0 x its start in every row after the first three: an alarm in step 4
@@ -14,9 +15,6 @@ SETTINGS = {
     'checkpoint.every': 2,
     'checkpoint.keep': 3,
     'log.rollouts_every': 0,
-    'alarm.baseline_steps': 3,
-    'alarm.entropy_rise.limit': 0.0,
-    'alarm.entropy_rise.patience': 2,
 }
 
 
@@ -25,9 +23,12 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('runs')
 
 
-@pytest.mark.parametrize('action, code, steps', [('stop', 1, 5), ('warn', 0, 8)])
-def test_an_alarm_stops_a_run_or_warns(action, code, steps, tmp_path, quick_runs):
-    cfg = micro_runs.config('frozen_lake', **SETTINGS | {'alarm.entropy_rise.action': action})
+@pytest.mark.parametrize('stop, code, steps', [(('entropy_rise',), 1, 5), ((), 0, 8)])
+def test_an_alarm_stops_a_run_or_warns(stop, code, steps, tmp_path, quick_runs, monkeypatch):
+    monkeypatch.setattr(collapse, 'BASELINE_STEPS', 3)
+    signal = collapse.SIGNALS['entropy_rise']._replace(limit=0.0, patience=2)
+    monkeypatch.setitem(collapse.SIGNALS, 'entropy_rise', signal)
+    cfg = micro_runs.config('frozen_lake', **SETTINGS | {'alarm.stop': stop})
     assert train.train(cfg, tmp_path) == code
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert [row['step'] for row in rows] == list(range(steps))

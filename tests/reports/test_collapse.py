@@ -9,12 +9,9 @@ import pytest
 from agentrl_jax.measure import collapse
 from agentrl_jax.measure.collapse import judge, judge_all
 from agentrl_jax.results import runs as tables_runs
-from configs import base
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / 'tests' / 'data' / 'collapse'
-STD = dict(limit=0.1, patience=10)
-SUCCESS = dict(limit=0.01, patience=5)
 
 
 def rows_of(metric, values):
@@ -33,28 +30,28 @@ def test_the_alarm_ends_the_collapsing_runs_of_the_ragen_paper():
     frozen_lake = [(10, 0.36), (40, 0.24), (100, 0.19), (120, 0.055), (140, 0.003)]
     # Floor 0.036; 0.055 - 0.0026 (t - 120) < 0.036 from t = 128 on; ten steps: row 137, 138 rows.
     history = interpolated(frozen_lake, 150)
-    found = [judge(history[:n], 'std_drop', **STD) for n in range(1, 151)]
+    found = [judge(history[:n], 'std_drop') for n in range(1, 151)]
     levels = [alarm.level for alarm in found]
     assert levels.index('warn') + 1 == 133 and levels.index('alarm') + 1 == 138
     assert set(levels[:132]) == {'ok'} and set(levels[137:]) == {'alarm'}
     assert {alarm.since for alarm in found[132:]} == {128}
     assert [n + 1 for n, alarm in enumerate(found) if alarm.news] == [133, 138, 148]
     sokoban = [(10, 1.55), (20, 0.71), (40, 1.14), (120, 0.46), (130, 0.011)]
-    found = judge(interpolated(sokoban, 150), 'std_drop', **STD)
+    found = judge(interpolated(sokoban, 150), 'std_drop')
     assert found.level == 'alarm' and '0.155' in found.reason
 
 
-SPIKE = dict(limit=10.0, baseline_steps=2)
+SPIKE = dict(limit=10.0)
 LEVELS = (  # signal, settings, values, the level after each of them
-    ('no_success', SUCCESS, [0.2, 0, 0, 0.005, 0, 0, 0.01], 'ok ok ok warn warn alarm ok'),
-    ('faults', dict(limit=0.2, patience=4), [0.1, 0.3, 0.3, 0.3, 0.3], 'ok ok warn warn alarm'),
+    ('no_success', {}, [0.2, 0, 0, 0.005, 0, 0, 0.01], 'ok ok ok warn warn alarm ok'),
+    ('faults', {}, [0.1, 0.3, 0.3, 0.3, 0.3], 'ok ok warn warn alarm'),
     # start (1 + 3) / 2 = 2, limit 10 x 2: 21 and 25 exceed it, 20 does not
     ('grad_spike', SPIKE | {'patience': 3}, [1, 3, 20, 21, 25], 'ok ok ok ok warn'),
     ('grad_spike', SPIKE | {'patience': 2}, [1, 3, 20, 21, 25], 'ok ok ok warn alarm'),
     # one step without a number had silenced a signal for the whole run
     ('grad_spike', SPIKE | {'patience': 2}, [math.nan, 1, 3, 21, 25], 'ok ok ok warn alarm'),
     # the start itself never counts, however high it is
-    ('grad_spike', dict(limit=0.1, baseline_steps=2, patience=1), [1, 3], 'ok ok'),
+    ('grad_spike', dict(limit=0.1, patience=1), [1, 3], 'ok ok'),
     # a share of .4 at best: below .04 it is lost; .05 never was information
     (
         'information_drop',
@@ -67,31 +64,31 @@ LEVELS = (  # signal, settings, values, the level after each of them
 
 
 @pytest.mark.parametrize('name, settings, values, levels', LEVELS)
-def test_levels_by_hand(name, settings, values, levels):
+def test_levels_by_hand(name, settings, values, levels, monkeypatch):
+    monkeypatch.setattr(collapse, 'BASELINE_STEPS', 2)
+    monkeypatch.setitem(collapse.SIGNALS, name, collapse.SIGNALS[name]._replace(**settings))
     rows = rows_of(collapse.SIGNALS[name].metric, values)
-    found = [judge(rows[: n + 1], name, **settings) for n in range(len(rows))]
+    found = [judge(rows[: n + 1], name) for n in range(len(rows))]
     assert ' '.join(alarm.level for alarm in found) == levels
     # Rows without the metric neither count nor end a streak, and have no news
     others = [{'step': 10 * row['step'] + 1} for row in rows]
     spread = [row | {'step': 10 * row['step']} for row in rows]
     history = sorted(spread + others, key=lambda row: row['step'])
-    again = [judge(history[: 2 * n + 2], name, **settings) for n in range(len(rows))]
+    again = [judge(history[: 2 * n + 2], name) for n in range(len(rows))]
     assert [(x.level, x.reason) for x in again] == [(x.level, x.reason) for x in found]
     assert not any(alarm.news for alarm in again)
     assert [x.since for x in again] == [x.since if x.since < 0 else 10 * x.since for x in found]
 
 
 def test_updates_that_train_nothing_end_the_run():
-    settings = base.get_config().alarm
-    assert settings.skipped.action == 'stop'
-    skipped = dict(limit=settings.skipped.limit, patience=settings.skipped.patience)
+    assert 'skipped' in collapse.Alarms().stop
     rows = rows_of('update/applied', [1.0, 1.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
-    levels = [judge(rows[:n], 'skipped', **skipped).level for n in range(1, 9)]
+    levels = [judge(rows[:n], 'skipped').level for n in range(1, 9)]
     assert levels == ['ok'] * 5 + ['warn'] * 2 + ['alarm']
-    alarms = judge_all(rows, settings)
+    alarms = judge_all(rows, ())
     assert alarms['skipped'].level == 'alarm'
     empty = rows_of('update/applied', [math.nan] * 9)  # nothing was kept: filter.max_empty
-    assert judge(empty, 'skipped', **skipped).level == 'ok'
+    assert judge(empty, 'skipped').level == 'ok'
 
 
 def test_a_short_run_that_trained_nothing_is_told_from_one_that_did():
@@ -105,7 +102,7 @@ def test_a_critic_whose_every_step_is_skipped_is_said_though_the_policy_trains()
     """Parameters of one of the two had changed, so all was well."""
     rows = [{'step': n, 'update/applied': 1.0, 'update/critic_applied': 0.0} for n in range(5)]
     assert 'changed the critic' in collapse.untrained(rows)
-    alarms = judge_all(rows, base.get_config().alarm)
+    alarms = judge_all(rows, ())
     assert alarms['critic_skipped'].level == 'alarm'
     held = [row | {'update/applied': math.nan, 'update/critic_applied': 1.0} for row in rows]
     assert collapse.untrained(held) == ''  # its warm-up lasts for the whole run
@@ -167,11 +164,11 @@ def test_a_run_in_which_no_group_varies_says_what_helps_and_says_it_once():
 def test_signals_are_quiet_without_rows_without_a_start_and_with_nan():
     for name in collapse.SIGNALS:
         metric = collapse.SIGNALS[name].metric
-        assert judge([], name, limit=0.1, patience=2) == collapse.OK
-        assert judge(rows_of(metric, [math.nan] * 50), name, limit=0.1, patience=2) == collapse.OK
+        assert judge([], name) == collapse.OK
+        assert judge(rows_of(metric, [math.nan] * 50), name) == collapse.OK
     for name in ('std_drop', 'grad_spike', 'entropy_drop', 'entropy_rise'):
         metric = collapse.SIGNALS[name].metric
-        assert judge(rows_of(metric, [0.0] * 50), name, limit=0.1, patience=2) == collapse.OK
+        assert judge(rows_of(metric, [0.0] * 50), name) == collapse.OK
 
 
 def test_the_smoothed_z_score_by_hand():
@@ -189,9 +186,9 @@ def test_the_smoothed_z_score_by_hand():
 
 def raised(rows):
     """{signal: first step of its alarm} with the default settings."""
-    settings, first = base.get_config().alarm, {}
+    first = {}
     for n in range(1, len(rows) + 1):
-        for name, alarm in judge_all(rows[:n], settings).items():
+        for name, alarm in judge_all(rows[:n], ()).items():
             if alarm.level == 'alarm':
                 first.setdefault(name, rows[n - 1]['step'])
     return first

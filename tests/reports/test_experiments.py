@@ -136,8 +136,8 @@ def test_arms_of_a_search_engine_differ_in_credit_only():
 
 def test_arms_of_turn_credit_differ_in_credit_only():
     """Presets would add KL terms, entropy bonuses and weights of rows to the comparison."""
-    credit = {'algorithm', 'estimator', 'mode', 'outcome', 'norm', 'eps', 'std_floor', 'lam'}
-    credit |= {'turn_coef', 'outcome_coef', 'turn_gamma', 'step_coef', 'scale', 'whiten', 'gamma'}
+    credit = {'algorithm', 'estimator', 'mode', 'outcome', 'norm', 'lam'}
+    credit |= {'turn_coef', 'outcome_coef', 'turn_gamma', 'scale', 'whiten', 'gamma'}
     credit |= {'reward_on', 'reward_normalization', 'bootstrap_truncated', 'kl_in'}
     credit |= {'turns', 'continuations', 'train'}  # of vine, which plays fewer episodes
     configs = fields('turn_credit', 'tiny')

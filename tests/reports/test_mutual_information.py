@@ -21,13 +21,12 @@ SETTINGS = information.Settings(
     group_size=GROUP_SIZE,
     max_response=4,
     pairs=GROUPS * GROUP_SIZE,
-    turns='first',
     text='answer',
     microbatch_rows=5,
     temperature=1.0,
     chunk_size=64,
 )
-reduced = jax.jit(information.reduce_matrix, static_argnums=3)
+reduced = jax.jit(information.reduce_matrix)
 
 
 def reduce(matrix, own, *, lengths=None, used=None, prompt_used=None, same=None):
@@ -43,7 +42,7 @@ def reduce(matrix, own, *, lengths=None, used=None, prompt_used=None, same=None)
         prompt_used=jnp.ones(columns, bool) if prompt_used is None else jnp.asarray(prompt_used),
     )
     same = jnp.eye(columns, dtype=bool) if same is None else jnp.asarray(same)
-    metrics = reduced(jnp.asarray(matrix, jnp.float32), pairs, same, SETTINGS)
+    metrics = reduced(jnp.asarray(matrix, jnp.float32), pairs, same)
     return {name.removeprefix('collapse/'): float(x) for name, x in metrics.items()}
 
 
@@ -146,9 +145,9 @@ def toy_rollout(seed=0, echo=False, faulty=()):
 
 
 @functools.cache
-def program(hidden_fn, turns, pairs):
+def program(hidden_fn, pairs):
     """Jitted (key, head, rollout) -> (pairs, matrix, metrics) of full answers."""
-    settings = dataclasses.replace(SETTINGS, turns=turns, pairs=pairs)
+    settings = dataclasses.replace(SETTINGS, pairs=pairs)
 
     def run(key, head, rollout):
         chosen = information.choose_pairs(key, rollout, None, None, settings)
@@ -156,13 +155,13 @@ def program(hidden_fn, turns, pairs):
             head, rollout, chosen, LENGTH, settings, hidden_fn=hidden_fn, head_fn=lambda p: p
         )
         same = information.equal_prompts(rollout, chosen, LENGTH)
-        return chosen, sums, information.reduce_matrix(sums, chosen, same, settings)
+        return chosen, sums, information.reduce_matrix(sums, chosen, same)
 
     return jax.jit(run, compiler_options=tiny.QUICK)
 
 
-def cross(rollout, hidden_fn, head, *, turns='first', pairs=GROUPS * GROUP_SIZE, key=0):
-    run = program(hidden_fn, turns, pairs)
+def cross(rollout, hidden_fn, head, *, pairs=GROUPS * GROUP_SIZE, key=0):
+    run = program(hidden_fn, pairs)
     chosen, sums, metrics = jax.device_get(run(jax.random.key(key), head, rollout))
     return chosen, sums, {name.removeprefix('collapse/'): x for name, x in metrics.items()}
 
@@ -177,13 +176,12 @@ def repeats_its_first_token(params, tokens, positions, attention_mask):
 
 def test_a_policy_that_ignores_its_prompt_has_no_information_and_chance_accuracy():
     head = jnp.asarray(np.random.default_rng(0).normal(size=(2, toy.VOCAB)), jnp.float32)
-    for turns in ('first', 'any'):
-        _, sums, out = cross(toy_rollout(), ignores, head, turns=turns)
-        assert abs(out['mi']) < 1e-6 and abs(out['mi_z']) < 1e-4
-        assert out['retrieval_accuracy'] == pytest.approx(out['retrieval_chance'])
-        assert out['retrieval_above_chance'] == pytest.approx(0, abs=1e-6)
-        assert np.ptp(sums, axis=1).max() < 1e-6 and out['quadrant'] == 1
-    assert cross(toy_rollout(), ignores, head)[2]['retrieval_chance'] == pytest.approx(1 / GROUPS)
+    _, sums, out = cross(toy_rollout(), ignores, head)
+    assert abs(out['mi']) < 1e-6 and abs(out['mi_z']) < 1e-4
+    assert out['retrieval_accuracy'] == pytest.approx(out['retrieval_chance'])
+    assert out['retrieval_above_chance'] == pytest.approx(0, abs=1e-6)
+    assert np.ptp(sums, axis=1).max() < 1e-6 and out['quadrant'] == 1
+    assert out['retrieval_chance'] == pytest.approx(1 / GROUPS)
 
 
 def test_a_policy_that_repeats_its_prompt_gives_it_away():
@@ -215,12 +213,11 @@ def test_an_entry_is_the_answer_behind_the_other_prompt():
             text.append(token)
         return total
 
-    for turns in ('first', 'any'):
-        chosen, sums, _ = cross(rollout, toy_model, MODEL['head'], turns=turns)
-        for i, j in [(0, 0), (0, 3), (7, 1), (16, 4)]:
-            prompt = tokens[chosen.prompt_row[j], : chosen.prompt_length[j]]
-            answer = tokens[chosen.row[i], chosen.start[i] : chosen.start[i] + chosen.length[i]]
-            assert sums[i, j] == pytest.approx(slow(prompt, answer), abs=1e-5)
+    chosen, sums, _ = cross(rollout, toy_model, MODEL['head'])
+    for i, j in [(0, 0), (0, 3), (7, 1), (16, 4)]:
+        prompt = tokens[chosen.prompt_row[j], : chosen.prompt_length[j]]
+        answer = tokens[chosen.row[i], chosen.start[i] : chosen.start[i] + chosen.length[i]]
+        assert sums[i, j] == pytest.approx(slow(prompt, answer), abs=1e-5)
 
 
 def test_answers_are_chosen_evenly_and_never_from_faulty_or_empty_episodes():
@@ -274,7 +271,6 @@ def test_the_own_prompt_gives_the_sampler_s_log_probabilities():
         SETTINGS,
         max_response=tiny.MAX_RESPONSE,
         pairs=8,
-        turns='any',
         microbatch_rows=8,
         temperature=tiny.TEMPERATURES['frozen_lake'],
         chunk_size=512,
@@ -290,5 +286,5 @@ def test_the_own_prompt_gives_the_sampler_s_log_probabilities():
     sampled = np.where(out.action_mask, out.logprobs, 0.0)
     for i, (row, start) in enumerate(zip(chosen.row, chosen.start, strict=True)):
         turn = out.turn[row] == out.turn[row, start]
-        assert sums[i, i] == pytest.approx(sampled[row][turn].sum(), abs=2e-4)
+        assert sums[i, chosen.own[i]] == pytest.approx(sampled[row][turn].sum(), abs=2e-4)
         assert chosen.length[i] == (out.action_mask[row] & turn).sum()

@@ -113,9 +113,8 @@ def test_without_refilling_one_rollout_is_played_and_nothing_marked():
 
 def test_further_rollouts_have_streams_of_their_own():
     draw = functools.partial(draw_episodes, jax.random.key(0), 3, levels=9, groups=2, group_size=2)
-    own, common = draw(8, common=False), draw(8, common=True)
+    own = draw(8)
     assert own.token_stream.tolist() == own.world_stream.tolist() == [8, 9, 10, 11]
-    assert common.world_stream.tolist() == [8, 8, 9, 9]
 
 
 def test_tokens_sampled_where_the_grammar_allowed_none_are_an_error():

@@ -17,7 +17,7 @@ from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text.agents import Agent
 
 SHORT = {
-    'textcraft.prompt': 'short',
+    'hosts.prompt': 'short',
     'textcraft.wording': 'plain',
     'textcraft.distractors': 1,
     'textcraft.depths': (1, 2),

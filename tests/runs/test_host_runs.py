@@ -245,7 +245,7 @@ def test_episodes_whose_world_failed_train_nothing(tmp_path, monkeypatch):
             return super().step(action)
 
     monkeypatch.setattr(hosts, 'Echo', Broken)
-    changes = {'objects.deterministic': False, 'steps': 2, 'hosts.min_healthy': 0.0}
+    changes = {'hosts.deterministic': False, 'steps': 2, 'hosts.min_healthy': 0.0}
     assert train.train(config(**changes), str(tmp_path)) == 0
     rows = rows_of(tmp_path)
     lost = [row['rollout/env_error'] for row in rows[:2]]
@@ -285,7 +285,7 @@ LAKE = {
     'gymnasium.id': 'FrozenLake-v1',
     'gymnasium.keywords': '{"is_slippery": false, "render_mode": "ansi"}',
     'gymnasium.actions': ('Left', 'Down', 'Right', 'Up'),
-    'gymnasium.instruction': 'Walk from S to G over the ice. Holes are H.\n',
+    'hosts.instruction': 'Walk from S to G over the ice. Holes are H.\n',
 }
 
 
@@ -337,7 +337,7 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
 SERVED = {
     'env.name': 'sciworld',
     'sciworld.urls': ('http://one:1',),
-    'sciworld.launch': 0,
+    'hosts.launch': 0,
     'clone.episodes': 0,
 }
 SEARCH = {'env.name': 'search', 'search.corpus': 'http://one:1'}
@@ -349,7 +349,7 @@ def test_a_run_resumes_with_servers_elsewhere_and_no_other_world():
         return read_config(cfg), comparable(saved_with(cfg))
 
     _, old = saved()
-    cfg, now = saved(**{'sciworld.urls': ('http://other:2',), 'sciworld.timeout_s': 90.0})
+    cfg, now = saved(**{'sciworld.urls': ('http://other:2',), 'hosts.call_s': 90.0})
     free = (*state.CHANGEABLE_ON_RESUME, *state.free_of_worlds(cfg))
     checkpoint.check_config(old, now, may_differ=free)
     with pytest.raises(ValueError, match='sciworld.simplification'):
@@ -361,11 +361,11 @@ def test_a_run_resumes_with_servers_elsewhere_and_no_other_world():
 
 
 def test_servers_of_a_run_hold_all_that_is_played_at_once():
-    craft = {'env.name': 'textcraft', 'textcraft.launch': 2, 'clone.episodes': 0}
+    craft = {'env.name': 'textcraft', 'hosts.launch': 2, 'clone.episodes': 0}
     needed = read_config(config(**craft), None).worlds_at_once
     assert read_config(config(**craft | {'eval.every': 0}), None).worlds_at_once == needed
-    with pytest.raises(ValueError, match=f'textcraft.room=.* {needed} episodes'):
-        read_config(config(**craft | {'textcraft.room': needed // 4}))
-    read_config(config(**craft | {'textcraft.room': needed // 2}))
-    read_config(config(**craft | {'textcraft.room': 1, 'rollout.slots': 2}))
-    read_config(config(**craft | {'textcraft.room': 1, 'textcraft.urls': ('http://one',)}))
+    with pytest.raises(ValueError, match=f'hosts.room=.* {needed} episodes'):
+        read_config(config(**craft | {'hosts.room': needed // 4}))
+    read_config(config(**craft | {'hosts.room': needed // 2}))
+    read_config(config(**craft | {'hosts.room': 1, 'rollout.slots': 2}))
+    read_config(config(**craft | {'hosts.room': 1, 'textcraft.urls': ('http://one',)}))

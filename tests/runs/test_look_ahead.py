@@ -30,8 +30,8 @@ WORLDS = {name: world() for name, world in ENVIRONMENTS.items()} | {
     'room_coordinates': Sokoban(observation_format='grid_coord'),
     'room_coord': Sokoban(observation_format='coord'),
     'babyai_macro': BabyAI(actions='macro'),
-    'babyai_brief': BabyAI(actions='macro', brief=True),
-    'babyai_agentgym': BabyAI(actions='macro', agentgym_wording=True),
+    'babyai_brief': BabyAI(actions='macro', wording='brief'),
+    'babyai_agentgym': BabyAI(actions='macro', wording='agentgym'),
 }
 ROWS, TURNS, ACTIONS = 12, 4, 11
 

@@ -13,7 +13,7 @@ from agentrl_jax.run.config import read as read_config
 
 HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
 EVOL = {'algorithm': 'agent_evol', 'evol.base_rows': 8, 'clone.episodes': 8}
-OBJECTS = {'objects.make_object': 'host_worlds:Echo', 'objects.instruction': 'Say something.'}
+OBJECTS = {'objects.make_object': 'host_worlds:Echo', 'hosts.instruction': 'Say something.'}
 STALE = {'env.name': 'objects', 'algorithm': 'grpo', 'rollout.staleness': 2} | OBJECTS
 SEVERAL = {'env.name': 'harness', 'harness.run': 'harness_clients:two_turns', 'harness.branches': 4}
 BOOTSTRAP = {'algorithm': 'ppo', 'loss.bootstrap_truncated': True}

@@ -118,7 +118,7 @@ RUNS = {
             'env.mix': (('frozen_lake', 0.5), ('objects', 0.5)),
             'env.eval_levels': 8,
             'objects.make_object': 'host_worlds:Echo',
-            'objects.instruction': 'Say something.\n',
+            'hosts.instruction': 'Say something.\n',
             'hosts.max_observation': 40,
             'hosts.read_tokens': 16,
             'rollout.max_tokens': 160,

@@ -193,7 +193,7 @@ def test_a_world_at_fault_leaves_nobody_waiting():
 
 def test_stop_strings_and_thoughts_are_those_of_the_run():
     """Answers went on after the run's stop strings, and contexts kept thoughts that it drops."""
-    changes = {'harness.branches': 2, 'harness.thoughts': 'drop', 'harness.stop': ('END',)}
+    changes = {'harness.branches': 2, 'harness.thoughts': 'drop', 'hosts.stop': ('END',)}
     cfg = read_config(micro_runs.plain('harness', **RUN | changes), None)
     served = serve_policy.Served(cfg, slots=8, stops=('STOP',))
     assert served.desk.stops == ('END', 'STOP') and served.desk.drops

@@ -113,14 +113,12 @@ def test_every_config_builds(name):
 
 def test_levels_are_drawn_without_repetition_and_by_step():
     draw = functools.partial(draw_episodes, levels=6, groups=6, group_size=2)
-    drawn = [draw(jax.random.key(0), step, common=True) for step in (0, 1)]
+    drawn = [draw(jax.random.key(0), step) for step in (0, 1)]
     assert sorted(drawn[0].level[::2].tolist()) == list(range(6))
     assert (drawn[0].level[::2] == drawn[0].level[1::2]).all()
     assert (drawn[0].level != drawn[1].level).any()
-    np.testing.assert_array_equal(drawn[0].world_stream, np.arange(12) // 2)
-    own = draw(jax.random.key(0), 0, common=False)
-    np.testing.assert_array_equal(own.world_stream, own.token_stream)
-    many = draw_episodes(jax.random.key(0), 0, levels=2, groups=5, group_size=1, common=False)
+    np.testing.assert_array_equal(drawn[0].world_stream, drawn[0].token_stream)
+    many = draw_episodes(jax.random.key(0), 0, levels=2, groups=5, group_size=1)
     assert many.level.shape == (5,) and set(many.level.tolist()) <= {0, 1}
 
 

@@ -79,6 +79,8 @@ def test_each_bound_and_choice_is_enforced():
     for name, leaf in LEAVES.items():
         if choices(leaf):
             good, bad = choices(leaf), ['nothing', 5]
+            if leaf.kind is tuple:
+                good, bad = [(), *((one,) for one in good)], [*bad, ('nothing',)]
         elif leaf.kind in (int, float):
             interval = leaf.marks.get(In, In())
             ends = [(interval.low, -1, interval.open_low), (interval.high, 1, interval.open_high)]
@@ -99,7 +101,7 @@ def test_each_bound_and_choice_is_enforced():
 
 PAPERS = [
     ('gspo', 'clip_low=0.0003 clip_high=0.0004 aggregation=seq_mean_token_mean norm=std'),
-    ('gspo_turn', 'clip_low=0.0003 clip_high=0.0004 aggregation=seq_mean_token_mean eps=0.0001'),
+    ('gspo_turn', 'clip_low=0.0003 clip_high=0.0004 aggregation=seq_mean_token_mean'),
     ('dr_grpo', 'aggregation=token_sum_norm norm_length=39 kl_coef=0.0 clip_high=0.2'),
     ('dapo', 'clip_low=0.2 clip_high=0.28 aggregation=token_mean kl_coef=0.0 max_length=39'),
     ('dapo', 'overlong_buffer=7 overlong_coef=1.0 rule=varied refill=9'),
@@ -112,9 +114,9 @@ PAPERS = [
     ('rloo', 'kl_coef=0.05 kl_in=reward kl_estimator=None aggregation=seq_mean_token_sum'),
     ('reinforce_pp', 'kl_coef=0.01 kl_in=reward gamma=1.0 dual_clip=0.0'),
     ('reinforce_pp_baseline', 'kl_in=loss kl_estimator=k2 kl_coef=1e-05'),
-    ('mt_grpo', 'outcome=answer mode=mt_cumulative eps=0.0001 kl_coef=0.0 turn_gamma=None'),
+    ('mt_grpo', 'outcome=answer mode=mt_cumulative kl_coef=0.0 turn_gamma=None'),
     ('turn_grpo', 'scale=rms kl_coef=0.0 clip_low=0.2 clip_high=0.2 aggregation=token_mean'),
-    ('gigpo', 'norm=mean turn_gamma=0.95 step_coef=1.0 kl_coef=0.01'),
+    ('gigpo', 'norm=mean turn_gamma=0.95 kl_coef=0.01'),
     ('ppo', 'gamma=1.0 lam=1.0 entropy_coef=0.001 kl_coef=0.0 clip_high=0.2 turn_gamma=None'),
     ('ppo', 'kl_in=reward estimator=token whiten=True reward_on=turn bootstrap_truncated=False'),
     ('agent_evol', 'threshold=0.0 weights=reward kl_coef=0.0 clip_high=None entropy_coef=0.0'),
@@ -155,16 +157,46 @@ def test_fields_of_the_algorithm_have_values_and_a_second_time_changes_nothing(n
 
 def test_saved_configs_with_removed_fields_are_read_unless_a_removed_field_had_an_effect():
     saved = json.loads(effective(given('grpo')).to_json_best_effort())
-    for name, off in migration.REMOVED.items():
+    removed = {n: off for fields in migration.REMOVED.values() for n, off in fields.items()}
+    for name, off in removed.items():
         section, _, field = name.rpartition('.')
-        saved.setdefault(section, {})[field] = off
-    saved['alarm']['std_drop']['action'] = 'roll_back'
-    expected = config.read(given('grpo', **{'alarm.std_drop.action': 'stop'}))
-    for version in (1, 2, 3):
-        assert config.read(migration.migrate(saved, version)) == expected
+        saved.setdefault(section, {})[field] = min(off) if isinstance(off, set) else off
+    del saved['alarm']['off'], saved['alarm']['stop']
+    saved['alarm']['std_drop.action'] = 'roll_back'
+    saved['alarm']['cut.action'] = 'off'
+    saved['env']['name'] = 'textcraft'
+    saved['textcraft'] |= {'launch': 2, 'room': 64}
+    saved['web'] |= {'room': 3}
+    saved['babyai']['brief'] = True
+    now = {
+        'alarm.off': ('cut',),
+        'alarm.stop': ('std_drop', 'skipped', 'critic_skipped'),
+        'env.name': 'textcraft',
+        'hosts.launch': 2,
+    }
+    expected = config.read(given('grpo', **now), None)
+    for version in (1, 2, 3, 4):
+        assert config.read(migration.migrate(saved, version), None) == expected
     saved['filter']['soft'] = True
     with pytest.raises(ValueError, match='sets filter.soft=True, .* use commit 55cb303'):
         migration.migrate(saved, 1)
+
+
+def test_fields_of_earlier_versions_on_a_command_line(capsys):
+    words = ['--workdir=x', '--config.textcraft.launch=2', '--config.alarm.std_drop.action=off']
+    words += ['--config.seed=1', '--config.alarm.cut.limit=.3', '--config.env.mix=()']
+    assert sorted(migration.arguments(words)) == [
+        "--config.alarm.off=('std_drop',)",
+        "--config.alarm.stop=('skipped', 'critic_skipped')",
+        '--config.env.mix=()',
+        '--config.hosts.launch=2',
+        '--config.seed=1',
+        '--workdir=x',
+    ]
+    assert capsys.readouterr().err.count('\n') == 1
+    assert migration.arguments(['--config=a.py', '--config.filter.soft=False']) == ['--config=a.py']
+    with pytest.raises(ValueError, match='filter.soft'):
+        migration.arguments(['--config.filter.soft=True'])
 
 
 def test_configs_of_methods_are_the_methods():
@@ -173,7 +205,7 @@ def test_configs_of_methods_are_the_methods():
     run = config.read(common.load_config('configs/agent_evol.py'))
     how = run.algorithm
     assert (how.filter.keep, run.clone.oracle, how.kl.coef, how.entropy) == (1, 1, 0, 0)
-    assert run.evol.restart and run.steps == 4 * run.evol.iteration
+    assert run.steps == 4 * run.evol.iteration
     assert run.evol.base_rows % run.batch.microbatch_rows == 0 < run.evol.base_rows
     run = config.read(common.load_config('configs/scaling_inter.py'))
     how = run.algorithm
@@ -212,22 +244,27 @@ def behaviour(run):
     kept = how.filter.kept(rows.num_groups) * rows.group_size + run.base_rows
     known = {n: x.default for n, x in tree.leaves(type(how), default=how).items()}
     named = {name.split('.')[1]: x for name, x in known.items() if not name.startswith('filter.')}
-    return named | {
-        'kl_estimator': how.kl.estimator if how.kl.in_loss else None,
-        'kl_in_reward': how.kl.in_reward,
-        'entropy_coef': how.entropy,
-        'clip_low': named.get('clip_low'),
-        'clip_high': named.get('clip_high'),
-        'dual_clip': named.get('dual_clip') or None,
-        'value_clip': run.critic.clip or None,
-        'value_coef': run.critic.coef,
-        'num_minibatches': kept // size.minibatch_rows,
-        'num_microbatches': learning_of(run).microbatches,
-        'epochs': size.epochs,
-        'rule': how.filter.rule,
-        'keep': share(how.filter.keep, rows.num_groups),
-        'refill': how.filter.refill,
-    }
+    constants = {'eps': how.comparison.eps, 'std_floor': 0.0} if hasattr(how, 'comparison') else {}
+    return (
+        named
+        | constants
+        | {
+            'kl_estimator': how.kl.estimator if how.kl.in_loss else None,
+            'kl_in_reward': how.kl.in_reward,
+            'entropy_coef': how.entropy,
+            'clip_low': named.get('clip_low'),
+            'clip_high': named.get('clip_high'),
+            'dual_clip': named.get('dual_clip') or None,
+            'value_clip': run.critic.clip or None,
+            'value_coef': run.critic.coef,
+            'num_minibatches': kept // size.minibatch_rows,
+            'num_microbatches': learning_of(run).microbatches,
+            'epochs': size.epochs,
+            'rule': how.filter.rule,
+            'keep': share(how.filter.keep, rows.num_groups),
+            'refill': how.filter.refill,
+        }
+    )
 
 
 def test_published_results_have_the_effective_configs_they_were_measured_with():
@@ -258,7 +295,6 @@ REFUSED = [
     ('ppo', {'loss.estimator': 'turn', 'loss.gamma': 0.9}, 'loss.estimator'),
     ('mt_grpo', {'turn_credit.turn_gamma': 0.9}, 'turn_credit.turn_gamma'),
     ('grpo', {'loss.kl_in': 'reward', 'loss.kl_estimator': 'k1'}, 'loss.kl_estimator'),
-    ('grpo', {'loss.norm': 'mean', 'loss.eps': 0.5}, 'loss.eps'),
     ('dapo', {'loss.max_length': 0, 'loss.overlong_coef': 2.0}, 'loss.max_length'),
     ('dapo', {'filter.keep': 0.5}, 'filter.keep'),
     # combinations that cannot be
@@ -326,7 +362,8 @@ def drawn(seed):
             known[name], defaults.get(name, known[name].default) or 0, rng
         )
     for name in rng.choice(words, 3, replace=False):
-        changes[str(name)] = str(rng.choice(choices(known[name])))
+        word = str(rng.choice(choices(known[name])))
+        changes[str(name)] = (word,) if known[name].kind is tuple else word
     cfg.update_from_flattened_dict(changes)
     return cfg, changes
 

@@ -48,7 +48,7 @@ from agentrl_jax.envs.hosts import workers
 needs_minigrid = pytest.mark.skipif(
     importlib.util.find_spec('minigrid') is None, reason='pip install -r requirements-test.txt'
 )
-AGENTGYM = BabyAI(actions='macro', agentgym_wording=True, agentgym_rewards=True, most_seen=18)
+AGENTGYM = BabyAI(actions='macro', wording='agentgym', agentgym_rewards=True, most_seen=18)
 
 
 # ---- against minigrid --------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_brief_macro_play_numbers_things_and_says_that_an_action_was_refused():
     things = [('red ball', 5, 3), ('red ball', 4, 1), ('grey key', 1, 1)]
     levels = room(things, {0: (GO_TO, [0])})
     levels['described'][0, 0, 0] = describe('red', 'ball')
-    env, params = BabyAI(actions='macro', brief=True), params_of(levels)
+    env, params = BabyAI(actions='macro', wording='brief'), params_of(levels)
     assert 'available actions' not in env.instruction
     step, name = jax.jit(env.step_env), env.ACTION_NAMES.index
     start = env.reset_level(0, params)
@@ -454,12 +454,6 @@ def test_a_pool_shares_its_levels_among_names_and_knows_their_numbers():
     params = BabyAI(levels='PickupLoc,GoToDoor,Unlock').make_params('train', num_levels=7)
     names = [pool.LEVELS[i % 40] for i in np.asarray(params.data_idx)]
     assert names == ['PickupLoc', 'GoToDoor', 'Unlock'] * 2 + ['PickupLoc']
-
-
-def test_solvable_pools_leave_out_what_the_expert_does_not_solve():
-    env = BabyAI(levels='OpenDoorsOrderN4Debug', solvable=True)
-    params = env.make_params('train', num_levels=40)
-    assert (np.asarray(params.length) >= 0).all()
 
 
 def test_agentgyms_numbers_name_levels_in_their_order():

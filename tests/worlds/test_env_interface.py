@@ -122,7 +122,7 @@ OF_POOL = {
     'sokoban': ['search_depth'],
     'bandit': [],
     'library': ['cards', 'min_hops', 'max_hops'],
-    'babyai': ['levels', 'solvable', 'train_ids', 'test_ids'],
+    'babyai': ['levels', 'train_ids', 'test_ids'],
 }
 
 
@@ -269,9 +269,8 @@ def test_without_an_expert_random_play_is_known_and_plans_are_an_error():
         ('library', dict(split='dev'), 'split'),
         ('library', dict(cards=2, max_hops=3), 'library.max_hops=3'),
         ('library', dict(cards=1, max_hops=1, split='test'), 'num_levels'),
-        ('babyai', dict(agentgym_wording=True), 'babyai.actions'),
-        ('babyai', dict(brief=True), 'babyai.brief'),
-        ('babyai', dict(actions='macro', brief=True, agentgym_wording=True), 'babyai.brief'),
+        ('babyai', dict(wording='agentgym'), 'babyai.actions'),
+        ('babyai', dict(wording='brief'), 'babyai.wording'),
         ('babyai', dict(levels='GoToMoon'), 'GoToMoon'),
         ('babyai', dict(split='dev'), 'split'),
         ('babyai', dict(train_ids='0:9'), 'babyai.test_ids'),

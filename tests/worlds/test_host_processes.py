@@ -11,7 +11,7 @@ pytestmark = pytest.mark.soak
 HOSTS = {
     'env.name': 'objects',
     'objects.make_object': 'host_worlds:Echo',
-    'objects.instruction': 'Say something.',
+    'hosts.instruction': 'Say something.',
     'hosts.max_observation': 40,
     'hosts.read_tokens': 16,
     'rollout.max_tokens': 160,

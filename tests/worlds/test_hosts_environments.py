@@ -39,8 +39,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def built(name, **settings):
     cfg = base.get_config()
     cfg.env.name = name
-    with cfg.unlocked():
-        cfg[name].update(settings)
+    for field, value in settings.items():
+        section = cfg[name] if field in cfg[name] else cfg.hosts
+        section[field] = value
     return build_environment(read_config(cfg), 'train')
 
 
@@ -189,7 +190,7 @@ def test_agentgym_and_openenv_are_built_from_addresses():
     env, params = built('agentgym', env='searchqa', **far)
     assert env.accepted == 'Ok.' and '<search>' in env.instruction and len(params.items) > 20
     assert env.make().quirks.item == 'id' and env.solved(1.0) and not env.solved(0.9)
-    for wrong, field in (('chess', 'agentgym.env'), ('babyai', 'agentgym.instruction')):
+    for wrong, field in (('chess', 'agentgym.env'), ('babyai', 'hosts.instruction')):
         with pytest.raises(ValueError, match=field):
             built('agentgym', env=wrong, **far)
     spoken = built('agentgym', env='maze', instruction='Leave the maze.', **far)[0]
@@ -295,7 +296,7 @@ def test_a_world_of_one_file_is_played_here_and_on_a_server_of_the_run(tmp_path,
     monkeypatch.setenv('PYTHONPATH', str(tmp_path))
     import guess_world
 
-    far = read_world(guess_world.GuessEnvironment, {'highest': 9, 'launch': 1})
+    far = read_world(guess_world.GuessEnvironment, {'highest': 9}, {'launch': 1})
     env, params = build(dataclasses.replace(far, launch=0), 'test', num_levels=3, seed=0)
     assert params.items.tolist() == far.make_params('test', num_levels=3).items.tolist()
     with contextlib.closing(env.make()) as near, contextlib.closing(far.make()) as there:

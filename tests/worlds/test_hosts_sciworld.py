@@ -106,14 +106,15 @@ def test_simulators_of_one_jvm_do_not_hear_each_other():
 
 
 @WITH_JAVA
-def test_a_wrong_focus_ends_an_episode_and_so_does_waiting():
+def test_a_wrong_focus_ends_an_episode_and_so_does_waiting(monkeypatch):
     with made() as world:
         world.reset(FIND_ANIMAL)
         said = [world.step(f'{action} kitchen') for action in ('open door to', 'go to')]
         said.append(world.step('focus on stove'))
         assert said[-1].done and not said[-1].success
         assert sum(reply.reward for reply in said) == -100  # what was gained is lost with it
-    with made(max_moves=10, scale=0.01) as world:
+    monkeypatch.setattr(sciworld, 'MAX_MOVES', 10)
+    with made(scale=0.01) as world:
         world.reset(BOIL)
         waits = [world.step('wait1') for _ in range(6)]  # counts two moves each
         assert [reply.done for reply in waits] == [False] * 5 + [True]

@@ -83,7 +83,7 @@ def write(path: Path, levels: dict[str, np.ndarray]) -> None:
 
 
 def draw(
-    split: str | None, num_levels: int, names: Sequence[str], *, seed: int, solvable: bool
+    split: str | None, num_levels: int, names: Sequence[str], *, seed: int
 ) -> dict[str, np.ndarray]:
     """Different levels of a split: the arrays of export.empty_levels, and data_idx [num_levels].
 
@@ -93,7 +93,7 @@ def draw(
     check_split(split)
     quota = [num_levels // len(names) + (i < num_levels % len(names)) for i in range(len(names))]
     parts = [
-        share(name, split, count, seed=seed, solvable=solvable)
+        share(name, split, count, seed=seed)
         for name, count in zip(names, quota, strict=True)
         if count
     ]
@@ -102,9 +102,7 @@ def draw(
     return {key: np.concatenate([part[key] for part in parts])[order] for key in parts[0]}
 
 
-def share(
-    name: str, split: str | None, count: int, *, seed: int, solvable: bool
-) -> dict[str, np.ndarray]:
+def share(name: str, split: str | None, count: int, *, seed: int) -> dict[str, np.ndarray]:
     """Return `count` levels of one name; reads further blocks until there are enough."""
     found, blocks, known = [], 0, set()
     while len(found) < count:
@@ -115,8 +113,7 @@ def share(
             )
         for row, key in enumerate(block_keys(name, blocks)):
             fits = split is None or level_split(key) == split
-            solved = block(name, blocks)['length'][row] >= 0
-            if fits and key not in known and (solved or not solvable):
+            if fits and key not in known:
                 found.append((blocks, row))
                 known.add(key)
         blocks += 1

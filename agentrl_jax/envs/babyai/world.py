@@ -15,7 +15,7 @@ from agentrl_jax.envs.babyai.rules import EnvState
 from agentrl_jax.envs.babyai.words import SIDE
 from agentrl_jax.envs.base import TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.settings.marks import In
-from agentrl_jax.settings.rules import Rule, exclude, must
+from agentrl_jax.settings.rules import exclude, must
 
 PRIMITIVE_NAMES = ('turn left', 'turn right', 'move forward', 'pick up', 'drop', 'toggle')
 
@@ -73,13 +73,12 @@ class BabyAI(TextEnvironment):
     """
 
     levels: str = of_pool('all')  # names in pool.LEVELS, with commas; they share the pool
-    solvable: bool = of_pool(False)  # without levels for which the expert finds no way
     train_ids: str = of_pool('')  # AgentGym's numbers of levels, such as 0:810, in place of them
     test_ids: str = of_pool('')  # the same for validation and test
     actions: Literal['primitive', 'macro'] = 'primitive'  # MiniGrid's six; macro: AgentGym's, such
     # as go to red ball 1; then one action a turn
-    brief: bool = False  # macro: short lines, and no list of the actions on offer
-    agentgym_wording: bool = False  # macro: its texts; the order of two tasks is not given
+    wording: Literal['full', 'brief', 'agentgym'] = 'full'  # macro: brief, short lines and no list
+    # of the actions on offer; agentgym, its texts, where the order of two tasks is not given
     agentgym_rewards: bool = False  # macro: its score; late success does not end an episode
     most_seen: Annotated[int, In(1, 40)] = 12  # objects that an observation names, the nearest ones
 
@@ -88,11 +87,7 @@ class BabyAI(TextEnvironment):
     REWARDS_ROUNDED: ClassVar[bool] = True
     name: ClassVar[str] = 'babyai'
     RULES = (
-        *exclude(
-            {'actions': 'macro'},
-            {'agentgym_wording': False, 'agentgym_rewards': False, 'brief': False},
-        ),
-        Rule({'brief': False, 'agentgym_wording': False}),
+        *exclude({'actions': 'macro'}, {'wording': 'full', 'agentgym_rewards': False}),
         must(
             'test_ids',
             'ids like babyai.train_ids',
@@ -106,7 +101,11 @@ class BabyAI(TextEnvironment):
 
     @property
     def short(self) -> bool:
-        return self.brief or not self.macro
+        return self.wording == 'brief' or not self.macro
+
+    @property
+    def agentgym_wording(self) -> bool:
+        return self.wording == 'agentgym'
 
     @property
     def ACTION_NAMES(self) -> tuple[str, ...]:
@@ -117,7 +116,7 @@ class BabyAI(TextEnvironment):
         if not self.macro:
             return PRIMITIVE_INSTRUCTION
         pick_up = macros.PICKUP_VERBS[self.agentgym_wording]
-        return MACRO_INSTRUCTION.format(choose='' if self.brief else CHOOSE, pick_up=pick_up)
+        return MACRO_INSTRUCTION.format(choose='' if self.short else CHOOSE, pick_up=pick_up)
 
     def make_params(
         self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
@@ -127,7 +126,7 @@ class BabyAI(TextEnvironment):
             drawn = pool.agentgym_split(split, num_levels, self.train_ids, self.test_ids)
         else:
             names = pool.LEVELS if self.levels == 'all' else tuple(self.levels.split(','))
-            drawn = pool.draw(split, num_levels, names, seed=seed, solvable=self.solvable)
+            drawn = pool.draw(split, num_levels, names, seed=seed)
         return EnvParams(**{name: jnp.asarray(values) for name, values in device_arrays(drawn)})
 
     def num_levels(self, params: EnvParams) -> int:

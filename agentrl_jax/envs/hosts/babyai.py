@@ -15,7 +15,7 @@ from agentrl_jax.envs.babyai import pool
 from agentrl_jax.envs.babyai.world import EnvParams, device_arrays
 from agentrl_jax.envs.hosts.world import Reply
 
-WORLD = World(actions='macro', agentgym_wording=True, agentgym_rewards=True, most_seen=40)
+WORLD = World(actions='macro', wording='agentgym', agentgym_rewards=True, most_seen=40)
 ACTIONS = {name: index for index, name in enumerate(WORLD.ACTION_NAMES)}
 CHECK = 'check'  # an action that has it in it asks for the list
 UNKNOWN = 'The action is not recognized. Please check valid actions.'

@@ -11,6 +11,7 @@ import numpy as np
 
 from agentrl_jax.envs.hosts.world import Player, World
 from agentrl_jax.envs.splits import level_split
+from agentrl_jax.settings.rules import must
 
 
 class Items(NamedTuple):
@@ -37,6 +38,17 @@ class HostEnvironment:
     plays_at_random: ClassVar[bool] = True  # the player can do without its expert
     quick: ClassVar[bool] = False  # the player can play the held-out items in every run
 
+    RUN_RULES = (
+        must(
+            'hosts.timeout_s',
+            'hosts.call_s or more',
+            lambda run: (
+                run.worlds[0].here
+                or getattr(run.worlds[0], 'timeout_s', 0) <= run.hosts.policy.timeout_s
+            ),
+        ),
+    )
+
     @property
     def forms(self) -> tuple[str, ...]:
         """What answers must look like (text.forms), for rollout.constrain; () = any text."""
@@ -46,11 +58,6 @@ class HostEnvironment:
     def here(self) -> bool:
         """Whether worlds are in this process."""
         return True
-
-    @property
-    def local_server_capacity(self) -> int:
-        """Worlds in the servers that each process of a run starts; 0 = it starts none."""
-        return 0
 
     def for_validation(self) -> 'HostEnvironment':
         """The same worlds as validation plays them."""

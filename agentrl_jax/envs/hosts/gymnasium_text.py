@@ -11,12 +11,13 @@ import dataclasses
 import importlib.util
 import json
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.world import Reply
+from agentrl_jax.settings.marks import At
 from agentrl_jax.settings.rules import must
 
 ANSWER = re.compile('<answer>(.*?)</answer>', re.DOTALL)
@@ -99,7 +100,7 @@ class Gymnasium(HostEnvironment):
     id: str = ''  # such as FrozenLake-v1
     keywords: str = '{}'  # of gymnasium.make, JSON, such as {"render_mode": "ansi"}
     actions: tuple[str, ...] = ()  # names of numbered actions; () = their numbers
-    instruction: str = ''  # what the task is
+    instruction: Annotated[str, At('hosts.instruction')] = ''
 
     name = 'gymnasium'
     RULES = (

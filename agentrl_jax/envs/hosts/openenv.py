@@ -18,7 +18,7 @@ import pydantic
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.connection import StepReply, Text, parsed, read, split
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
-from agentrl_jax.settings.marks import MANY, POSITIVE
+from agentrl_jax.settings.marks import MANY, POSITIVE, At
 
 FULL = 'CAPACITY_REACHED'  # all of max_concurrent_envs sessions are taken: ask again later
 MOST_BYTES = 2**20  # of a message
@@ -33,10 +33,10 @@ class Play:
     action_field: str = ''  # of its Action that takes what the policy writes
     observation_field: str = ''  # of its Observation that is shown; '' = all of it, as JSON
     item_field: str = 'seed'  # of reset that takes the item
-    instruction: str = ''  # what the task is
-    deterministic: bool = False  # the same item and actions give the same replies
+    instruction: Annotated[str, At('hosts.instruction')] = ''
+    deterministic: Annotated[bool, At('hosts.deterministic')] = False
     errors_are_shown: bool = False  # what an action raises there is an observation, and no fault
-    timeout_s: Annotated[float, POSITIVE] = 60.0  # of a call
+    timeout_s: Annotated[float, POSITIVE, At('hosts.call_s')] = 60.0
 
 
 class Message(pydantic.BaseModel):
@@ -144,7 +144,7 @@ class OpenEnv:
 class OpenEnvEnvironment(Play, HostEnvironment):
     """Any environment of OpenEnv behind a server."""
 
-    num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
+    num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000
 
     name, here = 'openenv', False  # Play comes first: its instruction is a field
 

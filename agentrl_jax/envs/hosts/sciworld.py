@@ -55,6 +55,7 @@ TASKS = (
 )
 LEFT_OUT = 'measure-melting-point-unknown-substance'  # where one of AgentGym's item files was made
 SOLVED = 100
+MAX_MOVES = 100  # after which a game ends
 UNKNOWN = ('No known action matches', 'Unknown action')  # how it answers what it does not know
 INTERFACE = 'scienceworld.runtime.pythonapi.PythonInterface'
 
@@ -156,7 +157,6 @@ machine = functools.cache(Machine)  # of this process, by heap_mb
 class Play:
     """Settings of a world."""
 
-    max_moves: int = 100  # after which a game ends
     scale: float = 1.0  # of rewards, which add up to 100 at the end of a task
     shifted: bool = False  # items as in AgentGym's file without a task: see games
     heap_mb: Annotated[int, ONE] = 1024  # of the JVM, for all worlds of a process
@@ -167,7 +167,7 @@ class SciWorld:
 
     Rewards are differences of a score of 0 to 100, of which the opening state may have some that
     nobody earns; a wrong focus takes it to -100. It ends with the task, below 0, and after more
-    moves than max_moves; looking costs none.
+    moves than MAX_MOVES; looking costs none.
     """
 
     deterministic = True
@@ -238,7 +238,7 @@ class SciWorld:
             text = self.simulator.step(action)
             score = round(100 * self.simulator.getScore())
             moves, completed = self.simulator.getNumMoves(), self.simulator.getCompleted()
-        return text, score, bool(completed) or moves > self.play.max_moves or score < 0
+        return text, score, bool(completed) or moves > MAX_MOVES or score < 0
 
 
 class SciWorldPlayer(Read):

@@ -45,15 +45,17 @@ def shared(urls: tuple[str, ...]) -> Servers:
 
 def checked(name: str, settings: Settings) -> Settings:
     """Keywords of a world as their types have them; ValueError with everything that is wrong."""
-    return tree.read(type(settings), {name: vars(settings)}, f'{name}.')
+    leaves = tree.leaves(type(settings), f'{name}.').values()
+    given = {leaf.name: getattr(settings, leaf.attribute) for leaf in leaves}
+    return tree.read(type(settings), given, f'{name}.')
 
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """How servers are called."""
+    """How servers are called: fields of a config's hosts section."""
 
-    token: str = ''  # file whose first line the servers ask for
-    timeout_s: Annotated[float, POSITIVE] = 60.0  # of a call to a server
+    token: Annotated[str, At('hosts.token')] = ''
+    timeout_s: Annotated[float, POSITIVE, At('hosts.call_s')] = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,14 +118,14 @@ class AgentGymEnvironment(Remote):
     """Another environment of AgentGym, on its servers."""
 
     env: str = ''  # a name in agentgym.ENVIRONMENTS
-    wording: Annotated[str, At('agentgym.instruction')] = ''  # '' = AgentGym's, where we know it
-    num_items: Annotated[int, ZERO] = 0  # items 0 .. num_items - 1 where there are no files
+    wording: Annotated[str, At('hosts.instruction')] = ''  # '' = AgentGym's, where we know it
+    num_items: Annotated[int, ZERO, At('hosts.num_items')] = 0  # where there are no files
 
     name = 'agentgym'
     RULES = (
         Rule({'env': agentgym.ENVIRONMENTS.keys()}),
         must(
-            'instruction',
+            'hosts.instruction',
             'the task, which is not known here',
             lambda world: world.env not in agentgym.ENVIRONMENTS or world.instruction,
         ),
@@ -155,11 +157,18 @@ class AgentGymEnvironment(Remote):
 class Served(Remote):
     """Worlds in this process or on servers, which the run may start."""
 
-    launch: Annotated[int, ZERO] = 0  # processes of a server that the run starts for itself
-    room: Annotated[int, ONE] = 64  # worlds in each of them
+    launch: Annotated[int, ZERO, At('hosts.launch')] = 0
+    room: Annotated[int, ONE, At('hosts.room')] = 64
 
     WORLD: ClassVar[Any]  # class; its PLAY is the dataclass of its keywords
     PROMPTS: ClassVar[Mapping[str, str]] = {}  # its instructions, by the field prompt
+    RUN_RULES = (
+        must(
+            'rollout.slots',
+            lambda run: f'less, or hosts.room to more (for {run.worlds_at_once} episodes)',
+            lambda run: not 0 < run.worlds[0].local_server_capacity < run.worlds_per_process,
+        ),
+    )
     QUIRKS: ClassVar[Quirks | None] = None  # None: those of its name in agentgym.ENVIRONMENTS
 
     @property
@@ -190,6 +199,7 @@ class Served(Remote):
 
     @property
     def local_server_capacity(self) -> int:
+        """Worlds in the servers that each process of a run starts; 0 = it starts none."""
         return 0 if self.urls else self.launch * self.room
 
     def check(self) -> None:

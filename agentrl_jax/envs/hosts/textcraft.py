@@ -24,7 +24,7 @@ from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.world import Reply, package_folder
 from agentrl_jax.envs.splits import level_split
-from agentrl_jax.settings.marks import ONE, ZERO, OneOf
+from agentrl_jax.settings.marks import ONE, ZERO, At, OneOf
 
 SHORT_PROMPT = 'Get what cannot be crafted, craft the rest by the recipes, until the goal is made.'
 PROMPTS = {'agentgym': agentgym_prompts.TEXTCRAFT, 'short': SHORT_PROMPT}
@@ -291,7 +291,7 @@ class _Refused(Exception):
 class Play:
     """Settings of a world."""
 
-    prompt: Annotated[str, OneOf(PROMPTS)] = 'agentgym'  # or short
+    prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'agentgym'  # or short
     wording: Literal['agentgym', 'plain', 'drawn'] = 'agentgym'  # plain: names as typed; drawn:
     # single words, drawn anew
     distractors: Annotated[int, ZERO] = 10  # recipes shown that the goal does not need

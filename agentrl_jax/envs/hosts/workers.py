@@ -50,7 +50,7 @@ WORLDS = {  # name -> module:class
 }
 NEEDED = ('reset', 'step', 'close')  # of a World
 # Settings that clients do not receive: addresses, secrets and settings of the machine
-PRIVATE = ('token', 'timeout_s', 'heap_mb', 'settle_s', 'sites', 'states', 'login')
+PRIVATE = ('token', 'timeout_s', 'heap_mb', 'sites', 'states', 'login')
 GRACE_S = 3.0  # for worlds to close when their worker ends
 
 

@@ -67,7 +67,7 @@ class Forks(Extension):
             turns=cfg.algorithm.turns,
             continuations=cfg.algorithm.forks,
             max_turns=cfg.env.max_turns,
-            common=cfg.rollout.common_random_numbers,
+            common=False,
         )
 
     def metrics(self, rollout: Rollout) -> dict[str, jax.Array]:

@@ -21,7 +21,7 @@ from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
 from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, In
+from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, At, In
 from agentrl_jax.settings.rules import Rule, exclude, importable, must
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class HarnessEnvironment(HostEnvironment):
     # killed where they hang; 0 = threads of the run
     expert: str = ''  # package.module:function, which answers in the policy's place in order to be
     # cloned: of (messages, tools, item), the text of an answer; '' = nobody
-    num_items: Annotated[int, MANY] = 1000  # items 0 .. num_items - 1
+    num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000
     branches: Annotated[int, ONE] = 1  # conversations of an episode: a request that extends none
     # opens another
     context: Annotated[int, ZERO] = 0  # tokens of one of them; 0 = as many as of all together,
@@ -221,7 +221,7 @@ class HarnessEnvironment(HostEnvironment):
     silent_s: Annotated[float, POSITIVE] = 60.0  # between others, and to the end
     blames: tuple[str, ...] = ()  # names of its errors that the policy is to blame for, ...
     blamed_reward: float = 0.0  # ... and what the episode then earns
-    stop: tuple[str, ...] = ()  # stop strings that its requests may name; they end every answer
+    stop: Annotated[tuple[str, ...], At('hosts.stop')] = ()
     host: Literal['127.0.0.1', '0.0.0.0'] = '127.0.0.1'  # that the endpoint listens on
     port: Annotated[int, In(low=0, high=65535)] = 0  # 0 = any
     public_url: str = ''  # where harnesses reach the endpoint, such as https://proxy:8443; '' =
@@ -249,6 +249,16 @@ class HarnessEnvironment(HostEnvironment):
         importable('expert', optional=True),
     )
     RUN_RULES = (
+        Rule({'context.window': 0}, 'a harness shows the conversation'),
+        Rule({'agent.name': {'act', 'react'}}, 'a harness shows the conversation'),
+        Rule({'agent.trials': 1}, 'a harness shows the conversation'),
+        must(
+            'hosts.timeout_s',
+            'harness.start_s and harness.silent_s or more',
+            lambda run: (
+                max(run.worlds[0].start_s, run.worlds[0].silent_s) <= run.hosts.policy.timeout_s
+            ),
+        ),
         must(
             'harness.context',
             'at most rollout.max_tokens',

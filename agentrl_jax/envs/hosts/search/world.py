@@ -166,8 +166,6 @@ class SearchQA(Search):
 @dataclasses.dataclass(frozen=True)
 class SearchEnvironment(Served, Play):
     hops: tuple[int, ...] = (1, 2)  # of the questions about countries
-    about: tuple[str, ...] = KINDS  # what these ask about
-    longest_name: Annotated[int, ZERO] = 0  # letters of that, of one word of A to Z; 0 = any name
 
     name, WORLD, FIGURES = 'search', Search, FIGURES
     RULES = (
@@ -223,13 +221,11 @@ class SearchEnvironment(Served, Play):
             sizes = [len(questions.read(path)) for path in self.questions]
             place = SPLITS.index(split)
             return np.arange(sum(sizes[:place]), sum(sizes[: place + 1]), dtype=np.int32)
-        short = re.compile(f'[A-Za-z]{{1,{self.longest_name}}}' if self.longest_name else '.*')
 
         def chosen(question: Question) -> bool:
             if level_split((question.subject or question.text).encode()) != split:
                 return False
-            asked = question.hops in self.hops and question.kind in self.about
-            return bool(self.questions or asked and short.fullmatch(question.subject))
+            return bool(self.questions) or question.hops in self.hops
 
         every = map(chosen, bank(self.questions, self.known))
         return np.flatnonzero([*every]).astype(np.int32)

@@ -8,7 +8,7 @@ does not animate, so the clock matters only for the tasks of TIMED.
 import dataclasses
 import pathlib
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from agentrl_jax.envs.hosts.base import hashed
 from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.web import actions, chromium, experts, tabs
 from agentrl_jax.envs.hosts.world import Reply, WorldError, package_folder
-from agentrl_jax.settings.marks import ONE, POSITIVE, OneOf
+from agentrl_jax.settings.marks import ONE, At, OneOf
 
 PROMPT = (
     'You use a web page. Each round shows you the task and the page as lines "[id] role \'name\'"; '
@@ -65,11 +65,8 @@ def filling_words() -> list[str]:
 class Play:
     """Settings of a world, in process or on a server."""
 
-    prompt: Annotated[str, OneOf(PROMPTS)] = 'long'  # or short
-    rewards: Literal['score', 'success'] = 'score'  # -1 to 1, as the page says; success: 1 for a
-    # 1, else 0
+    prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
     tasks: tuple[str, ...] = ()  # names of pages; () = those that the expert knows
-    settle_s: Annotated[float, POSITIVE] = 10.0  # that a page may take to come to rest
 
 
 class MiniWoB:
@@ -79,14 +76,14 @@ class MiniWoB:
 
     def __init__(self, **settings: Any):
         play = checked('miniwob', Play(**settings))
-        self.instruction, self.rewards = PROMPTS[play.prompt], play.rewards
+        self.instruction = PROMPTS[play.prompt]
         self.tasks = play.tasks or tuple(experts.EXPERTS)
         self.deterministic = TIMED.isdisjoint(self.tasks)
         self.folder = pages()
         for task in self.tasks:
             if not (self.folder / f'{task}.html').exists():
                 raise ValueError(f'miniwob.tasks: {task!r} is no page of MiniWoB++')
-        self.visitor = tabs.Visitor((), SIZE, play.settle_s)
+        self.visitor = tabs.Visitor((), SIZE, tabs.SETTLE_S)
         self.task, self.goal, self.before, self.done = '', '', 'none', True
         self.text = ''  # of the page that is shown
 
@@ -126,9 +123,8 @@ class MiniWoB:
             return Reply(self.shown(), success=False, valid=valid)
         self.done = True
         score, success = float(state['score']), state['score'] >= 1
-        reward = score if self.rewards == 'score' else float(success)
         text = f'The task is over, its score {score:g}.'
-        return Reply(text, reward, done=True, success=success, valid=valid)
+        return Reply(text, score, done=True, success=success, valid=valid)
 
     def shown(self) -> str:
         """Return the page, the task and the last action."""
@@ -169,7 +165,7 @@ class Player(Read):
 @dataclasses.dataclass(frozen=True)
 class MiniWoBEnvironment(Served, Play):
     seeds: Annotated[int, ONE] = 100  # of each task, an item each
-    room: Annotated[int, ONE] = 16  # worlds of a process that the run starts
+    room: Annotated[int, ONE] = 16
 
     name, WORLD, PROMPTS = 'miniwob', MiniWoB, PROMPTS
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, CDPSession, Dialog, Page
 
 MOST_TABS = 8
+SETTLE_S = 10.0  # that a page may take to come to rest
 NOT_LOADED = 'chrome-error:'
 DRAWN = (
     'new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => '

@@ -21,7 +21,7 @@ from agentrl_jax.envs.hosts.web.tasks import Task, read_sites, read_tasks
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.envs.splits import level_split
 from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.settings.marks import ONE, POSITIVE, OneOf
+from agentrl_jax.settings.marks import ONE, POSITIVE, At, OneOf
 
 PROMPT = (
     'You use a web browser to reach an objective. Each round shows you the open tabs, the part of '
@@ -67,10 +67,9 @@ class Play:
     tasks: str = ''  # file of tasks, such as test.raw.json of libwebarena
     sites: tuple[str, ...] = ()  # name=address: the only addresses that pages can reach
     states: str = ''  # folder of cookies of those who are logged in; '' = nobody is
-    prompt: Annotated[str, OneOf(PROMPTS)] = 'long'  # or short
+    prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
     judge: str = ''  # module:function of answers that need not be literal; '' = none
     login: str = 'admin:admin1234'  # of the shop's administrator, for programs that ask it
-    settle_s: Annotated[float, POSITIVE] = 10.0  # that a page may take to come to rest
 
 
 class WebArena:
@@ -86,7 +85,7 @@ class WebArena:
         self.tasks, self.sites = read(play.tasks, play.sites), read_sites(play.sites)
         self.states, self.login = play.states, play.login
         self.judge = import_callable(play.judge, 'web.judge') if play.judge else None
-        self.visitor = tabs.Visitor(tuple(self.sites.values()), WINDOW, play.settle_s)
+        self.visitor = tabs.Visitor(tuple(self.sites.values()), WINDOW, tabs.SETTLE_S)
         self.task: Task | None = None
         self.before, self.done = 'none', True
 
@@ -178,8 +177,8 @@ def cookies(path: pathlib.Path) -> list[dict]:
 class WebEnvironment(Served, Play):
     """WebArena's tasks, or others of its form, on sites of the user's."""
 
-    room: Annotated[int, ONE] = 16  # worlds of a process that the run starts
-    timeout_s: Annotated[float, POSITIVE] = 120.0  # of a call to a server
+    room: Annotated[int, ONE] = 16
+    timeout_s: Annotated[float, POSITIVE] = 120.0
 
     name, WORLD, PROMPTS = 'web', WebArena, PROMPTS
 

@@ -26,7 +26,7 @@ from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring
 from agentrl_jax.envs.hosts.webshop.products import Goal, Product
 from agentrl_jax.envs.hosts.world import ANY, Reply, package_folder
 from agentrl_jax.envs.splits import level_split
-from agentrl_jax.settings.marks import ONE, ZERO, OneOf
+from agentrl_jax.settings.marks import ONE, ZERO, At, OneOf
 
 PROMPT = (
     'You shop on a website. Each round shows you a page; you answer with one action: '
@@ -38,6 +38,7 @@ PROMPT = (
 SHORT_PROMPT = 'Buy what the instruction asks for: search[words] and click[text].'
 PROMPTS = {'long': PROMPT, 'short': SHORT_PROMPT}
 FIGURES = ('score',)
+SEED = 0  # of drawn products
 BETWEEN = ' [SEP] '
 FOUND, SHOWN = 50, 10  # results of a search, and on a page
 BACK, PREVIOUS, NEXT, BUY = 'Back to Search', '< Prev', 'Next >', 'Buy Now'
@@ -65,13 +66,13 @@ class Shop:
 
 
 @functools.cache
-def open_shop(files: tuple[str, ...] = (), count: int = 1000, seed: int = 0) -> Shop:
+def open_shop(files: tuple[str, ...] = (), count: int = 1000) -> Shop:
     """files: of products and of instructions; () = count products that the seed draws."""
     if files and len(files) != 2:
         raise ValueError(
             f'shop.files={files} are the file of products and the file of instructions'
         )
-    return Shop.of(products.read_files(*files) if files else catalogue.load(seed, count))
+    return Shop.of(products.read_files(*files) if files else catalogue.load(SEED, count))
 
 
 def indexed(product: Product) -> str:
@@ -97,13 +98,12 @@ class Page:
 class Play:
     """Settings of a world."""
 
-    prompt: Annotated[str, OneOf(PROMPTS)] = 'long'  # or short
+    prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
     rewards: Literal['score', 'success'] = 'score'  # of the purchase; success: 1 for a score of 1,
     # else 0 (RAGEN)
     list_actions: bool = True  # below each page; AgentGym's does not
     files: tuple[str, ...] = ()  # WebShop's, of products and of instructions; () = the seed's
     products: Annotated[int, ONE] = 1000  # that the seed draws
-    seed: int = 0  # of products
     stalls: Annotated[int, ZERO] = 0  # shops of few products, an item has one to itself; 0 = one
     # shop for all
 
@@ -124,7 +124,7 @@ class WebShop:
                 f'products each, not {play.products}, and have no files'
             )
         self.instruction = PROMPTS[play.prompt]
-        self.shop = None if play.stalls else open_shop(play.files, play.products, play.seed)
+        self.shop = None if play.stalls else open_shop(play.files, play.products)
         self.count = play.stalls or len(self.shop.goals)  # of items
         self.done = False
 
@@ -139,7 +139,7 @@ class WebShop:
         if not 0 <= item < self.count:
             raise ValueError(f'item {item} is not in 0..{self.count - 1}')
         if play.stalls:
-            stall = catalogue.draw_stall(play.seed, item, play.products)
+            stall = catalogue.draw_stall(SEED, item, play.products)
             self.shop = Shop.of(products.read_products(*stall))
         self.goal = self.shop.goals[0 if play.stalls else item]
         self.page, self.done = Page(), False
@@ -337,7 +337,7 @@ class ShopEnvironment(Served, Play):
         if self.stalls:
             keys = [f'stall {number}' for number in range(self.stalls)]
         else:
-            goals = open_shop(self.files, self.products, self.seed).goals
+            goals = open_shop(self.files, self.products).goals
             keys = [goal.product.asin for goal in goals]
         chosen = [number for number, key in enumerate(keys) if level_split(key.encode()) == split]
         return np.array(chosen, np.int32)
