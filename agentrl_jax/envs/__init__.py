@@ -1,6 +1,6 @@
 """Worlds on the device: gymnax environments that can also show themselves as text.
 
-Names are looked up when they are first used, here and in hosts/: servers of worlds need no JAX.
+Names are looked up when they are first used: servers of worlds need no JAX.
 """
 
 import importlib

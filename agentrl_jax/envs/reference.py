@@ -18,8 +18,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agentrl_jax.envs import ENVIRONMENTS, GAMES, Bandit, FrozenLake, Sokoban, TextEnvironment
-from agentrl_jax.envs.hosts import HOSTS, agentgym, players
+from agentrl_jax.envs import (
+    ENVIRONMENTS,
+    GAMES,
+    HOSTS,
+    Bandit,
+    FrozenLake,
+    Sokoban,
+    TextEnvironment,
+)
+from agentrl_jax.envs.hosts import agentgym, players
 from agentrl_jax.envs.hosts.served import Served
 from agentrl_jax.envs.simulation import NoExpert
 

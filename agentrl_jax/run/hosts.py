@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentrl_jax.envs.hosts import HostEnvironment
+from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.world import Foreign
 from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies, versions

@@ -5,7 +5,7 @@ from typing import Any
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.envs import ENVIRONMENTS, HOSTS, WORLDS, TextEnvironment
-from agentrl_jax.envs.hosts import HostEnvironment
+from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.settings.callables import import_callable
 

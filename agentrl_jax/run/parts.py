@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentrl_jax.envs import simulation
+from agentrl_jax.envs import HOSTS, simulation
 from agentrl_jax.envs.base import build
-from agentrl_jax.envs.hosts import HOSTS, HostEnvironment
+from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import DRAWN, Model, adapters, kernels, lora, weights
 from agentrl_jax.models.functions import ModelFns, model_functions

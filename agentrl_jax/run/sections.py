@@ -92,7 +92,7 @@ class Reward:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """Rollouts against worlds on hosts (agentrl_jax.envs.hosts.HOSTS)."""
+    """Rollouts against worlds on hosts (agentrl_jax.envs.HOSTS)."""
 
     answer_prefix: str = ''  # forced in front of each answer, such as '<think>'
     stop: tuple[str, ...] = ()  # texts that end a turn once the policy has written them;
