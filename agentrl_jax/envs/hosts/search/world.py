@@ -25,7 +25,6 @@ from agentrl_jax.settings.marks import ZERO, In, Off, OneOf, When
 from agentrl_jax.settings.rules import must
 
 NAME = r'[A-Z]\w*(?: [A-Z]\w*)*|\d+'
-KINDS = (countries.COUNTRY, countries.REGION)
 DRAWN = When(lambda play: play.questions == (drawn.NAME,), f"search.questions=('{drawn.NAME}',)")
 FIGURES = ('tool_success', 'answer_presence', 'exact_match', 'format')
 
@@ -221,11 +220,10 @@ class SearchEnvironment(Served, Play):
             sizes = [len(questions.read(path)) for path in self.questions]
             place = SPLITS.index(split)
             return np.arange(sum(sizes[:place]), sum(sizes[: place + 1]), dtype=np.int32)
-
-        def chosen(question: Question) -> bool:
-            if level_split((question.subject or question.text).encode()) != split:
-                return False
-            return bool(self.questions) or question.hops in self.hops
-
-        every = map(chosen, bank(self.questions, self.known))
-        return np.flatnonzero([*every]).astype(np.int32)
+        every = bank(self.questions, self.known)
+        chosen = [
+            level_split((question.subject or question.text).encode()) == split
+            and (bool(self.questions) or question.hops in self.hops)
+            for question in every
+        ]
+        return np.flatnonzero(chosen).astype(np.int32)
