@@ -114,44 +114,36 @@ class Extension:
 
     def settings(self, settings: RolloutSettings, cfg: Config) -> RolloutSettings:
         """The settings of the rollouts that train."""
-        del cfg
         return settings
 
     def draw(self, key: jax.Array, step: jax.Array, episodes: Episodes, *, cfg: Config) -> Episodes:
         """The episodes of a step, from those drawn with the key."""
-        del key, step, cfg
         return episodes
 
     def metrics(self, rollout: Rollout) -> dict[str, jax.Array]:
         """Metrics of a rollout that trains; inside jit."""
-        del rollout
         return {}
 
     def probes(self, parts: Parts) -> Iterator[Probe]:
         """What is measured during training."""
-        del parts
         yield from ()
 
     def eval_probes(self, parts: Parts) -> dict[str, Callable[[Params], float]]:
         """Metrics of validation, each a function of the policy."""
-        del parts
         return {}
 
     def start_state(self, policy: Params) -> dict[str, Any]:
         """What TrainState.extra holds at step 0; pure."""
-        del policy
         return {}
 
     def begin_step(self, state: TrainState, step: int, *, first: bool) -> TrainState:
         """The state before the rollout of a step; first: of this process, which compiles."""
-        del step, first
         return state
 
     def actor(
         self, policy: Params, state: TrainState, base: Params, streams: Streams, step: int
     ) -> Params:
         """The parameters that play; base: under adapters."""
-        del state, base, streams, step
         return policy
 
 

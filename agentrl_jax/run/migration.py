@@ -15,57 +15,42 @@ from agentrl_jax.settings import tree
 
 VERSION = 5  # of the configs in checkpoints; see migrate
 ANY = object()  # whatever the value, it changed no result
-# Fields that earlier versions had and this one has not, with the value that had no effect.
-REMOVED = {  # by the last commit that had them
+
+
+def _each(off: Any, names: str) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), off)
+
+
+# Fields that this version has not, by the last commit that had them, with what had no effect
+REMOVED = {
     '55cb303': {
         'agent.reward': 'whole',
-        'alarm.max_roll_backs': ANY,
-        'alarm.roll_back_lr': ANY,
-        'clone.keep_in': ANY,
-        'curriculum.interpolate': False,
         'curriculum.memory': 0.5,
-        'curriculum.uncertain': 0.0,
-        'dpo.beta': ANY,
-        'dpo.min_gap': ANY,
-        'dpo.pairs': ANY,
         'eval.worlds': [],
         'filter.high': 1.0,
-        'filter.low': 0.0,
         'filter.scaling': 'none',
-        'filter.soft': False,
-        'loss.center_scores': False,
         'loss.sampler_reject': 'off',
-        'loss.sampler_reject_high': None,
-        'loss.sampler_reject_low': None,
-        'loss.sampler_sequence': False,
-        'parity.filter_normalised': False,
         'parity.loss_on': 'sampled',
-        'parity.microbatch_means': False,
-        'rollout.read_tokens': ANY,
+        **_each(0.0, 'curriculum.uncertain filter.low'),
+        **_each(None, 'loss.sampler_reject_high loss.sampler_reject_low'),
+        **_each(False, 'curriculum.interpolate filter.soft loss.center_scores'),
+        **_each(False, 'loss.sampler_sequence parity.filter_normalised parity.microbatch_means'),
+        **_each(ANY, 'alarm.max_roll_backs alarm.roll_back_lr clone.keep_in'),
+        **_each(ANY, 'dpo.beta dpo.min_gap dpo.pairs rollout.read_tokens'),
     },
     'fc874ba': {
-        'alarm.baseline_steps': ANY,
-        'alarm.low_entropy': ANY,
-        'alarm.low_mi': ANY,
-        'alarm.mi_turns': ANY,
-        'babyai.solvable': False,
-        'alarm.mi_pairs': ANY,
-        'evol.restart': True,
-        'filter.compact': True,
         'filter.eps': 0.01,
         'filter.include_zero': None,
-        'hosts.poll': ANY,
         'loss.eps': {1e-6, 1e-4},
-        'loss.std_floor': 0.0,
         'miniwob.rewards': 'score',
-        'miniwob.settle_s': ANY,
-        'rollout.common_random_numbers': False,
         'sciworld.max_moves': 100,
         'search.about': ['country', 'region'],
-        'search.longest_name': 0,
-        'shop.seed': 0,
         'turn_credit.step_coef': 1.0,
-        'web.settle_s': ANY,
+        **_each(0, 'loss.std_floor search.longest_name shop.seed'),
+        **_each(True, 'evol.restart filter.compact'),
+        **_each(False, 'babyai.solvable rollout.common_random_numbers'),
+        **_each(ANY, 'alarm.baseline_steps alarm.low_entropy alarm.low_mi alarm.mi_pairs'),
+        **_each(ANY, 'alarm.mi_turns hosts.poll miniwob.settle_s web.settle_s'),
         **{f'alarm.{name}.{field}': ANY for name in SIGNALS for field in ('limit', 'patience')},
     },
 }
