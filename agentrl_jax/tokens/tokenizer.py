@@ -4,10 +4,11 @@ Text is data: encode() never yields a special token, whatever the text spells. S
 placed by id only (special('<|im_end|>')), so no observation can forge a chat turn.
 """
 
+import contextlib
 import functools
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentrl_jax.machine import files
@@ -167,19 +168,15 @@ def mark_specials(added_tokens: list[dict]) -> list[dict]:
     ]
 
 
-class library_errors:
+@contextlib.contextmanager
+def library_errors(source: str) -> Iterator[None]:
     """Raise errors of the `tokenizers` library as a ValueError that names the source.
 
     The library raises Exception itself, and PanicException, a BaseException, if Rust fails.
     """
-
-    def __init__(self, source: str):
-        self.source = source
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        if kind is Exception or (kind is not None and kind.__name__ == 'PanicException'):
-            reason = files.in_line(str(error))
-            raise ValueError(f'{self.source}: no tokenizer ({reason})') from error
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != 'PanicException':
+            raise
+        raise ValueError(f'{source}: no tokenizer ({files.in_line(str(error))})') from error
