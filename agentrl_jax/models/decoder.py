@@ -7,10 +7,9 @@ Letters: B or R rows, O or T tokens, S cache rows, D hidden, H query heads, Kh k
 G = H / Kh query heads per key-value head, Dh head width.
 """
 
-import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -155,6 +154,34 @@ class MLP(nn.Module):
         return dense(nn.silu(gate) * up, c.hidden_size, 'down_proj', c, gain=0.5 / c.num_layers)
 
 
+class Layer(nn.Module):
+    """x + after(attention(before(x))), then the same with the MLP."""
+
+    config: Model
+    rows: NamedSharding | None = None  # how rows are laid out on a mesh
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        angles: jax.Array,
+        visible: Visible,
+        cached: Any = None,
+        where: Any = None,
+    ) -> tuple[jax.Array, Any]:
+        """As Attention."""
+        c = self.config
+
+        def norm(name, x):
+            return c.norm(name)(x) if name else x
+
+        (before, after), (before_mlp, after_mlp) = c.NORMS
+        attention = c.ATTENTION(c, self.rows, name='self_attn')
+        mixed, cached = attention(norm(before, x), angles, visible, cached, where)
+        x = x + norm(after, mixed)
+        return x + norm(after_mlp, MLP(c, name='mlp')(norm(before_mlp, x))), cached
+
+
 class Backbone(nn.Module):
     """Embedding, layers and final norm; everything but the head."""
 
@@ -185,7 +212,7 @@ class Backbone(nn.Module):
         x = pin(embedding[tokens].astype(c.dtype))
         angles = positions.astype(jnp.float32)[:, :, None] * rope_frequencies(c)[None, None]
         if c.scans and cache is None and not self.is_initializing():
-            layer = c.layer()(c, row_sharding, parent=None)
+            layer = Layer(c, row_sharding, parent=None)
             x = layer_scan.run(
                 lambda variables, x: pin(layer.apply(variables, x, angles, visible)[0]),
                 [
@@ -198,7 +225,7 @@ class Backbone(nn.Module):
                 mesh=row_sharding.mesh if row_sharding else None,
             )
             return RMSNorm(c.rms_norm_eps, c.dtype, name='norm')(x), None
-        layer = nn.remat(c.layer()) if c.remat and cache is None else c.layer()
+        layer = nn.remat(Layer) if c.remat and cache is None else Layer
         keys, values = [], []
         for i in range(c.num_layers):
             cached = None if cache is None else (cache.k[i], cache.v[i])
@@ -249,14 +276,15 @@ def _variables(params: Params) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder(Model):
-    """A model of embedding, layers, norm and head; a family says what a layer is."""
+    """A model of embedding, layers, norm and head; a family has its attention and norms."""
 
-    @abc.abstractmethod
-    def layer(self) -> type[nn.Module]:
-        """Module (config, rows) of one layer; rows: how rows are laid out on a mesh, or None.
+    ATTENTION: ClassVar[type[Attention]]
+    NORMS: ClassVar[tuple[tuple[str, str], ...]]  # around attention and MLP; '' = none
+    SCALED_IN: ClassVar[str] = ''  # of RMSNorm
 
-        It is called as `Attention` is, and returns (x, cached).
-        """
+    def norm(self, name: str) -> RMSNorm:
+        """A norm, inside a module."""
+        return RMSNorm(self.rms_norm_eps, self.dtype, self.SCALED_IN, name=name)
 
     def init(self, key: jax.Array) -> Params:
         """Random float32 parameters: fan-in scaled kernels, residual outputs over sqrt(2 L)."""

@@ -8,20 +8,31 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
-import jax
-from jax.sharding import NamedSharding
-
 from agentrl_jax.models import decoder
-from agentrl_jax.models.attention import Visible
-from agentrl_jax.models.decoder import MLP, RMSNorm, dense
+from agentrl_jax.models.decoder import dense
 from agentrl_jax.models.fields import flag, needed
+
+
+class Attention(decoder.Attention):
+    """With biases, or norms of each head's queries and keys."""
+
+    def project(self, x):
+        c = self.config
+        heads = x.shape[:2] + (-1, c.head_dim)
+        q = dense(x, c.num_heads * c.head_dim, 'q_proj', c, bias=c.qkv_bias).reshape(heads)
+        k = dense(x, c.num_kv_heads * c.head_dim, 'k_proj', c, bias=c.qkv_bias).reshape(heads)
+        v = dense(x, c.num_kv_heads * c.head_dim, 'v_proj', c, bias=c.qkv_bias).reshape(heads)
+        if c.qk_norm:
+            q, k = c.norm('q_norm')(q), c.norm('k_norm')(k)
+        return q, k, v
 
 
 @dataclasses.dataclass(frozen=True)
 class Qwen2(decoder.Decoder):
     """Pre-norm decoder with grouped-query attention and SwiGLU."""
 
+    ATTENTION = Attention
+    NORMS = ('input_layernorm', ''), ('post_attention_layernorm', '')
     GGUF_LAYER = {'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm'}
 
     qkv_bias: bool = True  # Qwen2.5; False: Llama and Qwen3
@@ -31,9 +42,6 @@ class Qwen2(decoder.Decoder):
         super().__post_init__()
         if self.qkv_bias and self.qk_norm:
             raise ValueError('a model with both biases and norms of queries and keys is unknown')
-
-    def layer(self) -> type[nn.Module]:
-        return Layer
 
     @classmethod
     def options(cls, kind: str, hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,42 +65,3 @@ class Qwen2(decoder.Decoder):
         if self.qkv_bias and generic:
             return {'model_type': 'llama', 'attention_bias': True}
         return {'model_type': 'qwen2' if self.qkv_bias else 'llama'}
-
-
-class Attention(decoder.Attention):
-    """With biases, or norms of each head's queries and keys."""
-
-    def project(self, x):
-        c = self.config
-        heads = x.shape[:2] + (-1, c.head_dim)
-        q = dense(x, c.num_heads * c.head_dim, 'q_proj', c, bias=c.qkv_bias).reshape(heads)
-        k = dense(x, c.num_kv_heads * c.head_dim, 'k_proj', c, bias=c.qkv_bias).reshape(heads)
-        v = dense(x, c.num_kv_heads * c.head_dim, 'v_proj', c, bias=c.qkv_bias).reshape(heads)
-        if c.qk_norm:
-            q = RMSNorm(c.rms_norm_eps, c.dtype, name='q_norm')(q)
-            k = RMSNorm(c.rms_norm_eps, c.dtype, name='k_norm')(k)
-        return q, k, v
-
-
-class Layer(nn.Module):
-    """Pre-norm residual block."""
-
-    config: Qwen2
-    rows: NamedSharding | None = None  # how rows are laid out on a mesh
-
-    @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        angles: jax.Array,
-        visible: Visible,
-        cached: Any = None,
-        where: Any = None,
-    ) -> tuple[jax.Array, Any]:
-        norm = dict(eps=self.config.rms_norm_eps, dtype=self.config.dtype)
-        mixed, cached = Attention(self.config, self.rows, name='self_attn')(
-            RMSNorm(**norm, name='input_layernorm')(x), angles, visible, cached, where
-        )
-        x = x + mixed
-        x = x + MLP(self.config, name='mlp')(RMSNorm(**norm, name='post_attention_layernorm')(x))
-        return x, cached

@@ -1,27 +1,223 @@
-"""Automata of answers over tokens: how they are spelled, and their smallest table.
+"""Automata of answers: pieces of text -> bytes -> tokens -> a table of states.
 
-An automaton is a function from a state to its edges. A row of a `Table` is a state and the number
-of tokens that are left. Rows with the same edges are merged.
+An answer is a chain of pieces. `Bytes` is the deterministic automaton of all chains,
+`Tokens.automaton` lifts it to tokens, and `Table` numbers the states. A state of an answer without
+free text is a row of the table together with the number of tokens that are left. Rows with the same
+edges are merged.
 """
 
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentrl_jax.text.prompts import SEPARATOR
-from agentrl_jax.tokens.tokenizer import Tokenizer
-
-BETWEEN = f' {SEPARATOR} '  # as demonstrations have it
-MOST_ANSWERS = 50_000  # that 'own' spells one by one
 WORD = 32  # bits of a word of Rollout.allowed
-EVERY = -1  # of an edge: any of the names can follow that could before
-ANY = -1  # instead of a first action: it is already known, or nothing depends on it
+EVERY = -1  # as bits of kinds: all that were possible before
+ANY = -1  # instead of a kind of answer: it is already known, or nothing depends on it
+OPEN, EMPTY = -1, -2  # holes: with some text, without any
+DEAD = -1  # instead of a state: no answer begins like this
 
-# (step, first state). step(state) -> ({token: (state after it, first action that it settles or
-# ANY)}, first actions as bits of the answers that may end here)
+# (step, first state). step(state) -> ({token: (state after it, the kind that it settles or ANY)},
+# kinds as bits of the answers that may end here)
 Automaton = tuple[Callable, Any]
+
+
+# ---- bytes ---------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """Text of an answer, and what may precede and follow it."""
+
+    text: bytes
+    following: Sequence[int] = ()  # numbers of the next pieces; (): the answer ends
+    hole: bool = False  # at least one byte of free text precedes its first occurrence
+    kind: int = ANY  # of answers with this piece
+
+
+class Item(NamedTuple):
+    """A place in a piece."""
+
+    piece: int
+    read: int  # bytes of its text; OPEN or EMPTY: its hole is open
+    kind: int
+
+
+class Bytes:
+    """The deterministic automaton of answers, built as far as it is read; state 0 is the first."""
+
+    def __init__(self, pieces: Sequence[Piece], first: Iterable[int]):
+        self._pieces = pieces
+        self._items, self._numbers, self._rows = [], {}, {}
+        self._number(item for i in first for item in self._begin(i, ANY))
+
+    def row(self, state: int) -> np.ndarray:
+        """int32 [256]: the state after each byte, or DEAD."""
+        if state not in self._rows:
+            items, moved = self._items[state], {}
+            holes = {item._replace(read=OPEN) for item in items if item.read < 0}
+            for item in items:
+                for byte in self._next(item):
+                    moved.setdefault(byte, set()).add(item._replace(read=max(item.read, 0) + 1))
+            row = np.full(256, self._number(holes) if holes else DEAD, np.int32)
+            for byte in sorted(moved):
+                # The first occurrence of a piece ends the hole in front of it
+                closed = {(x.piece, x.kind) for x in moved[byte] if not self._next(x)}
+                row[byte] = self._number(
+                    x
+                    for item in moved[byte] | holes
+                    if (item.piece, item.kind) not in closed or not self._next(item)
+                    for x in self._reach(item)
+                )
+            self._rows[state] = row
+        return self._rows[state]
+
+    def table(self) -> np.ndarray:
+        """int32 [Q, 256]: the rows of all states."""
+        rows = []
+        while len(rows) < len(self._items):
+            rows.append(self.row(len(rows)))
+        return np.stack(rows)
+
+    def kinds(self, state: int) -> set[int]:
+        """The kinds of answers that are possible."""
+        return {item.kind for item in self._items[state]}
+
+    def ends(self, state: int) -> set[int]:
+        """The kinds of the answers that may end here."""
+        return {item.kind for item in self._items[state] if self._complete(item)}
+
+    def without_kind(self, state: int) -> int:
+        """The state without its kind if only one is possible."""
+        if len(self.kinds(state)) > 1:
+            return state
+        return self._number([item._replace(kind=ANY) for item in self._items[state]])
+
+    def _number(self, items: Iterable[Item]) -> int:
+        items = frozenset(items)
+        if items not in self._numbers:
+            self._numbers[items] = len(self._items)
+            self._items.append(items)
+        return self._numbers[items]
+
+    def _next(self, item: Item) -> bytes:
+        """The byte that continues the piece, if there is one."""
+        at = max(item.read, 0)
+        return b'' if item.read == EMPTY else self._pieces[item.piece].text[at : at + 1]
+
+    def _complete(self, item: Item) -> bool:
+        piece = self._pieces[item.piece]
+        return not piece.following and item.read != EMPTY and not self._next(item)
+
+    def _begin(self, number: int, kind: int) -> Iterable[Item]:
+        """Items in front of a piece."""
+        piece = self._pieces[number]
+        kind = kind if piece.kind == ANY else piece.kind
+        if piece.hole:
+            return [Item(number, EMPTY, kind)]
+        return self._reach(Item(number, 0, kind))
+
+    def _reach(self, item: Item) -> list[Item]:
+        """The item, or the items in front of the next pieces once its piece is complete."""
+        piece = self._pieces[item.piece]
+        if item.read < len(piece.text) or not piece.following:
+            return [item]
+        return [x for number in piece.following for x in self._begin(number, item.kind)]
+
+
+# ---- tokens --------------------------------------------------------------------------------------
+
+
+class Tokens:
+    """The bytes of a vocabulary, by the first of them."""
+
+    def __init__(self, texts: Sequence[bytes]):
+        self.texts, self._ids = texts, {text: i for i, text in enumerate(texts) if text}
+        self._longest = max(map(len, texts))
+        self._length = np.array([len(text) for text in texts])
+        self._begin = np.cumsum(self._length) - self._length
+        self._bytes = np.frombuffer(b''.join(texts), np.uint8)
+        spelled = np.flatnonzero(self._length)
+        head = self._bytes[self._begin[spelled]]
+        self._by_head = [spelled[head == byte] for byte in range(256)]
+
+    def spelling(self, text: bytes) -> list[int]:
+        """Tokens of a text, each of the greatest length; ValueError if a byte is in no token."""
+        ids = []
+        while text:
+            sizes = range(min(self._longest, len(text)), 0, -1)
+            size = next((n for n in sizes if text[:n] in self._ids), None)
+            if size is None:
+                raise ValueError(f'no token of the tokenizer begins as {text!r} does')
+            ids.append(self._ids[text[:size]])
+            text = text[size:]
+        return ids
+
+    def follow(self, automaton: Bytes, state: int) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens [n] that can follow a state, the states [n] that they lead to)."""
+        heads = np.flatnonzero(automaton.row(state) != DEAD)
+        tokens = np.concatenate([self._by_head[byte] for byte in heads] or [np.zeros(0, int)])
+        now, at = np.full(len(tokens), state), 0
+        going = np.arange(len(tokens))
+        while len(going):
+            byte = self._bytes[self._begin[tokens[going]] + at]
+            states, place = np.unique(now[going], return_inverse=True)
+            now[going] = np.stack([automaton.row(int(x)) for x in states])[place, byte]
+            at += 1
+            going = going[(now[going] != DEAD) & (self._length[tokens[going]] > at)]
+        return tokens[now != DEAD], now[now != DEAD]
+
+    def automaton(self, of: Bytes) -> Automaton:
+        """The automaton over tokens: all spellings of its answers."""
+
+        def step(state):
+            edges = {}
+            for token, after in zip(*(x.tolist() for x in self.follow(of, state)), strict=True):
+                kind, *others = of.kinds(after)
+                edges[token] = of.without_kind(after), ANY if others else kind
+            return edges, _as_bits(of.ends(state))
+
+        return step, 0
+
+
+def _as_bits(kinds: set[int]) -> int:
+    return EVERY if ANY in kinds else sum(1 << kind for kind in kinds)
+
+
+Spellings = frozenset[tuple[tuple[int, ...], int]]  # (tokens up to the end, kinds as bits)
+
+
+def step_spellings(state: Spellings) -> tuple[dict[int, tuple[Spellings, int]], int]:
+    """The step of an automaton whose state is the set of all that may follow."""
+    rests, ends = {}, 0
+    for ids, kinds in state:
+        if ids:
+            rest = rests.setdefault(ids[0], {})
+            rest[ids[1:]] = rest.get(ids[1:], 0) | kinds
+        else:
+            ends |= kinds
+    return {token: (frozenset(rest.items()), ANY) for token, rest in rests.items()}, ends
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def in_order(first: Hashable, following: Callable) -> Iterable[Hashable]:
+    """The nodes of a graph without cycles, each after those that follow it."""
+    done, stack = set(), [first]
+    while stack:
+        waits = [] if stack[-1] in done else [x for x in following(stack[-1]) if x not in done]
+        stack += waits
+        if not waits and (now := stack.pop()) not in done:
+            done.add(now)
+            yield now
+
+
+class Loose(NamedTuple):
+    """Edges of a state that no budget prunes."""
+
+    tokens: np.ndarray  # int [n]
+    after: np.ndarray  # int [n]  states
+    kinds: np.ndarray | None = None  # uint32 [n, words]  as `through`; None: all
 
 
 class Table:
@@ -32,9 +228,13 @@ class Table:
         self._edges, self._need, self._most = {}, {}, {}  # by automaton and state
 
     def state(self) -> int:
-        """A state of its own, with a row to be filled."""
+        """A state of its own, for loose edges."""
         self._rows.append({})
         return len(self._rows) - 1
+
+    def tokens(self) -> list[int]:
+        """The tokens of answers, ascending."""
+        return sorted({token for row in self._rows for token in row})
 
     def longest(self, step: Callable, first: Any) -> int:
         """Tokens of the longest answer."""
@@ -42,7 +242,7 @@ class Table:
         return self._most[step, first]
 
     def least(self, step: Callable, first: Any) -> dict[int, int]:
-        """Tokens of the shortest answer with each first action."""
+        """Tokens of the shortest answer of each kind."""
         self._measure(step, first)
         return self._need[step, first]
 
@@ -57,227 +257,156 @@ class Table:
         return self._number(step, first, left)
 
     def _fitting(self, step: Callable, state: Any, left: int) -> int:
-        """First actions, as bits, of the answers that `left` tokens can finish."""
-        fits = [name for name, need in self._need[step, state].items() if need <= left]
-        return EVERY if ANY in fits else sum(1 << name for name in fits)
+        """Kinds, as bits, of the answers that `left` tokens can finish."""
+        return _as_bits({kind for kind, need in self._need[step, state].items() if need <= left})
 
     def _measure(self, step: Callable, first: Any) -> None:
-        """Tokens to the end from each state: at least by first action, and at the most."""
-        stack = [first]
-        while stack:
-            now = stack[-1]
-            if (step, now) in self._need:
-                stack.pop()
-                continue
-            if (step, now) not in self._edges:
-                self._edges[step, now] = step(now)
+        """Tokens to the end from each state: at least by kind, and at the most."""
+
+        def following(state):
+            if (step, state) in self._need:
+                return []
+            if (step, state) not in self._edges:
+                self._edges[step, state] = step(state)
+            return [after for after, _ in self._edges[step, state][0].values()]
+
+        for now in in_order(first, following):
             edges, ends = self._edges[step, now]
-            waits = {x for x, _ in edges.values() if (step, x) not in self._need}
-            if waits:
-                stack += waits
-                continue
-            stack.pop()
-            least, most = dict.fromkeys(_names(ends), 1), int(ends != 0)
-            for after, name in edges.values():
+            least, most = dict.fromkeys(_kinds(ends), 1), int(ends != 0)
+            for after, kind in edges.values():
                 for other, need in self._need[step, after].items():
-                    which = other if name == ANY else name
+                    which = other if kind == ANY else kind
                     least[which] = min(need + 1, least.get(which, need + 1))
                     most = max(most, 1 + self._most[step, after])
             self._need[step, now], self._most[step, now] = least, most
 
     def _number(self, step: Callable, first: Any, left: int) -> int:
         """Row of (state, tokens left); budgets that cannot bind count as the most needed."""
-        memo, stack = {}, [(first, min(left, self._most[step, first]))]
-        start = stack[0]
-        while stack:
-            key = stack[-1]
-            if key in memo:
-                stack.pop()
-                continue
-            now, left_now = key
-            (edges, ends), row, waits = self._edges[step, now], {}, []
-            before = self._fitting(step, now, left_now)
-            for token, (after, name) in edges.items():
-                fits = self._fitting(step, after, left_now - 1)
-                if not fits:
-                    continue
-                names = fits if name == ANY else 1 << name
-                child = (after, min(left_now - 1, self._most[step, after]))
-                if child in memo:
-                    row[token] = memo[child], EVERY if names == before else names
-                else:
-                    waits.append(child)
-            if waits:
-                stack += waits
-                continue
-            stack.pop()
+
+        def place(state, left):
+            return state, min(left, self._most[step, state])
+
+        def edges(now):
+            """(token, next place, kinds that it can finish)."""
+            state, left = now
+            for token, (after, kind) in self._edges[step, state][0].items():
+                fits = self._fitting(step, after, left - 1)
+                if fits:
+                    yield token, place(after, left - 1), fits if kind == ANY else 1 << kind
+
+        numbers, start = {}, place(first, left)
+        for now in in_order(start, lambda now: [after for _, after, _ in edges(now)]):
+            before, ends = self._fitting(step, *now), self._edges[step, now[0]][1]
+            row = {token: (numbers[after], kinds) for token, after, kinds in edges(now)}
             if ends:
-                row[self._end] = 0, EVERY if ends == before else ends
+                row[self._end] = 0, ends
+            row = {
+                token: (number, EVERY if kinds == before else kinds)
+                for token, (number, kinds) in row.items()
+            }
             signature = tuple(sorted(row.items()))
             if signature not in self._ids:
                 self._ids[signature] = self.state()
                 self._rows[-1] = row
-            memo[key] = self._ids[signature]
-        return memo[start]
+            numbers[now] = self._ids[signature]
+        return numbers[start]
 
     def arrays(
-        self, free: dict[int, list[int]], ends: list[int], names: int
-    ) -> tuple[np.ndarray, list[int], np.ndarray | None]:
-        """(after, columns, through); free: states that lead to themselves but by some tokens."""
+        self, loose: Mapping[int, Loose], *, size: int, apart: Sequence[int], kinds: int
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """(after [Q, C], through [Q, C, words], classes [size + 1]) as a Grammar has them.
+
+        loose: by state. apart: tokens with a column each; without loose edges there is no other
+        column, and classes is None. size: of the vocabulary. kinds: 0 = nothing depends on them.
+        """
         if len(self._rows) > np.iinfo(np.int16).max:
             raise ValueError(
                 f'the legal answers need {len(self._rows)} states, which 16 bits cannot count; '
-                'set env.max_actions_per_turn to less'
+                'set env.max_actions_per_turn to less, or hosts.forms to fewer'
             )
-        columns = sorted({token for row in self._rows for token in row} | {*(ends if free else ())})
-        place = {token: i for i, token in enumerate(columns)}
-        after = np.full((len(self._rows), len(columns) + bool(free)), -1, np.int16)
-        through = np.zeros((*after.shape, words(names)), np.uint32) if names else None
-        for state, row in enumerate(self._rows):
-            for token, (target, bits) in row.items():
-                after[state, place[token]] = target
-                if through is not None:
-                    through[state, place[token]] = as_words(bits, names)
-        for state, closed in free.items():
-            after[state] = state
-            after[state, [place[token] for token in closed]] = -1
-            if through is not None:
-                through[state] = as_words(EVERY, names)
-        return after, columns, through
+        rows = [
+            Loose(np.array([*row], int), np.array([after for after, _ in row.values()], int))
+            for row in self._rows
+        ]
+        for state, edges in loose.items():
+            rows[state] = edges
+        classes, columns = np.full(size, len(apart)), len(apart)
+        classes[list(apart)] = np.arange(columns)
+        if loose:
+            classes, columns = _refine(classes, rows)
+        after = np.full((len(rows), columns), -1, np.int16)
+        through = np.zeros((*after.shape, words(kinds)), np.uint32) if kinds else None
+        for state, (tokens, target, some) in enumerate(rows):
+            after[state, classes[tokens]] = target
+            if through is not None and len(tokens):
+                if state not in loose:
+                    bits = self._rows[state].values()
+                    some = np.stack([as_words(kinds_, kinds) for _, kinds_ in bits])
+                through[state, classes[tokens]] = as_words(EVERY, kinds) if some is None else some
+        if not loose:
+            return after, through, None
+        after, through, classes = _with_padding(after, through, classes)
+        return *with_choice(after, through, classes), classes
+
+
+def _refine(classes: np.ndarray, rows: Sequence[Loose]) -> tuple[np.ndarray, int]:
+    """(int [V], count): classes of tokens that no row leads to different states."""
+    classes, known = classes.copy(), classes.max() + 1
+    for tokens, after, _ in rows:
+        if len(tokens):
+            pairs = classes[tokens] * (len(rows) + 1) + after
+            fresh = np.unique(pairs, return_inverse=True)[1]
+            classes[tokens] = known + fresh
+            known += fresh.max() + 1
+    names, classes = np.unique(classes, return_inverse=True)
+    return classes, len(names)
+
+
+def _with_padding(
+    after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """(after, through, classes) with a column for all ids beyond the tokens, never allowed.
+
+    A head may be larger than the vocabulary. Ids from its size on are looked up as the last one of
+    classes.
+    """
+    never = np.full_like(after[:, :1], -1)
+    if through is not None:
+        through = np.concatenate([through, np.zeros_like(through[:, :1])], 1)
+    return np.concatenate([after, never], 1), through, np.append(classes, after.shape[1])
+
+
+def with_choice(
+    after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """(after, through) with one more column, which is no token's.
+
+    Its bit is set if a column is allowed that several tokens share: there is a choice even if no
+    other bit is.
+    """
+    shared = np.bincount(classes, minlength=after.shape[1]) > 1
+    choice = np.where((after[:, shared] >= 0).any(1, keepdims=True), 0, -1)
+    if through is not None:
+        kinds = np.where((after >= 0)[..., None], through, 0)[:, shared]
+        kinds = np.bitwise_or.reduce(kinds, axis=1, keepdims=True)
+        through = np.concatenate([through, kinds], 1)
+    return np.concatenate([after, choice], 1).astype(np.int16), through
 
 
 def words(columns: int) -> int:
-    """Words that hold so many bits."""
+    """Words with at least one bit per column."""
     return -(-columns // WORD)
 
 
-def _names(bits: int) -> list[int]:
-    """The names of a set of bits."""
+def _kinds(bits: int) -> list[int]:
+    """The kinds of a set of bits."""
     if bits == EVERY:
         return [ANY]
     return [i for i in range(bits.bit_length()) if bits >> i & 1]
 
 
-def as_words(bits: int, names: int) -> np.ndarray:
-    """A set of names as uint32 words; EVERY has all bits."""
-    mask = 2 ** (words(names) * WORD) - 1
-    text = (bits & mask).to_bytes(words(names) * WORD // 8, 'little')
+def as_words(bits: int, kinds: int) -> np.ndarray:
+    """A set of kinds as uint32 words; EVERY has all bits."""
+    mask = 2 ** (words(kinds) * WORD) - 1
+    text = (bits & mask).to_bytes(words(kinds) * WORD // 8, 'little')
     return np.frombuffer(text, np.uint32)
-
-
-def automaton_of_spellings(
-    tokenizer: Tokenizer, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
-) -> Automaton:
-    """The tree of all answers as the tokenizer spells them."""
-    count = sum(len(names) ** k for k in range(1, max_actions + 1))
-    if count > MOST_ANSWERS:
-        raise ValueError(
-            f'{count} answers are too many to spell one by one: set rollout.constrain to any, or '
-            'lower env.max_actions_per_turn'
-        )
-    chosen = [
-        each
-        for k in range(1, max_actions + 1)
-        for each in itertools.product(range(len(names)), repeat=k)
-    ]
-    texts = [head + BETWEEN.join(names[i] for i in each) + tail for each in chosen]
-    children, ends, firsts = [{}], [0], [0]
-    for ids, each in zip(tokenizer.encode_batch(texts), chosen, strict=True):
-        node, bit = 0, 1 << each[0]
-        firsts[0] |= bit
-        for token in ids:
-            if token not in children[node]:
-                children[node][token] = len(children)
-                children.append({}), ends.append(0), firsts.append(0)
-            node = children[node][token]
-            firsts[node] |= bit
-        ends[node] |= bit
-
-    def settled(node):
-        return not offers or firsts[node].bit_count() == 1
-
-    def step(node):
-        known = settled(node)
-        edges = {
-            token: (child, ANY if known or not settled(child) else firsts[child].bit_length() - 1)
-            for token, child in children[node].items()
-        }
-        return edges, EVERY if known and ends[node] else ends[node]
-
-    return step, 0
-
-
-def automaton_of_bytes(
-    tokenizer: Tokenizer, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
-) -> Automaton:
-    """The automaton over bytes, lifted to tokens.
-
-    A state is a set of (text of which a part was read, bytes read, actions so far, the first one):
-    all that can have been read. The first action is forgotten once it can be only one.
-    """
-    texts = [head.encode(), BETWEEN.encode(), tail.encode(), *(n.encode() for n in names)]
-    HEAD, BAR, TAIL, NAME = 0, 1, 2, 3
-    END = -1
-
-    def following(which, count, first):
-        if which == TAIL:  # with the first action: a token may say the end and thereby which it was
-            return [(END, 0, 0, first)]
-        if which in (HEAD, BAR):
-            said = count > 0 or not offers
-            return [(NAME + i, 0, count + 1, first if said else i) for i in range(len(names))]
-        more = [(BAR, 0, count, first)] if count < max_actions else []
-        return [(TAIL, 0, count, first), *more]
-
-    def settled(items):
-        found, queue = set(), list(items)
-        while queue:
-            item = queue.pop()
-            if item[0] == END or item[1] < len(texts[item[0]]):
-                found.add(item)
-            else:
-                queue += following(item[0], *item[2:])
-        return frozenset(found)
-
-    def firsts(state):
-        return {item[3] for item in state}
-
-    def forgetful(state):
-        if len(firsts(state)) > 1:
-            return state
-        return frozenset((*item[:3], ANY) for item in state)
-
-    known = {}
-
-    def byte_steps(state):
-        if state not in known:
-            moves = {}
-            for item in state:
-                which, at, count, first = item
-                if which != END:
-                    moves.setdefault(texts[which][at], []).append((which, at + 1, count, first))
-            known[state] = {byte: settled(items) for byte, items in moves.items()}
-        return known[state]
-
-    letters = set(b''.join(texts))
-    spelled, begins = {}, set()
-    for token, text in enumerate(tokenizer.token_bytes()):
-        if text and letters.issuperset(text):
-            spelled.setdefault(text, []).append(token)
-            begins.update(text[:end] for end in range(1, len(text) + 1))
-
-    def step(state):
-        edges, queue = {}, [(b'', state)]
-        while queue:
-            read, now = queue.pop()
-            for byte, after in byte_steps(now).items():
-                text = read + bytes([byte])
-                if text not in begins:
-                    continue
-                queue.append((text, after))
-                first, *others = firsts(after)
-                edge = forgetful(after), ANY if others else first
-                edges |= dict.fromkeys(spelled.get(text, ()), edge)
-        ends = {item[3] for item in state if item[0] == END}
-        return edges, EVERY if ANY in ends else sum(1 << i for i in ends)
-
-    return step, settled([(HEAD, 0, 0, ANY)])

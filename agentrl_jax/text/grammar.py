@@ -24,6 +24,7 @@ have its bytes.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Sequence
 
@@ -34,16 +35,26 @@ from flax import struct
 
 from agentrl_jax.text.answer import ANSWERING, FORMS, LAST_TAG, AnswerState, AnswerTable
 from agentrl_jax.text.automata import (
-    BETWEEN,
+    ANY,
+    EVERY,
     WORD,
+    Bytes,
+    Loose,
+    Piece,
+    Spellings,
     Table,
-    automaton_of_bytes,
-    automaton_of_spellings,
+    Tokens,
+    in_order,
+    step_spellings,
+    with_choice,
     words,
 )
+from agentrl_jax.text.prompts import SEPARATOR
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
 SPELLINGS = ('own', 'any')
+BETWEEN = f' {SEPARATOR} '  # as demonstrations have it
+MOST_ANSWERS = 50_000  # that 'own' spells one by one
 NEVER = -1e30  # logit of what is not allowed; finite, since 0 * -inf is no number
 
 
@@ -248,9 +259,17 @@ def build_grammar(
     heads = [' ' if react else '']
     if thinks:
         heads.append('\nAction: ' if react else form.before.decode())
-    make = {'own': automaton_of_spellings, 'any': automaton_of_bytes}[spelling]
-    automata = [make(tokenizer, list(names), max_actions, head, tail, offers) for head in heads]
-    table = Table(ends[0])
+    tokens, table = Tokens(tokenizer.token_bytes()), Table(ends[0])
+    if spelling == 'own':
+        automata = [
+            (step_spellings, spellings(tokenizer, names, max_actions, head, tail, offers))
+            for head in heads
+        ]
+    else:
+        automata = [
+            tokens.automaton(Bytes(answer_pieces(names, max_actions, head, tail, offers), [0]))
+            for head in heads
+        ]
     budgets = [longest]
     if thinks and spelling == 'own':
         budgets = [table.longest(*automaton) for automaton in automata]
@@ -278,29 +297,27 @@ def build_grammar(
             f'offer, which take up to {max(least[0].values())} tokens: set it to more'
         )
     starts = [table.add(*x, left) for x, left in zip(automata, budgets, strict=True)]
-    rest = {}  # free states: {state: tokens that lead nowhere}
+    apart, closed, loose = table.tokens(), [], {}
     if thinks:
-        rest |= {table.state(): ends, table.state(): ends}
-    if writes:
-        rest[table.state()] = []
-    after, columns, through = table.arrays(rest, ends, len(names) if offers else 0)
-    free = [*rest]
+        spilling = np.asarray(spilling, int)
+        merged = [i for i in spilling if form.before in b''.join(tokens.texts[i].split())]
+        closed = [[*ends, *merged], [*ends, *spilling]]
+    for never in [*closed, *([[]] if writes else [])]:
+        some, state = np.delete(np.arange(len(tokens.texts)), never), table.state()
+        loose[state] = Loose(some, np.full(len(some), state))
+    if loose:
+        apart = sorted({*apart, *ends})
+    after, through, classes = table.arrays(
+        loose, size=len(tokens.texts), apart=apart, kinds=len(names) if offers else 0
+    )
+    free = [*loose]
     forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
     if thinks:
         forced[free[:2]], reserve[free[:2]] = starts[-1], max(budgets)
-    columns, classes = jnp.asarray(columns, jnp.int32), None
-    if rest:
-        classes = np.array(column_of(columns, np.arange(tokenizer.vocab_size)))
-        if thinks:
-            spilling, texts = np.asarray(spilling, int), tokenizer.token_bytes()
-            merged = [i for i in spilling if form.before in b''.join(texts[i].split())]
-            for state, tokens in ((free[1], spilling), (free[0], np.asarray(merged, int))):
-                after, through = without(after, through, classes, state, tokens)
-        after, through, classes = with_padding(after, through, classes)
-        after, through = with_choice(after, through, classes)
-    whole = sum(len(names) ** k for k in range(1, max_actions + 1))
+    total = sum(len(names) ** k for k in range(1, max_actions + 1))
+    legal = total if thinks or spelling != 'own' else _count(after, starts[0])
     return Grammar(
-        columns=columns,
+        columns=jnp.asarray(apart, jnp.int32),
         classes=None if classes is None else jnp.asarray(classes, jnp.int32),
         after=jnp.asarray(after),
         through=None if through is None else jnp.asarray(through),
@@ -309,63 +326,48 @@ def build_grammar(
         first=starts[0],
         thinks=free[0] if thinks else -1,
         opened=free[-1] if writes else starts[0],
-        answers=(whole if thinks else _count(after, starts[0]), whole)
-        if spelling == 'own'
-        else (0, 0),
+        answers=(legal, total) if spelling == 'own' else (0, 0),
     )
 
 
-def without(
-    after: np.ndarray,
-    through: np.ndarray | None,
-    classes: np.ndarray,
-    state: int,
-    tokens: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """(after, through) in which some tokens cannot follow a state.
+def spellings(
+    tokenizer: Tokenizer, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
+) -> Spellings:
+    """All answers as the tokenizer spells them."""
+    count = sum(len(names) ** k for k in range(1, max_actions + 1))
+    if count > MOST_ANSWERS:
+        raise ValueError(
+            f'{count} answers are too many to spell one by one: set rollout.constrain to any, or '
+            'lower env.max_actions_per_turn'
+        )
+    chosen = [
+        each
+        for k in range(1, max_actions + 1)
+        for each in itertools.product(range(len(names)), repeat=k)
+    ]
+    texts = [head + BETWEEN.join(names[i] for i in each) + tail for each in chosen]
+    kinds = {}
+    for ids, each in zip(map(tuple, tokenizer.encode_batch(texts)), chosen, strict=True):
+        kinds[ids] = kinds.get(ids, 0) | 1 << each[0] if offers else EVERY
+    return frozenset(kinds.items())
 
-    Tokens that share a column with others move to a new one; classes is updated in place.
+
+def answer_pieces(
+    names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
+) -> list[Piece]:
+    """The pieces of answers: the head, the tail, and for each place the names and what parts them.
+
+    With offers, the first name is the kind of an answer.
     """
-    for column in np.unique(classes[tokens]):
-        moved = tokens[classes[tokens] == column]
-        if len(moved) < np.count_nonzero(classes == column):
-            classes[moved] = after.shape[1]
-            after = np.concatenate([after, after[:, [column]]], 1)
-            if through is not None:
-                through = np.concatenate([through, through[:, [column]]], 1)
-        after[state, classes[moved[0]]] = -1
-    return after, through
-
-
-def with_padding(
-    after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """(after, through, classes) with a column that is never allowed, of all ids beyond the tokens.
-
-    A head may be larger than the vocabulary. Ids from its size on are looked up as the last one of
-    classes, so that padding is no token.
-    """
-    never = np.full_like(after[:, :1], -1)
-    if through is not None:
-        through = np.concatenate([through, np.zeros_like(through[:, :1])], 1)
-    return np.concatenate([after, never], 1), through, np.append(classes, after.shape[1])
-
-
-def with_choice(
-    after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """(after, through) with one more column, which is no token's.
-
-    Its bit is set where a column is allowed that several tokens share: there is a choice even if no
-    other bit is.
-    """
-    shared = np.bincount(classes, minlength=after.shape[1]) > 1
-    choice = np.where((after[:, shared] >= 0).any(1, keepdims=True), 0, -1)
-    if through is not None:
-        names = np.where((after >= 0)[..., None], through, 0)[:, shared]
-        names = np.bitwise_or.reduce(names, axis=1, keepdims=True)
-        through = np.concatenate([through, names], 1)
-    return np.concatenate([after, choice], 1).astype(np.int16), through
+    size = len(names) + 1
+    pieces = [Piece(head.encode(), range(3, 2 + size)), Piece(tail.encode())]
+    for place in range(max_actions):
+        bar, last = 2 + place * size, place == max_actions - 1
+        pieces.append(Piece(BETWEEN.encode(), range(bar + 1, bar + size)))
+        for i, name in enumerate(names):
+            kind = i if offers and not place else ANY
+            pieces.append(Piece(name.encode(), [1] if last else [1, bar + size], kind=kind))
+    return pieces
 
 
 def share_columns(grammars: Sequence[Grammar]) -> list[Grammar]:
@@ -414,15 +416,8 @@ def _spread(
 
 def _count(after: np.ndarray, first: int) -> int:
     """Number of token sequences from a state to the end."""
-    known = {0: 1}
-    stack = [first]
-    while stack:
-        now = stack[-1]
-        waits = [int(x) for x in after[now] if x >= 0 and int(x) not in known]
-        if waits:
-            stack += waits
-            continue
-        stack.pop()
-        if now not in known:
-            known[now] = sum(known[int(x)] for x in after[now] if x >= 0)
+    targets = [row[row >= 0].tolist() for row in after]
+    known = {}
+    for state in in_order(first, targets.__getitem__):
+        known[state] = sum(known[x] for x in targets[state]) if state else 1
     return known[first]

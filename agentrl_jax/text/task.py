@@ -5,6 +5,7 @@ for each possible reward, turn number and number of actions left, and the chat m
 messages. They are tokenised once into one LineTable; a prompt is then a list of row numbers.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,33 +25,30 @@ from agentrl_jax.tokens import chat as chats
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
 
-@struct.dataclass
+@dataclasses.dataclass(frozen=True)
 class Offsets:
     """First row of each family of lines in the table."""
 
-    reward: int = struct.field(pytree_node=False)
-    reward_low: int = struct.field(pytree_node=False)  # reward of the first row, in quanta
-    reward_high: int = struct.field(pytree_node=False)
-    header: int = struct.field(pytree_node=False)
-    observation: int = struct.field(pytree_node=False)
-    warning: int = struct.field(pytree_node=False)
-    tail: int = struct.field(pytree_node=False)
-    next_turn: int = struct.field(pytree_node=False)  # opens a user message after a sampled end
-    end_turn: int = struct.field(pytree_node=False)  # the same, and appends the missing end
-    close: int = struct.field(pytree_node=False)  # ends the user message, opens the answer; after
-    # it the same of each written part
-    asks: int = struct.field(pytree_node=False, default=-1)  # see agents
-    again: int = struct.field(pytree_node=False, default=-1)
-    next_turn_no_reward: int = struct.field(
-        pytree_node=False, default=-1
-    )  # next_turn without a reward
-    end_turn_no_reward: int = struct.field(pytree_node=False, default=-1)
-    past_summary: int = struct.field(pytree_node=False, default=-1)  # see text.history
-    past_turn: int = struct.field(pytree_node=False, default=-1)
-    past_action: int = struct.field(pytree_node=False, default=-1)
-    past_reward: int = struct.field(pytree_node=False, default=-1)
-    hint: int = struct.field(pytree_node=False, default=-1)  # opens a hint
-    hint_action: int = struct.field(pytree_node=False, default=-1)
+    reward: int
+    reward_low: int  # reward of the first row, in quanta
+    reward_high: int
+    header: int
+    observation: int
+    warning: int
+    tail: int
+    next_turn: int  # opens a user message after a sampled end
+    end_turn: int  # the same, and appends the missing end
+    close: int  # ends the user message, opens the answer; after it the same of each written part
+    asks: int = -1  # see agents
+    again: int = -1
+    next_turn_no_reward: int = -1  # next_turn without a reward
+    end_turn_no_reward: int = -1
+    past_summary: int = -1  # see text.history
+    past_turn: int = -1
+    past_action: int = -1
+    past_reward: int = -1
+    hint: int = -1  # opens a hint
+    hint_action: int = -1
 
 
 @struct.dataclass
@@ -65,7 +63,7 @@ class TextTask:
     no_past: jax.Array | None  # int32 [m, P]  history at the start; None: prompts show none
     turn_limit: jax.Array  # int32 []  turns of an episode, at most max_turns (see curriculum)
     env: Any = struct.field(pytree_node=False)
-    offsets: Offsets
+    offsets: Offsets = struct.field(pytree_node=False)
     style: PromptStyle = struct.field(pytree_node=False)
     agent: agents.Agent = struct.field(pytree_node=False)
     pad_id: int = struct.field(pytree_node=False)

@@ -299,7 +299,7 @@ def test_rules_that_a_gguf_file_does_not_name_are_those_of_qwen_or_refused(tmp_p
 
 
 @each_family
-def test_an_export_of_a_gguf_file_carries_its_tokenizer_and_stops_at_its_end(tmp_path, config):
+def test_an_export_of_a_gguf_file_carries_its_tokenizer(tmp_path, config):
     source = write_gguf_with_tokenizer(tmp_path / 'm.gguf', config)
     config, params = weights.load_model(source)
     out = export.export_hf(
@@ -322,20 +322,8 @@ def test_an_export_of_a_gguf_file_carries_its_tokenizer_and_stops_at_its_end(tmp
     assert (hf['eos_token_id'], hf['bos_token_id'], hf['pad_token_id']) == (end, begin, over)
     assert (hf['max_position_embeddings'], hf['rope_theta']) == (512, config.rope_theta)
     assert hf.keys() >= {'head_dim', 'rms_norm_eps'} and weights.load_model(out)[0] == config
-    torch, transformers = map(pytest.importorskip, ('torch', 'transformers'))
-    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    theirs = transformers.AutoTokenizer.from_pretrained(out)
-    ids = theirs('up\n\n12', return_tensors='pt')
-    assert ids['input_ids'][0].tolist() == before.encode('up\n\n12')
-    torch.manual_seed(0)  # nearly uniform draws of 260 tokens: most of 16 rows end in 300
-    rows = {name: value.repeat(16, 1) for name, value in ids.items() if name != 'token_type_ids'}
-    out = model.generate(**rows, do_sample=True, temperature=9.0, top_k=0, max_new_tokens=300)
-    stopped = 0
-    for row in out[:, ids['input_ids'].shape[1] :].tolist():
-        ends = [i for i, token in enumerate(row) if token in (end, over)]
-        assert not ends or set(row[ends[0] + 1 :]) <= {over}
-        stopped += end in row
-    assert stopped > 3
+    theirs = pytest.importorskip('transformers').AutoTokenizer.from_pretrained(out)
+    assert theirs('up\n\n12')['input_ids'] == before.encode('up\n\n12')
 
 
 REAL = os.environ.get('AGENTRL_REAL_GGUF', '')

@@ -28,16 +28,6 @@ from agentrl_jax.models.hf_config import config_from_hf, config_to_hf
 from agentrl_jax.tokens.chat import CHATML
 
 
-def test_names_by_hand():
-    assert weights.hf_name('model/embed_tokens/embedding') == 'model.embed_tokens.weight'
-    assert (
-        weights.hf_name('model/layers_11/self_attn/q_proj/bias')
-        == 'model.layers.11.self_attn.q_proj.bias'
-    )
-    assert weights.hf_name('model/norm/scale') == 'model.norm.weight'
-    assert weights.hf_name('lm_head/kernel') == 'lm_head.weight'
-
-
 @pytest.mark.parametrize('config', [UNTIED, *FAMILIES.values()], ids=['untied', *FAMILIES])
 @pytest.mark.parametrize('files', [1, 3])
 def test_a_folder_loads_exactly(tmp_path, config, files):
@@ -96,8 +86,7 @@ def adapter_folder(tmp_path, base, **changes):
     return folder, by_hf_name(lora.merge(params, scale))
 
 
-@pytest.mark.parametrize('rooted', [False, True])
-@pytest.mark.parametrize('shape', [None, (2, 2, 2)], ids=['one-device', 'mesh'])
+@pytest.mark.parametrize(('rooted', 'shape'), [(False, None), (True, (2, 2, 2))])
 def test_an_adapter_folder_is_its_base_with_the_adapter_merged(tmp_path, rooted, shape):
     folder, merged = adapter_folder(tmp_path, tmp_path / 'base', use_rslora=rooted)
     mesh = None if shape is None else sharding.make_mesh(*shape)
@@ -143,8 +132,9 @@ def test_each_device_gets_its_slice_and_only_slices_are_read(tmp_path, monkeypat
     assert sizes == [96 * 64 // 4] * 4  # four different slices, each once for its two devices
 
 
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
-@pytest.mark.parametrize('shard_bytes', [10**9, 30_000], ids=['one-file', 'several'])
+@pytest.mark.parametrize(
+    ('dtype', 'shard_bytes'), [('bfloat16', 30_000), ('float16', 10**9), ('float32', 10**9)]
+)
 def test_loading_and_exporting_gives_the_same_bytes(tmp_path, dtype, shard_bytes):
     tensors = hf_tensors(UNTIED, export.DTYPES[dtype])
     config, params = weights.load_model(write_folder(tmp_path / 'in', UNTIED, tensors, 2))
@@ -227,69 +217,50 @@ ROPE = dict(rope_type='llama3', factor=8, low_freq_factor=1, high_freq_factor=4)
 ROPE |= {'original_max_position_embeddings': 32}
 
 
+def changed(field, value, named='', **others):
+    return {'changes': {field: value, **others}}, named or field
+
+
 @pytest.mark.parametrize(
     ('settings', 'named'),
     [
         ({'tensors': without(DOWN)}, DOWN),
-        ({'changes': {'num_hidden_layers': 1}}, 'model.layers.1.input_layer'),
-        ({'changes': {'num_hidden_layers': 3}}, 'model.layers.2'),
         ({'tensors': hf_tensors(TINY) | {DOWN: np.zeros((64, 95), np.float32)}}, DOWN),
         ({'tensors': hf_tensors(TINY) | {DOWN: np.zeros((64, 96), np.int8)}}, DOWN),
-        ({'changes': {'tie_word_embeddings': False}}, 'lm_head.weight'),
         ({'tensors': hf_tensors(UNTIED)}, 'lm_head.weight'),
-        ({'changes': {'quantization_config': {'bits': 4}}}, 'quantised'),
+        changed('num_hidden_layers', 1, 'model.layers.1.input_layer'),
+        changed('num_hidden_layers', 3, 'model.layers.2'),
+        changed('num_hidden_layers', 4000, '4000 layers'),
+        changed('num_hidden_layers', 10**6),
+        changed('tie_word_embeddings', False, 'lm_head.weight'),
+        changed('tie_word_embeddings', 'false'),
+        changed('quantization_config', {'bits': 4}, 'quantised'),
+        *(changed('hidden_size', value) for value in ('64', True, 10**300, None)),
+        changed('num_attention_heads', 0),
+        changed('num_key_value_heads', 3, 'num_kv_heads'),
+        changed('head_dim', 15),
+        changed('rope_theta', float('nan')),
+        changed('rms_norm_eps', 0),
+        changed('rope_scaling', 5),
+        changed('rope_scaling', {'type': 'yarn', 'factor': 4.0}, 'yarn'),
+        changed('rope_scaling', {'rope_type': 'llama3', 'factor': 8.0}, 'low_freq_factor'),
+        changed('rope_scaling', ROPE | {'low_freq_factor': 4}, 'low_freq_factor'),
+        changed('model_type', 'gemma3'),
+        changed('model_type', {'a': '\n'}),
+        changed('model_type', 'llama', 'mlp_bias', mlp_bias=True),
+        changed('model_type', 'qwen3', 'attention_bias', attention_bias=True),
+        changed('model_type', 'olmo2', 'attention_bias', attention_bias=True),
+        changed('model_type', 'qwen3', 'head_dim', head_dim=None),
+        changed('use_sliding_window', True),
+        changed('hidden_act', 'gelu'),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(tmp_path, settings, named):
+def test_models_that_cannot_be_run_are_rejected(tmp_path, settings, named):
+    """Some were tracebacks; 0 gave a model of nan, and a million layers never ended."""
     folder = broken_folder(tmp_path / 'm', **settings)
     with pytest.raises(ValueError, match=named) as error:
         weights.load_model(folder)
-    assert str(folder) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ('field', 'value'),
-    [
-        *(('hidden_size', value) for value in ('64', 64.0, True, [64], 10**300, None)),
-        ('num_attention_heads', 0),
-        ('num_hidden_layers', 10**6),
-        ('vocab_size', -96),
-        ('head_dim', 15),
-        ('tie_word_embeddings', 'false'),
-        *(('rope_theta', value) for value in (0, float('nan'), float('inf'))),
-        ('rope_scaling', 5),
-        *(('rms_norm_eps', value) for value in (float('nan'), -1, 0)),
-        ('model_type', 'gemma3'),
-        ('model_type', {'a': '\n'}),
-        ('use_sliding_window', True),
-        ('hidden_act', 'gelu'),
-    ],
-)
-def test_fields_of_config_json_that_cannot_be_run_are_named(tmp_path, field, value):
-    """Some were tracebacks, nan and 0 gave a model that says nan, a million layers never ended."""
-    folder = broken_folder(tmp_path / 'm', changes={field: value})
-    with pytest.raises(ValueError, match=field) as error:
-        weights.load_model(folder)
     assert str(folder) in str(error.value) and '\n' not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ('changes', 'named'),
-    [
-        ({'num_hidden_layers': 4000}, '4000 layers'),
-        ({'rope_scaling': {'type': 'yarn', 'factor': 4.0}}, 'yarn'),
-        ({'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}}, 'low_freq_factor'),
-        ({'rope_scaling': ROPE | {'low_freq_factor': 4}}, 'low_freq_factor'),
-        ({'model_type': 'llama', 'mlp_bias': True}, 'mlp_bias'),
-        ({'model_type': 'qwen3', 'attention_bias': True}, 'attention_bias'),
-        ({'model_type': 'olmo2', 'attention_bias': True}, 'attention_bias'),
-        ({'model_type': 'qwen3', 'head_dim': None}, 'head_dim'),
-        ({'num_key_value_heads': 3}, 'num_kv_heads'),
-    ],
-)
-def test_variants_that_are_not_supported_are_named(tmp_path, changes, named):
-    with pytest.raises(ValueError, match=named):
-        weights.load_model(broken_folder(tmp_path / 'm', changes=changes))
 
 
 @pytest.mark.parametrize('name', [5, None, ['part0.safetensors'], '../m/part0.safetensors'])
@@ -300,14 +271,12 @@ def test_a_weight_map_that_names_no_file_is_rejected(tmp_path, name):
         weights.load_model(folder)
 
 
-@pytest.mark.parametrize('shape', [None, (2, 2, 2)], ids=['one-device', 'mesh'])
-def test_a_folder_with_a_number_that_is_not_finite_is_rejected(tmp_path, shape):
+def test_a_folder_with_a_number_that_is_not_finite_is_rejected(tmp_path):
     tensors = hf_tensors(TINY)
     tensors[DOWN][3, 5] = np.inf
     folder = broken_folder(tmp_path / 'm', tensors=tensors)
-    mesh = None if shape is None else sharding.make_mesh(*shape)
     with pytest.raises(ValueError, match=DOWN):
-        weights.load_model(folder, mesh=mesh)
+        weights.load_model(folder)
 
 
 @pytest.mark.parametrize('row', [None, 41, 95])

@@ -128,12 +128,16 @@ def fuzzed_rows(name, count, opening, seed) -> list[list[int]]:
     return rows
 
 
+@functools.cache
+def byte_table(names, max_actions, opening):
+    pieces = [bytes([b]) for b in range(256)]
+    return answer.build_answer_table(pieces, list(names), max_actions=max_actions, opening=opening)
+
+
 def parts_of(text, names=MOVES, max_actions=5, opening='<think>'):
     """The same response through the reference and, byte by byte, through the automaton."""
     raw = text if isinstance(text, bytes) else text.encode()
-    automaton = answer.build_answer_table(
-        [bytes([b]) for b in range(256)], names, max_actions=max_actions, opening=opening
-    )
+    automaton = byte_table(tuple(names), max_actions, opening)
     tokens = np.frombuffer(raw, np.uint8).astype(np.int32)[None]
     matched, parts = parse_rows(automaton, tokens, jnp.array([len(raw)]))
     expected = answer.parse_answer(raw, names, max_actions=max_actions, opening=opening)
@@ -223,20 +227,20 @@ def test_names_that_begin_alike_may_be_long_and_many():
 @pytest.mark.parametrize('opening', ['<think>', '<answer>'])
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
 def test_automaton_equals_the_reference_on_fuzzed_responses(name, opening):
-    rows = fuzzed_rows(name, 10_000, opening, 0)
+    rows = fuzzed_rows(name, 3000, opening, 0)
     matches = assert_equal_to_reference(name, rows, opening=opening)
-    assert 2000 < matches < 9000  # both outcomes are tested
+    assert 600 < matches < 2700  # both outcomes are tested
 
 
 @pytest.mark.slow('thousands of responses')
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
 def test_automaton_equals_the_reference_with_many_names(name):
-    rows = fuzzed_rows(name, 2000, '<think>', 1)
+    rows = fuzzed_rows(name, 1000, '<think>', 1)
     assert_equal_to_reference(name, rows, names=SPACED, max_actions=3)
     arms = Bandit().ACTION_NAMES
     rng = random.Random(2)
     texts = []
-    for _ in range(2000):
+    for _ in range(1000):
         words = [rng.choice(arms) for _ in range(3)]
         words += [
             words[0][: rng.randrange(1, 9)],
@@ -248,7 +252,7 @@ def test_automaton_equals_the_reference_with_many_names(name):
         ]
         texts.append(f'x</think> <answer>{"".join(rng.choices(words, k=4))}</answer>')
     rows = tokenizer(name).encode_batch(texts)
-    assert assert_equal_to_reference(name, rows, names=arms, max_actions=2) == 2000
+    assert assert_equal_to_reference(name, rows, names=arms, max_actions=2) == 1000
 
 
 @pytest.mark.parametrize('name', ['demo', 'qwen'])

@@ -17,7 +17,7 @@ from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
-COUNT = 1000  # random states of a world
+COUNT = 200  # random states of a world
 
 
 @functools.cache
@@ -98,9 +98,12 @@ WORLDS = {
 }
 
 
-@pytest.mark.parametrize('name', ['demo', 'qwen', 'smollm'])
-@pytest.mark.parametrize('world', WORLDS)
-def test_states_render_as_the_tokenizer_would(name, world):
+CASES = [*((world, 'qwen') for world in WORLDS), ('lake', 'demo'), ('room', 'demo')]
+CASES += [('room_coordinates', 'smollm'), ('bandit', 'smollm')]
+
+
+@pytest.mark.parametrize(('world', 'name'), CASES)
+def test_states_render_as_the_tokenizer_would(world, name):
     """Ids gathered from the table on the device = encode(observation_text) on the host."""
     env, make = WORLDS[world]
     states = make(env, COUNT)

@@ -296,7 +296,11 @@ def test_the_optimiser_holds_two_moments_of_what_is_trained(name):
     assert count(before.params) == 2 * (64 + 64 + 96 + 96) + head
 
 
-@pytest.mark.parametrize('rank, shape', [(2, (1, 1, 1)), (0, (2, 2, 2))], ids=['LoRA', 'mesh'])
+@pytest.mark.parametrize(
+    'rank, shape',
+    [(2, (1, 1, 1)), pytest.param(0, (2, 2, 2), marks=pytest.mark.soak)],
+    ids=['LoRA', 'mesh'],
+)
 def test_frozen_attention_of_the_critic_stays_as_it_was(rank, shape):
     """All else of it moves, and alone has moments; the policy's attention trains."""
     before, _, after, _, _ = updated('frozen attention', shape, rank)
@@ -318,6 +322,7 @@ def test_the_reference_is_the_base_without_adapters():
     assert 0 < metrics['policy/kl_ref'] < 1e-4
 
 
+@pytest.mark.soak
 def test_eight_devices_update_adapters_like_one():
     one, eight = (updated('ppo on a shared backbone', shape)[2] for shape in ((1, 1, 1), (2, 2, 2)))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), one, eight)

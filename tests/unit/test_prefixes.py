@@ -5,7 +5,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import micro_runs
 import numpy as np
 import optax
 import pytest
@@ -22,8 +21,6 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import model_functions
 from agentrl_jax.rl import update
-from agentrl_jax.run.config import read as read_config
-from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.types import TrainState
 
 UNIT, LENGTH = 4, 24
@@ -181,18 +178,3 @@ def test_an_update_is_the_same_step(critic):
         fns = model_functions(CONFIG, rows, has_critic=True, shares_backbone=False)
         spread = functools.partial(step_of, batch, fns, critic, mesh, num_minibatches=2)
         assert_close(spread(layout=rows, widths=2, prefix_rows=4), whole)
-
-
-@pytest.mark.parametrize(
-    'field, value',
-    [
-        ('batch.prefix_rows', 3),
-        ('batch.widths', 1),
-        ('rollout.group_size', 3),
-        ('context.window', 1),
-    ],
-)
-def test_settings_that_exclude_shared_prefixes_are_rejected(field, value):
-    settings = {'batch.prefix_rows': 2, 'batch.widths': 2, field: value}
-    with pytest.raises(WrongUsage, match=field):
-        read_config(micro_runs.config('frozen_lake', **settings))
