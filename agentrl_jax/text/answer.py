@@ -20,6 +20,8 @@ is split and looked up in the same way: a plan may name actions.
 
 import dataclasses
 import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -231,10 +233,10 @@ def build_answer_table(
     kind = [kind_of.setdefault(simplify.token(token), len(kind_of)) for token in token_bytes]
     idle = kind_of.setdefault(b'', len(kind_of))
     action_of = {}  # what the second automaton is given -> index
-    next_tag = np.zeros((len(kind_of), len(tags.output)), np.int16)
+    next_tag = np.zeros((len(kind_of), len(tags.rows)), np.int16)
     action = np.zeros_like(next_tag, dtype=np.int32)
     for text, row in kind_of.items():
-        for state in range(len(tags.output)):
+        for state in range(len(tags.rows)):
             after, content = tags.run(state, text)
             closed = after == tags.last and state != tags.last
             given = simplify.content(content, closed)
@@ -297,12 +299,29 @@ def _check_names(names: list[str]) -> list[bytes]:
     return lowered
 
 
+def _explore(
+    firsts: Iterable[Hashable], step: Callable, symbols: Sequence
+) -> tuple[dict[Hashable, int], list[list[tuple[int, Any]]]]:
+    """(number of each state in reach, (state after, output) by state and symbol).
+
+    step(state, symbol) -> (state after, output).
+    """
+    index, rows = {state: number for number, state in enumerate(firsts)}, []
+    for state in (queue := list(index)):
+        results = [step(state, symbol) for symbol in symbols]
+        for after, _ in results:
+            if after not in index:
+                index[after] = len(index)
+                queue.append(after)
+        rows.append([(index[after], output) for after, output in results])
+    return index, rows
+
+
 @dataclasses.dataclass(frozen=True)
 class _TagAutomaton:
-    """Finds the tags. State 0 is the first; output[q][byte] is what it hands on."""
+    """Finds the tags. State 0 is the first."""
 
-    step: list[list[int]]
-    output: list[list[bytes]]
+    rows: list[list[tuple[int, bytes]]]  # by state and byte: the next state, and what it hands on
     stage: list[int]
     actions: int
     last: int
@@ -311,8 +330,8 @@ class _TagAutomaton:
         """(state after the text, bytes handed on)."""
         content = b''
         for byte in text:
-            content += self.output[state][byte]
-            state = self.step[state][byte]
+            state, part = self.rows[state][byte]
+            content += part
         return state, content
 
 
@@ -355,20 +374,15 @@ def _tag_step(
 
 def _tag_automaton(form: Form, closings: list[bytes]) -> _TagAutomaton:
     firsts = ['before' if form.before else 'within', *closings]
-    index = {(phase, b''): number for number, phase in enumerate(firsts)}
-    step, output = [], []
-    for state in (queue := list(index)):
-        results = [_tag_step(state, bytes([byte]), form) for byte in range(256)]
-        for after, _ in results:
-            if after not in index:
-                index[after] = len(index)
-                queue.append(after)
-        step.append([index[after] for after, _ in results])
-        output.append([content for _, content in results])
+    index, rows = _explore(
+        [(phase, b'') for phase in firsts],
+        lambda state, byte: _tag_step(state, bytes([byte]), form),
+        range(256),
+    )
     stage = [
         ANSWERING if phase != 'before' else TAG if held else REASONING for phase, held in index
     ]
-    return _TagAutomaton(step, output, stage, index['within', b''], index['closed', b''])
+    return _TagAutomaton(rows, stage, index['within', b''], index['closed', b''])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -433,22 +447,9 @@ def _part_automaton(names: list[bytes]) -> _PartAutomaton:
             ((False, (0, ABSENT)), part[1]) if byte == 256 else ((False, push(part, byte)), ABSENT)
         )
 
-    index = {(False, (0, ABSENT)): 0}
-    steps, emitted = [], []
-    for state in (queue := list(index)):
-        results = [step(state, byte) for byte in _folded()]
-        for after, _ in results:
-            if after not in index:
-                index[after] = len(index)
-                queue.append(after)
-        steps.append([index[after] for after, _ in results])
-        emitted.append([part for _, part in results])
-    return _PartAutomaton(np.array(steps, np.int16), np.array(emitted, np.int16))
-
-
-def _folded() -> list[int]:
-    """Lower-case byte of every byte, then the end."""
-    return [*bytes(range(256)).lower(), 256]
+    symbols = [*bytes(range(256)).lower(), 256]  # of every byte its lower case, then the end
+    _, rows = _explore([(False, (0, ABSENT))], step, symbols)
+    return _PartAutomaton(*np.array(rows, np.int16).transpose(2, 0, 1))
 
 
 class _Simplifier:

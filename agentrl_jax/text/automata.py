@@ -350,16 +350,19 @@ class Table:
 
 
 def _refine(classes: np.ndarray, rows: Sequence[Loose]) -> tuple[np.ndarray, int]:
-    """(int [V], count): classes of tokens that no row leads to different states."""
-    classes, known = classes.copy(), classes.max() + 1
+    """(int [V], count): classes of tokens that no row leads to different states.
+
+    They are numbered by the first classes, then by where the last rows lead.
+    """
+    before, classes, known = classes, classes.copy(), classes.max() + 1
     for tokens, after, _ in rows:
         if len(tokens):
             pairs = classes[tokens] * (len(rows) + 1) + after
             fresh = np.unique(pairs, return_inverse=True)[1]
             classes[tokens] = known + fresh
             known += fresh.max() + 1
-    names, classes = np.unique(classes, return_inverse=True)
-    return classes, len(names)
+    pairs, classes = np.unique(np.stack([before, -classes]), axis=1, return_inverse=True)
+    return classes.reshape(-1), pairs.shape[1]
 
 
 def _with_padding(

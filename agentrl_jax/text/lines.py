@@ -226,6 +226,12 @@ def in_context(table: LineTable, lines: jax.Array) -> jax.Array:
     return jnp.where(lines >= 0, table.variant[jnp.maximum(lines, 0), kind], -1)
 
 
+def lengths(table: LineTable, lines: jax.Array) -> jax.Array:
+    """Tokens of each line (int32 [R], -1 = nothing) as they follow one another."""
+    rows = in_context(table, lines)
+    return jnp.where(rows >= 0, table.length[jnp.maximum(rows, 0)], 0)
+
+
 def gather_lines(table: LineTable, rows: jax.Array, *, width: int) -> tuple[jax.Array, jax.Array]:
     """Concatenation of the given rows (int32 [R], -1 = nothing): (tokens int32 [width], count).
 

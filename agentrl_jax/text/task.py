@@ -187,34 +187,30 @@ def play_turn(
         start = task.env.reset_level(episode.level, task.env_params)
         state = jax.tree.map(lambda new, old: jnp.where(fresh, new, old), start, state)
         used = jnp.where(fresh, 0, used)
+    past = episode.past
+    if past is not None:
+        shown = task.style.rewards_shown()
+        past = history.extended(
+            past,
+            task.offsets,
+            len(task.env.ACTION_NAMES),
+            turn=episode.turn,
+            observation=observation_lines(task, episode.state),
+            parts=parts,
+            known=known,
+            reward=reward_line(task, reward, task.offsets.past_reward) if shown else -1,
+        )
     after = Episode(
         state=state,
         turn=episode.turn + 1,
         used=used,
         reward=reward,
         warn=warn & ~fresh,
-        past=_past(task, episode, parts, known, reward),
+        past=past,
         level=episode.level,
         agent=_as_arrays(progress),
     )
     return after, outcome
-
-
-def _past(task: TextTask, episode: Episode, parts, known, reward) -> jax.Array | None:
-    """The history after a turn."""
-    if episode.past is None:
-        return None
-    row = reward_line(task, reward, task.offsets.past_reward) if task.style.rewards_shown() else -1
-    return history.extended(
-        episode.past,
-        task.offsets,
-        len(task.env.ACTION_NAMES),
-        turn=episode.turn,
-        observation=observation_lines(task, episode.state),
-        parts=parts,
-        known=known,
-        reward=row,
-    )
 
 
 def observation_lines(task: TextTask, state: Any) -> jax.Array:
@@ -279,33 +275,27 @@ def opening_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> 
     opening = opening_lines(task, episode.reward, sampled_end, episode.agent.stepped)
     opening = jnp.stack(opening).astype(jnp.int32)
     rows = turn_lines(task, episode, sampled_end).at[: len(opening)].set(opening)
-    rows = line_tables.in_context(task.table, rows)[: len(opening)]
-    return jnp.sum(jnp.where(rows >= 0, task.table.length[jnp.maximum(rows, 0)], 0))
+    return jnp.sum(line_tables.lengths(task.table, rows)[: len(opening)])
 
 
 def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
     """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
-    at, now = task.offsets, episode.agent
+    at, now, first = task.offsets, episode.agent, episode.turn == 0
     opening = opening_lines(task, episode.reward, sampled_end, now.stepped)
     past = history.past_rows(episode.past, at, episode.turn) if episode.past is not None else -1
-    rows = [
-        *(jnp.where(episode.turn == 0, -1, row) for row in opening),
-        past,
-        *_hint_lines(task, episode),
-        at.header + episode.turn,
-        *_again_line(task, now),
-        observation_lines(task, episode.state),
-        jnp.where(episode.warn, at.warning, -1),
-        *_asking_lines(task, episode),
-    ]
+    rows = [*(jnp.where(first, -1, row) for row in opening), past]
+    if task.shows_hint:
+        rows.append(jnp.where(first, hint_lines(task, task.plans[episode.level]), -1))
+    rows.append(at.header + episode.turn)
+    if task.agent.trials > 1:
+        rows.append(jnp.where(now.begins_again, at.again + now.trial - 1, -1))
+    rows += [observation_lines(task, episode.state), jnp.where(episode.warn, at.warning, -1)]
+    tail, close = at.tail + task.max_actions_per_episode - episode.used, at.close
+    if task.agent.writes:
+        tail = jnp.where(now.part == agents.ACT, tail, at.asks + now.part - 1)
+        close = at.close + now.part
+    rows += [tail, close]
     return jnp.concatenate([jnp.atleast_1d(jnp.asarray(row, jnp.int32)) for row in rows])
-
-
-def _hint_lines(task: TextTask, episode: Episode) -> list[jax.Array]:
-    """Rows of the hint, which the first prompt begins with."""
-    if not task.shows_hint:
-        return []
-    return [jnp.where(episode.turn == 0, hint_lines(task, task.plans[episode.level]), -1)]
 
 
 def hint_lines(task: TextTask, plan: jax.Array) -> jax.Array:
@@ -327,26 +317,9 @@ def hint_tokens(task: TextTask) -> jax.Array:
     return tokens[:, : max(int(count.max()), 1)]
 
 
-def _again_line(task: TextTask, now: agents.Progress) -> list[jax.Array]:
-    """Row that says that a further trial begins."""
-    if task.agent.trials == 1:
-        return []
-    return [jnp.where(now.begins_again, task.offsets.again + now.trial - 1, -1)]
-
-
-def _asking_lines(task: TextTask, episode: Episode) -> list[jax.Array]:
-    """Rows that ask for the answer and open it."""
-    at, part = task.offsets, episode.agent.part
-    tail = at.tail + task.max_actions_per_episode - episode.used
-    if task.agent.writes:
-        tail = jnp.where(part == agents.ACT, tail, at.asks + part - 1)
-    return [tail, at.close + part if task.agent.writes else at.close]
-
-
 def turn_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
     """Tokens of the prompt of episode.turn. int32 []."""
-    rows = line_tables.in_context(task.table, turn_lines(task, episode, sampled_end))
-    return jnp.sum(jnp.where(rows >= 0, task.table.length[jnp.maximum(rows, 0)], 0))
+    return jnp.sum(line_tables.lengths(task.table, turn_lines(task, episode, sampled_end)))
 
 
 def turn_tokens(

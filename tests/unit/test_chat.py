@@ -58,16 +58,6 @@ def test_turns_are_the_template_s_token_for_token_and_only_append(tokenizer):
     assert tokenizer.decode(opened, show_special=True) == whole + '<answer>'
 
 
-def test_a_user_message_may_open_with_a_newline(tokenizer):
-    """Qwen2.5 has a token for two newlines: 'user' + newline must be tokenised with the text."""
-    chat = build_chat(tokenizer)
-    assert tokenizer.decode(chat.user_open('\nTurn'), show_special=True) == (
-        '\n<|im_start|>user\n\nTurn'
-    )
-    expected = tokenizer.encode('user\n\nTurn')
-    assert chat.user_open('\nTurn')[-len(expected) :] == expected
-
-
 def test_llama_3_s_pieces_are_its_template_s_but_for_white_space_around_texts():
     tokenizer = llama_tokenizer()
     chat = build_chat(tokenizer)

@@ -18,59 +18,12 @@ UNKNOWN, ABSENT = -1, -2
 STYLES = ('brief', 'ragen')
 
 
-def random_parts(rng, rows, names, per_turn):
-    """Answers of 0 to per_turn parts; one part in six names nothing."""
-    parts = rng.integers(-1, names, size=(rows, per_turn))
-    parts[rng.random(parts.shape) < 0.15] = UNKNOWN
-    parts[np.arange(per_turn)[None] >= rng.integers(per_turn + 1, size=(rows, 1))] = ABSENT
-    return parts.astype(np.int32)
-
-
 @pytest.mark.parametrize('name', tiny.NAMES)
 def test_no_array_of_a_task_is_empty(name):
     """jaxlib 0.11.2 crashes while it compiles a shard_map with an empty input."""
     episode = text.begin(tiny.task(name), jnp.int32(0))
     sizes = [np.size(leaf) for leaf in jax.tree.leaves((tiny.task(name), episode))]
     assert sizes and min(sizes) > 0
-
-
-@pytest.mark.slow('compiles every world')
-@pytest.mark.parametrize('name', tiny.NAMES)
-def test_prompts_on_the_device_are_the_tokens_of_the_whole_text(name):
-    """Of random play, with the rewards that a prompt shows; test_rollout has the brief style."""
-    task = tiny.task(name, style='ragen', max_turns=4, max_actions_per_episode=12)
-    opening = tiny.opening_text(task.env, 'ragen', 12)
-    rng, rows, shown, warned = np.random.default_rng(0), 24, set(), 0
-    show = jax.jit(jax.vmap(text.turn_tokens, in_axes=(None, 0, 0)))
-    play = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
-    level = jnp.arange(rows) % task.env.num_levels(task.env_params)
-    worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, level)
-    keys = jax.random.split(jax.random.key(0), rows)
-    for turn in range(task.max_turns):
-        sampled_end = rng.random(rows) < 0.5
-        tokens, count = jax.device_get(show(task, worlds, sampled_end))
-        each = jax.device_get(worlds)
-        for i in range(rows):
-            world = jax.tree.map(lambda x, i=i: x[i], each)
-            expected = tiny.turn_text(
-                task.env,
-                'ragen',
-                world.state,
-                turn=turn,
-                reward=world.reward,
-                warn=world.warn,
-                left=12 - world.used,
-                sampled_end=sampled_end[i],
-            )
-            ids = tiny.spelled((opening if turn == 0 else '') + expected)
-            given = [*(np.asarray(task.prefix) if turn == 0 else []), *tokens[i, : count[i]]]
-            np.testing.assert_array_equal(given, ids)
-            assert (tokens[i, count[i] :] == -1).all() and count[i] <= task.width
-            shown.add(round(float(world.reward), 1))
-            warned += bool(world.warn)
-        parts = random_parts(rng, rows, len(task.env.ACTION_NAMES), task.max_actions_per_turn)
-        worlds, _ = play(task, keys, worlds, parts, rng.random(rows) < 0.85)
-    assert warned > 5 and len(shown) > 1
 
 
 def test_the_first_message_of_ragen_word_for_word():
