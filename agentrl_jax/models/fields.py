@@ -7,7 +7,9 @@ lie far from those of any model that exists, and so near that nothing overflows 
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import pydantic
 
 LAYER = re.compile(r'model\.layers\.(\d+)\.')
 
@@ -22,21 +24,17 @@ class Field(NamedTuple):
     high: float = 1
 
     def check(self, value: Any, called: str) -> Any:
-        """The value as its kind; a ValueError where it is another or out of bounds.
+        """The value as its kind; ValueError for other types and values out of bounds.
 
         called: the file and the name there.
         """
-        if self.kind is bool:
-            fits, wanted = isinstance(value, bool), 'true or false'
-        else:
-            kinds = (int,) if self.kind is int else (int, float)
-            number = isinstance(value, kinds) and not isinstance(value, bool)
-            fits = number and self.low <= value <= self.high  # nan is in no bounds
-            what = 'a whole number' if self.kind is int else 'a number'
-            wanted = f'{what} from {self.low:,} to {self.high:,}'
-        if not fits:
-            raise ValueError(f'{called} is {reprlib.repr(value)} and must be {wanted}')
-        return self.kind(value)
+        bounds = {} if self.kind is bool else {'ge': self.low, 'le': self.high}
+        kind = Annotated[self.kind, pydantic.Strict(), pydantic.Field(**bounds)]
+        try:
+            return pydantic.TypeAdapter(kind).validate_python(value)
+        except pydantic.ValidationError as error:
+            why = error.errors()[0]['msg']
+            raise ValueError(f'{called} is {reprlib.repr(value)}: {why}') from error
 
 
 FIELDS = {  # by the names of Model, then others

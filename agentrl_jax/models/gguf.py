@@ -103,30 +103,26 @@ class GGUFSource:
     def config(self, **compute: Any) -> Model:
         """Sizes from the metadata; compute: dtype, remat."""
         heads, kv_heads = self._heads()
-        hidden = self._size('hidden_size')
-        head_dim = self._size('head_dim', hidden // heads)
+        names = ('hidden_size', 'intermediate_size', 'num_layers', 'rms_norm_eps')
+        sizes = {name: self._size(name) for name in names}
+        head_dim = self._size('head_dim', sizes['hidden_size'] // heads)
         if self._own('rope.dimension_count', head_dim) != head_dim:
             raise ValueError(f'{self.path}: rotary positions on part of a head are not supported')
         embedding = self.shapes.get('model.embed_tokens.weight')
         if embedding is None:
             raise ValueError(f'{self.path}: tensor token_embd.weight missing')
-        layers = self._size('num_layers')
-        check_layers(layers, self.shapes, str(self.path))
+        check_layers(sizes['num_layers'], self.shapes, str(self.path))
         rows = f'{self.path}: rows of token_embd.weight'
-        sizes = dict(
-            vocab_size=FIELDS['vocab_size'].check(embedding[0], rows),
-            hidden_size=hidden,
-            intermediate_size=self._size('intermediate_size'),
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            rope_theta=self._size('rope_theta', 10000.0),
-            rms_norm_eps=self._size('rms_norm_eps'),
-        )
+        vocab_size = FIELDS['vocab_size'].check(embedding[0], rows)
+        theta = self._size('rope_theta', 10000.0)
         try:
             return self._family(
                 **sizes,
+                vocab_size=vocab_size,
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=head_dim,
+                rope_theta=theta,
                 tie_embeddings='lm_head.weight' not in self.shapes,
                 **self._family.options(self._architecture, {}),
                 **compute,

@@ -8,8 +8,9 @@ without a break).
 import json
 import re
 import reprlib
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
 import tokenizers
 
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, END_OF_TEXT, Tokenizer, library_errors
@@ -98,20 +99,21 @@ def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramToke
     return UnigramTokenizer(spec, source=source, **declared)
 
 
+class _Model(pydantic.BaseModel):
+    unk_id: Annotated[int, pydantic.Strict(), pydantic.Field(ge=0)]
+    vocab: list[tuple[str, Annotated[float, pydantic.Strict()]]]
+
+
 def _check_vocabulary(spec: dict[str, Any], source: str) -> None:
     """Raise ValueError if the vocabulary is invalid or lacks a special token."""
-    model = spec['model']
-    pieces = model['vocab'] if 'vocab' in model else None
-    unknown = model['unk_id'] if 'unk_id' in model else None
-    good = isinstance(pieces, list) and all(
-        isinstance(pair, list)
-        and len(pair) == 2
-        and isinstance(pair[0], str)
-        and type(pair[1]) in (int, float)
-        for pair in pieces
-    )
-    if not good or type(unknown) is not int or not 0 <= unknown < len(pieces):
-        raise ValueError(f'{source}: its model has no pairs of pieces and scores, or no unk_id')
+    try:
+        model = _Model.model_validate(spec['model'])
+        pieces = model.vocab
+        pieces[model.unk_id]  # IndexError past the end
+    except (pydantic.ValidationError, IndexError) as error:
+        raise ValueError(
+            f'{source}: its model has no pairs of pieces and scores, or no unk_id'
+        ) from error
     for token in spec['added_tokens']:
         i = token['id']
         if not 0 <= i < len(pieces) or pieces[i][0] != token['content']:

