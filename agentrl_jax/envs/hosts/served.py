@@ -73,6 +73,8 @@ class Remote(HostEnvironment, Calls):
         ),
     )
 
+    QUIRKS: ClassVar[Quirks | None] = None  # None: those of item_env in agentgym.ENVIRONMENTS
+
     def our_items(self, split: str) -> np.ndarray:
         raise NotImplementedError
 
@@ -82,26 +84,36 @@ class Remote(HostEnvironment, Calls):
         return self.name
 
     @property
+    def quirks(self) -> Quirks:
+        return self.QUIRKS or agentgym.ENVIRONMENTS[self.item_env]
+
+    @property
+    def accepted(self) -> str:
+        return self.quirks.accepted
+
+    @property
     def here(self) -> bool:
         return False
 
     def addresses(self) -> tuple[str, ...]:
         return self.urls
 
-    def connect(
-        self, env: str, quirks: Quirks | None = None, settings: dict | None = None
-    ) -> AgentGym:
-        """A world of the servers, which call its kind `env`."""
+    def settings(self) -> dict:
+        """Keywords of the world, which our servers must have too."""
+        return {}
+
+    def make(self) -> World:
+        """A world of the servers."""
         with ONE_AT_A_TIME:
             servers = shared(self.addresses())
         return AgentGym(
-            env,
+            self.item_env,
             servers,
             instruction=self.instruction,
+            quirks=self.quirks,
+            settings=self.settings(),
             token=token_in(self.token),
             timeout_s=self.timeout_s,
-            quirks=quirks,
-            settings=settings,
         )
 
     def item_range(self, split: str) -> np.ndarray:
@@ -133,24 +145,17 @@ class AgentGymEnvironment(Remote):
 
     @property
     def instruction(self) -> str:
-        return self.wording or agentgym.ENVIRONMENTS[self.env].instruction
-
-    @property
-    def accepted(self) -> str:
-        return agentgym.ENVIRONMENTS[self.env].accepted
+        return self.wording or self.quirks.instruction
 
     @property
     def item_env(self) -> str:
         return self.env
 
-    def make(self) -> World:
-        return self.connect(self.env)
-
     def our_items(self, split: str) -> np.ndarray:
         return hashed(range(self.num_items), split)
 
     def solved(self, returned: float) -> bool:
-        return returned > agentgym.ENVIRONMENTS[self.env].solved_above
+        return returned > self.quirks.solved_above
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,26 +174,16 @@ class Served(Remote):
             lambda run: not 0 < run.worlds[0].local_server_capacity < run.worlds_per_process,
         ),
     )
-    QUIRKS: ClassVar[Quirks | None] = None  # None: those of its name in agentgym.ENVIRONMENTS
 
     @property
     def instruction(self) -> str:
         return self.PROMPTS[self.prompt]
 
     @property
-    def quirks(self) -> Quirks:
-        return self.QUIRKS or agentgym.ENVIRONMENTS[self.name]
-
-    @property
-    def accepted(self) -> str:
-        return self.quirks.accepted
-
-    @property
     def forms(self) -> tuple[str, ...]:
         return framed(self.quirks.reader, getattr(self.WORLD, 'FORMS', ()))
 
     def settings(self) -> dict:
-        """Keywords of the world."""
         names = {field.name for field in dataclasses.fields(self.WORLD.PLAY)}
         own = (field.name for field in dataclasses.fields(self))
         return {name: getattr(self, name) for name in own if name in names}
@@ -229,4 +224,4 @@ class Served(Remote):
         return (launched(kind, settings, self.launch, self.room, step_s).url,)
 
     def make(self) -> World:
-        return self.near() if self.here else self.connect(self.name, self.quirks, self.settings())
+        return self.near() if self.here else super().make()
