@@ -8,7 +8,7 @@ anything in it is reached. Nothing is followed into ASIDE, which says why it may
 is a subject of its own with a README, or a branch that the demo does not take. So a file that a
 change adds to the path counts without being listed here. What README.md says to read is a part of
 these files: the rest are leaves, which a reader opens for one function. --files prints them all;
---write puts the table into README.md.
+--write puts the table into CONTRIBUTING.md.
 """
 
 import argparse
@@ -163,7 +163,7 @@ def table():
     config = 'agentrl_jax.run', 'agentrl_jax.algorithms', 'agentrl_jax.settings', 'configs.base'
     package = lines_of('agentrl_jax') - lines_of('agentrl_jax.tools')
     cells = {
-        'to read, as listed above': size(to_read()),
+        'to read, as listed in README.md': size(to_read()),
         'all that config -> rollout -> loss -> update passes': size(path),
         'of these the functions and classes that it passes': f'{reached:,} lines',
         'the loop of `train.py`': f'{loop_lines()} lines',
@@ -177,16 +177,16 @@ def table():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--files', action='store_true', help='print the files of the path')
-    parser.add_argument('--write', action='store_true', help='put the table into README.md')
+    parser.add_argument('--write', action='store_true', help='put the table into CONTRIBUTING.md')
     options = parser.parse_args()
     print(table())
     if options.files:
         for name in sorted(reading()):
             print(f'{modules()[name].lines:5} {name}')
     if options.write:
-        readme = ROOT / 'README.md'
-        parts = re.split(r'(?<=<!-- reading cost -->\n)(?:\|.*\n)+', readme.read_text())
-        readme.write_text(f'{table()}\n'.join(parts))
+        page = ROOT / 'CONTRIBUTING.md'
+        parts = re.split(r'(?<=<!-- reading cost -->\n)(?:\|.*\n)+', page.read_text())
+        page.write_text(f'{table()}\n'.join(parts))
 
 
 if __name__ == '__main__':

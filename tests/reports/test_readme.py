@@ -15,7 +15,8 @@ from configs import base, demo
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / 'agentrl_jax'
-PATHS = [ROOT / 'README.md', *sorted(PACKAGE.rglob('README.md'))]
+PAGES = ('README.md', 'INSTALL.md', 'CONTRIBUTING.md', 'AGENTS.md')
+PATHS = [*(ROOT / name for name in PAGES), *sorted(PACKAGE.rglob('README.md'))]
 DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text(encoding='utf-8') for path in PATHS}
 EVERYTHING = '\n'.join(DOCUMENTS.values())
 
@@ -92,7 +93,7 @@ def load(source, folder):
     return module
 
 
-def test_the_ten_lines_run(monkeypatch, capsys, tmp_path, one_device):
+def test_the_step_in_a_few_lines_runs(monkeypatch, capsys, tmp_path, one_device):
     monkeypatch.setattr(demo, 'get_config', lambda: micro_runs.plain('frozen_lake'))
     (source,) = blocks('python', DOCUMENTS['README.md'])
     load(source, tmp_path)
