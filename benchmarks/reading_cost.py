@@ -143,7 +143,7 @@ def loop_lines():
 def to_read():
     """The modules of the list in README.md, each of which is on the path."""
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
-    steps = readme.split('What to read, in this order:\n\n')[1].split('\n\n')[0]
+    steps = readme.split('Read these files, in this order:\n\n')[1].split('\n\n')[0]
     names = [
         x.replace('/', '.') for x in re.findall(r'`((?:agentrl_jax|configs)/[\w/]+)\.py`', steps)
     ]
