@@ -109,11 +109,15 @@ def test_advantages_loss_and_gradient_are_those_of_the_package(one, played):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=3e-6), ours, theirs)
 
 
-def test_it_learns_and_runs_without_jit(one, capsys):
+def test_it_learns(one, capsys):
     one.main(steps=11, groups=16, group_size=8, seed=0)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if 'success' in line]
     first, last = (float(line[3]) for line in (lines[0], lines[-1]))
     assert first < 0.2 and last > 0.3
+
+
+@pytest.mark.soak
+def test_it_runs_without_jit(one, capsys):
     with jax.disable_jit():
         one.main(steps=1, groups=1, group_size=2, seed=0)
     assert 'largest gap' in capsys.readouterr().out
