@@ -43,7 +43,7 @@ class Item(NamedTuple):
 
 
 class Bytes:
-    """The deterministic automaton of answers, built as far as it is read; state 0 is the first."""
+    """The deterministic automaton of answers, built on demand; state 0 is the first."""
 
     def __init__(self, pieces: Sequence[Piece], first: Iterable[int]):
         self._pieces = pieces
@@ -160,8 +160,9 @@ class Tokens:
         going = np.arange(len(tokens))
         while len(going):
             byte = self._bytes[self._begin[tokens[going]] + at]
-            states, place = np.unique(now[going], return_inverse=True)
-            now[going] = np.stack([automaton.row(int(x)) for x in states])[place, byte]
+            states = np.flatnonzero(np.bincount(now[going]))  # np.unique would sort all tokens
+            rows = np.stack([automaton.row(x) for x in states.tolist()])
+            now[going] = rows[np.searchsorted(states, now[going]), byte]
             at += 1
             going = going[(now[going] != DEAD) & (self._length[tokens[going]] > at)]
         return tokens[now != DEAD], now[now != DEAD]
