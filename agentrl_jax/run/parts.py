@@ -63,8 +63,12 @@ def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) ->
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
     first = split == 'train'  # the pools of other splits have the same texts
-    if first and cfg.rollout.constrain:
-        warn_of_lost_answers(task)
+    possible, known = task.grammar.answers if first and cfg.rollout.constrain else (0, 0)
+    if possible < known:
+        usage.warn(
+            f'rollout.max_response leaves {possible} of the {known} answers that {cfg.env.name} '
+            'knows; the others have more tokens and are never sampled'
+        )
     if first and enough > cfg.rollout.max_tokens:
         usage.warn(
             f'rollout.max_tokens={cfg.rollout.max_tokens} may end episodes of '
@@ -73,16 +77,6 @@ def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) ->
         )
     task = jax.tree.map(np.asarray, task)
     return task if mesh is None else sharding.replicate(task, mesh)
-
-
-def warn_of_lost_answers(task: Task) -> None:
-    """Says how many legal answers are longer than rollout.max_response."""
-    possible, whole = task.grammar.answers
-    if possible < whole:
-        usage.warn(
-            f'rollout.max_response leaves {possible} of the {whole} answers that '
-            f'{task.env.name} knows; the others have more tokens and are never sampled'
-        )
 
 
 def device_task(cfg: Config, tokenizer: Tokenizer, split: str) -> TextTask:
