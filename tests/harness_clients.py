@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from concurrent import futures
 
 TOOL = {
     'type': 'function',
@@ -150,12 +149,6 @@ def crashing(task):
     return 1.0
 
 
-def silent(task):
-    if task.item % 2:
-        time.sleep(30)
-    return two_turns(task)
-
-
 BLAMED = 4
 
 
@@ -216,13 +209,6 @@ def interleaved(task, order):
 in_turn = functools.partial(interleaved, order='abab')
 the_other_first = functools.partial(interleaved, order='baba')
 one_after_the_other = functools.partial(interleaved, order='bbaa')
-
-
-def parallel(task):
-    """Two requests at once."""
-    with futures.ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(Client(task).ask, [user(name)]) for name in ('left', 'right')]
-        return sum(bool(one.result()) for one in asked) / 2
 
 
 def dangers(item):

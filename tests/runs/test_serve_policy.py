@@ -151,17 +151,6 @@ def test_a_request_that_is_sent_again_is_answered_once_by_the_same_answer():
     assert desk.ask(raw, True)[1] is first.result()[1] and len(desk.open) == 1
 
 
-def test_more_clients_at_once_than_slots_are_all_answered():
-    """Those without a slot waited for another request, which alone made room."""
-    desk, go = serve_policy.Desk(1, ()), threading.Event()
-    play(desk, 1, go=go)
-    with ThreadPoolExecutor(3) as pool:
-        said = [pool.submit(asked, desk, [user(name)]) for name in 'xyz']
-        wait_for(lambda: len(desk.asking) == 3)
-        go.set()
-        assert [one.result(60) for one in said] == ['a'] * 3
-
-
 def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_slot():
     def read(observation):
         if 'tools' in str(observation):

@@ -95,11 +95,9 @@ def scored(rollout, count, width=0):
 @pytest.mark.parametrize(
     ('run', 'branches', 'ahead'),
     [
-        ('two_turns', 1, False),
         ('branching', 4, False),
         pytest.param('branching', 4, True, marks=pytest.mark.soak),
         ('limited', 1, False),
-        ('parallel', 4, False),
     ],
 )
 def test_the_trainer_has_the_samplers_probabilities(run, branches, ahead):
@@ -114,8 +112,7 @@ def test_the_trainer_has_the_samplers_probabilities(run, branches, ahead):
     assert int(rows.sum()) == out.action_mask.sum()
 
 
-@pytest.mark.parametrize('run', ['two_turns', 'branching'])
-def test_what_conversations_share_is_read_once_and_changes_no_bit(run, monkeypatch):
+def test_what_conversations_share_is_read_once_and_changes_no_bit(monkeypatch):
     """Tools and a system message in front of all; the clock decides who copies from whom."""
     sizes = dict(branches=4, max_tokens=1600)
     counted = []
@@ -125,9 +122,9 @@ def test_what_conversations_share_is_read_once_and_changes_no_bit(run, monkeypat
         return counters_of(playing)
 
     monkeypatch.setattr(host, 'counters_of', counting)
-    shared = played.__wrapped__(run, **sizes)[0]
+    shared = played.__wrapped__('branching', **sizes)[0]
     monkeypatch.setattr(host_rollout.HostRollout, 'donor', lambda *_: (None, 0))
-    alone = played.__wrapped__(run, **sizes)[0]
+    alone = played.__wrapped__('branching', **sizes)[0]
     host_worlds.assert_same(shared, alone)
     assert counted[0]['shared'] >= 200 and 'shared' not in counted[1]
     assert counted[0]['reads'] < counted[1]['reads']
@@ -284,15 +281,6 @@ def test_a_crash_costs_its_episode_unless_the_policy_is_to_blame():
     assert (out.rewards[odd, 0] == -1).all() and (out.rewards[~odd, 0] == 1).all()
 
 
-def test_neighbours_of_a_harness_that_hangs_are_the_same_to_the_bit():
-    out, task = played('silent', start_s=0.5)
-    alone, _ = played('two_turns')
-    hangs = task.env_params.items[out.level] % 2 == 1
-    assert (out.episode_stop[hangs] == EpisodeStop.ENV_ERROR).all()
-    assert (out.tokens[~hangs] == alone.tokens[~hangs]).all()
-    assert (out.logprobs[~hangs] == alone.logprobs[~hangs]).all()
-
-
 # ---- workers -------------------------------------------------------------------------------------
 
 
@@ -302,12 +290,6 @@ def wait_for(mark, *, there):
     while (mark in subprocess.check_output(['ps', 'axwwo', 'args'], text=True)) != there:
         assert time.monotonic() < until
         time.sleep(0.1)
-
-
-def test_workers_play_what_threads_play_and_end_with_the_pool():
-    out, _ = played('two_turns', workers=3)
-    host_worlds.assert_same(out, played('two_turns')[0])
-    wait_for('harness.workers harness_clients:two_turns', there=False)
 
 
 def test_a_worker_that_hangs_or_dies_is_replaced_and_its_neighbours_are_the_same_to_the_bit():

@@ -118,12 +118,10 @@ def test_a_call_of_an_answer_is_the_same_call_in_a_history():
         ({'top_k': -1, 'min_p': 0.0, 'presence_penalty': 0, 'logit_bias': {}}, []),
         ({'repetition_penalty': 1.0, 'n': 1, 'user': 'me', 'metadata': {'a': 'b'}}, []),
         ({'parallel_tool_calls': True, 'tool_choice': 'auto', 'store': False}, []),
-        ({'parallel_tool_calls': False}, ['parallel_tool_calls']),
         ({'tool_choice': 'required'}, ['tool_choice']),
         ({'tool_choice': {'type': 'function', 'function': {'name': 'look'}}}, ['tool_choice']),
         ({'response_format': {'type': 'text'}}, []),
         ({'chat_template_kwargs': {'enable_thinking': False}}, ['chat_template_kwargs']),
-        ({'min_tokens': 4, 'repetition_penalty': 1.1}, ['min_tokens', 'repetition_penalty']),
         ({'logprobs': True, 'top_logprobs': 5}, ['top_logprobs']),
         ({'a_new_field': 0}, ['a_new_field']),
     ],
@@ -153,13 +151,11 @@ def test_a_served_request_says_how_it_is_sampled():
     ('more', 'param'),
     [
         ({'temperature': -1}, 'temperature'),
-        ({'top_p': 2}, 'top_p'),
         ({'seed': 0.5}, 'seed'),
         ({'max_tokens': 0}, 'max_tokens'),
         ({'max_completion_tokens': True}, 'max_completion_tokens'),
         ({'n': 2}, 'n'),
         ({'functions': [{'name': 'look'}]}, 'functions'),
-        ({'continue_final_message': True}, 'continue_final_message'),
         ({'tool_choice': 'sometimes'}, 'tool_choice'),
         ({'tools': [{'type': 'custom', 'custom': {'name': 'x'}}]}, 'tools'),
         ({'stream': 'yes'}, 'stream'),
@@ -175,10 +171,9 @@ def test_a_served_request_says_how_it_is_sampled():
     ],
     ids=str,
 )
-@pytest.mark.parametrize('serving', [False, True])
-def test_an_invalid_field_is_an_error_with_its_name(more, param, serving):
+def test_an_invalid_field_is_an_error_with_its_name(more, param):
     with pytest.raises(Refused) as refused:
-        wire.read(body(U, **more), (), serving=serving)
+        wire.read(body(U, **more), (), serving=True)
     assert (refused.value.status, refused.value.param) == (400, param)
     assert refused.value.body['error']['param'] == param
 
@@ -289,23 +284,12 @@ def test_bodies_in_chunks_are_read(policy):
     raw, headers = body(U), {'Transfer-Encoding': 'chunked'}
     parts = [raw[i : i + 7] for i in range(0, len(raw), 7)]
     assert said(policy.post(iter(parts), headers, encode_chunked=True)) == 'A'
-    later = body(U, {'role': 'assistant', 'content': 'A'}, U)
-    written = b'%x;x="y"\r\n%s\r\n0\r\nTrailer: 1\r\n\r\n' % (len(later), later)
-    head = f'POST {policy.path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n'
-    get = b'GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n'
-    with policy.send(head.encode() + written + get) as connection:
-        with connection.makefile('rb') as answers:
-            found = answers.read()
-    assert found.count(b'HTTP/1.1 200') == 2 and b'"content":"B"' in found and b'"ok"' in found
 
 
 @pytest.mark.parametrize(
     ('head', 'status'),
     [
-        (b'Transfer-Encoding: chunked\r\n\r\nzz\r\n', 400),
-        (b'Transfer-Encoding: gzip\r\n\r\n', 400),
         (b'Content-Encoding: gzip\r\n\r\n', 415),
-        (b'Content-Length: many\r\n\r\n', 400),
         (b'Content-Length: 99999999999\r\n\r\n', 413),
         (b'\r\n', 400),
     ],
@@ -317,24 +301,11 @@ def test_a_body_that_cannot_be_read_is_an_error(policy, head, status):
         assert answer.readline().split()[1] == b'%d' % status
 
 
-def test_100_continue_is_sent_at_once(policy):
-    """curl waits a second for 100 Continue, which stayed in a buffer."""
-    raw = body(U)
-    head = policy.request(raw, 'Expect: 100-continue\r\n').removesuffix(raw)
-    with policy.send(head) as connection:
-        assert connection.recv(25).startswith(b'HTTP/1.1 100')
-        connection.sendall(raw)
-        assert b'200 OK' in connection.recv(4096)
-
-
 @pytest.mark.parametrize(
     ('method', 'path', 'status', 'allowed'),
     [
         ('GET', '/health', 200, None),
-        ('POST', '/health', 405, 'GET'),
         ('GET', '{base}/v1/chat/completions', 405, 'POST'),
-        ('OPTIONS', '{base}/v1/chat/completions', 405, 'POST'),
-        ('DELETE', '{base}/v1/models', 405, 'GET'),
         ('GET', '{base}/v1/models?limit=1', 200, None),
         ('GET', '{base}/v1/nothing', 404, None),
         ('POST', '/episodes/guess/v1/chat/completions', 410, None),

@@ -148,17 +148,6 @@ def test_text_added_to_an_answer_that_was_cut_is_part_of_its_message():
     assert not shown.appended and not shown.opens
 
 
-def test_what_is_sent_again_is_answered_by_the_same_answer():
-    episode = Episode()
-    _, made = ask(episode, body(U), answer('A'))
-    assert episode.ask(body(U), retried=True)[1] is made and episode.events.empty()
-    first = POOL.submit(episode.ask, body(U, said_of(), V))
-    episode.events.get(timeout=5)
-    again = POOL.submit(episode.ask, body(U, said_of(), V), True)
-    episode.answer(answer('B'))
-    assert first.result(5)[1] is again.result(5)[1] and episode.events.empty()
-
-
 def test_what_is_sent_again_before_it_was_placed_is_answered_once():
     """It waited for another one, and was answered twice: in two branches."""
     episode = Episode(branches=4)
