@@ -17,7 +17,7 @@ from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
-from agentrl_jax.rollout import device
+from agentrl_jax.rollout import device, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.openings import SharedPrompts
 from agentrl_jax.rollout.rows import Player
@@ -82,6 +82,18 @@ def untrained():
 def score(temperature=1.0):
     """(params, tokens, attention_mask) -> the trainer's (log-probabilities, entropy)."""
     return lambda params, *rows: scored(None, temperature)(params, *rows, None)
+
+
+def gap(params, out, temperature=1.0, found=None):
+    """Largest difference of log-probabilities between sampler and trainer; found: its windows."""
+    rows, length = (jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)), out.tokens.shape[1]
+    if found is not None:
+        rows = windows.split_turns(rows, found)
+    trained, _ = score(temperature)(params, *rows)
+    if found is not None:
+        trained = windows.put_back(trained, found, length)
+    assert out.action_mask.sum() > 50
+    return np.where(out.action_mask, np.abs(np.asarray(trained) - out.logprobs), 0.0).max()
 
 
 def hidden(params, *rows):

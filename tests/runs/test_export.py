@@ -259,24 +259,14 @@ def test_a_bias_behind_attention_is_left_out_if_it_is_zero_and_refused_otherwise
     ],
 )
 def test_sentencepiece_models_of_other_kinds_are_rejected(settings, named):
-    model = io.BytesIO()
-    defaults = dict(
-        model_type='unigram',
-        vocab_size=340,
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        control_symbols=list(CHAT_SPECIALS),
-        bos_id=-1,
-        eos_id=-1,
-        pad_id=-1,
-        normalization_rule_name='identity',
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        num_threads=1,
-        minloglevel=2,
-    )
+    given = dict(vocab_size=340, byte_fallback=True, hard_vocab_limit=False, minloglevel=2)
+    given |= dict(control_symbols=list(CHAT_SPECIALS), bos_id=-1, eos_id=-1, num_threads=1)
+    given |= dict(normalization_rule_name='identity', remove_extra_whitespaces=False)
+    texts, model = iter(world_texts()[:200]), io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(world_texts()[:200]), model_writer=model, **defaults | settings
+        sentence_iterator=texts,
+        model_writer=model,
+        **given | dict(add_dummy_prefix=False) | settings,
     )
     with pytest.raises(ValueError, match=named):
         unigram.load_model(model.getvalue(), 'changed')

@@ -133,6 +133,7 @@ def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there():
     assert first.sum() / 4 < before['read'] - counters['read'] <= first.sum() * 3 / 4
 
 
+@pytest.mark.soak
 def test_shards_of_a_mesh_copy_among_their_own_slots():
     """A group on each of four shards; two of its members are in the first block."""
     collected, shards = [], 4
