@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import http.server
 import itertools
 import json
@@ -11,7 +12,6 @@ import time
 import jax
 import numpy as np
 import tiny_agents as tiny
-from echo_world import Echo
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.world import Reply, WorldError
@@ -24,6 +24,40 @@ from agentrl_jax.text.conversation import Conversation, build_host_task
 from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop
+
+
+class Echo:
+    """Each reply is a hash of the item and of every word said, 3 to 40 words long; 1 to 8 turns."""
+
+    deterministic, instruction = True, ''
+
+    def reset(self, item):
+        self.said = [str(item)]
+        return self.words()
+
+    def step(self, action):
+        self.said.append(action)
+        digest = self.digest()
+        done = len(self.said) > 1 + digest[0] % 8
+        return Reply(
+            self.words(),
+            reward=digest[1] / 255 - 0.5,
+            done=done,
+            success=digest[2] > 127,
+            figures=(float(len(self.said) - 1), digest[3] / 255),
+        )
+
+    def digest(self):
+        return hashlib.sha256('\0'.join(self.said).encode()).digest()
+
+    def words(self):
+        digest = self.digest()
+        return ' '.join(('up', 'down', 'left', 'a wall')[x % 4] for x in digest * 2)[
+            : 9 + digest[3]
+        ]
+
+    def close(self):
+        pass
 
 
 class Troubled:

@@ -136,12 +136,8 @@ each_run = pytest.mark.parametrize(
 def config(name, **changes):
     """Validation plays with the program of training, where nothing says otherwise."""
     world, own = RUNS[name]
-    more = {
-        'checkpoint.every': 1,
-        'checkpoint.keep': 9,
-        'env.eval_levels': 16,
-        'eval.temperature': 1.0,
-    }
+    more = {'checkpoint.every': 1, 'checkpoint.keep': 9}
+    more |= {'env.eval_levels': 16, 'eval.temperature': 1.0}
     cfg = micro_runs.plain(world, **more | own | changes)
     if name == 'adapters':
         cfg.catch = ml_collections.ConfigDict(dict(rows=4, columns=3))
