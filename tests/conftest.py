@@ -26,7 +26,7 @@ MOST_PIECES = 20_000  # of memory, when a file of tests begins; the longest asks
 # Files that take longest, first, so that no worker is left alone with one of them at the end.
 LONGEST = (
     'distributed_training runs resume openings update lora grammar tables experiments host_runs '
-    'tpu_training tpu_scripts saved_config rollout context self_play forks'
+    'tpu_scripts saved_config rollout context self_play forks'
 ).split()
 # Files that import one of these train, play rollouts or start processes; `make check` skips them.
 LONG = set(

@@ -1,7 +1,6 @@
 """A place for tpu_scripts to run in: a folder, an environment, tools that stand in for others."""
 
 import contextlib
-import json
 import os
 import pathlib
 import shlex
@@ -26,6 +25,43 @@ for folder; do bucket=$before; before=$folder; done
 mkdir -p "$FAKE_GCLOUD/buckets/$bucket"
 rmdir "$folder" && ln -s "$FAKE_GCLOUD/buckets/$bucket" "$folder"
 """
+SLEEP = """#!/bin/bash
+# sleep: only the simulated clock moves
+read -r clock < "$FAKE_GCLOUD/clock"
+echo $((clock + ${1%.*})) > "$FAKE_GCLOUD/clock"
+"""
+GCLOUD = """#!/bin/bash
+# gcloud: notes the simulated time of a call. Two files list what happens, their last word stays:
+# creates (ok, or the variable that holds the error), life (the state of the job at each look at it)
+next() { # next LIST: sets word
+  read -r word rest < "$FAKE_GCLOUD/$1"
+  [ -z "$rest" ] || echo "$rest" > "$FAKE_GCLOUD/$1"
+}
+read -r clock < "$FAKE_GCLOUD/clock"
+for verb; do case $verb in create | describe | delete | ssh | scp) break ;; esac; done
+echo "$clock $verb" >> "$FAKE_GCLOUD/calls"
+tpu=$FAKE_GCLOUD/tpu # its state, as long as there is one
+if [ -n "$LOGIN_ERROR" ]; then echo "$LOGIN_ERROR" >&2; exit 1; fi
+case $verb in
+  create)
+    next creates
+    if [ "$word" != ok ]; then echo "${!word}" >&2; exit 1; fi
+    echo READY > "$tpu" ;;
+  describe) cat "$tpu" 2> /dev/null || { echo NOT_FOUND >&2; exit 1; } ;;
+  delete) rm "$tpu" ;;
+  ssh)
+    case "$*" in
+      *'host/job state env'*)
+        next life
+        case $word in
+          preempted) echo PREEMPTED > "$tpu"; exit 255 ;;
+          deaf) exit 255 ;;
+          exited*) echo "exited ${word#exited}" ;;
+          *) echo "$word" ;;
+        esac ;;
+    esac ;;
+esac
+"""
 SETTINGS = {
     'TPU_ENV_FILE': '/dev/null',
     'TPU_PROJECT': 'my-project',
@@ -41,7 +77,8 @@ SETTINGS = {
 
 
 class Bench:
-    def __init__(self, folder, provider, **settings):
+    def __init__(self, folder, provider, *, creates='ok', life='none', **settings):
+        """creates, life: of the simulated cloud that other providers than `local` have."""
         self.folder = pathlib.Path(folder)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'JAX_', 'XLA_'))}
         self.environment = (
@@ -57,13 +94,15 @@ class Bench:
             }
         )
         python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
-        gcloud = python.replace('"$@"', f'{shlex.quote(str(ROOT / "tests/fake_gcloud.py"))} "$@"')
-        tools = {'uv': UV, 'gcsfuse': GCSFUSE, 'gcloud': gcloud, 'python': python}
+        tools = {'uv': UV, 'gcsfuse': GCSFUSE, 'python': python}
+        if provider != 'local':
+            tools |= {'gcloud': GCLOUD, 'sleep': SLEEP}
         (self.folder / 'bin').mkdir(parents=True)
         for name, text in tools.items():
             (self.folder / 'bin' / name).write_text(text)
             (self.folder / 'bin' / name).chmod(0o755)
-        (self.folder / 'script.json').write_text('[{}]')
+        for name, text in {'clock': '0', 'creates': creates, 'life': life}.items():
+            (self.folder / name).write_text(f'{text}\n')
         self.buckets = self.folder / ('hosts/buckets' if provider == 'local' else 'buckets')
 
     def start(self, verb, *words):
@@ -93,9 +132,13 @@ class Bench:
         return said
 
     def calls(self):
-        """What gcloud was asked for: a list of words for each call."""
-        log = self.folder / 'calls.jsonl'
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        """[(second, verb)] of the calls of gcloud."""
+        log = self.folder / 'calls'
+        lines = map(str.split, log.read_text().splitlines()) if log.exists() else ()
+        return [(int(second), verb) for second, verb in lines]
+
+    def verbs(self):
+        return [verb for _, verb in self.calls()]
 
 
 def eventually(condition, *, within_s=120, while_runs=None):

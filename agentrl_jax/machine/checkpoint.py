@@ -40,12 +40,8 @@ PATIENCE_S = 1200  # for Orbax to write a step
 UNTIMED = ocp.options.AsyncOptions(timeout_secs=None, create_directories_asynchronously=False)
 
 
-def _not_orbax(record: logging.LogRecord) -> bool:
-    """Orbax logs pages of stacks about errors that it raises as well; those are reported here."""
-    return f'{os.sep}orbax{os.sep}' not in record.pathname
-
-
-logging.getLogger('absl').addFilter(_not_orbax)
+# Orbax logs pages of stacks about errors that it raises as well.
+logging.getLogger('absl').addFilter(lambda record: f'{os.sep}orbax{os.sep}' not in record.pathname)
 
 
 class Damaged(files.Failure):
@@ -319,21 +315,17 @@ def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
     Path as find_step. Damaged when none is whole. For one process.
     """
     start = find_step(path, step=step)
-    own = number_of(start)
-    older = [at for at in reversed(steps(start.parent)) if at <= own]
-    for at, then in zip(older, [*older[1:], None], strict=True):
+    *older, at = [at for at in steps(start.parent) if at <= number_of(start)]
+    while True:
         try:
             check_files(start.parent / str(at), alone=True)
             return at
         except Damaged as damage:
-            if then is None:
+            if not older:
                 raise
-            print(
-                f'WARNING: checkpoint {at} is damaged ({damage.what}), falling back to step {then}',
-                file=sys.stderr,
-                flush=True,
-            )
-    raise AssertionError('find_step found a step')
+            words = f'({damage.what}), falling back to step {older[-1]}'
+            print(f'WARNING: checkpoint {at} is damaged {words}', file=sys.stderr, flush=True)
+            at = older.pop()
 
 
 def set_aside_damaged(workdir: str | os.PathLike) -> None:

@@ -44,10 +44,8 @@ def _acquire(workdir: pathlib.Path, patience_s: float) -> filelock.FileLock | No
     lock = filelock.FileLock(workdir / LOCK_FILE, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(timeout=patience_s, poll_interval=0.05)
-    except filelock.Timeout:
-        raise
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if isinstance(error, filelock.Timeout) or error.errno not in NO_LOCKS:
             raise
         return None
     return lock

@@ -66,8 +66,7 @@ def launched() -> Launcher | None:
     """The launcher that started this process and others with it."""
     for launcher in LAUNCHERS:
         if launcher.count in os.environ and launcher.index in os.environ:
-            count = _number(launcher.count, os.environ[launcher.count])
-            return launcher if count > 1 else None
+            return launcher if _number(launcher.count) > 1 else None
     return None
 
 
@@ -81,24 +80,41 @@ def initialize_distributed(*, timeout_s: int = 300) -> None:
     """
     # jax would handle SIGTERM from here on, and no one would notice it before training begins.
     jax.config.update('jax_enable_preemption_service', False)
-    silence_s = _number(HEARTBEAT, os.environ[HEARTBEAT]) if HEARTBEAT in os.environ else 0
+    silence_s = _number(HEARTBEAT) if HEARTBEAT in os.environ else 0
     patience = {
         'initialization_timeout': timeout_s,
         'heartbeat_timeout_seconds': silence_s or 100,
     }
-    given = {name: os.environ[name] for name in JOIN if name in os.environ}
-    if COORDINATOR in given and given[COORDINATOR] == 'auto':
+    given, launcher = {name for name in JOIN if name in os.environ}, launched()
+    if COORDINATOR in given and os.environ[COORDINATOR] == 'auto':
         del os.environ[COORDINATOR]  # jax would take the word for an address
         jax.distributed.initialize(**patience)
         return
-    launcher = launched()
-    if given == {COUNT: '1'} or (not given and launcher is None):
+    if (given == {COUNT} and os.environ[COUNT] == '1') or not (given or launcher):
         return
-    coordinator, count, index = _place(given, launcher)
-    if coordinator is None:
-        where, patience['cluster_detection_method'] = f'of {launcher.name}', launcher.method
-    else:
+    missing = [name for name in JOIN if name not in given]
+    if missing and launcher is None:
+        raise ValueError(
+            f'a run of several processes needs {", ".join(JOIN)}; not set: {", ".join(missing)}'
+        )
+    count = _number(COUNT if COUNT in given else launcher.count)
+    if missing and DEVICES not in os.environ and launcher.local_index in os.environ:
+        os.environ[DEVICES] = os.environ[launcher.local_index]  # as jax where it knows both
+    if COORDINATOR in given:
+        coordinator = os.environ[COORDINATOR]
         where = f'at {coordinator}'
+    elif launcher.address in os.environ:  # jax finds the address from the launcher's variables
+        coordinator, where = None, f'of {launcher.name}'
+        patience['cluster_detection_method'] = launcher.method
+    else:
+        raise ValueError(
+            f'{launcher.name} started {count} processes, and jax cannot tell where the first of '
+            f'them is: set {COORDINATOR}=HOST:PORT, the same for all, if they are one run; '
+            f'{COUNT}=1 if each is a run of its own'
+        )
+    index = _number(INDEX if INDEX in given else launcher.index)
+    if not 0 <= index < count:
+        raise ValueError(f'{INDEX}={index} must be in 0..{count - 1}')
     print(  # for jax aborts one that has waited in vain, and reports that another one died
         f'process {index} of {count} waits for the others {where}, for {timeout_s} s at most',
         file=sys.stderr,
@@ -107,37 +123,11 @@ def initialize_distributed(*, timeout_s: int = 300) -> None:
     jax.distributed.initialize(coordinator, count, index, **patience)
 
 
-def _place(given: dict[str, str], launcher: Launcher | None) -> tuple[str | None, int, int]:
-    """(address of the first process, their count, index of this one) from JOIN and the launcher.
-
-    None: jax finds the address from the launcher's variables.
-    """
-    missing = [name for name in JOIN if name not in given]
-    if missing and launcher is None:
-        raise ValueError(
-            f'a run of several processes needs {", ".join(JOIN)}; not set: {", ".join(missing)}'
-        )
-    if missing:
-        given = {COUNT: os.environ[launcher.count], INDEX: os.environ[launcher.index]} | given
-        if DEVICES not in os.environ and launcher.local_index in os.environ:
-            os.environ[DEVICES] = os.environ[launcher.local_index]  # as jax where it knows both
-    if COORDINATOR not in given and launcher.address not in os.environ:
-        raise ValueError(
-            f'{launcher.name} started {given[COUNT]} processes, and jax cannot tell where the '
-            f'first of them is: set {COORDINATOR}=HOST:PORT, the same for all, if they are one '
-            f'run; {COUNT}=1 if each is a run of its own'
-        )
-    count, index = _number(COUNT, given[COUNT]), _number(INDEX, given[INDEX])
-    if not 0 <= index < count:
-        raise ValueError(f'{INDEX}={index} must be in 0..{count - 1}')
-    return given[COORDINATOR] if COORDINATOR in given else None, count, index
-
-
-def _number(name: str, text: str) -> int:
+def _number(name: str) -> int:
     """A whole number of the environment."""
-    if not text.isdigit():
-        raise ValueError(f'{name}={text!r} must be a whole number')
-    return int(text)
+    if not os.environ[name].isdigit():
+        raise ValueError(f'{name}={os.environ[name]!r} must be a whole number')
+    return int(os.environ[name])
 
 
 def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None = None) -> NoReturn:
@@ -166,7 +156,7 @@ def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None =
 def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """The workdir, made if need be, for this training alone: process 0 holds it for all of them.
 
-    Where another training has it, or the processes name different folders, it is a ValueError in
+    Where another training has it, or the processes see different folders, it is a ValueError in
     all of them. A folder that was made and stayed empty goes again.
     """
     made = not files.local_path(path).expanduser().exists()
@@ -179,17 +169,11 @@ def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
             refused = error
     try:
         if jax.process_count() > 1:
-            name = zlib.crc32(workdir.name.encode())
-            flags, names = gather(np.array([refused is not None, name], np.uint32)).T
-            if refused is None and np.any(flags):
+            token = int(gather(np.uint32(zlib.crc32(held.token.encode()) if held else 0))[0])
+            if token:
+                check_shared(workdir, token)
+            elif refused is None:
                 raise ValueError(f'{workdir} is in use by another training, says process 0')
-            if np.any(names != names[0]):
-                raise ValueError(
-                    f'the processes of a run have one workdir, and {workdir} is not that of all: '
-                    f'set {COUNT}=1 if each is a run of its own'
-                )
-            if refused is None:
-                check_shared(workdir, held.token if held else '')
         if refused:
             raise refused
         yield workdir
@@ -201,18 +185,17 @@ def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
                 workdir.rmdir()
 
 
-def check_shared(workdir: pathlib.Path, token: str) -> None:
-    """ValueError in all processes unless all see the lease of process 0, whose token this is."""
-    wanted = int(gather(np.uint32(zlib.crc32(token.encode())))[0])
+def check_shared(workdir: pathlib.Path, token: int) -> None:
+    """ValueError in all processes unless all see the lease of process 0; token: its CRC-32."""
     tried, seen = time.monotonic(), False
     while not seen and time.monotonic() < tried + PATIENCE_S:
         lease = lock.read_lease(workdir)
-        seen = lease is not None and zlib.crc32(lease['token'].encode()) == wanted
+        seen = lease is not None and zlib.crc32(lease['token'].encode()) == token
         time.sleep(0 if seen else 0.2)
     if not gather(np.array(seen)).all():
         raise ValueError(
             f'{workdir} is not one folder that all processes see: name one on a disk that they '
-            'share, or in a bucket (gs://...)'
+            f'share, or in a bucket (gs://...), or set {COUNT}=1 if each is a run of its own'
         )
 
 
@@ -304,38 +287,21 @@ def go_on(phase: str) -> None:
 class CompileCounter:
     """Counts the programs that XLA compiled, or fetched from the persistent cache, since enter.
 
-    A jitted call with known shapes adds nothing, so `count` standing still after warm-up shows
-    that no step recompiles. Operations outside jit count too: each is a small program.
+    A jitted call with known shapes adds nothing, so a constant `count` after warm-up shows that no
+    step recompiles. Operations outside jit count too: each is a small program. The thread that
+    compiles calls begun(name) and done(name, seconds); name: of the function that was jitted.
     """
 
-    def __init__(self):
-        self.count = 0
-        self.seconds = 0.0
-
-    def __enter__(self) -> 'CompileCounter':
-        jax.monitoring.register_event_duration_secs_listener(self._listen)
-        return self
-
-    def __exit__(self, *_) -> None:
-        jax.monitoring.unregister_event_duration_listener(self._listen)
-
-    def _listen(self, event: str, duration: float, **_) -> None:
-        if event == COMPILE_EVENT:
-            self.count += 1
-            self.seconds += duration
-
-
-class CompileWatch:
-    """Calls begun(name) and done(name, seconds) around each program that XLA compiles.
-
-    name: that of the function that was jitted. The calls come from the thread that compiles.
-    """
-
-    def __init__(self, begun: Callable[[str], None], done: Callable[[str, float], None]):
+    def __init__(
+        self,
+        begun: Callable[[str], None] = lambda name: None,
+        done: Callable[[str, float], None] = lambda name, seconds: None,
+    ):
+        self.count, self.seconds = 0, 0.0
         self._begun, self._done = begun, done
         self._running: tuple[str, float] | None = None
 
-    def __enter__(self) -> 'CompileWatch':
+    def __enter__(self) -> 'CompileCounter':
         jax.monitoring.register_scalar_listener(self._listen_begin)
         jax.monitoring.register_event_duration_secs_listener(self._listen_end)
         return self
@@ -356,9 +322,12 @@ class CompileWatch:
             self._begun(name)
 
     def _listen_end(self, event: str, duration: float, **_) -> None:
-        if event == COMPILE_EVENT and self._running is not None:
-            (name, _), self._running = self._running, None
-            self._done(name, duration)
+        if event == COMPILE_EVENT:
+            self.count += 1
+            self.seconds += duration
+            if self._running is not None:
+                (name, _), self._running = self._running, None
+                self._done(name, duration)
 
 
 def barrier(name: str) -> None:

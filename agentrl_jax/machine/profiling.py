@@ -9,7 +9,7 @@ import jax
 FOLDER = 'profile'  # below the workdir
 
 
-class Trace:
+class Trace(contextlib.ExitStack):
     """Steps first..last as one trace in workdir/profile; none if last < first.
 
     with Trace(workdir, first=2, last=4) as trace:
@@ -21,16 +21,8 @@ class Trace:
     """
 
     def __init__(self, workdir: pathlib.Path, *, first: int, last: int):
+        super().__init__()
         self._folder, self._first, self._last = workdir / FOLDER, first, last
-        self._running = False
-
-    def __enter__(self) -> 'Trace':
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._running:
-            jax.profiler.stop_trace()
-            self._running = False
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:
@@ -38,8 +30,8 @@ class Trace:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # every Python call would drown and slow the rest
             jax.profiler.start_trace(self._folder, profiler_options=options)
-            self._running = True
+            self.callback(jax.profiler.stop_trace)
         with jax.profiler.StepTraceAnnotation('train', step_num=step):
             yield
         if step == self._last:
-            self.__exit__()
+            self.close()

@@ -58,7 +58,7 @@ class Compiling:
         self.phase = ''  # suffix of the program's title: 'of validation'
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._poll, name='compiling', daemon=True)
-        self._compiles = processes.CompileWatch(self._start, self._done)
+        self._compiles = processes.CompileCounter(self._start, self._done)
 
     def __enter__(self) -> 'Compiling':
         self._thread.start()

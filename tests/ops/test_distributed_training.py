@@ -17,7 +17,7 @@ from agentrl_jax.records import run_log
 
 # Adam divides a gradient by its own size: where it is 0 but for rounding (biases of the keys hardly
 # move attention) the parameter moves by lr times noise. At lr 1e-3 that is 1e-4, of tokens alike.
-LR, STEPS = 1e-5, 5
+LR, STEPS = 1e-5, 6
 WORLDS = ('frozen_lake', 'bandit')
 MIX = "--config.env.mix=(('frozen_lake', .5), ('bandit', .5))"
 ARGUMENTS = [
@@ -111,15 +111,17 @@ def assert_same_training(workdir, other, changes):
 
 
 @pytest.mark.soak
-def test_two_processes_then_one_of_eight_devices_train_like_one_through_a_loss(tmp_path):
-    """Rows over all four devices, parameters over pairs: cloning, updates, checkpoint, pages.
-
-    How a run over two processes ends at a signal, and when nothing disturbs it:
-    test_tpu_training.py.
-    """
+def test_two_processes_then_one_of_eight_devices_train_like_one_through_losses(tmp_path):
+    """Rows over all four devices, parameters over pairs: cloning, updates, checkpoint, pages."""
     workdir, other = tmp_path / 'disturbed', tmp_path / 'undisturbed'
-    started = start(workdir, 2, 2, MIX, '--config.mesh.data=2', '--config.mesh.fsdp=2')
-    wait_for(lambda: checkpoint.steps(workdir / 'checkpoints')[-1:] >= [2], started)
+    words = (workdir, 2, 2, MIX, '--config.mesh.data=2', '--config.mesh.fsdp=2')
+    started = start(*words)
+    wait_for(lambda: checkpoint.steps(workdir / 'checkpoints')[-1:] >= [1], started)
+    started[1].send_signal(signal.SIGTERM)  # both save the same step
+    assert [code for code, _ in finish(started)] == [processes.EXIT_PREEMPTED] * 2
+    stopped = checkpoint.steps(workdir / 'checkpoints')[-1]
+    started = start(*words)
+    wait_for(lambda: checkpoint.steps(workdir / 'checkpoints')[-1] > stopped, started)
     started[0].kill()  # the one that coordinates, writes and holds the workdir
     (killed, _), (code, text) = finish(started)
     assert killed == -signal.SIGKILL

@@ -70,12 +70,10 @@ def test_an_estimate_is_near_what_the_compiler_says(remat, compiled):
 def test_the_run_that_was_killed_without_a_word_is_warned_with_what_to_set():
     found, shapes = qwen()
     said = fit.verdict(shapes.cfg, found, 24e9, advice.knobs(shapes, found.tightest))
-    assert said.startswith('this run may need about 22.1 GB on a device that has 24.0 GB: 11.9 GB ')
-    for setting in ('lora.rank=64', 'model.remat=True', 'fewer rollout.max_tokens'):
-        assert setting in said
+    for words in ('22.1 GB', 'lora.rank=64', 'model.remat=True', 'fewer rollout.max_tokens'):
+        assert words in said
     assert fit.verdict(shapes.cfg, found, 32 * GIB, []) == ''
-    said = fit.verdict(shapes.cfg, found, 16 * GIB, [])
-    assert 'needs 18.3 GB' in said and 'cache of 256 rows of rollout.max_tokens=1024' in said
+    assert 'needs 18.3 GB' in fit.verdict(shapes.cfg, found, 16 * GIB, [])
 
 
 def test_a_config_that_cannot_fit_is_refused_before_a_model_is_made(monkeypatch, capsys):
@@ -88,19 +86,13 @@ def test_a_config_that_cannot_fit_is_refused_before_a_model_is_made(monkeypatch,
     assert not capsys.readouterr().err
     with micro_runs.one_device():
         found, _ = estimate(cfg)
-        for room, words in (
-            (1.2 * found.likely, ''),
-            (1.05 * found.likely, 'WARNING: this run may'),
-        ):
+        for room, warned in ((1.2 * found.likely, 0), (1.05 * found.likely, 1), (None, 0)):
             monkeypatch.setattr(fit, 'of_device', lambda device, room=room: room)
             fit.check(cfg)
-            said = capsys.readouterr().err
-            assert said.startswith(words) and bool(said) == bool(words)
+            assert capsys.readouterr().err.count('WARNING') == warned
         monkeypatch.setattr(fit, 'of_device', lambda device: 0.9 * found.certain)
-        with pytest.raises(WrongUsage, match='this run needs'):
+        with pytest.raises(WrongUsage):
             fit.check(cfg)
-        monkeypatch.setattr(fit, 'of_device', lambda device: None)  # nobody says
-        fit.check(cfg)
 
 
 def test_a_container_s_limit_is_the_machine_s_memory(tmp_path, monkeypatch):

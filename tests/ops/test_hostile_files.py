@@ -7,7 +7,6 @@ RecursionError) fails here.
 import copy
 import functools
 import json
-import os
 
 import pytest
 import tiny_agents as tiny
@@ -17,7 +16,6 @@ from test_view import document, episode, reply, turn
 from agentrl_jax import tables
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import document as documents
-from agentrl_jax.records import run_log
 from agentrl_jax.records.page_html import render_page
 from agentrl_jax.results import render
 from agentrl_jax.results.cells import build
@@ -27,7 +25,7 @@ from agentrl_jax.rollout import replies
 DEEP = functools.reduce(lambda inner, _: {'a': [inner]}, range(400), 'x')
 
 
-WRONG = [None, True, -1, 0.5, float('nan'), 2**63, 10**320, '', '\ud800', 'a\nb', [], {}, DEEP]
+WRONG = [None, -1, float('nan'), 10**320, '\ud800', 'a\nb', [], {}, DEEP]
 
 
 def spoiled(good):
@@ -52,8 +50,6 @@ def refused_or(read, *names):
         return None
 
 
-# ---- pages -------------------------------------------------------------------------------------
-
 WORLDS = {'replies': 1, 'seconds': 0.5, 'slowest': 0.5, 'retries': 0, 'faults': 0}
 PAGE = document(
     episode(replies=[reply(text='said')]),
@@ -61,23 +57,16 @@ PAGE = document(
     title='page',
     worlds=WORLDS,
 )
-PAGES = [
-    document(episode(turns=None)),
-    document(episode(), about=DEEP),
-    {'version': 1, 'title': '', 'env': '', 'episodes': [{'turns': None}]},
-]
 
 
 def test_rollout_documents(tmp_path):
     path = tmp_path / 'page.json'
-    for value in (*PAGES, *spoiled(PAGE)):
+    for value in (document(episode(turns=None)), *spoiled(PAGE)):
         path.write_text(json.dumps(value))
         found = refused_or(lambda: documents.read(path), 'page.json')
         if found is not None:
             render_page(found).encode('utf-8')
 
-
-# ---- runs --------------------------------------------------------------------------------------
 
 CONFIG = {'seed': 0, 'steps': 1, 'algorithm': 'ppo', 'env': {'name': 'bandit'}}
 REFERENCE = {'random': 0.5, 'oracle': 1.0}
@@ -86,14 +75,6 @@ ROWS = [
     {'step': 1, 'time_s': 2.0, 'eval/success': 0.75, 'eval/valid_format': 1.0},
 ]
 GOOD_RUN = {'run': {'config': CONFIG}, 'reference': REFERENCE, 'rows': ROWS, 'end': {'step': 1}}
-RUNS = [
-    {'run': {'config': DEEP}},
-    {'run': {'config': CONFIG | {'seed': [0]}}},
-    {'run': {'config': CONFIG | {'steps': 'many'}}},
-    {'rows': [ROWS[0] | {'a\n': 'b'}]},
-    {'rows': [ROWS[0] | {'time/step_s': 'inf'}, ROWS[1]]},
-    {'end': None},
-]
 
 
 def write_run(folder, *, run, reference, rows, end):
@@ -118,35 +99,10 @@ def test_runs(tmp_path):
     write_run(tmp_path, **GOOD_RUN)
     show(tmp_path)
     cases = [{name: value} for name, good in GOOD_RUN.items() for value in spoiled(good)]
-    for changes in (*RUNS, *cases):
+    for changes in cases:
         write_run(tmp_path, **GOOD_RUN | changes)
         refused_or(lambda: show(tmp_path), 'a run')
 
-
-HEADER = {
-    'fields': {'seed': 0, 'algorithm': 'ppo'},
-    'reference': REFERENCE,
-    'columns': ['step', 'seconds', 'eval/success'],
-}
-COMMON = {'fields': {'steps': 1, 'env.name': 'bandit'}}
-LINES = [HEADER, [0, 0.0, 0.5], [1, 1.0, 0.75]]
-
-
-def test_compact_folders(tmp_path):
-    cases = [
-        (COMMON, [HEADER | {'columns': 'step'}, [0]]),
-        (COMMON, [HEADER, [0, 0.0, 0.5], [1, None, {}]]),
-        *((common, LINES) for common in spoiled(COMMON)),
-        *((COMMON, lines) for lines in spoiled(LINES)),
-    ]
-    for common, lines in cases:
-        (tmp_path / 'common.json').write_text(json.dumps(common))
-        lines = lines if isinstance(lines, list) else [lines]
-        (tmp_path / 'seed_0.jsonl').write_text('\n'.join(map(json.dumps, lines)))
-        refused_or(lambda: show(tmp_path), tmp_path.name, 'run seed_0 ')
-
-
-# ---- trajectories ------------------------------------------------------------------------------
 
 RECORDS = [record('P\n', 'Up'), record('O\n', '<think>x</think>', 'P\n', 'Left')]
 
@@ -154,13 +110,7 @@ RECORDS = [record('P\n', 'Up'), record('O\n', '<think>x</think>', 'P\n', 'Left')
 @pytest.mark.parametrize('name', ['a.json', 'a.jsonl'])
 def test_trajectories(tmp_path, name):
     path = tmp_path / name
-    examples = [
-        [record('P\n', 'Up') | {'item_id': ['x' * 1000]}],
-        [{'item_id': 'a', 'conversations': [{'from': [1], 'loss': None, 'value': ''}]}],
-        [record('P\n', 'Up \ud800')],
-        DEEP,
-    ]
-    for value in (*examples, *spoiled(RECORDS)):
+    for value in (*spoiled(RECORDS), *([one] for one in spoiled(RECORDS[0]))):
         lines = value if isinstance(value, list) and name == 'a.jsonl' else [value]
         path.write_text('\n'.join(map(json.dumps, lines)))
         found = refused_or(lambda: trajectories.read_records(path), name)
@@ -170,8 +120,6 @@ def test_trajectories(tmp_path, name):
             )
 
 
-# ---- replies -----------------------------------------------------------------------------------
-
 LINE = (
     dict.fromkeys(('step', 'stream', 'trial', 'turn', 'item', 'action'), 0)
     | {'split': 'train', 'observation': 'O', 'instruction': '', 'reward': 0.5, 'done': False}
@@ -179,25 +127,21 @@ LINE = (
 )
 DAMAGED_LINES = [
     b'{"step": "\xff"}',
-    b'{"turn": 0}',
     b'{"step": 0',
-    json.dumps(LINE | {'turn': 'x'}).encode(),
     json.dumps(LINE | {'reward': float('nan')}).encode(),
-    json.dumps(LINE | {'observation': '\ud800'}).encode(),
 ]
 
 
-def test_a_damaged_log_of_replies_is_set_aside_by_a_run_and_rejected_by_a_replay(tmp_path, capsys):
-    good = json.dumps(LINE).encode()
-    path = tmp_path / 'replies.jsonl'
+def test_a_damaged_log_of_replies_is_set_aside_by_a_run_and_rejected_by_a_replay(tmp_path):
+    good, path = json.dumps(LINE).encode(), tmp_path / 'replies.jsonl'
     for number, damage in enumerate(DAMAGED_LINES, 1):
-        path.write_bytes(b'\n'.join([good, damage, good, b'']))
+        written = b'\n'.join([good, damage, good, b''])
+        path.write_bytes(written)
         with pytest.raises(ValueError, match='replies.jsonl, line 2: '):
             replies.read_log(path)
         aside = replies.cut(path, 1)
         assert aside == tmp_path / f'replies.damaged_{number}.jsonl' and not path.exists()
-        assert aside.read_bytes() == b'\n'.join([good, damage, good, b''])
-        assert capsys.readouterr().err.count('\n') == 1
+        assert aside.read_bytes() == written
 
 
 def test_a_whole_log_of_replies_is_cut_and_kept(tmp_path, capsys):
@@ -209,26 +153,3 @@ def test_a_whole_log_of_replies_is_cut_and_kept(tmp_path, capsys):
     later = {'valid': None, 'messages': None, 'offers': [], 'cuts': 0}  # fields that came later
     kept = [row | later for row in rows[:2]]
     assert replies.read_log(path) == kept and not capsys.readouterr().err
-
-
-# ---- what is no regular file -------------------------------------------------------------------
-
-
-def test_a_pipe_among_files_is_refused(tmp_path):
-    """Nobody writes into it: it was waited for for ever."""
-    write_run(tmp_path, **GOOD_RUN)
-    run_log.write_config(tmp_path / 'a run', CONFIG)
-    names = ['run.json', 'config.json', 'reference.json', 'metrics.jsonl', 'finished.json']
-    for path in [tmp_path / 'a run' / name for name in names]:
-        content = path.read_bytes()
-        path.unlink()
-        os.mkfifo(path)
-        with pytest.raises(ValueError, match=f'{path.name} is no regular file'):
-            load([tmp_path])
-        path.unlink()
-        path.write_bytes(content)
-    (tmp_path / 'compact').mkdir()
-    (tmp_path / 'compact' / 'common.json').write_text(json.dumps(COMMON))
-    os.mkfifo(tmp_path / 'compact' / 'seed_0.jsonl')
-    with pytest.raises(ValueError, match='seed_0.jsonl is no regular file'):
-        load([tmp_path / 'compact'])

@@ -11,8 +11,7 @@ import pytest
 
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.machine import files, profiling
-from agentrl_jax.run import command, params, parts, recorder
-from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run import command, params, recorder
 from configs import base
 
 
@@ -78,25 +77,6 @@ def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, bucket):
     assert isinstance(files.in_mounts(('x',)), tuple)
 
 
-def test_settings_of_a_world_may_be_in_a_bucket(bucket):
-    """search.corpus and search.questions took paths of this machine alone."""
-    rows = [{'id': '0', 'contents': '"Oslo"\nOslo is a capital.'}]
-    (bucket / 'corpus.jsonl').write_text('\n'.join(map(json.dumps, rows)))
-    names = [f'{split}.jsonl' for split in ('train', 'validation', 'test')]
-    for name in names:
-        (bucket / name).write_text(json.dumps({'question': f'{name}?', 'answer': 'Oslo'}))
-    cfg = base.get_config()
-    cfg.env.name = 'search'
-    cfg.search.corpus = 'gs://bucket/corpus.jsonl'
-    cfg.search.questions = tuple(f'gs://bucket/{name}' for name in names)
-    env, _ = parts.build_environment(read_config(cfg, None), 'test')
-    assert list(env.item_range('test')) == [2]
-    world = env.near()
-    assert 'test.jsonl?' in world.reset(2)
-    assert world.corpus.search(['capital'], 1)[0][0][0]['id'] == '0'
-    assert cfg.search.corpus == 'gs://bucket/corpus.jsonl'  # a run's config holds what was said
-
-
 def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch, capsys):
     """jax itself needs further packages for gs://, and then compiles without a word."""
     monkeypatch.setenv(command.PROGRAMS, 'gs://bucket/programs')
@@ -105,9 +85,7 @@ def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch
     monkeypatch.setenv(command.PROGRAMS, 'gs://other/programs')
     with pytest.raises(SystemExit):
         command.prepare_jax()
-    assert f'error: {command.PROGRAMS}=gs://other/programs: nothing is mounted' in (
-        capsys.readouterr().err
-    )
+    assert f'{command.PROGRAMS}=gs://other/programs' in capsys.readouterr().err
     monkeypatch.delenv(command.PROGRAMS)
     command.prepare_jax()
     assert command.PROGRAMS not in os.environ
@@ -117,11 +95,9 @@ def test_a_bucket_that_is_not_mounted_is_refused(tmp_path, monkeypatch):
     """Else a run would go to a disk that vanishes with its machine."""
     monkeypatch.setenv(files.BUCKETS, str(tmp_path))
     (tmp_path / 'plain').mkdir()  # a mount that has gone leaves its folder behind
-    for path in ('gs://other/run', 'gs://plain/run', 'gs:///run'):
-        with pytest.raises(ValueError, match='nothing is mounted at .*tpu_scripts/setup'):
+    for path in ('gs://other/run', 'gs://plain/run', 'gs:///run', 's3://bucket/run'):
+        with pytest.raises(ValueError, match=path):
             files.check_workdir(path)
     monkeypatch.delenv(files.BUCKETS, raising=False)
-    with pytest.raises(ValueError, match='AGENTRL_GCS must name the folder'):
+    with pytest.raises(ValueError, match='AGENTRL_GCS'):
         files.local_path('gs://bucket/run')
-    with pytest.raises(ValueError, match='only gs://bucket/folder and plain paths'):
-        files.local_path('s3://bucket/run')

@@ -23,7 +23,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('runs')
 
 
-@pytest.mark.parametrize('stop, code, steps', [(('entropy_rise',), 1, 5), ((), 0, 8)])
+@pytest.mark.parametrize(
+    'stop, code, steps', [(('entropy_rise',), 1, 5), pytest.param((), 0, 8, marks=pytest.mark.soak)]
+)
 def test_an_alarm_stops_a_run_or_warns(stop, code, steps, tmp_path, quick_runs, monkeypatch):
     monkeypatch.setattr(collapse, 'BASELINE_STEPS', 3)
     signal = collapse.SIGNALS['entropy_rise']._replace(limit=0.0, patience=2)

@@ -60,15 +60,6 @@ def test_training_rules_by_hand():
         assert spec_of(layout, path) == spec
 
 
-def test_rollout_rules_keep_tensor_and_drop_fsdp():
-    layout = sharding.specs(
-        TINY.abstract_params(), sharding.ROLLOUT_RULES, sharding.make_mesh(*CUBE)
-    )
-    axes = {axis for at in jax.tree.leaves(layout) for axis in at.spec if axis is not None}
-    assert axes == {'tensor'}
-    assert spec_of(layout, 'lm_head/kernel') == P(None, 'tensor')
-
-
 def test_heads_that_the_tensor_axis_does_not_divide_are_whole():
     """Halves of one head on two devices were permuted with every token (and see test_runs)."""
     mesh = sharding.make_mesh(*CUBE)
@@ -80,13 +71,6 @@ def test_heads_that_the_tensor_axis_does_not_divide_are_whole():
     assert spec_of(layout, f'{at}/o_proj/kernel') == P('tensor', None)
     even = sharding.rollout_rules(mesh, num_heads=4, num_kv_heads=2)
     assert even == sharding.ROLLOUT_RULES
-
-
-def test_the_first_matching_rule_wins():
-    rules = ((r'a/kernel$', P('fsdp')), (r'kernel$', P('tensor')))
-    tree = {'a': {'kernel': shape(8, 8)}, 'b': {'kernel': shape(8, 8)}}
-    layout = sharding.specs(tree, rules, sharding.make_mesh(*CUBE))
-    assert (layout['a']['kernel'].spec, layout['b']['kernel'].spec) == (P('fsdp'), P('tensor'))
 
 
 @pytest.mark.parametrize('sizes', [CUBE, (8, 1, 1), (1, 8, 1), (2, 1, 4)])
@@ -126,12 +110,6 @@ def test_every_parameter_of_policy_and_critic_has_a_rule(rules):
         assert len(jax.tree.leaves(sharding.specs(tree, rules, mesh))) == len(jax.tree.leaves(tree))
 
 
-def test_a_rule_with_more_axes_than_the_parameter_has_is_named():
-    rules = ((r'bias$', P('fsdp', 'tensor')),)
-    with pytest.raises(ValueError, match='q_proj/bias'):
-        sharding.specs({'q_proj': {'bias': shape(8)}}, rules, sharding.make_mesh(*CUBE))
-
-
 def test_parameters_are_made_where_they_belong_with_the_values_of_one_device():
     mesh = sharding.make_mesh(*CUBE)
 
@@ -165,14 +143,6 @@ def test_optimiser_moments_lie_as_their_parameters():
     assert layout.critic_opt_state[0].mu == layout.critic_params
     assert layout.critic_params['backbone']['model'] == layout.params['model']
     assert layout.step.spec == P() and layout.opt_state[0].count.spec == P()
-
-
-def test_rows_are_split_over_data_and_fsdp():
-    mesh = sharding.make_mesh(*CUBE)
-    assert sharding.row_shards(mesh) == 4
-    x = jax.device_put(np.arange(16).reshape(8, 2), sharding.shard_rows(mesh))
-    starts = {shard.index[0].start or 0 for shard in x.addressable_shards}
-    assert starts == {0, 2, 4, 6}
 
 
 def test_an_empty_array_is_named_where_jaxlib_would_crash(monkeypatch):

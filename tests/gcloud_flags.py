@@ -1,0 +1,37 @@
+"""The commands and flags of gcloud: those of tests/data/gcloud_flags.json and no others."""
+
+import json
+import pathlib
+
+FLAGS = json.loads((pathlib.Path(__file__).parent / 'data' / 'gcloud_flags.json').read_text())
+
+
+def parse(words):
+    """(command, names, {flag: value}) of a command line; ValueError if gcloud would refuse it."""
+    track, words = words[:1] == ['alpha'], words[words[:1] == ['alpha'] :]
+    plain = [word for word in words if not word.startswith('--')]
+    lengths = [n for n in range(len(plain), 0, -1) if ' '.join(plain[:n]) in FLAGS['commands']]
+    if not lengths:
+        raise ValueError(f'Invalid choice: {" ".join(plain)}')
+    command, names = ' '.join(plain[: lengths[0]]), plain[lengths[0] :]
+    if words[: lengths[0]] != plain[: lengths[0]]:
+        raise ValueError('a flag stands before the end of the command')
+    known = FLAGS['commands'][command] | FLAGS['every command']
+    if track:  # its flag that the other release has not
+        known = known | {'tunnel-through-iap': 'bool'}
+    given = {}
+    for word in words:
+        if not word.startswith('--'):
+            continue
+        flag, equals, value = word[2:].partition('=')
+        if flag not in known or flag in given:
+            raise ValueError(f'unrecognized arguments: {word}')
+        if (known[flag] == 'value') != bool(equals):
+            raise ValueError(f'argument --{flag}: value expected or not expected')
+        given[flag] = value
+    if command.startswith('compute tpus') and 'zone' not in given:
+        raise ValueError('argument --zone: must be specified')
+    wanted = 2 if command.endswith('scp') else 1
+    if len(names) != wanted:
+        raise ValueError(f'{wanted} names expected, not {names}')
+    return command, names, given
