@@ -105,15 +105,6 @@ def linear_recursion(x: jax.Array, decay: jax.Array) -> jax.Array:
     return jax.lax.associative_scan(compose, (decay, x), axis=1, reverse=True)[1]
 
 
-def _gae(rewards, values, mask, bootstrap, gamma, lam):
-    """GAE over mask; where `bootstrap` is false the next value and advantage count as 0."""
-    rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
-    next_values = jnp.where(bootstrap, next_masked(values, mask, 0.0), 0.0)
-    deltas = jnp.where(mask, rewards + gamma * next_values - values, 0.0)
-    decay = jnp.where(mask, jnp.where(bootstrap, gamma * lam, 0.0), 1.0)  # 1: step over the token
-    return jnp.where(mask, linear_recursion(deltas, decay.astype(deltas.dtype)), 0.0)
-
-
 def gae(
     rewards: jax.Array,
     values: jax.Array,
@@ -121,13 +112,20 @@ def gae(
     *,
     gamma: float,
     lam: float | jax.Array,
+    bootstrap: jax.Array | None = None,
 ) -> jax.Array:
     """delta_t = r_t + gamma V_n - V_t;  A_t = delta_t + gamma lam A_n;  n = next masked token.
 
     (arXiv:1506.02438 eq. 16, observation tokens stepped over.) All [B, T]; 0 off the mask. lam: a
-    number, or one of each row [B, 1].
+    number, or one of each row [B, 1]. Where `bootstrap` bool [B, T] is false, V_n and A_n count as
+    0.
     """
-    return _gae(rewards, values, mask, mask, gamma, lam)
+    bootstrap = mask if bootstrap is None else bootstrap
+    rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
+    next_values = jnp.where(bootstrap, next_masked(values, mask, 0.0), 0.0)
+    deltas = jnp.where(mask, rewards + gamma * next_values - values, 0.0)
+    decay = jnp.where(mask, jnp.where(bootstrap, gamma * lam, 0.0), 1.0)  # 1: step over the token
+    return jnp.where(mask, linear_recursion(deltas, decay.astype(deltas.dtype)), 0.0)
 
 
 def rewards_to_go(rewards: jax.Array, mask: jax.Array, *, gamma: float) -> jax.Array:
@@ -183,7 +181,7 @@ def bi_level_gae(
     at_ends = gae(summed, values, ends, gamma=turn_gamma, lam=lam)
     at_ends = at_ends - jnp.where(ends, summed - rewards, 0.0)
     rewards = jnp.where(ends, at_ends + jnp.where(ends, values, 0.0), rewards)
-    return _gae(rewards, values, mask, mask & ~ends, gamma, lam)
+    return gae(rewards, values, mask, gamma=gamma, lam=lam, bootstrap=mask & ~ends)
 
 
 def whiten(
@@ -300,13 +298,10 @@ def normalize_returns(
     """RAGEN's reward normalisations over groups of group_size rows (B for the whole batch); [B].
 
     identity | mean: R - mean | mean_std: (R - mean) / (std + 1e-6) | asym_clip: the same, clipped
-    to [-1, 3]. Groups of one are left as they are.
+    to [-1, 3].
     """
-    if method == 'identity' or group_size == 1:
-        return _alone(returns, healthy)
-    if method == 'mean':
-        return group_center(returns, healthy, group_size=group_size, scale=scale)
-    normal = group_normalize(returns, healthy, group_size=group_size, scale=scale)
+    norm = {'identity': 'none', 'mean': 'mean'}.get(method, 'std')
+    normal = compare(returns, healthy, group_size=group_size, norm=norm, scale=scale)
     return jnp.clip(normal, -1.0, 3.0) if method == 'asym_clip' else normal
 
 

@@ -28,11 +28,6 @@ def _rank(scores: jax.Array) -> jax.Array:
     return jnp.argsort(jnp.argsort(-scores, stable=True), stable=True)
 
 
-def _by_rank(scores: jax.Array, keep_sorted: jax.Array) -> jax.Array:
-    """A mask over the descending order put back into batch order."""
-    return keep_sorted[_rank(scores)]
-
-
 def keep_top_k(scores: jax.Array, *, keep: int, smallest: bool = False) -> jax.Array:
     """The `keep` largest (or smallest) scores; ties go to the earlier group."""
     return _rank(-scores if smallest else scores) < keep
@@ -49,7 +44,7 @@ def keep_top_p(scores: jax.Array, *, p: float) -> jax.Array:
     ordered = -jnp.sort(-jnp.where(scores > 0, scores, 0.0))
     before = jnp.cumsum(ordered) - ordered
     keep = (before < p * ordered.sum() - TOP_P_EPS) & (ordered > 0)
-    return _by_rank(scores, keep)
+    return keep[_rank(scores)]
 
 
 def keep_top_p_softmax(scores: jax.Array, *, p: float) -> jax.Array:
@@ -71,19 +66,9 @@ def keep_min_p(scores: jax.Array, *, p: float) -> jax.Array:
     return (scores > 0) & (scores >= p * scores.max())
 
 
-def keep_all(scores: jax.Array) -> jax.Array:
-    """Every group."""
-    return jnp.ones(scores.shape, bool)
-
-
-def keep_varied(scores: jax.Array) -> jax.Array:
-    """Groups whose members differ at all (DAPO's dynamic sampling)."""
-    return scores > 0
-
-
 RULES = {
-    'all': keep_all,
-    'varied': keep_varied,
+    'all': lambda scores: jnp.ones(scores.shape, bool),
+    'varied': lambda scores: scores > 0,  # members differ at all (DAPO's dynamic sampling)
     'top_k': keep_top_k,
     'top_p': keep_top_p,
     'top_p_softmax': keep_top_p_softmax,

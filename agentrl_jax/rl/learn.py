@@ -10,8 +10,8 @@ from agentrl_jax.rl import evol, losses, update
 from agentrl_jax.rl.learning import Learning, Models
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
-from agentrl_jax.rollout.windows import Windows, split_batch
-from agentrl_jax.types import Batch, Demonstrations, Frozen, Params, Rollout, Scores, TrainState
+from agentrl_jax.rollout.windows import split_batch
+from agentrl_jax.types import Batch, Demonstrations, Frozen, Rollout, TrainState
 
 
 def learn(
@@ -53,66 +53,44 @@ def prepare(
     Where the policy saw only the last turns the batch has a row for each turn; continuations that
     train have theirs after their episode's. Advantages are nan in rows that do not train.
     """
-    models = Models(fns, frozen)
-    rollout, rows, keep, metrics = how.algorithm.filter.select(
+    models, algorithm = Models(fns, frozen), how.algorithm
+    reference = frozen.reference if algorithm.COMPARES_REFERENCE else None
+    rollout, rows, keep, metrics = algorithm.filter.select(
         rollout, groups=how.num_groups, group_size=how.group_size
     )
-    scores, played, windows = score_rollout(state, models, rollout, how)
-    batch, advantages, more = make_batch(state, models, rollout, played, scores, keep, how)
-    if windows is not None:
-        batch = split_batch(batch, windows)
-    if base is not None:
-        batch = with_base(batch, base, state.params, models, how)
-    metrics |= more | {'filter/empty': (~batch.mask.any()).astype(jnp.float32)}
-    return batch, rows, advantages, metrics
-
-
-def reference_of(frozen: Frozen, how: Learning) -> Params | None:
-    """The policy of step 0 where the algorithm compares with it."""
-    return frozen.reference if how.algorithm.COMPARES_REFERENCE else None
-
-
-def score_rollout(
-    state: TrainState, models: Models, rollout: Rollout, how: Learning
-) -> tuple[Scores, Rollout, Windows | None]:
-    """(scores, the rows of the rollout that train, windows of what the policy saw)."""
-    played = how.algorithm.rows(rollout)
+    played = algorithm.rows(rollout)
     windows = None if how.context is None else how.context.windows(played)
     scores = score(
         state.params,
         state.critic_params,
-        reference_of(models.frozen, how),
+        reference,
         played,
-        fns=models.fns,
+        fns=fns,
         how=how,
         recompute=how.sampler.corrects,
         windows=windows,
     )
     for extra in how.extras:
         scores = extra.score(played, scores, models, how, windows)
-    return scores, played, windows
-
-
-def make_batch(
-    state: TrainState,
-    models: Models,
-    rollout: Rollout,
-    played: Rollout,
-    scores: Scores,
-    keep: jax.Array,
-    how: Learning,
-) -> tuple[Batch, jax.Array, dict[str, jax.Array]]:
-    """(batch, advantages [b, T] of the episodes, metrics); arguments: see prepare."""
-    batch = how.algorithm.make_batch(
+    batch = algorithm.make_batch(
         rollout, scores, group_size=how.group_size, keep=keep, kl_coef=state.kl_coef
     )
-    each, metrics = played.tokens.shape[0] // rollout.tokens.shape[0], {}
     for extra in how.extras:
         batch = batch.replace(extra=batch.extra | extra.arrays(played, batch.mask, models, how))
     if how.sampler.corrects:
-        batch, metrics = correct(batch, played.logprobs, how)
+        batch, measured = correct(batch, played.logprobs, how)
+        metrics |= measured
+    each = played.tokens.shape[0] // rollout.tokens.shape[0]
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
-    return batch, advantages, metrics | how.algorithm.batch_metrics(batch, each)
+    metrics |= algorithm.batch_metrics(batch, each)
+    if windows is not None:
+        batch = split_batch(batch, windows)
+    if base is not None:
+        alone = fns.replace(values=None)
+        scores = score(state.params, None, reference, base, fns=alone, how=how, recompute=True)
+        batch = evol.join(batch, evol.base_batch(base, scores))
+    metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
+    return batch, rows, advantages, metrics
 
 
 def correct(
@@ -133,15 +111,6 @@ def correct(
         'sampler/outside': masked_mean((raw < low) | (raw > high), batch.mask),
         'sampler/weight': masked_mean(weights, batch.mask),
     }
-
-
-def with_base(
-    batch: Batch, base: Demonstrations, params: Params, models: Models, how: Learning
-) -> Batch:
-    """The batch with demonstrations among its rows, scored by the policy before the update."""
-    fns, reference = models.fns.replace(values=None), reference_of(models.frozen, how)
-    scores = score(params, None, reference, base, fns=fns, how=how, recompute=True)
-    return evol.join(batch, evol.base_batch(base, scores))
 
 
 def learning_of(run: Any, **task: Any) -> Learning:

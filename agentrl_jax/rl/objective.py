@@ -86,13 +86,9 @@ def joint_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy loss, plus critic.coef * value loss where a critic shares the backbone (fns)."""
     total, (sums, hidden) = policy_loss(params, batch, weights, kl_coef, fns, how, extra_loss)
-    if fns.value_head is not None:
-        raw = fns.value_head(params, hidden)
-    elif fns.values is not None:
-        attention = batch.attention_mask
-        raw = fns.values(params, None, batch.tokens, positions_of(attention), attention)
-    else:
+    if fns.value_head is None:
         return total, sums
+    raw = fns.value_head(params, hidden)
     value, more = value_loss(raw, batch, value_weights, clip_value=how.critic.clip or None)
     return total + how.critic.coef * value, {**sums, **more, 'value/loss': value}
 

@@ -23,7 +23,7 @@ from agentrl_jax.rl import widths as row_widths
 from agentrl_jax.rl.advantages import equal
 from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.learning import Forward, Learning, Models, Optim
-from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
+from agentrl_jax.rl.masked import masked_max, masked_mean, masked_var, positions_of
 from agentrl_jax.types import Batch, Frozen, Params, TrainState
 
 GAP = 'sampler/logprob_gap'  # only the first optimiser step sees the policy that sampled
@@ -51,14 +51,6 @@ def learning_rates(
     return found
 
 
-def adapt_kl_coef(
-    kl_coef: jax.Array, kl: jax.Array, *, target: float, horizon: float, episodes: jax.Array | int
-) -> jax.Array:
-    """kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) episodes / horizon) (arXiv:1909.08593, 2.2)."""
-    error = jnp.clip(kl / target - 1.0, -0.2, 0.2)
-    return kl_coef * (1.0 + error * episodes / horizon)
-
-
 def trained_episodes(mask: jax.Array, together: int) -> jax.Array:
     """Episodes with a trained token in mask bool [B, T]; each has `together` rows side by side."""
     trains = mask.any(1)
@@ -66,12 +58,13 @@ def trained_episodes(mask: jax.Array, together: int) -> jax.Array:
 
 
 def adaptive_kl_coef(state: TrainState, batch: Batch, kl: KL, together: int) -> jax.Array:
-    """adapt_kl_coef by the batch's mean of log pi_old - log pi_ref; unchanged if not finite."""
+    """kl_coef (1 + clip(KL / target - 1, -0.2, 0.2) episodes / horizon) (arXiv:1909.08593, 2.2).
+
+    KL is the batch's mean of log pi_old - log pi_ref; where it is not finite nothing changes.
+    """
     mean = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
-    episodes = trained_episodes(batch.mask, together)
-    new = adapt_kl_coef(
-        state.kl_coef, mean, target=kl.target, horizon=kl.horizon, episodes=episodes
-    )
+    error = jnp.clip(mean / kl.target - 1.0, -0.2, 0.2)
+    new = state.kl_coef * (1.0 + error * trained_episodes(batch.mask, together) / kl.horizon)
     return jnp.where(jnp.isfinite(new), new, state.kl_coef)
 
 
@@ -236,14 +229,8 @@ def critic_step(
         raw = own.values(state.params, whole, batch.tokens, positions_of(attention), attention)
         return objective.value_loss(raw, batch, weights, clip_value=how.critic.clip or None)
 
-    loss, sums, grads = accumulate(
-        loss_of,
-        trained,
-        (batch, weights),
-        batch.value_mask,
-        Slices.of(how, fns),
-    )
-    tokens = batch.value_mask.sum()
+    rows, slices, tokens = (batch, weights), Slices.of(how, fns), batch.value_mask.sum()
+    loss, sums, grads = accumulate(loss_of, trained, rows, batch.value_mask, slices)
     params, opt_state, norm, finite, taken = apply_if_finite(
         how.optim.tx(how.optim.critic_lr, how.critic.updates),
         grads,
@@ -285,7 +272,7 @@ def policy_step(
     """One step of the policy, and of a critic in its backbone; (state, metrics, finite, taken)."""
     fns, read = models.fns, [extra.reads(batch) for extra in how.extras]
     if state.critic_params is not None:  # it has its own step
-        fns = fns.replace(values=None, value_head=None)
+        fns = fns.replace(value_head=None)
     mask = functools.reduce(jnp.logical_or, read, batch.mask | batch.value_mask)
     totals = [tokens.sum() for tokens in read]
     extra_loss = extra_terms(models, how, totals)
@@ -294,13 +281,8 @@ def policy_step(
         own = functions_at(fns, how, room)
         return objective.joint_loss(params, *rows, state.kl_coef, own, how, extra_loss)
 
-    loss, sums, grads = accumulate(
-        loss_of,
-        state.params,
-        (batch, weights, value_weights),
-        mask,
-        Slices.of(how, fns),
-    )
+    rows, slices = (batch, weights, value_weights), Slices.of(how, fns)
+    loss, sums, grads = accumulate(loss_of, state.params, rows, mask, slices)
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, taken = apply_if_finite(
         how.optim.tx(how.optim.lr),
@@ -410,9 +392,7 @@ def reduce_steps(steps: dict[str, jax.Array]) -> dict[str, jax.Array]:
     out = {}
     for name, x in steps.items():
         finite = jnp.isfinite(x)
-        value = (
-            jnp.max(jnp.where(finite, x, -jnp.inf)) if name in MAXIMA else masked_mean(x, finite)
-        )
+        value = masked_max(x, finite) if name in MAXIMA else masked_mean(x, finite)
         if name == GAP:  # later steps see another policy than the one that sampled
             value = x[jnp.argmax(finite)]
         out[name] = jnp.where(finite.any(), value, jnp.nan).astype(jnp.float32)
@@ -424,14 +404,13 @@ def batch_metrics(batch: Batch, has_critic: bool, together: int = 1) -> dict[str
 
     together: rows of an episode.
     """
-    metrics = {
-        'batch/trained_tokens': batch.mask.sum().astype(jnp.float32),
-        'batch/trained_rows': trained_episodes(batch.mask, together).astype(jnp.float32),
-        'batch/tokens': (batch.attention_mask & batch.mask.any(1, keepdims=True))
-        .sum()
-        .astype(jnp.float32),
-        'batch/advantage_std': jnp.sqrt(masked_var(batch.advantages, batch.mask)),
+    counts = {
+        'batch/trained_tokens': batch.mask.sum(),
+        'batch/trained_rows': trained_episodes(batch.mask, together),
+        'batch/tokens': (batch.attention_mask & batch.mask.any(1, keepdims=True)).sum(),
     }
+    metrics = {name: x.astype(jnp.float32) for name, x in counts.items()}
+    metrics['batch/advantage_std'] = jnp.sqrt(masked_var(batch.advantages, batch.mask))
     if has_critic:
         # 1 - var(R - V) / var(R); 0 when the returns do not vary but for rounding
         spread = masked_var(batch.returns, batch.value_mask)

@@ -27,7 +27,7 @@ from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host_rollout import HostRollout
 from agentrl_jax.rollout.partial import PartialRollout
 from agentrl_jax.rollout.programs import Ends, Programs, build_programs
-from agentrl_jax.rollout.replies import LogOfSteps, Replay, ReplyLog
+from agentrl_jax.rollout.replies import LogOfSteps, ReplyLog
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls
 from agentrl_jax.text import stops
@@ -72,7 +72,8 @@ class Worlds:
     log: Any = dataclasses.field(default_factory=ReplyLog)
     rollout: HostRollout | None = None  # that is being played, for those who watch
     asked: Callable[[], bool] = never  # whether the run should stop
-    replay: Replay | None = None  # a log that answers in the place of the worlds
+    plan: Callable[[int, int], versions.Plan] | None = None  # of the first step and its episodes:
+    # which weights sample what, for episodes in flight
     ahead: PartialRollout | None = None  # episodes in flight, with worlds of their own
     version_log: Path | None = None  # the log of the weights that sampled their turns
     restarted: int = 0  # episodes that were in flight when the run was ended, and begin again
@@ -141,7 +142,8 @@ class HostCollect:
         level, rows = local_rows(episodes.level)
         stream = local_rows(episodes.token_stream)[0]
         params = self.actor(params)
-        log, pool = self.worlds.log, self.worlds.pool
+        log = self.worlds.log
+        pool = self.worlds.pool.of_rollout(log.about)
         playing = self.begin(HostRollout, params, task, level, stream, key, pool=pool, log=log)
         with self.worlds.watched(playing):
             playing.play_until_healthy(rows)
@@ -170,18 +172,18 @@ class HostCollect:
             return local_rows(episodes.level)[0], local_rows(episodes.token_stream)[0]
 
         if worlds.ahead is None:
-            episodes, replay = len(drawn(step)[0]), worlds.replay
+            episodes = len(drawn(step)[0])
             worlds.ahead = self.begin(
                 PartialRollout,
                 params,
                 task,
                 *np.zeros((2, (staleness + 1) * episodes), np.int32),
                 key,
-                pool=replay.pool({'split': 'train'}) if replay else worlds.pool.another(),
+                pool=worlds.pool.another(),
                 log=LogOfSteps(worlds.log, episodes),
                 staleness=staleness,
                 first=step,
-                plan=replay and versions.Plan(versions.path_beside(replay.path), step, episodes),
+                plan=worlds.plan and worlds.plan(step, episodes),
             )
         playing = worlds.ahead
         if playing.plan:

@@ -181,6 +181,11 @@ class Pool:
         self._keepers: dict[int, PoolKeeper] = {}
         self._closing = threading.Event()  # of these keepers
 
+    def of_rollout(self, about: dict[str, int | str]) -> 'Pool':
+        """What answers a rollout; about: as of its lines in a log."""
+        del about
+        return self
+
     def another(self) -> 'Pool':
         """Further worlds of the same kind, for rollouts that are in flight beside others."""
         return type(self)(self._make, self._read)

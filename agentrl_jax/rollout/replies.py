@@ -219,14 +219,31 @@ def free_name(path: Path, mark: str) -> Path:
 
 
 class LoggedPool:
-    """The lines of a rollout in the place of a Pool: the same replies, and no world."""
+    """The lines of a log in the place of a Pool: the same replies, and no world."""
 
-    def __init__(self, lines: list[dict[str, Any]], read: Callable):
+    def __init__(self, lines: list[dict[str, Any]], read: Callable, path: str | Path = 'the log'):
         self.done: queue.SimpleQueue = queue.SimpleQueue()
-        self._read = read
+        self._all, self._read, self._path = lines, read, path
         # Of a rollout that was begun twice the later lines are those that counted.
         where = operator.itemgetter('stream', 'trial', 'turn', 'cuts')
         self._lines = {where(line): line for line in lines}
+
+    def of_rollout(self, about: About) -> 'LoggedPool':
+        """What answers one rollout; without it a ValueError that names the rollouts there are."""
+        lines = [line for line in self._all if about.items() <= line.items()]
+        if not lines:
+            labels = [{k: x for k, x in line.items() if k not in FIELDS} for line in self._all]
+            names = sorted({', '.join(f'{k}={x}' for k, x in label.items()) for label in labels})
+            listed = '; '.join(map(files.in_line, names[:LISTED])) or 'none'
+            wanted = ', '.join(f'{name}={x}' for name, x in about.items())
+            raise ValueError(
+                f'{self._path} holds no rollout of {wanted}; there are {len(names)}: {listed}'
+            )
+        return LoggedPool(lines, self._read, self._path)
+
+    def another(self) -> 'LoggedPool':
+        """As Pool.another."""
+        return self.of_rollout({'split': 'train'})
 
     def submit(self, request: Request) -> None:
         where = request.stream, request.trial, request.turn, request.cuts
@@ -257,23 +274,3 @@ class LoggedPool:
 
     def close(self) -> None:
         pass
-
-
-class Replay:
-    """The log of a run in the place of its worlds."""
-
-    def __init__(self, path: str | Path, read: Callable):
-        self.path, self._lines, self._read = path, read_log(path), read
-
-    def pool(self, about: About) -> LoggedPool:
-        """What answers a rollout; a ValueError that names the rollouts there are without it."""
-        lines = [line for line in self._lines if about.items() <= line.items()]
-        if not lines:
-            labels = [{k: x for k, x in line.items() if k not in FIELDS} for line in self._lines]
-            names = sorted({', '.join(f'{k}={x}' for k, x in label.items()) for label in labels})
-            listed = '; '.join(map(files.in_line, names[:LISTED])) or 'none'
-            wanted = ', '.join(f'{name}={x}' for name, x in about.items())
-            raise ValueError(
-                f'{self.path} holds no rollout of {wanted}; there are {len(names)}: {listed}'
-            )
-        return LoggedPool(lines, self._read)

@@ -4,6 +4,7 @@ Each function does nothing where the worlds are on the device.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,10 @@ def logged(
 ) -> Iterator[None]:
     """`playing` for the worlds of one name."""
     before = worlds.pool
-    worlds.replay = replies.Replay(replay, worlds.conversation.prompt) if replay else None
+    if replay:
+        read = worlds.conversation.prompt
+        worlds.pool = replies.LoggedPool(replies.read_log(replay), read, replay)
+        worlds.plan = functools.partial(versions.Plan, versions.path_beside(replay))
     if path:
         worlds.version_log = versions.path_beside(path)
         worlds.restarted = replies.begun(path, step)
@@ -116,7 +120,7 @@ def logged(
     try:
         yield
     finally:
-        worlds.pool, worlds.replay, worlds.version_log = before, None, None
+        worlds.pool, worlds.plan, worlds.version_log = before, None, None
         worlds.close()
         worlds.log.close()
         worlds.log, worlds.asked = replies.ReplyLog(), host.never
@@ -126,8 +130,6 @@ def label(run: Run, **about: int | str) -> None:
     """Says of which rollout the next replies are."""
     for worlds in run.worlds.values():
         worlds.log.about = about
-        if worlds.replay is not None:
-            worlds.pool = worlds.replay.pool(about)
 
 
 def said(

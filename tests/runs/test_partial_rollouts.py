@@ -57,16 +57,6 @@ class Recorded(Pool):
         super().submit(request)
 
 
-class Again:
-    """A run's versions with worlds that answer, or with what a log says."""
-
-    def __init__(self, path, pool):
-        self.path, self._pool = path, pool
-
-    def pool(self, about):
-        return self._pool
-
-
 def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **settings):
     """(rollouts of steps on the host, the player of them)."""
     task, conversation = hosts.conversation_of(hosts.Tests())
@@ -78,8 +68,8 @@ def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **sett
     worlds.log.about = {'split': 'train'}
     worlds.version_log = folder / 'versions.jsonl'
     if replay:
-        pool = Pool(make, conversation.prompt) if pool is None else pool(conversation.prompt)
-        worlds.replay = Again(replay / 'replies.jsonl', pool)
+        worlds.pool = (pool or functools.partial(Pool, make))(conversation.prompt)
+        worlds.plan = functools.partial(versions.Plan, replay / 'versions.jsonl')
     try:
         for step in range(first, STEPS):
             more = dict(step=step, last=STEPS - 1, staleness=staleness)

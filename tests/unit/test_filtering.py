@@ -92,7 +92,7 @@ def test_top_p_golden_counts():
     zeros = jnp.zeros(8)
     assert kept(filtering.keep_top_p(zeros, p=0.9)) == []
     assert kept(filtering.keep_top_p_softmax(zeros, p=0.9)) == list(range(8))
-    assert kept(filtering.keep_varied(jnp.array([0.0, 0.3, 0.0, 2.0]))) == [1, 3]
+    assert kept(filtering.RULES['varied'](jnp.array([0.0, 0.3, 0.0, 2.0]))) == [1, 3]
     # stds as small as FrozenLake's have nearly equal mass, 1.68 to 1 of 10.38: 9.38 > .9 * 10.38
     lake = jnp.array([0.52, 0.45, 0.4, 0.3, 0.25, 0.0, 0.0, 0.0])
     assert len(kept(filtering.keep_top_p_softmax(lake, p=0.9))) == 7
