@@ -261,15 +261,11 @@ def counters_of(played: HostRollout) -> dict[str, np.ndarray]:
         'decodes': steps,
         'serves': counted['reads'],
         'overflow': 0,
-        'hosts/waited_s': counted['waited_s'],
         'hosts/reply_s': counted['reply_s'] / max(counted['replies'], 1),
-        'hosts/slowest_s': counted['slowest_s'],
         'hosts/idle_slots': 1 - counted['generated'] / slots if slots else 0.0,
-        'hosts/retries': counted['retries'],
-        'hosts/timeouts': counted['timeouts'],
-        'hosts/faults': counted['faults'],
-        'hosts/cut': counted['cut'],
     }
+    plain = ('waited_s', 'slowest_s', 'retries', 'timeouts', 'faults', 'cut')
+    found |= {f'hosts/{name}': counted[name] for name in plain}
     return {name: np.asarray([x]) for name, x in found.items()}
 
 

@@ -165,14 +165,8 @@ class Sampler:
         slots: the state of the rollout, which this sampler does not need.
         """
         del slots
-        return sample(
-            logits,
-            uniform,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            vocab_shards=vocab_shards,
-        )
+        settings = dict(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return sample(logits, uniform, **settings, vocab_shards=vocab_shards)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,11 +177,5 @@ class RowSampler(Sampler):
         self, slots: Any, logits: jax.Array, uniform: jax.Array, *, vocab_shards: int = 1
     ) -> tuple[jax.Array, jax.Array]:
         """As Sampler.draw; slots: with temperature and top_p float32 [S]."""
-        return sample_rows(
-            logits,
-            uniform,
-            slots.temperature,
-            slots.top_p,
-            top_k=self.top_k,
-            vocab_shards=vocab_shards,
-        )
+        own, more = (slots.temperature, slots.top_p), dict(top_k=self.top_k)
+        return sample_rows(logits, uniform, *own, **more, vocab_shards=vocab_shards)
