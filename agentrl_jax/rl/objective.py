@@ -33,14 +33,16 @@ def policy_loss(
     params: Params,
     batch: Batch,
     weights: jax.Array,
+    value_weights: jax.Array | None,
     kl_coef: jax.Array,
     fns: ModelFns,
     how: Learning,
     extra_loss: Callable = no_extra,
-) -> tuple[jax.Array, tuple[dict, jax.Array]]:
-    """sum of weights * (surrogate - entropy_coef H + kl_coef KL); (loss, (metric sums, hidden)).
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """sum of weights * (surrogate - entropy_coef H + kl_coef KL); (loss, metric sums).
 
-    weights float32 [B, T] from losses.token_weights on the whole optimiser batch. The KL is
+    Where a critic shares the backbone (fns.value_head), with critic.coef * value loss. weights,
+    value_weights float32 [B, T]: losses.token_weights of the whole optimiser batch. The KL is
     measured wherever there is a reference, and part of the loss where the algorithm says so.
     extra_loss: see no_extra.
     """
@@ -71,21 +73,7 @@ def policy_loss(
         if algorithm.kl.in_loss:
             per_token = per_token + kl_coef * kl
     terms, more = extra_loss(Forward(params, hidden, fixed), batch, weights)
-    return sum(terms, losses.weighted_sum(weights, per_token)), ({**sums, **more}, hidden)
-
-
-def joint_loss(
-    params: Params,
-    batch: Batch,
-    weights: jax.Array,
-    value_weights: jax.Array,
-    kl_coef: jax.Array,
-    fns: ModelFns,
-    how: Learning,
-    extra_loss: Callable = no_extra,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Policy loss, plus critic.coef * value loss where a critic shares the backbone (fns)."""
-    total, (sums, hidden) = policy_loss(params, batch, weights, kl_coef, fns, how, extra_loss)
+    total, sums = sum(terms, losses.weighted_sum(weights, per_token)), sums | more
     if fns.value_head is None:
         return total, sums
     raw = fns.value_head(params, hidden)

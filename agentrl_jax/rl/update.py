@@ -279,7 +279,7 @@ def policy_step(
 
     def loss_of(params, *rows, room=0):
         own = functions_at(fns, how, room)
-        return objective.joint_loss(params, *rows, state.kl_coef, own, how, extra_loss)
+        return objective.policy_loss(params, *rows, state.kl_coef, own, how, extra_loss)
 
     rows, slices = (batch, weights, value_weights), Slices.of(how, fns)
     loss, sums, grads = accumulate(loss_of, state.params, rows, mask, slices)

@@ -184,7 +184,7 @@ def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
     extra_loss = update.extra_terms(models, how, [batch.mask.sum()])
 
     def loss(params):
-        given = batch, weights, jnp.float32(0), test_opd.TOY, how, extra_loss
+        given = batch, weights, None, jnp.float32(0), test_opd.TOY, how, extra_loss
         return objective.policy_loss(params, *given)[0]
 
     def by_hand(policy):

@@ -106,10 +106,10 @@ def every_token(how, taught):
     extra_loss = update.extra_terms(models, settings, [batch.mask.sum()])
 
     def loss(params):
-        given = (batch, weights, jnp.float32(0), ONE, settings, extra_loss)
+        given = (batch, weights, None, jnp.float32(0), ONE, settings, extra_loss)
         return objective.policy_loss(params, *given)
 
-    (value, (sums, _)), gradient = jax.value_and_grad(loss, has_aux=True)(STUDENT)
+    (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(STUDENT)
     return value, gradient, sums
 
 
