@@ -130,16 +130,13 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
     assert_close(measured, metrics, atol=1e-5)
 
 
-@pytest.mark.parametrize('shared', [False, True])
-def test_an_update_of_cut_rows_is_the_same_step(shared):
-    state = state_of(toy.toy_params(0), kl_coef=0.1) if shared else own_critic_state(kl_coef=0.1)
-    batch = toy_batch(rows=16, length=30, turns=4)
+def test_an_update_of_cut_rows_is_the_same_step():
+    state, batch = state_of(toy.toy_params(0), kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
     lengths = widths.used(batch.mask)
     assert len(set(jnp.searchsorted(jnp.asarray(widths.menu(30, 4)), lengths).tolist())) > 1
-    settings = dict(fns=WITH_HEAD if shared else SHARED, **EVERYTHING)
+    settings = dict(fns=WITH_HEAD, **EVERYTHING)
     whole, measured = toy_update(**settings)(state, batch)
-    parts = 4 if shared else 2
-    after, metrics = toy_update(widths=4, num_microbatches=parts, **settings)(state, batch)
+    after, metrics = toy_update(widths=4, num_microbatches=4, **settings)(state, batch)
     assert_close(whole, after, atol=1e-7)
     assert_close(measured, metrics, atol=1e-5)
 
@@ -172,14 +169,6 @@ def test_rows_on_four_devices_give_the_step_of_one():
     four, metrics_four = toy_update(layout=rows, sparse=True, **kwargs)(*spread)
     assert_close(one, four)
     assert_close(metrics, metrics_four, atol=1e-5)
-
-
-def test_the_chunked_head_gives_the_same_step():
-    state, batch = own_critic_state(), toy_batch()
-    whole, chunked = (
-        toy_update(head_chunk=size, **EVERYTHING)(state, batch)[0] for size in (2**20, 16)
-    )
-    assert_close(whole, chunked, atol=1e-7)
 
 
 def test_two_minibatches_are_two_updates_in_row_order():
