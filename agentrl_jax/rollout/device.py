@@ -141,12 +141,14 @@ def finish_turn(
     return out, Turns(episode, after, length, sampled_end), over
 
 
-def begin_answers(task: text.TextTask, world: text.Episode) -> grammars.Place | None:
-    """The state of w slots in front of the answer to what their worlds offer; None: no grammar."""
-    if task.grammar is None:
+def begin_answers(
+    place: grammars.Place | None, task: text.TextTask, which: jax.Array, world: text.Episode
+) -> grammars.Place | None:
+    """Put slots `which` int32 [w] in front of the answer to what their worlds offer."""
+    if place is None:
         return None
     offered = grammars.pack(jax.vmap(text.offered, in_axes=(None, 0))(task, world.state))
-    return grammars.begin(task.grammar, world.agent.part, offered)
+    return place.put(which, grammars.begin(task.grammar, world.agent.part, offered))
 
 
 def write_prompts(
@@ -234,7 +236,7 @@ def serve(
             answers.init_answer(task.answer, settings.serve_rows, world.agent.part),
         ),
         world=jax.tree.map(put, slots.world, world),
-        place=slots.place and slots.place.put(which, begin_answers(task, world)),
+        place=begin_answers(slots.place, task, which, world),
         serves=slots.serves + 1,
         overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
     )
@@ -335,7 +337,7 @@ def start(
             max_actions=task.max_actions_per_turn,
             words=text.words(task),
         ).replace(extra=player.rollout_extra(listed, task.max_turns)),
-        place=begin_answers(task, world),
+        place=begin_answers(empty_place(task, slots), task, jnp.arange(slots), world),
         decodes=zero,
         serves=zero,
         generated=zero,
@@ -344,6 +346,14 @@ def start(
         overflow=zero,
         schedule=settings.schedule.start(task, episodes, rows, world),
     )
+
+
+def empty_place(task: text.TextTask, slots: int) -> grammars.Place | None:
+    """The grammar state of slots that are in no answer yet; None without a grammar."""
+    if task.grammar is None:
+        return None
+    offered = (slots, grammars.words(len(task.env.ACTION_NAMES)))
+    return grammars.Place(jnp.zeros(slots, jnp.int32), jnp.zeros(offered, jnp.uint32))
 
 
 def collect_on_mesh(mesh: jax.sharding.Mesh, settings: RolloutSettings) -> Callable:
