@@ -50,7 +50,7 @@ from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
 from agentrl_jax.envs.hosts.harness.episode import OVER, Caller, End, Episode, digest_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
-from agentrl_jax.envs.hosts.world import Answer, Foreign, Messages, Reply, shown
+from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, shown
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
@@ -90,29 +90,28 @@ class Desk:
         self, raw: bytes, retried: bool = False, caller: Caller | None = None
     ) -> tuple[wire.Asked, dict]:
         """The completion that answers a request."""
-        asked = wire.read(raw, self.stops, serving=True)
+        asked, digest = wire.read(raw, self.stops, serving=True), digest_of(raw)
+        caller = caller or Caller()
         with self.lock:
             fresh = set(asked.ignored) - self.reported
             self.reported |= fresh
-        for name in sorted(fresh):
-            print(f'WARNING: {shown(name)} of a request has no effect', file=sys.stderr, flush=True)
-        digest = digest_of(raw)
-        with self.lock:
             known = list(self.open.values())
             earlier = next((one for one in known if one.repeats(digest, retried)), None)
+        for name in sorted(fresh):
+            print(f'WARNING: {shown(name)} of a request has no effect', file=sys.stderr, flush=True)
         if earlier is not None:
-            return earlier.ask(raw, True, caller)  # the same answer
+            return earlier.answer_once(asked, digest, True, caller)
         with self.lock:
             episode = self._known(asked)
             if episode is None:
-                episode = Episode(self.stops, drops=self.drops, serving=True)
+                episode = Episode(drops=self.drops)
                 self.waiting.put(episode)
             self.open.pop(episode.secret, None)
             self.open[episode.secret] = episode
             self.asking.add(episode.secret)
             self._make_room()
         try:
-            return episode.ask(raw, retried, caller)
+            return episode.answer_once(asked, digest, retried, caller)
         finally:
             with self.lock:
                 self.asking.discard(episode.secret)
@@ -173,13 +172,12 @@ class Client:
         event = self.episode.events.get()
         if isinstance(event, End):
             return None
-        with Foreign(self._refuse):  # the chat template is of the checkpoint
+        try:
             self.read(in_characters(event.new))
-            return event.new
-        return None
-
-    def _refuse(self, error: Exception) -> None:
-        self.episode.refuse(Refused(400, 'unsupported_messages', str(error)))
+        except Exception as error:  # the chat template is of the checkpoint
+            self.episode.refuse(Refused(400, 'unsupported_messages', str(error)))
+            return None
+        return event.new
 
     def finish(self, reason: str) -> Reply:
         self.episode.refuse(CUT[reason])

@@ -1,4 +1,4 @@
-"""A thousand episodes of harnesses: one in ten hangs, crashes, floods, lies or goes away."""
+"""Hundreds of episodes of harnesses: one in ten hangs, crashes, floods, lies or goes away."""
 
 import functools
 import pathlib
@@ -19,7 +19,7 @@ from agentrl_jax.text import conversation
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.types import EpisodeStop
 
-COUNT = 1000
+COUNT = 360
 
 
 def played(run, **settings):
@@ -67,7 +67,7 @@ def test_neighbours_of_faulty_harnesses_are_the_same_to_the_bit_and_nothing_is_l
     faulty = items % 10 == 0
     blamed = faulty & (clients.fault_of(items) == clients.BLAMED)
     assert ((out.episode_stop == EpisodeStop.ENV_ERROR) == faulty & ~blamed).all()
-    assert blamed.sum() == 16 and (out.rewards[blamed].sum(1) == -1).all()
+    assert blamed.sum() == 6 and (out.rewards[blamed].sum(1) == -1).all()
     assert out.action_mask[blamed].any(1).all()  # they train
     for name in ('tokens', 'logprobs', 'rewards', 'turn', 'action_mask'):
         one, other = getattr(out, name), getattr(alone, name)

@@ -62,13 +62,13 @@ def flow(shown):
     return [(x.branch, x.opens, [one['role'] for one in x.messages]) for x in shown]
 
 
-def chat(task, **more):
+def chat(task):
     """Three turns of openai's client, the answers sent back as it models them."""
     client = openai.OpenAI(base_url=task.base_url, api_key=task.api_key)
     messages, found = [{'role': 'system', 'content': 'S'}], []
     for text in 'abc':
         messages.append({'role': 'user', 'content': text})
-        made = client.chat.completions.create(model=task.model, messages=messages, **more)
+        made = client.chat.completions.create(model=task.model, messages=messages, logprobs=True)
         messages.append(made.choices[0].message.model_dump())
         found.append(made.choices[0])
     return found
@@ -78,6 +78,7 @@ def test_openai_s_client_goes_on_with_one_conversation():
     shown, found = play(chat, ['A', ' B\n', 'C'])
     assert flow(shown) == [(0, True, ['system', 'user']), *2 * [(0, False, ['user'])]]
     assert [one.message.content for one in found] == ['A', ' B\n', 'C']
+    assert [one.logprob for one in found[0].logprobs.content] == [-0.5, -1.0]
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
@@ -92,13 +93,7 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
     assert play(example.play, ['I do not know.'])[1] == 0.0
 
 
-def test_openai_s_client_gets_log_probabilities():
-    _, found = play(lambda task: chat(task, logprobs=True), ['A', 'B', 'C'])
-    assert [one.logprob for one in found[0].logprobs.content] == [-0.5, -1.0]
-
-
 def test_openai_s_client_streams():
-
     def streaming(task):
         client, messages = openai.OpenAI(base_url=task.base_url, api_key='k'), []
         for text in 'ab':
@@ -117,7 +112,6 @@ def test_openai_s_client_streams():
 
 
 def test_openai_s_client_asks_at_once():
-
     async def at_once(task):
         client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
 
@@ -142,19 +136,25 @@ def test_openai_s_client_does_not_try_again_what_is_over():
     assert error.value.status_code == 410
 
 
-def test_the_agents_sdk_calls_a_tool():
+def run_agents(build):
+    """A harness around an agent of the Agents SDK; build: of (the SDK, model of the task)."""
     agents = pytest.importorskip('agents')
 
     async def run(task):
         agents.set_tracing_disabled(True)
         client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
-        model = agents.OpenAIChatCompletionsModel(task.model, client)
-        tools = [agents.function_tool(weather)]
-        agent = agents.Agent('clerk', instructions='Be brief.', tools=tools, model=model)
-        made = await agents.Runner.run(agent, 'The weather in Oslo?', max_turns=4)
-        return made.final_output
+        agent = build(agents, agents.OpenAIChatCompletionsModel(task.model, client))
+        return (await agents.Runner.run(agent, 'The weather in Oslo?', max_turns=4)).final_output
 
-    shown, said = play(run, [WEATHER, 'Rain.'])
+    return run
+
+
+def test_the_agents_sdk_calls_a_tool():
+    def build(agents, model):
+        tools = [agents.function_tool(weather)]
+        return agents.Agent('clerk', instructions='Be brief.', tools=tools, model=model)
+
+    shown, said = play(run_agents(build), [WEATHER, 'Rain.'])
     assert said == 'Rain.'
     assert flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
     assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
@@ -162,17 +162,11 @@ def test_the_agents_sdk_calls_a_tool():
 
 
 def test_a_hand_off_of_the_agents_sdk_is_another_conversation():
-    agents = pytest.importorskip('agents')
-
-    async def run(task):
-        agents.set_tracing_disabled(True)
-        client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
-        model = agents.OpenAIChatCompletionsModel(task.model, client)
+    def build(agents, model):
         poet = agents.Agent('poet', instructions='Answer in verse.', model=model)
-        first = agents.Agent('triage', instructions='Hand off.', handoffs=[poet], model=model)
-        return (await agents.Runner.run(first, 'The weather?', max_turns=4)).final_output
+        return agents.Agent('triage', instructions='Hand off.', handoffs=[poet], model=model)
 
-    shown, said = play(run, [CALL.format('transfer_to_poet', '{}'), 'It rains.'])
+    shown, said = play(run_agents(build), [CALL.format('transfer_to_poet', '{}'), 'It rains.'])
     assert said == 'It rains.' and [x.branch for x in shown] == [0, 1]
     assert shown[1].opens and shown[1].messages[0]['content'] == 'Answer in verse.'
 
@@ -201,35 +195,34 @@ def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
     assert out.rain and flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
 
 
-def test_smolagents_calls_tools():
+def run_smolagents(kind, question, tools=()):
+    """A harness around an agent of smolagents; kind: its class."""
     smolagents = pytest.importorskip('smolagents')
 
     def run(task):
-        model = smolagents.OpenAIServerModel(
-            model_id=task.model, api_base=task.base_url, api_key='k'
-        )
-        tools = [smolagents.tool(weather)]
-        agent = smolagents.ToolCallingAgent(tools, model, max_steps=4, verbosity_level=0)
-        return agent.run('The weather in Oslo?')
+        where = dict(api_base=task.base_url, api_key='k')
+        model = smolagents.OpenAIServerModel(model_id=task.model, **where)
+        found = [smolagents.tool(one) for one in tools]
+        return getattr(smolagents, kind)(found, model, max_steps=4, verbosity_level=0).run(question)
 
+    return run
+
+
+STOPS = ('Observation:', 'Calling tools:', '</code>')  # that smolagents names
+
+
+def test_smolagents_calls_tools():
+    run = run_smolagents('ToolCallingAgent', 'The weather in Oslo?', [weather])
     final = CALL.format('final_answer', '{"answer": "rain"}')
-    shown, said = play(run, [WEATHER, final], stops=('Observation:', 'Calling tools:'))
+    shown, said = play(run, [WEATHER, final], stops=STOPS)
     assert said == 'rain' and len(shown) == 2
 
 
 def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
-    smolagents = pytest.importorskip('smolagents')
-
-    def run(task):
-        model = smolagents.OpenAIServerModel(
-            model_id=task.model, api_base=task.base_url, api_key='k'
-        )
-        agent = smolagents.CodeAgent([], model, max_steps=4, verbosity_level=0)
-        return agent.run('What is 6 times 7?')
-
     code = 'Thought: I count.\n<code>\nx = 6 * 7\nprint(x)\n'
     final = 'Thought: done.\n<code>\nfinal_answer(x)\n'
-    shown, said = play(run, [code, final], stops=('Observation:', 'Calling tools:', '</code>'))
+    run = run_smolagents('CodeAgent', 'What is 6 times 7?')
+    shown, said = play(run, [code, final], stops=STOPS)
     assert said == 42 and len(shown) == 2
 
 

@@ -349,9 +349,10 @@ SOLVED = {expert: name for name, expert in experts.EXPERTS.items()}.values()  # 
 def played(play, item):
     """Return the last reply and all texts of an episode of the expert."""
     text = play.reset(item)
-    seen, task = [text], play.details()['task']
+    seen = [text]
     for _ in range(20):
-        reply = play.step(experts.best(task, seen[-1]))
+        action = experts.best(play.task, play.visitor.seen, play.goal, play.before)
+        reply = play.step(action)
         seen.append(reply.observation)
         if reply.done:
             break

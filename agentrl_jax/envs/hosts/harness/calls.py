@@ -43,18 +43,12 @@ def _finite(digits: str) -> float:
 DECODER = json.JSONDecoder(parse_constant=_reject, parse_float=_finite)
 
 
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return
-    raise ValueError(f'more than {MAX_DEPTH} levels of nesting')
+def _check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
+    if not levels:
+        raise ValueError(f'more than {MAX_DEPTH} levels of nesting')
+    if isinstance(value, dict | list):
+        for child in value.values() if isinstance(value, dict) else value:
+            _check_depth(child, levels - 1)
 
 
 def read_json(raw: str | bytes) -> Any:

@@ -45,17 +45,15 @@ async def read_body(request: fastapi.Request) -> bytes:
     if coding != 'identity':
         sentence = f'Content-Encoding={coding!r:.50} is not supported: send plain JSON'
         raise Refused(415, 'invalid_request', sentence)
-    raw, size = [], int(request.headers.get('content-length', 0))
-    if size <= MOST_BYTES:
-        size = 0
-        async for part in request.stream():
-            raw.append(part)
-            size += len(part)
-            if size > MOST_BYTES:
-                break
-    if size > MOST_BYTES:
-        raise Refused(413, 'too_large', f'the body has more than {MOST_BYTES} bytes')
-    return b''.join(raw)
+    too_large = Refused(413, 'too_large', f'the body has more than {MOST_BYTES} bytes')
+    if int(request.headers.get('content-length', 0)) > MOST_BYTES:
+        raise too_large
+    raw = bytearray()
+    async for part in request.stream():
+        raw += part
+        if len(raw) > MOST_BYTES:
+            raise too_large
+    return bytes(raw)
 
 
 def in_thread(ask: Ask, *args: Any) -> Future:

@@ -4,7 +4,6 @@ A request that extends an earlier conversation of its episode continues it; any 
 branch (`Episode.place`).
 """
 
-import collections
 import dataclasses
 import hashlib
 import json
@@ -102,23 +101,17 @@ def digest_of(raw: bytes) -> bytes:
 class Episode:
     """Conversations and requests of one episode."""
 
-    def __init__(
-        self,
-        stops: Sequence[str] = (),
-        branches: int = 1,
-        drops: bool = False,
-        serving: bool = False,
-    ):
+    def __init__(self, stops: Sequence[str] = (), branches: int = 1, drops: bool = False):
         """stops: strings that may end answers; branches: the most conversations; drops: a request
-        after a thought opens one; serving: requests set their sampling (wire.read)."""
-        self.drops, self.serving = drops, serving
+        after a thought opens one."""
+        self.drops = drops
         self.secret = secrets.token_urlsafe(18)
         self.stops, self.most_branches = tuple(stops), branches
         self.events: queue.SimpleQueue = queue.SimpleQueue()  # Requests, and one End
         self.branches: list[Branch] = []
         self.refusal: Refused | None = None  # of all further requests
         self.reward: Any = None  # posted
-        self.counted: collections.Counter = collections.Counter()
+        self.bad_calls = 0  # that could not be read
         self.refused: list[Refused] = []  # what requests got instead of an answer
         self.pending: Request | None = None
         self._calls: dict[bytes, Call] = {}  # by digests of requests
@@ -129,13 +122,10 @@ class Episode:
     def ask(
         self, raw: bytes, retried: bool = False, caller: Caller | None = None
     ) -> tuple[Asked, dict]:
-        """Wait for the completion that answers a request.
-
-        A repeated request gets the same answer: either it is marked as retried, or the client left
-        before the first answer was delivered.
-        """
+        """Wait for the completion that answers a request."""
         try:
-            return self._ask(raw, retried, caller or Caller())
+            asked = wire.read(raw, self.stops)
+            return self.answer_once(asked, digest_of(raw), retried, caller or Caller())
         except Refused as refused:
             self.refused.append(refused)
             raise
@@ -149,20 +139,25 @@ class Episode:
         call = self._calls.get(digest)
         return call if call is not None and (retried or call.caller.left) else None
 
-    def _ask(self, raw: bytes, retried: bool, caller: Caller) -> tuple[Asked, dict]:
-        digest, call = digest_of(raw), Call(caller)
+    def answer_once(
+        self, asked: Asked, digest: bytes, retried: bool, caller: Caller
+    ) -> tuple[Asked, dict]:
+        """Answer a request; a repeated one gets the same answer.
+
+        It is repeated if it is marked as retried, or if the client left before the first answer was
+        delivered.
+        """
+        caller.streams = asked.fields.stream
         with self._state:  # now: it may wait long before it is placed
-            before = self._earlier(digest, retried)
-            if before is None:
-                self._calls[digest] = call
+            call = self._earlier(digest, retried)
+            repeated = call is not None
+            if repeated:
+                call.caller = caller
             else:
-                before.caller = caller
-        if before is not None:
-            caller.streams = wire.read(raw, self.stops, serving=self.serving).fields.stream
-            return before.answer.result()
+                call = self._calls[digest] = Call(caller)
+        if repeated:
+            return call.answer.result()
         try:
-            asked = wire.read(raw, self.stops, serving=self.serving)
-            caller.streams = asked.fields.stream
             call.answer.set_result((asked, self._answered(asked)))
         except Refused as refused:
             with self._state:  # a later try may get an answer
@@ -235,7 +230,7 @@ class Episode:
             branch = request.branch
             branch.sampled[len(branch.known)] = answer.closed
             branch.known.append(list(made.forms))
-            self.counted['bad calls'] += made.bad_calls
+            self.bad_calls += made.bad_calls
         request.answer.set_result(made.body)
         return made
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agentrl_jax.envs.hosts.harness.episode import End
-from agentrl_jax.envs.hosts.world import Foreign, WorldError, fits, is_truth
+from agentrl_jax.envs.hosts.world import WorldError, fits, is_truth
 from agentrl_jax.settings.callables import import_callable
 
 
@@ -30,20 +30,11 @@ class Call:
         self.name = name
 
     def play(self, task: Task) -> End:
-        ends: list[End] = []
-
-        def failed(error: BaseException) -> None:
-            ends.append(End(error=f'{type(error).__name__}: {error}'))
-
-        with Foreign(failed):
-            try:
-                returned = import_callable(self.name, 'harness.run')(task)
-                if inspect.iscoroutine(returned):
-                    returned = asyncio.run(returned)
-                ends.append(End(returned))
-            except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
-                failed(error)
-        return ends[0]
+        try:
+            returned = import_callable(self.name, 'harness.run')(task)
+            return End(asyncio.run(returned) if inspect.iscoroutine(returned) else returned)
+        except BaseException as error:  # also SystemExit and CancelledError: the episode waits
+            return End(error=f'{type(error).__name__}: {error}')
 
     def stop(self) -> None:
         """Do nothing: its next request is rejected."""

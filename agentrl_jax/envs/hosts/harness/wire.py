@@ -128,12 +128,6 @@ class Fields(pydantic.BaseModel):
     seed: Annotated[int, pydantic.Field(ge=-(2**63), le=2**64)] | None = None
 
     @property
-    def sampling(self) -> Sampling | None:
-        """The sampling settings of a request; None if it has none."""
-        sampling = Sampling(self.temperature, self.top_p, self.seed)
-        return None if sampling == Sampling() else sampling
-
-    @property
     def token_limit(self) -> int:
         """The smaller of both token limits; 0 = no limit."""
         limit = min(self.max_tokens, self.max_completion_tokens)
@@ -151,11 +145,6 @@ class Asked:
     model: str
     sampling: Sampling | None  # None: the run's own
     ignored: tuple[str, ...]  # fields that change nothing
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the tools."""
-        return frozenset(tool['function']['name'] for tool in self.tools)
 
 
 def invalid(param: str, sentence: str, code: str = 'invalid_request') -> Refused:
@@ -180,13 +169,18 @@ def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
         raise invalid('messages', 'the last message must be of another role', 'unsupported_prefill')
     ignored += dict.fromkeys(f'messages.{key}' for key in _unread_keys(fields.messages))
     tools = body['tools'] if fields.tools and fields.tool_choice != 'none' else ()
+    stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+    if unknown := sorted(set(stop) - set(stops)):
+        setting = '--stop' if serving else 'hosts.stop'
+        raise invalid('stop', f'{setting} lacks the stop string {unknown[0]!r}', 'unknown_stop')
+    sampling = Sampling(fields.temperature, fields.top_p, fields.seed)
     return Asked(
         fields=fields,
         messages=messages,
         tools=tuple(tools),
-        stop=_stop(fields.stop, stops, '--stop' if serving else 'hosts.stop'),
+        stop=stop,
         model=str(body.get('model') or 'policy'),
-        sampling=fields.sampling if serving else None,
+        sampling=sampling if serving and sampling != Sampling() else None,
         ignored=tuple(ignored),
     )
 
@@ -235,13 +229,6 @@ def _fields(body: Any) -> Fields:
         name = str(first['loc'][0]) if first['loc'] else 'messages'
         value = body.get(name) if isinstance(body, dict) else body
         raise invalid(name, f'{name}={value!r:.50} is invalid: {first["msg"]}') from error
-
-
-def _stop(stop: str | list[str], stops: Sequence[str], setting: str) -> tuple[str, ...]:
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if unknown := sorted(set(stop) - set(stops)):
-        raise invalid('stop', f'{setting} lacks the stop string {unknown[0]!r}', 'unknown_stop')
-    return stop
 
 
 def said_by(message: Any) -> Said:
@@ -309,7 +296,8 @@ def complete(answer: Answer, asked: Asked, name: str) -> Completion:
         text = text.partition(stop)[0]
     before, found, bad = text, [], 0
     if asked.tools:
-        before, found, bad = calls.find_calls(text, answer.calls, asked.names)
+        names = {tool['function']['name'] for tool in asked.tools}
+        before, found, bad = calls.find_calls(text, answer.calls, names)
     message: dict[str, Any] = {'role': 'assistant', 'content': text}
     if found and not bad:
         message['content'] = before.strip() or None

@@ -56,8 +56,8 @@ class Harness:
     instruction = ''
     deterministic = False
 
-    def __init__(self, settings: 'HarnessEnvironment', stops: tuple[str, ...]):
-        self.settings, self.stops = settings, stops
+    def __init__(self, settings: 'HarnessEnvironment'):
+        self.settings = settings
         self.endpoint = endpoint(settings.host, settings.port)
         self.workers = workers(settings.run, settings.workers) if settings.workers else None
         if self.workers is not None:
@@ -76,7 +76,7 @@ class Harness:
             player = Call(settings.run)
         else:
             player = Program(settings.command, settings.blames)
-        episode = Episode(self.stops, settings.branches, settings.thoughts == 'drop')
+        episode = Episode(settings.stop, settings.branches, settings.thoughts == 'drop')
         address = self.endpoint.open(episode, settings.public_url)
         self.episode, self.player = episode, player
         self.turns, self.cut = 0, False
@@ -131,8 +131,9 @@ class Harness:
         return [one for one in self.episode.refused if one not in CUT.values()]
 
     def _figures(self) -> tuple[float, ...]:
-        counted, branches = self.episode.counted, len(self.episode.branches)
-        return tuple(map(float, (self.turns, branches, len(self.refused), counted['bad calls'])))
+        episode = self.episode
+        figures = (self.turns, len(episode.branches), len(self.refused), episode.bad_calls)
+        return tuple(map(float, figures))
 
     def _next(self, patience_s: float) -> Request | End:
         """The next request or the end; reports each ignored field of requests once."""
@@ -180,7 +181,7 @@ class Played(Harness):
     """A harness whose requests an expert answers, as a player of worlds."""
 
     def __init__(self, settings: 'HarnessEnvironment'):
-        super().__init__(settings, settings.stop)
+        super().__init__(settings)
         self.expert = import_callable(settings.expert, 'harness.expert')
         self.item = 0
 
@@ -267,7 +268,7 @@ class HarnessEnvironment(HostEnvironment):
     )
 
     def make(self) -> Harness:
-        return Harness(self, self.stop)
+        return Harness(self)
 
     def player(self) -> Played:
         return Played(self)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar('T')
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 START_S, END_S, PROBE_S = 60.0, 10.0, 5.0
-SOCKET_FOLDER = 55  # characters: Chromium adds about 46
+SOCKET_FOLDER = 55  # characters of TMPDIR: Chromium adds about 46, and a socket may have 107
 NOBODY = 'nobody.invalid'  # a name that never has an address (RFC 6761)
 FLAGS = (  # in addition to Playwright's
     '--no-sandbox',  # it needs user namespaces, which containers seldom have
@@ -88,12 +88,6 @@ def network_flags(origins: tuple[str, ...]) -> list[str]:
     ]
 
 
-def socket_folder() -> dict[str, str]:
-    """A TMPDIR for Chromium, whose socket in it may have 107 characters."""
-    long = len(os.environ.get('TMPDIR', '')) > SOCKET_FOLDER
-    return {'TMPDIR': '/tmp'} if long else {}
-
-
 class Loop(asyncio.SelectorEventLoop):
     """Starts Playwright's driver in a new session, so a kill of this process group spares it.
 
@@ -128,12 +122,13 @@ class Chromium:
     async def _start(self, path: str, flags: list[str]) -> None:
         from playwright.async_api import async_playwright
 
+        long = len(os.environ.get('TMPDIR', '')) > SOCKET_FOLDER
         self._playwright = await async_playwright().start()
         self._browser = await self._playwright.chromium.launch(
             executable_path=path,
             args=flags,
             ignore_default_args=LEFT_OUT,
-            env=os.environ | socket_folder(),
+            env=os.environ | ({'TMPDIR': '/tmp'} if long else {}),
             handle_sigint=False,  # Ctrl-C is for the run
             timeout=1000 * START_S,
         )

@@ -4,34 +4,29 @@ import ast
 import dataclasses
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-NAME = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""  # as repr writes it
-LINE = re.compile(rf'\t*\[(\d+)\] ([\w-]+) ({NAME})(.*)')
+from agentrl_jax.envs.hosts.web.tree import Line
+
 EDITED = ('textbox', 'searchbox', 'spinbutton')
 
 
-@dataclasses.dataclass(frozen=True)
 class Element:
-    number: int
-    role: str
-    name: str
-    more: str
+    """A line of an observation; number: its place, from 1."""
 
-    @property
-    def value(self) -> str:
-        """Its text."""
-        found = re.search(r'value: (.*)$', self.more)
-        return ast.literal_eval(found[1]) if found else ''
+    def __init__(self, number: int, line: Line):
+        self.role, self.name, self.more = line.role, line.name, dict(line.more)
+        self.value = ast.literal_eval(self.more.get('value', "''"))  # its text
+        self.click = f'click [{number}]'
+        self.number = number
 
-    @property
-    def click(self) -> str:
-        return f'click [{self.number}]'
+    def has(self, state: str) -> bool:
+        return self.more.get(state) == 'True'
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """An observation, read."""
+    """An observation: the page, the task and the action before."""
 
     elements: tuple[Element, ...]
     task: str
@@ -57,16 +52,6 @@ class Seen:
     def press(self, name: str = 'Submit') -> str:
         found = self.named(name, 'button')
         return found.click if found else ''
-
-
-def read(observation: str) -> Seen:
-    *rows, task, before = observation.split('\n')
-    found = [match for match in map(LINE.fullmatch, rows) if match]
-    elements = tuple(
-        Element(int(number), role, ast.literal_eval(name), more)
-        for number, role, name, more in (match.groups() for match in found)
-    )
-    return Seen(elements, task.removeprefix('TASK: '), before.removeprefix('PREVIOUS ACTION: '))
 
 
 def writes(wanted: list[tuple[Element, str]], then: str) -> str:
@@ -115,30 +100,30 @@ def link_behind(role: str, shown: str) -> Callable[[Seen], str]:
 
     def play(seen: Seen) -> str:
         tabs, targets = seen.of('tab'), seen.of(role)
-        last = next((i for i, e in enumerate(tabs) if shown in e.more), -1)
+        last = next((i for i, e in enumerate(tabs) if e.has(shown)), -1)
         return link(seen) or targets[(last + 1) % len(targets)].click
 
     return play
 
 
-tab_of_link = link_behind('link', 'selected: True')
-section_of_link = link_behind('tab', 'expanded: True')
+tab_of_link = link_behind('link', 'selected')
+section_of_link = link_behind('tab', 'expanded')
 
 
 def section(seen: Seen) -> str:
-    shut = [e for e in seen.of('tab') if 'expanded: False' in e.more and e.name != 'Submit']
+    shut = [e for e in seen.of('tab') if e.more.get('expanded') == 'False' and e.name != 'Submit']
     return shut[0].click if shut else seen.press()
 
 
 def option(seen: Seen) -> str:
     wanted = seen.named(re.match('Select (.*) and click', seen.task)[1], 'radio')
-    return seen.press() if 'checked: True' in wanted.more else wanted.click
+    return seen.press() if wanted.has('checked') else wanted.click
 
 
 def checkboxes(seen: Seen) -> str:
     wanted = re.match('Select (.*) and click', seen.task)[1].split(', ')
     for box in seen.of('checkbox'):
-        if (box.name in wanted) != ('checked: True' in box.more):
+        if (box.name in wanted) != box.has('checked'):
             return box.click
     return seen.press()
 
@@ -146,7 +131,7 @@ def checkboxes(seen: Seen) -> str:
 def choice(seen: Seen) -> str:
     wanted = re.match('Select (.*) from the (?:scroll )?list', seen.task)[1].split(', ')
     for element in seen.of('option'):
-        if element.name in wanted and 'selected: True' not in element.more:
+        if element.name in wanted and not element.has('selected'):
             return element.click
     return seen.press()
 
@@ -193,7 +178,7 @@ def unknown(seen: Seen) -> str:
 def spinner(seen: Seen) -> str:
     """One key after another, up or down."""
     wanted, field = int(re.search(r'-?\d+', seen.task)[0]), seen.of('spinbutton')[0]
-    if 'focused: True' not in field.more:
+    if not field.has('focused'):
         return seen.press() if field.value == str(wanted) else field.click
     value = int(field.value or 0)
     if value == wanted:
@@ -266,6 +251,10 @@ EXPERTS: dict[str, Callable[[Seen], str]] = {
 }
 
 
-def best(task: str, observation: str) -> str:
-    """The action of the expert of a task; '' where it knows no way on."""
-    return EXPERTS[task](read(observation))
+def best(page: str, lines: Sequence[Line], task: str, before: str) -> str:
+    """The action of the expert of a page; '' if it has none.
+
+    lines, task, before: what the observation shows.
+    """
+    elements = tuple(Element(number, line) for number, line in enumerate(lines, 1))
+    return EXPERTS[page](Seen(elements, task, before))

@@ -85,7 +85,6 @@ class MiniWoB:
                 raise ValueError(f'miniwob.tasks: {task!r} is no page of MiniWoB++')
         self.visitor = tabs.Visitor((), SIZE, tabs.SETTLE_S)
         self.task, self.goal, self.before, self.done = '', '', 'none', True
-        self.text = ''  # of the page that is shown
 
     @classmethod
     def check(cls) -> None:
@@ -129,8 +128,7 @@ class MiniWoB:
     def shown(self) -> str:
         """Return the page, the task and the last action."""
         lines = [line.text(n) for n, line in enumerate(self.visitor.look(), 1)]
-        self.text = '\n'.join([*lines, f'TASK: {self.goal}', f'PREVIOUS ACTION: {self.before}'])
-        return self.text
+        return '\n'.join([*lines, f'TASK: {self.goal}', f'PREVIOUS ACTION: {self.before}'])
 
     def close(self) -> None:
         self.visitor.close()
@@ -146,9 +144,10 @@ class Player(Read):
         super().__init__(world, 'in_backticks')
 
     def best(self) -> str:
-        if self.world.done or self.world.task not in experts.EXPERTS:
+        world = self.world
+        if world.done or world.task not in experts.EXPERTS:
             return ''
-        action = experts.best(self.world.task, self.world.text)
+        action = experts.best(world.task, world.visitor.seen, world.goal, world.before)
         return f'```{action}```' if action else ''
 
     def random(self, generator: np.random.Generator) -> str:

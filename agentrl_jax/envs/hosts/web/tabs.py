@@ -242,14 +242,11 @@ class Visitor:
     def close(self) -> None:
         if self.browser is None:
             return
-        try:
+        with contextlib.suppress(WorldError):  # it is ended, or it ends with the browser
             if not self.browser.dead:
                 self._leave()
-        except WorldError:
-            pass  # it is ended, or it ends with the browser
-        finally:
-            browser, self.browser = self.browser, None
-            SHARED.give_back(browser)
+        browser, self.browser = self.browser, None
+        SHARED.give_back(browser)
 
     def _leave(self) -> None:
         context, self.context = self.context, None

@@ -85,10 +85,8 @@ def read_tasks(path: str, sites: Mapping[str, str]) -> dict[int, Task]:
             if not set(row['sites']) <= sites.keys():
                 continue
             task = read_task(row, sites)
-        except KeyError as error:
-            raise ValueError(f'{path}, task {place}: it has no {error}') from error
-        except (TypeError, ValueError) as error:
-            raise ValueError(f'{path}, task {place}: {error}') from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f'{path}, task {place}: {type(error).__name__}: {error}') from error
         if task is not None:
             found[task.number] = task
     if not found:
