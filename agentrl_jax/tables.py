@@ -103,7 +103,10 @@ def rebuild(folder: Path) -> list[Path]:
         )
     written = []
     for path in paths:
-        for name, given in _specs(path).items():
+        specs = read_as(dict[FolderName, dict[str, JsonValue]], files.read_json(path), path)
+        if not specs or METRICS_FOLDER in specs:
+            raise ValueError(f'{path}: tables by their names are expected, none {METRICS_FOLDER!r}')
+        for name, given in specs.items():
             try:
                 spec = make_spec(given)
                 runs = load([path.parent / METRICS_FOLDER])
@@ -124,14 +127,6 @@ def clones(spec: Spec, experiments: Path) -> list[Run]:
     if not plain or missing or len(set(folders)) < len(folders):
         raise ValueError(f'clones={spec.clones} must be different experiments with {COMMON_FILE}')
     return load(folders) if folders else []
-
-
-def _specs(path: Path) -> dict[str, dict]:
-    """The tables that a table.json describes, by the names of their folders."""
-    specs = read_as(dict[FolderName, dict[str, JsonValue]], files.read_json(path), path)
-    if not specs or METRICS_FOLDER in specs:
-        raise ValueError(f'{path}: tables by their names are expected, none {METRICS_FOLDER!r}')
-    return specs
 
 
 def _embed(readme: Path, name: str, text: str) -> list[Path]:
@@ -160,15 +155,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add('folders', nargs='+', help='runs, folders of runs, compact folders')
     for name, words in OPTIONS.items():
         default = getattr(Spec, name, '')
+        default = ','.join(default) if isinstance(default, tuple) else default
         if name == 'where':
             add('--where', action='append', default=[], help=words)
         elif isinstance(default, bool):
             add(f'--{name}', action='store_true', help=words)
-        elif isinstance(default, int | float):
-            add(f'--{name}', type=type(default), default=default, help=words)
         else:
-            text = default if isinstance(default, str) else ','.join(default)
-            add(f'--{name}', default=text, help=words)
+            add(f'--{name}', type=type(default), default=default, help=words)
     add('--out', default='', help='folder for the files; without it only Markdown is printed')
     add('--compact', action='store_true', help='write the runs compactly to the last folder')
     add('--rebuild', action='store_true', help='make the tables of one experiment, or of all')

@@ -38,28 +38,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         with usage.checked():
             source = files.local_path(args.source)
             if not source.exists():
-                raise FileNotFoundError(missing(source))
+                folder = source.absolute().parent
+                names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+                close = suggestion(source.name, names)
+                raise FileNotFoundError(f'{source} does not exist{close}')
             if source.is_dir() and not args.out:
                 serve(source, args.port, open_it=args.open)
             else:
-                print(write_page(source, args.out, args.max_episodes))
+                source = document.find(source)
+                page = files.local_path(args.out) if args.out else source.with_suffix('.html')
+                page_html.write(page, document.read(source), max_episodes=args.max_episodes)
+                print(page)
     except (OSError, ValueError) as error:
         usage.end(files.in_words(error), error)
-
-
-def missing(source: Path) -> str:
-    """Error message for a source that does not exist, with the closest name in its folder."""
-    parent = source.absolute().parent
-    names = [path.name for path in parent.iterdir()] if parent.is_dir() else []
-    return f'{source} does not exist{suggestion(source.name, names)}'
-
-
-def write_page(source: Path, out: str | None, max_episodes: int) -> Path:
-    """Write the page of a document, or of the newest one of a workdir."""
-    source = document.find(source)
-    page = files.local_path(out) if out else source.with_suffix('.html')
-    page_html.write(page, document.read(source), max_episodes=max_episodes)
-    return page
 
 
 def serve(workdir: Path, port: int, *, open_it: bool) -> None:

@@ -188,11 +188,10 @@ def of_rollout(
         if field.default is field.default_factory is dataclasses.MISSING
     ]
     fields = {name: np.asarray(getattr(rollout, name)) for name in required}
-    judged = np.ones_like(fields['valid']) if rollout.judged is None else rollout.judged
-    fields['judged'] = np.asarray(judged)
-    for name in ('branch', 'staleness'):
+    for name, default in (('judged', True), ('branch', 0), ('staleness', 0)):
         known = getattr(rollout, name)
-        fields[name] = np.zeros_like(fields['part']) if known is None else np.asarray(known)
+        known = np.full(fields['valid'].shape, default) if known is None else known
+        fields[name] = np.asarray(known)
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
     raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
     spread = extras.get('advantages')

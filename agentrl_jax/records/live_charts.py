@@ -63,20 +63,19 @@ def chart(
     with `_low` and `_high` have a band.
     """
     lines = references or {}
-    own = Panel('', metric, {'': [rows]}, lines)
-    every = own._replace(runs={'': [rows], **{css: [more] for css, more in others}})
-    join = joined(every, x, MOST)
-    at, values = points(rows, metric, x, join)
-    curves = {css: points(more, metric, x, join) for css, more in others}
-    xs = np.concatenate([at, *(place for place, _ in curves.values())])
+    runs = {f'other {css}': more for css, more in others} | {'own': rows}
+    panel = Panel('', metric, {css: [run] for css, run in runs.items()}, lines)
+    join = joined(panel, x, MOST)
+    curves = {css: points(run, metric, x, join) for css, run in runs.items()}
+    xs, heights = map(np.concatenate, zip(*curves.values(), strict=True))
     if not xs.size:
         return Markup()
-    log = spiky(own, x, join) and not others and not lines
+    at, values = curves['own']
+    log = not others and not lines and spiky(panel, x, join)
     if metric.endswith(SHARES):
-        low, high = y_range([every], x, join)
+        low, high = y_range([panel], x, join)
     else:
-        heights = np.concatenate([values, *(y for _, y in curves.values()), [*lines.values()]])
-        low, high = limits(heights, log)
+        low, high = limits(np.concatenate([heights, [*lines.values()]]), log)
     first, last = float(xs.min()), float(max(xs.max(), xs.min() + (xs.min() == xs.max())))
     size, width = (LARGER, 2 * WIDTH) if wide else (1.0, WIDTH)
     y_ticks = ticks(low, high, log)
@@ -99,14 +98,12 @@ def chart(
         parts.append(f'<text class="x" x="{place:.1f}" y="{HEIGHT - 6}">{label}</text>')
     for value in lines.values():
         parts.append(f'<path class="reference" d="M{left:.1f} {up(value):.1f}H{right}"/>')
-    for css, (place, height) in curves.items():
-        parts.append(_line(f'other {css}', across(place), up(height)))
     ends = [points(rows, f'{metric}_{end}', x, join) for end in ('low', 'high')]
     if len(at) and all(len(place) == len(at) for place, _ in ends):
         edge = np.concatenate([ends[0][1], ends[1][1][::-1]])
         path = _path(across(np.concatenate([at, at[::-1]])), up(edge))
         parts.append(f'<path class="band" d="{path}Z"/>')
-    parts.append(_line('own', across(at), up(values)))
+    parts += [_line(css, across(place), up(height)) for css, (place, height) in curves.items()]
     marks = ' '.join(
         f'{px:.1f},{py:.1f},{short(a)},{short(v)}'
         for px, py, a, v in zip(across(at), up(values), at, values, strict=True)
@@ -129,9 +126,8 @@ def limits(values: np.ndarray, log: bool) -> tuple[float, float]:
 
 def spark(rows: Rows, metric: str) -> Markup:
     """Draw a line without axes."""
-    at, values = points(
-        rows, metric, 'step', joined(Panel('', metric, {'': [rows]}, {}), 'step', 40)
-    )
+    join = joined(Panel('', metric, {'': [rows]}, {}), 'step', 40)
+    at, values = points(rows, metric, 'step', join)
     if values.size < 2 or at[-1] <= at[0]:
         return Markup()
     width, height = SPARK

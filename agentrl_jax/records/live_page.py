@@ -69,24 +69,13 @@ class RunFiles:
     state: str  # 'training', 'training on <host>', 'finished', 'stopped' or 'not started'
     rows: list[dict[str, float]]
     record: Mapping[str, Any]  # config.json
+    config: Mapping[str, Any]  # the config in it, {} if it cannot be read
+    steps: int | None
+    title: str
     reference: dict[str, float]  # success of random play and of the oracle
-    now: Mapping[str, Any]  # now.json, see records/beacon.py
+    now: Mapping[str, Any]  # now.json, see progress.beacon
     pages: list[str]  # names of rollout pages, the newest first
     problems: list[str]  # files that could not be read
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        config = self.record.get('config')
-        return config if isinstance(config, dict) else {}
-
-    @property
-    def steps(self) -> int | None:
-        steps = self.config.get('steps')
-        return steps if isinstance(steps, int) else None
-
-    @property
-    def title(self) -> str:
-        return _try(lambda: about.title(self.config), '')
 
     @property
     def done(self) -> int:
@@ -104,48 +93,43 @@ def read(folder: Path) -> RunFiles:
     """Read a workdir; files that cannot be read are in `problems`."""
     problems: list[str] = []
 
-    def attempt(load: Callable[[], Any], default: Any) -> Any:
+    def load(name: str, reader: Callable[[Path], Any], default: Any) -> Any:
+        path = folder / name
         try:
-            return load()
+            value = reader(path) if path.exists() else default
         except (OSError, ValueError) as error:
             problems.append(files.in_words(error))
             return default
+        return value if isinstance(value, type(default)) else default
 
-    def json_file(name: str, kind: type) -> Any:
-        path = folder / name
-        value = attempt(lambda: files.read_json(path), kind()) if path.exists() else kind()
-        return value if isinstance(value, kind) else kind()
-
-    state = attempt(lambda: _state(folder), 'stopped')
-    reference = json_file(run_log.REFERENCE_FILE, dict)
+    state = load('', _state, 'stopped')
+    record = load(run_log.CONFIG_FILE, files.read_json, {})
+    config = record['config'] if isinstance(record.get('config'), dict) else {}
+    reference = load(run_log.REFERENCE_FILE, files.read_json, {})
     numbers = {name: run_log.to_number(value) for name, value in reference.items()}
-    pages = {path.name: PAGE_NAME.fullmatch(path.name) for path in folder.glob('rollouts/*')}
+    pages = [match for x in folder.glob('rollouts/*') if (match := PAGE_NAME.fullmatch(x.name))]
     return RunFiles(
         name=folder.name,
         state=state,
-        rows=attempt(lambda: _rows(folder / run_log.METRICS_FILE), []),
-        record=json_file(run_log.CONFIG_FILE, dict),
+        rows=load(run_log.METRICS_FILE, _rows, []),
+        record=record,
+        config=config,
+        steps=config['steps'] if isinstance(config.get('steps'), int) else None,
+        title=_try(lambda: about.title(config), ''),
         reference={name: value for name, value in numbers.items() if value is not None},
-        now=json_file(run_log.NOW_FILE, dict) if 'training' in state else {},
-        pages=sorted(
-            (name for name, match in pages.items() if match),
-            key=lambda name: (int(pages[name][2] or -1), name),
-            reverse=True,
-        ),
+        now=load(run_log.NOW_FILE, files.read_json, {}) if 'training' in state else {},
+        pages=[x[0] for x in sorted(pages, key=lambda x: (int(x[2] or -1), x[0]), reverse=True)],
         problems=problems,
     )
 
 
 def _rows(path: Path) -> list[dict[str, float]]:
-    if not path.exists():
-        return []
     stat = path.stat()
-    return _rows_of_version(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return _rows_of_version(path, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(maxsize=64)
-def _rows_of_version(path: Path, version: tuple[int, ...]) -> list[dict[str, float]]:
-    del version
+def _rows_of_version(path: Path, *version: int) -> list[dict[str, float]]:
     return run_log.read_metrics(path)
 
 
@@ -173,7 +157,7 @@ def render(
 ) -> str:
     """Return the page. others: other runs, the newest first; left_out: number of further runs."""
     argv = run.record.get('argv')
-    argv = [str(word) for word in argv] if isinstance(argv, list) else []
+    argv = list(map(str, argv)) if isinstance(argv, list) else []
     facts = {'run': run.name, **_try(lambda: about.of_run(run.config, argv), {})}
     facts |= {'commit': about.short(str(run.record.get('commit') or ''))}
     facts |= {'machine': run.record.get('machine')}

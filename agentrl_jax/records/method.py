@@ -45,30 +45,19 @@ def method(fields: Mapping[str, Any]) -> str:
     known = {name: fields[name] for name in FIELDS if name in fields and fields[name] is not None}
     algorithm = str(fields['algorithm'])
     name = NAMES[algorithm] if algorithm in NAMES else algorithm.upper().replace('_', '-')
-    if _is_stable(known):
-        name = 'StarPO-S'
-    elif _drops_groups(known):
-        name += ', filtered'
-    stages = known.get('curriculum.rounds', ())
-    return name + (', ScalingInter' if len(stages) > 1 else '')
-
-
-def _drops_groups(known: Mapping[str, Any]) -> bool:
-    if not {'filter.rule', 'filter.keep'} <= known.keys():
-        return False
-    if known['filter.rule'] == 'top_k':
-        return known['filter.keep'] < 1
-    own = (known['algorithm'], known['filter.rule']) == ('dapo', 'varied')
-    return known['filter.rule'] != 'all' and not own
-
-
-def _is_stable(known: Mapping[str, Any]) -> bool:
-    return (
-        len(known) == len(FIELDS)
-        and known['algorithm'] == 'ppo'
-        and _drops_groups(known)
-        and known['filter.rule'] == 'top_k'
+    rule, keep = known.get('filter.rule'), known.get('filter.keep')
+    filtered = rule not in (None, 'all') and (algorithm, rule) != ('dapo', 'varied')
+    if keep is None or (rule == 'top_k' and keep >= 1):
+        filtered = False
+    if (
+        filtered
+        and len(known) == len(FIELDS)
+        and (algorithm, rule) == ('ppo', 'top_k')
         and not known['filter.smallest']
         and known['loss.kl_coef'] == 0
         and known['loss.clip_high'] > known['loss.clip_low']
-    )
+    ):
+        name = 'StarPO-S'
+    elif filtered:
+        name += ', filtered'
+    return name + (', ScalingInter' if len(known.get('curriculum.rounds', ())) > 1 else '')

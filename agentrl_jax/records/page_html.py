@@ -1,13 +1,16 @@
 """Render a rollout document as one HTML page."""
 
+import collections
 import itertools
 import math
 import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from agentrl_jax.machine import files
 from agentrl_jax.measure.stats import wilson_interval
@@ -25,6 +28,7 @@ HEATS = {  # heat map -> label, field of a token
     'mask': ('mask (trained)', 's'),
 }
 # Only files with such names are linked to: they are safe in an address and an attribute.
+NAV = re.compile('<nav>.*?</nav>', re.DOTALL)
 PAGE_NAME = re.compile(r'([A-Za-z][\w.=,+-]*?)(\d*)\.html', re.ASCII)
 
 
@@ -53,7 +57,7 @@ def render_page(
     return markup.render(
         'rollout_page.html',
         document=document,
-        links=links or {},
+        nav=nav(links or {}),
         tiles=_tiles(document['totals'], document['worlds']),
         shown=len(episodes),
         heats={heat: (label, known[heat]) for heat, (label, _) in HEATS.items()},
@@ -117,6 +121,7 @@ def _groups(
         first, alone = members[0], len(members) == 1
         common = 0 if alone else _common_prompt(members)
         board = first['turns'][0]['grid'] if common and first['turns'] else None
+        opened = first if not alone or first['row'] == 0 else None
         groups.append(
             {
                 'number': number,
@@ -125,13 +130,8 @@ def _groups(
                 'board': page_episode.draw_board(board),
                 'prompt': page_episode.prompt(list(enumerate(first['tokens'][:common]))),
                 'episodes': [
-                    page_episode.view(
-                        episode,
-                        largest,
-                        common=common,
-                        opened=episode['row'] == 0 if alone else episode is first,
-                    )
-                    for episode in members
+                    page_episode.view(one, largest, common=common, opened=one is opened)
+                    for one in members
                 ],
             }
         )
@@ -155,21 +155,14 @@ def _common_prompt(episodes: Sequence[Episode]) -> int:
 
 def write(path: Path, document: dict[str, Any], *, max_episodes: int = MAX_EPISODES) -> None:
     """Write a page with links to the other pages of its folder."""
-    text = render_page(document, max_episodes=max_episodes, links=links(path))
-    files.write_atomic(path, text)
+    files.write_atomic(path, render_page(document, max_episodes=max_episodes, links=links(path)))
 
 
-def draw_before(page: Path, *, max_episodes: int = MAX_EPISODES) -> None:
-    """Write the page of the previous step again, with a link to this page."""
-    before = neighbours(page)[0]
-    source = before.with_suffix('.json') if before else None
-    if source is None or not source.exists():
-        return
-    try:
-        document = documents.read(source)
-    except ValueError:  # an earlier version: its page only lacks the link
-        return
-    write(before, document, max_episodes=max_episodes)
+def link_before(page: Path) -> None:
+    """Write the links of the page of the previous step again."""
+    if before := neighbours(page)[0]:
+        text = files.read_text(before)
+        files.write_atomic(before, NAV.sub(lambda _: nav(links(before)), text, count=1))
 
 
 def neighbours(page: Path) -> tuple[Path | None, Path | None, list[Path]]:
@@ -177,10 +170,10 @@ def neighbours(page: Path) -> tuple[Path | None, Path | None, list[Path]]:
 
     Pages of one series differ in the number at the end of their names: step_000050, step_000100.
     """
-    series: dict[str, list[tuple[int, Path]]] = {}
+    series = collections.defaultdict(list)
     for path in page.parent.glob('*.html'):
         if name := PAGE_NAME.fullmatch(path.name):
-            series.setdefault(name[1], []).append((int(name[2] or -1), path))
+            series[name[1]].append((int(name[2] or -1), path))
     own = PAGE_NAME.fullmatch(page.name)
     prefix, number = (own[1], int(own[2] or -1)) if own else ('', -1)
     mates = series.pop(prefix, [])
@@ -195,6 +188,14 @@ def links(page: Path) -> dict[str, str]:
     found = {f'← {page_label(before.name)}': before.name} if before else {}
     found |= {f'{page_label(after.name)} →': after.name} if after else {}
     return found | {page_label(other.name): other.name for other in others}
+
+
+def nav(links: Mapping[str, str]) -> Markup:
+    items = (
+        f'<a href="./{urllib.parse.quote(file, safe="")}">{markup.escape(label)}</a>'
+        for label, file in links.items()
+    )
+    return Markup(f'<nav>{"".join(items)}</nav>')
 
 
 def page_label(name: str) -> str:

@@ -122,8 +122,8 @@ def write(
 
     Where there are more than `limit` episodes, every n-th one is shown (every_nth). about: label ->
     text, what the head says of the run (about.of_run). replies: of worlds on hosts, the lines of
-    the log of each row (rollout/replies.py). The page of the step before is drawn again, so that it
-    has a link to this one.
+    the log of each row (rollout/replies.py). The page of the step before gets a link to this
+    one.
     """
     every = every_nth(len(rollout.tokens), limit, group_size)
     host = jax.tree.map(np.asarray, rollout)
@@ -151,7 +151,7 @@ def write(
     document.write(folder / f'{name}.json', made)
     page = folder / f'{name}.html'
     page_html.write(page, made, max_episodes=limit)
-    page_html.draw_before(page, max_episodes=limit)
+    page_html.link_before(page)
     return page
 
 
@@ -171,4 +171,4 @@ def cut(workdir: Path, step: int) -> None:
     for path in later:
         path.unlink()
     for path in later:
-        page_html.draw_before(path.with_suffix('.html'), max_episodes=PAGE_EPISODES)
+        page_html.link_before(path.with_suffix('.html'))

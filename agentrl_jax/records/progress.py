@@ -2,11 +2,13 @@
 
 import contextlib
 import io
+import json
 import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import jax
@@ -16,10 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from agentrl_jax.machine import processes
+from agentrl_jax.machine import files, processes
+from agentrl_jax.records.run_log import NOW_FILE
 
 PLAIN_LINES = 20  # lines of a job without a bar
 LONG_S = 2.0  # shorter compilations are not reported
+BEACON_S = 5.0  # seconds between writes; a workdir may be a bucket, where each write costs
 PROGRAMS = {  # compiled functions that take long -> their purpose
     'collect': 'the rollout',
     'decode': 'the sampling of tokens',
@@ -32,18 +36,11 @@ PROGRAMS = {  # compiled functions that take long -> their purpose
 Watch = Callable[[], Mapping[str, Any] | None]  # current figures, None = no line
 
 
-class LiveLine:
-    """A line of the figures of a watch, redrawn several times a second by the terminal's thread."""
-
-    def __init__(self, label: str, watch: Watch):
-        self._label, self._watch = label, watch
-
-    def text(self) -> str:
-        figures = self._watch()
-        return '' if figures is None else f'{self._label}  {_pairs(figures)}'
-
-    def __rich__(self) -> RenderableType:
-        return Text(self.text(), no_wrap=True, overflow='ellipsis')
+def _line(label: str, watch: Watch) -> Text:
+    """The figures of a watch, which the terminal's thread redraws several times a second."""
+    figures = watch()
+    text = '' if figures is None else f'{label}  {_pairs(figures)}'
+    return Text(text, no_wrap=True, overflow='ellipsis')
 
 
 class Compiling:
@@ -100,36 +97,68 @@ class Compiling:
 
 
 @contextlib.contextmanager
+def beacon(
+    workdir: Path, now: Callable[[], Mapping[str, Any]], *, every_s: float = BEACON_S
+) -> Iterator[None]:
+    """Write now() to now.json when it changes, in a thread of process 0; delete it at the end."""
+    path, stop = workdir / NOW_FILE, threading.Event()
+
+    def write() -> None:
+        written = ''
+        while not stop.is_set():
+            text = json.dumps(now(), default=str) + '\n'
+            if text != written:
+                with contextlib.suppress(OSError):  # a full disk: try again
+                    files.write_atomic(path, text)
+                    written = text
+            stop.wait(every_s)
+
+    if jax.process_index():
+        yield
+        return
+    thread = threading.Thread(target=write, name='beacon', daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        with contextlib.suppress(OSError):  # the workdir may be gone
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def live_line(label: str, watch: Watch, *, stream: TextIO | None = None) -> Iterator[None]:
     """A live line without a bar, removed at the end; only on a terminal of process 0."""
     console = Console(file=_stream(stream))
     if not _draws(console):
         yield
         return
-    with Live(LiveLine(label, watch), console=console, refresh_per_second=4, transient=True):
+    options = {'console': console, 'refresh_per_second': 4, 'transient': True}
+    with Live(get_renderable=lambda: _line(label, watch), **options):
         yield
 
 
 class Bar(RichProgress):
     """A bar with live lines below it."""
 
-    lines: tuple[LiveLine, ...] = ()
+    watches: Mapping[str, Watch] = {}
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield from super().get_renderables()
-        yield from (line for line in self.lines if line.text())
+        yield from filter(None, (_line(*watch) for watch in list(self.watches.items())))
 
 
-class Progress:
+class Progress(contextlib.ExitStack):
     """with Progress(total, label) as progress: progress.advance(1, success=0.5)
 
     done: steps finished before the start, of a resumed run. Only process 0 prints.
     """
 
     def __init__(self, total: int, label: str, *, done: int = 0, stream: TextIO | None = None):
-        self._total, self._label, self._done = total, label, done
+        super().__init__()
+        self._total, self._label, self._first, self._done = total, label, done, done
         self._stream = _stream(stream)
-        self._first = done
         self._watches: dict[str, Watch] = {}
         self._start = time.monotonic()
         console = Console(file=self._stream)
@@ -143,24 +172,19 @@ class Progress:
                 TextColumn('{task.fields[shown]}', markup=False),
             )
             self._bar = Bar(*columns, console=console)
+            self._bar.watches = self._watches
             self._task = self._bar.add_task(label, total=total, completed=done, shown='')
-        # A live line shows what compiles below a bar, so only the end is printed.
-        self._compiling = Compiling(self._say_compiled if self._bar else self.say)
+        self._compiling = Compiling(self._say_program)
         self.watch('compiling', self._compiling.now)
 
     def __enter__(self) -> 'Progress':
-        self._compiling.__enter__()
+        self.enter_context(self._compiling)
         if self._bar:
-            self._bar.start()
+            self.enter_context(self._bar)
         return self
 
-    def __exit__(self, *exc_info) -> None:
-        if self._bar:
-            self._bar.stop()
-        self._compiling.__exit__(*exc_info)
-
-    def _say_compiled(self, text: str) -> None:
-        if text.startswith('compiled '):
+    def _say_program(self, text: str) -> None:
+        if not self._bar or text.startswith('compiled '):  # its live line shows what compiles
             self.say(text)
 
     @contextlib.contextmanager
@@ -189,8 +213,6 @@ class Progress:
     def watch(self, label: str, watch: Watch) -> None:
         """Add a live line below the bar, if there is one, and its figures to now()."""
         self._watches[label] = watch
-        if self._bar:
-            self._bar.lines += (LiveLine(label, watch),)
 
     def now(self) -> dict[str, Any]:
         """The job, its steps, and the figures of the watches."""

@@ -1,5 +1,6 @@
 """The record of a run: metrics.jsonl, optional TensorBoard and W&B, config.json."""
 
+import contextlib
 import importlib
 import json
 import math
@@ -20,7 +21,7 @@ METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
 FINISHED_FILE = 'finished.json'
-NOW_FILE = 'now.json'  # written by records/beacon.py
+NOW_FILE = 'now.json'  # written by progress.beacon
 REDACTED = '***'
 WANDB_FILE = 'wandb_id'  # the run's name at W&B, drawn when it began
 SENT_FILE = 'wandb_sent'  # number of steps that W&B had when the run last started
@@ -29,7 +30,7 @@ NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
 LARGEST = 2**63  # of an integer: a larger one is no count, and not every float can hold it
 
 
-class RunLog:
+class RunLog(contextlib.AbstractContextManager):
     """Writes the metrics of a run; does nothing on processes other than 0.
 
     Rows of steps >= resume_step are dropped when it opens, so a resumed run continues the file as
@@ -114,9 +115,6 @@ class RunLog:
             self._tensorboard.close()
         if self._wandb:
             self._wandb.finish()
-
-    def __enter__(self) -> 'RunLog':
-        return self
 
     def __exit__(self, *exc_info) -> None:
         self.close()

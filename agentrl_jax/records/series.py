@@ -74,7 +74,11 @@ def summarise(
         if low.size == high.size == seeds[0][0].size:
             return Curve(seeds, *seeds[0], low, high)
         return Curve(seeds, *seeds[0], None, None)
-    at = _common_grid([seed[0] for seed in seeds], most)
+    # The points of all runs (thinned out) where all runs have values
+    first, last = max(x[0] for x, _ in seeds), min(x[-1] for x, _ in seeds)
+    at = np.unique(np.concatenate([x for x, _ in seeds]))
+    at = at[(at >= first) & (at <= last)]
+    at = np.linspace(first, last, most) if at.size > most else at
     values = np.stack([np.interp(at, *seed) for seed in seeds], axis=1)  # [n, seeds]
     if len(seeds) < MIN_BAND_SEEDS:
         return Curve(seeds, at, stats.iqm(values), None, None)
@@ -94,14 +98,6 @@ def points(rows: Rows, metric: str, x: str, join: int = 1) -> tuple[np.ndarray, 
         counts = np.diff(starts, append=len(table))[:, None]
         table = np.add.reduceat(table, starts) / counts
     return table[:, 0], table[:, 1]
-
-
-def _common_grid(xs: Sequence[np.ndarray], most: int) -> np.ndarray:
-    """The points of all runs (thinned out) where all runs have values."""
-    low, high = max(x[0] for x in xs), min(x[-1] for x in xs)
-    known = np.unique(np.concatenate(xs))
-    known = known[(known >= low) & (known <= high)]
-    return np.linspace(low, high, most) if known.size > most else known
 
 
 def y_range(panels: Sequence[Panel], x: str = 'step', join: int = 1) -> tuple[float, float]:

@@ -79,9 +79,9 @@ Groups = Mapping[tuple[str, str], Sequence[Run]]  # runs by (row, column)
 Entries = dict[tuple[str, str], dict[tuple[Hashable, Hashable], Entry]]  # ... by (seed, identity)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Table:
-    """All figures of a table.
+    """All figures of a table; build() fills in the two frames last.
 
     entries: one line per run of a cell. Columns: kind, row, column, seed, run, step, steps,
       finished, counts (it enters the statistics), value, wilson_low, wilson_high, fault, `also`.
@@ -90,13 +90,14 @@ class Table:
     """
 
     spec: Spec
-    columns: tuple[str, ...]
+    rows: Sequence[str]
+    columns: Sequence[str]
     also: tuple[str, ...]  # names in spec.also that some run measured
-    seeds: tuple[Any, ...]
+    seeds: Sequence[Any]
     runs: Groups
     tokens: Mapping[str, int]  # by column: the number of sampled tokens; empty if not equal
-    entries: pd.DataFrame
-    cells: pd.DataFrame
+    entries: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
+    cells: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
 
     def lines(self, *kinds: str) -> list[tuple[str, list[Cell]]]:
         """(label, cells in the order of the columns) of each line of these kinds; () = all."""
@@ -120,18 +121,6 @@ def _records(frame: pd.DataFrame, keys: Sequence[str]) -> dict[tuple[str, ...], 
     return {key: group.to_dict('records') for key, group in groups}
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Inputs shared by all lines of a table."""
-
-    spec: Spec
-    groups: Groups
-    rows: Sequence[str]
-    columns: Sequence[str]
-    also: tuple[str, ...]
-    planned: int  # runs that each cell should have
-
-
 def build(runs: Sequence[Run], spec: Spec, clones: Sequence[Run] = ()) -> Table:
     """Build the table that a spec describes.
 
@@ -146,42 +135,36 @@ def build(runs: Sequence[Run], spec: Spec, clones: Sequence[Run] = ()) -> Table:
     measured = {name for r in runs for row in r.rows for name, x in row.items() if x == x}
     also = tuple(name for name in spec.also if name in measured)
     seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
-    layout = Layout(spec, groups, rows, columns, also, max(len(seeds), spec.seeds))
     tokens = _equal_tokens(groups, spec) if spec.at in (EQUAL_TOKENS, AREA) else {}
+    table = Table(spec, rows, columns, also, seeds, groups, tokens)
     own = {
         (row, column): {
             (None, i): _entry(run, spec, also, tokens.get(column)) for i, run in enumerate(members)
         }
         for (row, column), members in groups.items()
     }
-    lines = {RUNS: own, START: _starts(layout)}
-    lines[CLONE] = _clones(layout, [run for run in clones if field(run, 'seed') in seeds])
-    lines |= {kind: _references(layout, kind) for kind in (RANDOM, ORACLE)}
+    lines = {RUNS: own, START: _starts(table)}
+    lines[CLONE] = _clones(table, [run for run in clones if field(run, 'seed') in seeds])
+    lines |= {kind: _references(table, kind) for kind in (RANDOM, ORACLE)}
     entries, cells = [], []
     for kind, entries_by_cell in lines.items():
-        for label, parts in _merged(kind, entries_by_cell, layout):
-            line = [_cell(kind, part, layout) for part in parts]
+        for label, parts in _merged(kind, entries_by_cell, table):
+            line = [_cell(kind, part, table) for part in parts]
             if spec.overall:
                 line.append(_overall(line, also))
             if kind != RUNS and all(math.isnan(cell['mean']) for cell in line):
                 continue
-            names = [*columns, *[OVERALL] * spec.overall]
+            names = [*columns, OVERALL]
             keys = [{'kind': kind, 'row': label, 'column': column} for column in names]
-            cells += [key | cell for key, cell in zip(keys, line, strict=True)]
+            cells += [key | cell for key, cell in zip(keys, line, strict=False)]
             if kind not in (RANDOM, ORACLE):
                 parts_by_key = zip(keys, parts, strict=False)
                 entries += [key | entry for key, part in parts_by_key for entry in part]
     _compare(cells, entries, spec)
-    return Table(
-        spec,
-        (*columns, OVERALL) if spec.overall else tuple(columns),
-        also,
-        tuple(seeds),
-        groups,
-        tokens,
-        pd.DataFrame(entries).astype({'step': 'Int64'}),
-        pd.DataFrame(cells),
-    )
+    table.columns = [*columns, *[OVERALL] * spec.overall]
+    table.entries = pd.DataFrame(entries).astype({'step': 'Int64'})
+    table.cells = pd.DataFrame(cells)
+    return table
 
 
 # ---- the value of a run ------------------------------------------------------------------------
@@ -295,32 +278,32 @@ def _reading(run: Run, row: Row, spec: Spec, also: Sequence[str]) -> Entry:
 # ---- lines -------------------------------------------------------------------------------------
 
 
-def _starts(layout: Layout) -> Entries:
+def _starts(table: Table) -> Entries:
     """Step 0 of all runs; rows have the same start if its first figures are the same."""
-    spec, starts = layout.spec, {}
-    for key, runs in layout.groups.items():
+    spec, starts = table.spec, {}
+    for key, runs in table.runs.items():
         for run in runs:
             row = run.rows[0] if run.rows else {}
             if row.get('step') == 0 and math.isfinite(row.get(spec.metric, math.nan)):
-                entry = _reading(run, row, spec, layout.also) | {'finished': True, 'counts': True}
-                figures = repr([entry[name] for name in ('value', *layout.also)])
+                entry = _reading(run, row, spec, table.also) | {'finished': True, 'counts': True}
+                figures = repr([entry[name] for name in ('value', *table.also)])
                 starts.setdefault(key, {})[entry['seed'], figures] = entry
     return starts
 
 
-def _clones(layout: Layout, clones: Sequence[Run]) -> Entries:
+def _clones(table: Table, clones: Sequence[Run]) -> Entries:
     """Clones of the expert that see what the runs see.
 
     Only the end of a clone is known, so none is compared with the area under a run's curve.
     """
-    spec = layout.spec
+    spec = table.spec
     if spec.metric != SUCCESS or spec.at == AREA:
         return {}
     ended = [run for run in clones if _is_clone(run, spec.metric)]
-    firsts = {key: runs[0] for key, runs in layout.groups.items()} if ended else {}
+    firsts = {key: runs[0] for key, runs in table.runs.items()} if ended else {}
     runs = complete([*ended, *firsts.values()])
     ended, firsts = runs[: len(ended)], dict(zip(firsts, runs[len(ended) :], strict=True))
-    nothing = dict.fromkeys(layout.also, math.nan)
+    nothing = dict.fromkeys(table.also, math.nan)
     return {
         key: {
             (None, i): _reading(clone, clone.rows[-1], spec, ())
@@ -351,34 +334,34 @@ def _sees_the_same(clone: Run, run: Run) -> bool:
     return all(clone.fields[name] == run.fields[name] for name in known)
 
 
-def _references(layout: Layout, kind: str) -> Entries:
+def _references(table: Table, kind: str) -> Entries:
     """The success of random play or the oracle on the levels of the runs."""
-    if layout.spec.metric != SUCCESS:
+    if table.spec.metric != SUCCESS:
         return {}
     return {
         key: {
             (None, x): {'value': x} for x in sorted({r.reference.get(kind) for r in runs} - {None})
         }
-        for key, runs in layout.groups.items()
+        for key, runs in table.runs.items()
     }
 
 
-def _merged(kind: str, entries: Entries, layout: Layout) -> list[tuple[str, list[list[Entry]]]]:
+def _merged(kind: str, entries: Entries, table: Table) -> list[tuple[str, list[list[Entry]]]]:
     """(label, entries of each column) of the lines of a kind: one line if all rows share it."""
 
     def rows_agree(column: str) -> bool:
-        keys = [entries.get((row, column), {}).keys() for row in layout.rows]
+        keys = [entries.get((row, column), {}).keys() for row in table.rows]
         for seed in {seed for each in keys for seed, _ in each}:
             sets = {frozenset(key for key in each if key[0] == seed) for each in keys}
             if len(sets if kind == CLONE else sets - {frozenset()}) > 1:
                 return False
         return True
 
-    shared = kind != RUNS and all(map(rows_agree, layout.columns))
+    shared = kind != RUNS and all(map(rows_agree, table.columns))
     lines = []
-    for members in [layout.rows] if shared else [[row] for row in layout.rows]:
+    for members in [table.rows] if shared else [[row] for row in table.rows]:
         parts = []
-        for column in layout.columns:
+        for column in table.columns:
             union = {k: e for row in members for k, e in entries.get((row, column), {}).items()}
             part = sorted(union.values(), key=lambda entry: rank(entry.get('seed', 0)))
             seeds = [entry.get('seed') for entry in part]
@@ -396,16 +379,16 @@ def _merged(kind: str, entries: Entries, layout: Layout) -> list[tuple[str, list
 # ---- statistics --------------------------------------------------------------------------------
 
 
-def _cell(kind: str, entries: Sequence[Entry], layout: Layout) -> Cell:
+def _cell(kind: str, entries: Sequence[Entry], table: Table) -> Cell:
     """The figure of the runs of one cell, or of random play or the oracle."""
     if kind in (RANDOM, ORACLE):
         values = sorted(entry['value'] for entry in entries)
-        return _constant(sum(values) / len(values) if values else math.nan, layout.also)
+        return _constant(sum(values) / len(values) if values else math.nan, table.also)
     used = [entry for entry in entries if entry['counts']]
-    known = {name: [e[name] for e in used if e[name] == e[name]] for name in layout.also}
+    known = {name: [e[name] for e in used if e[name] == e[name]] for name in table.also}
     cell = {
         'runs': len(used),
-        'planned': max(layout.planned, len(entries)),
+        'planned': max(len(table.seeds), table.spec.seeds, len(entries)),
         'unfinished': sum(not e['finished'] and not e['fault'] for e in entries),
         'left_out': sum(not (e['finished'] or e['counts'] or e['fault']) for e in entries),
         'refused': sum(bool(e['fault']) for e in entries),

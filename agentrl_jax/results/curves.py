@@ -18,22 +18,25 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
     """curves_step, curves_tokens, curves_seconds and signals (or signals_<name>), in these formats.
 
     An axis that no run knows is left out, and seconds unless all runs were trained on one machine
-    and it is known: else they compare machines. Panels of the table's metric have one range of y;
-    signals differ in size by environment, so each of their panels has its own range.
+    and it is known (several of one run are 'a; b'): else they compare machines. Panels of the
+    table's metric have one range of y; signals differ in size by environment, so each of their
+    panels has its own range.
     """
     panels = _panels(table, table.spec.metric)
     limits = {table.spec.metric: series.y_range(panels)}
     columns = _columns(len(panels))
-    rows = [row for runs in table.runs.values() for run in runs for row in run.rows]
+    runs = [run for members in table.runs.values() for run in members if run.rows]
+    machines = {run.machine for run in runs}
+    one_machine = len(machines) == 1 and not any(x == '' or '; ' in x for x in machines)
     written = []
     for axis in AXES:
-        known = any(axis in row and row[axis] for row in rows)
-        if known and (axis != 'seconds' or _one_machine(table)):
+        known = any(row.get(axis) for run in runs for row in run.rows)
+        if known and (axis != 'seconds' or one_machine):
             stem = folder / f'curves_{axis}'
             written += plots.draw(
                 panels, stem, x=axis, columns=columns, limits=limits, endings=endings
             )
-    return [*written, *_write_signals(table, folder, endings)] if rows else written
+    return [*written, *_write_signals(table, folder, endings)] if runs else written
 
 
 def _write_signals(table: Table, folder: Path, endings: Sequence[str]) -> list[Path]:
@@ -55,12 +58,6 @@ def _write_signals(table: Table, folder: Path, endings: Sequence[str]) -> list[P
         columns = _columns(len(panels))
     stem = folder / 'signals'
     return list(plots.draw(panels, stem, x='step', columns=columns, endings=endings))
-
-
-def _one_machine(table: Table) -> bool:
-    """Several machines of one run are noted as 'a; b'."""
-    machines = {run.machine for runs in table.runs.values() for run in runs if run.rows}
-    return len(machines) == 1 and not any(name == '' or '; ' in name for name in machines)
 
 
 def _columns(panels: int) -> int:

@@ -23,9 +23,8 @@ from agentrl_jax.results.spec import (
     AREA,
     BEST,
     COUNT,
-    EQUAL_TOKENS,
-    LAST,
     LAST_THREE,
+    PLACES,
     SUCCESS,
     Spec,
 )
@@ -120,8 +119,11 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
         if spec.baseline and column != OVERALL:
             gains = [_gain_text(cell, spec.metric) for cell in cells]
             parts.append([f'less {spec.baseline}', *gains])
-            if _tests(table):
-                parts.append([P_NAME, *(_p_text(cell['p_holm']) for cell in cells)])
+            if table.cells.p_holm.count():  # a single pair of runs has no test
+                p = [cell['p_holm'] for cell in cells]
+                shown = [f'{x:.3f}' if x >= 0.001 else '<0.001' for x in p]
+                shown = ['' if math.isnan(x) else text for x, text in zip(p, shown, strict=True)]
+                parts.append([P_NAME, *shown])
         printed = [published(spec, label, column) for label, _ in lines]
         parts += [['published', *printed]] * any(printed)
         for line, added in zip(texts, zip(*parts, strict=True), strict=True):
@@ -153,9 +155,10 @@ def notes(table: Table) -> list[str]:
     spec = table.spec
     unit = ' in per cent' if is_share(spec.metric) else ''
     kinds = set(table.cells.interval)
+    place = PLACES.get(spec.at, f'at step {spec.at}')
     found = [
-        f'`{spec.metric}`{unit} {_place(spec)}: interquartile mean over seeds (runs that count / '
-        'runs planned).'
+        f'`{spec.metric}`{unit} {place}: interquartile mean over seeds (runs that count / runs '
+        'planned).'
     ]
     if 'bootstrap' in kinds:
         found.append(
@@ -179,15 +182,20 @@ def notes(table: Table) -> list[str]:
             'two validations.'
         )
     if spec.baseline:
+        # A start is shared only if step 0 was measured and equal
+        starts = [label for label, _ in table.lines(START)]
+        shared = 'start, levels and noise' if starts == [LINE_NAMES[START]] else 'levels and noise'
+        if starts and starts != [LINE_NAMES[START]]:
+            shared += ', not all of them the start'
         found.append(
             f'P(> {spec.baseline}): share of pairs of runs that this row wins, ties half; no '
             'interval where redrawn runs are all alike.'
         )
         found.append(
             f'Less {spec.baseline}: mean difference of runs of one seed, which share '
-            f"{_shared(table)}, with Student's 95 % interval."
+            f"{shared}, with Student's 95 % interval."
         )
-    if tests := _tests(table):
+    if tests := table.cells.p_holm.count():
         found.append(
             f"{P_NAME}: Student's paired test of this difference, two-sided, adjusted for all such "
             f'tests of the table (Holm, n = {tests}).'
@@ -230,22 +238,9 @@ def number(metric: str, value: float) -> str:
     return f'{100 * value:.1f}' if is_share(metric) else f'{value:.4g}'
 
 
-def _shared(table: Table) -> str:
-    """Factors shared by runs of one seed: a start only if step 0 was measured and equal."""
-    starts = [label for label, _ in table.lines(START)]
-    if starts == [LINE_NAMES[START]]:
-        return 'start, levels and noise'
-    return 'levels and noise, not all of them the start' if starts else 'levels and noise'
-
-
 def published(spec: Spec, row: str, column: str) -> str:
     """The published figure for a cell, or ''."""
     return str(spec.published.get(row, {}).get(column, ''))
-
-
-def _tests(table: Table) -> int:
-    """The number of tested differences; a single pair of runs has no test."""
-    return int(table.cells.p_holm.count())
 
 
 def _best(metric: str, cells: Sequence[Cell]) -> str:
@@ -253,17 +248,6 @@ def _best(metric: str, cells: Sequence[Cell]) -> str:
     known = [cell['iqm'] for cell in cells if cell['kind'] == RUNS and cell['iqm'] == cell['iqm']]
     rated = metric.split('/')[-1] in MORE_IS_BETTER
     return number(metric, max(known)) if rated and len(known) > 1 else ''
-
-
-def _place(spec: Spec) -> str:
-    known = {
-        LAST: 'at the last step',
-        LAST_THREE: 'as the mean of the last three validations of a run',
-        AREA: 'as the mean over sampled tokens of a run',
-        BEST: 'at the step of the best validation',
-        EQUAL_TOKENS: 'at equal sampled tokens',
-    }
-    return known.get(spec.at, f'at step {spec.at}')
 
 
 def _figure_text(cell: Cell, metric: str, best: str) -> str:
@@ -274,12 +258,9 @@ def _figure_text(cell: Cell, metric: str, best: str) -> str:
         text += f' [{low}, {high}]' + SINGLE * (cell['interval'] == 'wilson')
     if not cell['planned']:
         return text
-    more = [f', {n} {what}' for what, n in _left_out(cell) if n]
-    return f'{text} ({cell["runs"]}/{cell["planned"]}{"".join(more)})'
-
-
-def _left_out(cell: Cell) -> list[tuple[str, int]]:
-    return [('unfinished', cell['left_out']), ('refused', cell['refused'])]
+    more = f', {cell["left_out"]} unfinished' * (cell['left_out'] > 0)
+    more += f', {cell["refused"]} refused' * (cell['refused'] > 0)
+    return f'{text} ({cell["runs"]}/{cell["planned"]}{more})'
 
 
 def _better_text(cell: Cell) -> str:
@@ -295,12 +276,6 @@ def _gain_text(cell: Cell, metric: str) -> str:
         return ''
     text = mean if low == NOTHING else f'{mean} [{low}, {high}]'
     return f'{text} {SAME}' if cell['same'] else text
-
-
-def _p_text(p: float) -> str:
-    if math.isnan(p):
-        return ''
-    return f'{p:.3f}' if p >= 0.001 else '<0.001'
 
 
 def _entry_text(entry: Entry, spec: Spec) -> str:

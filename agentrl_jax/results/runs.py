@@ -99,11 +99,10 @@ class Header(BaseModel):
 
 
 def _read_folder(folder: Path, kept: Sequence[str]) -> list[Run]:
-    if (folder / COMMON_FILE).is_file():
-        return _read_compact(folder)
-    if _document(folder):
-        return [_read_run(folder, kept)]
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    if (path := folder / COMMON_FILE).is_file():
+        common = read_as(Common, files.read_json(path), path).fields
+        return [_read_compact_run(run, common) for run in sorted(folder.glob('*.jsonl'))]
+    inside = [folder] if _document(folder) or not folder.is_dir() else sorted(folder.iterdir())
     return [_read_run(path, kept) for path in inside if _document(path)]
 
 
@@ -178,8 +177,8 @@ def _read_run(folder: Path, kept: Sequence[str]) -> Run:
     reference, noted = folder / run_log.REFERENCE_FILE, folder / run_log.CONFIG_FILE
     machine = files.read_json(noted) if noted.exists() else {}
     machine = machine.get('machine') if isinstance(machine, dict) else ''
-    finished, saved = run_log.finished_step(folder), run_log.newest_checkpoint(folder)
-    promised = max(0 if saved is None else saved, 0 if finished is None else finished + 1)
+    finished = run_log.finished_step(folder)
+    promised = max(run_log.newest_checkpoint(folder) or 0, -1 if finished is None else finished + 1)
     document = read_as(Planned, files.read_json(path), path)
     try:
         fields = flatten(run_log.redact(document.config))
@@ -196,12 +195,6 @@ def _read_run(folder: Path, kept: Sequence[str]) -> Run:
         fault=find_fault(rows, promised),
         machine=machine if isinstance(machine, str) else '',
     )
-
-
-def _read_compact(folder: Path) -> list[Run]:
-    path = folder / COMMON_FILE
-    common = read_as(Common, files.read_json(path), path).fields
-    return [_read_compact_run(path, common) for path in sorted(folder.glob('*.jsonl'))]
 
 
 def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
@@ -294,26 +287,19 @@ def _axes_and_metrics(rows: Sequence[Mapping[str, float]], kept: Sequence[str]) 
     Validation is the first part of a step, so it measures the policy of the steps before. Tokens
     are known as long as every row has a number.
     """
-    found, tokens, seconds = [], 0, 0.0
+    found, tokens, seconds = [], {'tokens': 0}, 0.0
     for row in rows:
-        known = {'step': row['step'], 'tokens': tokens, 'seconds': rounded(seconds)}
-        if tokens is None:
-            del known['tokens']
+        known = {'step': row['step'], **tokens, 'seconds': rounded(seconds)}
         found.append(known | {name: rounded(row[name]) for name in kept if name in row})
         seconds = row['time_s']
         sampled = row.get('perf/tokens_per_s', math.nan) * row.get('time/step_s', math.nan)
-        known_too = tokens is not None and math.isfinite(sampled)
-        tokens = tokens + round(sampled) if known_too else None
+        finite = math.isfinite(sampled)
+        tokens = {name: count + round(sampled) for name, count in tokens.items() if finite}
     return found
 
 
 def _common_fields(runs: Sequence[Run]) -> dict[str, Any]:
     """Fields that all runs have, equal as JSON: 1, 1.0 and True are three values."""
-    first, *others = [
-        {name: json.dumps(value) for name, value in run.fields.items()} for run in runs
-    ]
-    return {
-        name: value
-        for name, value in runs[0].fields.items()
-        if all(name in other and other[name] == first[name] for other in others)
-    }
+    items = [{(name, json.dumps(x)) for name, x in run.fields.items()} for run in runs]
+    shared = {name for name, _ in set.intersection(*items)}
+    return {name: value for name, value in runs[0].fields.items() if name in shared}

@@ -23,7 +23,13 @@ from agentrl_jax.results.runs import AXES, Run
 SUCCESS = 'eval/success'  # random play and the oracle are known of it only
 METHOD = 'method'  # may take the place of a config field in rows, columns and where
 OVERALL = 'all'  # the column over all others
-PLACES = 'last', 'last-three', 'best-validation', 'equal-tokens', 'area'
+PLACES = {  # where the value of a run is taken
+    'last': 'at the last step',
+    'last-three': 'as the mean of the last three validations of a run',
+    'best-validation': 'at the step of the best validation',
+    'equal-tokens': 'at equal sampled tokens',
+    'area': 'as the mean over sampled tokens of a run',
+}
 LAST, LAST_THREE, BEST, EQUAL_TOKENS, AREA = PLACES
 LEAVE_OUT, COUNT = 'leave-out', 'count'
 FREE = ('log', 'checkpoint', 'mesh')  # sections of a config that do not change what a run finds
@@ -35,17 +41,12 @@ def split_names(text: str | Iterable[str], separator: str = ',') -> tuple[str, .
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def _split(separator: str) -> BeforeValidator:
-    """Read a text joined by a separator as the list of its parts."""
-
-    def split(value: JsonValue) -> JsonValue | tuple[str, ...]:
-        return split_names(value, separator) if isinstance(value, str) else value
-
-    return BeforeValidator(split)
-
-
-Names = Annotated[tuple[str, ...], _split(',')]
-Values = Annotated[tuple[str, ...], _split('|')]
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda x: split_names(x) if isinstance(x, str) else x)
+]
+Values = Annotated[
+    tuple[str, ...], BeforeValidator(lambda x: split_names(x, '|') if isinstance(x, str) else x)
+]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra='forbid'), kw_only=True)

@@ -14,9 +14,8 @@ import numpy as np
 from agentrl_jax.machine import memory, processes, profiling
 from agentrl_jax.measure import collapse, totals
 from agentrl_jax.records import about, pages, run_log
-from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.markup import many
-from agentrl_jax.records.progress import Progress
+from agentrl_jax.records.progress import Progress, beacon
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts, mixture
 from agentrl_jax.run.config import Config
@@ -68,7 +67,7 @@ class Recorder(contextlib.ExitStack):
                 )
             )
             self.progress = opened.enter_context(Progress(cfg.steps, 'training', done=first))
-            opened.enter_context(Beacon(workdir, self.progress.now))
+            opened.enter_context(beacon(workdir, self.progress.now))
             last = last_traced(cfg, first)
             traced = profiling.Trace(workdir, first=first + WARM_UP_STEPS, last=last)
             self.trace = opened.enter_context(traced)

@@ -6,7 +6,6 @@ sweep is gone is left alone until it ends, and its run is then looked at again.
 """
 
 import dataclasses
-import functools
 import math
 import os
 import shlex
@@ -44,25 +43,31 @@ class Child:
     began: float  # by the monotonic clock
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Plan:
-    """Inputs of a local sweep."""
+    """A local sweep and its state while it runs, of which nothing is stored."""
 
     runs: Sequence[Run]
     workdir: Path
     command: Callable[[Run], Sequence[str]]
     slots: Sequence[Mapping[str, str]]  # environment variables of each of the parallel runs
     retries: int = 2  # failures of a run after which it is tried again
+    children: list[Child] = dataclasses.field(default_factory=list, init=False)
+    statuses: dict[str, Status] = dataclasses.field(default_factory=dict, init=False)
 
+    def __post_init__(self):
+        """Count the failures of each run before this sweep: every sweep tries anew."""
+        self.before = {
+            run.name: sweep_status.count_failures(self.workdir / run.name) for run in self.runs
+        }
 
-@dataclasses.dataclass
-class Work:
-    """State of a local sweep while it runs; none is stored."""
+    def open_runs(self) -> list[Status]:
+        return [s for s in self.statuses.values() if s.state not in ('done', 'failed')]
 
-    plan: Plan
-    before: dict[str, int]  # failures of each run before this sweep: every sweep tries anew
-    children: list[Child] = dataclasses.field(default_factory=list)
-    statuses: dict[str, Status] = dataclasses.field(default_factory=dict)
+    def ask_to_stop(self) -> None:
+        """SIGTERM: training finishes its step, saves and exits with 75."""
+        for child in self.children:
+            child.process.terminate()
 
 
 def train_all(
@@ -72,9 +77,7 @@ def train_all(
 
     board: show(statuses) and say(text), see board.py.
     """
-    before = {r.name: sweep_status.count_failures(plan.workdir / r.name) for r in plan.runs}
-    work = Work(plan, before)
-    last = functools.partial(ask_to_stop, work.children)  # each child has its own session
+    last = plan.ask_to_stop  # each child has its own session
     interrupts.LAST.append(last)
     signals = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal, without nohup
@@ -82,90 +85,86 @@ def train_all(
     with processes.Preemption(tuple(signals), last) as stop:
         stop.phase = 'the running steps'
         try:
-            watch(work, board, stop, poll_s, refresh_s)
+            watch(plan, board, stop, poll_s, refresh_s)
         finally:  # a sweep that fails stops its children too
-            ask_to_stop(work.children)
+            plan.ask_to_stop()
             interrupts.LAST.remove(last)
-    if open_runs(work):
+    if plan.open_runs():
         return processes.EXIT_PREEMPTED
-    return int(any(status.state == 'failed' for status in work.statuses.values()))
+    return int(any(status.state == 'failed' for status in plan.statuses.values()))
 
 
-def watch(work: Work, board: Any, stop: Any, poll_s: float, refresh_s: float) -> None:
+def watch(plan: Plan, board: Any, stop: Any, poll_s: float, refresh_s: float) -> None:
     """Starts runs and looks after them until none is open, or all children have stopped."""
     last_look, stopping = -math.inf, False
     while True:
-        exits = [child for child in work.children if child.process.poll() is not None]
+        exits = [child for child in plan.children if child.process.poll() is not None]
         for child in exits:
-            message = finish(child, work)
-            if message:
+            if message := finish(child, plan):
                 board.say(message)
-            work.children.remove(child)
+            plan.children.remove(child)
         if stop.requested and not stopping:
-            board.say(f'asked to stop: {len(work.children)} runs are saving')
-            ask_to_stop(work.children)
+            board.say(f'asked to stop: {len(plan.children)} runs are saving')
+            plan.ask_to_stop()
             stopping = True
         if exits or time.monotonic() - last_look >= refresh_s:
             if not stopping:
-                fill(work)
-            look(work)
-            board.show([work.statuses[run.name] for run in work.plan.runs])
+                fill(plan)
+            look(plan)
+            board.show([plan.statuses[run.name] for run in plan.runs])
             last_look = time.monotonic()
-        if not work.children and (stopping or not open_runs(work)):
+        if not plan.children and (stopping or not plan.open_runs()):
             return
         time.sleep(poll_s)
 
 
-def open_runs(work: Work) -> list[Status]:
-    return [s for s in work.statuses.values() if s.state not in ('done', 'failed')]
+def _unfinished(plan: Plan) -> list[Run]:
+    """Runs that are not known to be done: a run that is done stays so."""
+    done = {name for name, status in plan.statuses.items() if status.state == 'done'}
+    return [run for run in plan.runs if run.name not in done]
 
 
-def look(work: Work) -> None:
-    """Brings the statuses up to date; a run that is done stays so."""
-    own = {child.run.name for child in work.children}
-    for run in work.plan.runs:
-        if run.name in work.statuses and work.statuses[run.name].state == 'done':
-            continue
-        folder = work.plan.workdir / run.name
-        work.statuses[run.name] = sweep_status.status(
+def look(plan: Plan) -> None:
+    """Brings the statuses up to date."""
+    own = {child.run.name for child in plan.children}
+    for run in _unfinished(plan):
+        folder = plan.workdir / run.name
+        plan.statuses[run.name] = sweep_status.status(
             run,
             folder,
             locked=run.name in own or sweep_status.is_locked(folder),
-            retries=work.plan.retries,
-            before=work.before[run.name],
+            retries=plan.retries,
+            before=plan.before[run.name],
         )
 
 
-def fill(work: Work) -> None:
+def fill(plan: Plan) -> None:
     """Starts runs in the free slots, those with the fewest attempts first."""
-    plan = work.plan
-    others = {child.run.name for child in work.children}
-    others |= {name for name, status in work.statuses.items() if status.state == 'done'}
-    waiting = [run for run in plan.runs if run.name not in others]
-    if len(work.children) == len(plan.slots):
+    if len(plan.children) == len(plan.slots):
         return
+    own = {child.run.name for child in plan.children}
+    waiting = [run for run in _unfinished(plan) if run.name not in own]
     waiting.sort(key=lambda run: len(sweep_status.read_attempts(plan.workdir / run.name)))
     # An orphan still has the memory and the GPUs of the slot it was started in.
     orphans = [sweep_status.orphan(plan.workdir / run.name) for run in waiting]
-    free = set(range(len(plan.slots))) - {child.slot for child in work.children}
+    free = set(range(len(plan.slots))) - {child.slot for child in plan.children}
     free -= {holder['slot'] for holder in orphans if holder}
     for run in waiting:
         if not free:
             return
-        child = claim_and_start(run, plan, min(free), work.before[run.name])
-        if child is not None:
-            work.children.append(child)
+        if child := claim_and_start(run, plan, min(free)):
+            plan.children.append(child)
             free.remove(child.slot)
 
 
-def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | None:
+def claim_and_start(run: Run, plan: Plan, slot: int) -> Child | None:
     """Starts a run unless another process has it, or it needs nothing more."""
     folder = plan.workdir / run.name
     lock = sweep_status.claim(folder)
     if lock is None:
         return None
     # Files are read after the claim: another sweep may have finished the run a moment ago.
-    exhausted = sweep_status.count_failures(folder) - before > plan.retries
+    exhausted = sweep_status.count_failures(folder) - plan.before[run.name] > plan.retries
     if exhausted or sweep_status.is_done(run, folder):
         os.close(lock)
         return None
@@ -198,7 +197,7 @@ def claim_and_start(run: Run, plan: Plan, slot: int, before: int) -> Child | Non
     return Child(run, folder, slot, process, lock, attempt, log_start, time.monotonic())
 
 
-def finish(child: Child, work: Work) -> str:
+def finish(child: Child, plan: Plan) -> str:
     """Records how a child ended and frees its run; a report of a failure, '' of any other end."""
     code, name = child.process.returncode, child.run.name
     # Files on disk count more than the exit code
@@ -206,27 +205,16 @@ def finish(child: Child, work: Work) -> str:
     if sweep_status.is_done(child.run, child.folder):
         outcome = 'done'
     sweep_status.end_attempt(child.folder, code, outcome, time.monotonic() - child.began)
-    failures = sweep_status.count_failures(child.folder) - work.before[name]
+    failures = sweep_status.count_failures(child.folder) - plan.before[name]
     os.close(child.lock)
     if outcome != 'failed':
         return ''
-    left = work.plan.retries + 1 - failures
+    left = plan.retries + 1 - failures
     what = f'exit code {code}' if code else 'it ended without finishing'
     then = f'{left} more attempts' if left > 0 else 'given up'
     log = child.folder / sweep_status.OUTPUT_FILE
-    lines = ''.join(f'\n    {line}' for line in last_lines(log, child.log_start))
-    return f'{name} failed at attempt {child.attempt} ({what}), {then}. End of {log}:{lines}'
-
-
-def last_lines(log: Path, start: int) -> list[str]:
-    """The last lines of one attempt's output."""
     with log.open('rb') as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - LAST_BYTES))
-        text = file.read().decode(errors='replace')
-    return text.splitlines()[-LAST_LINES:]
-
-
-def ask_to_stop(children: Sequence[Child]) -> None:
-    """SIGTERM: training finishes its step, saves and exits with 75."""
-    for child in children:
-        child.process.terminate()
+        file.seek(max(child.log_start, file.seek(0, os.SEEK_END) - LAST_BYTES))
+        lines = file.read().decode(errors='replace').splitlines()[-LAST_LINES:]
+    end = ''.join(f'\n    {line}' for line in lines)
+    return f'{name} failed at attempt {child.attempt} ({what}), {then}. End of {log}:{end}'

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
 from agentrl_jax.machine import files, lock
 from agentrl_jax.records import run_log
 
@@ -25,6 +28,14 @@ STATES = ('running', 'failed', 'preempted', 'waiting', 'done')  # in the order o
 TAIL_BYTES = 1 << 18  # of metrics.jsonl: some hundred rows
 
 
+class Attempt(TypedDict):
+    """An entry of attempts.json, without what a sweep only writes."""
+
+    started: float
+    outcome: str | None  # 'done', 'failed' or 'preempted'
+
+
+ATTEMPTS = TypeAdapter(list[Attempt])
 Overrides = dict[str, Any]  # dotted fields of a config
 
 
@@ -74,20 +85,16 @@ def claim(folder: Path) -> int | None:
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lock.is_held(folder):
+            return descriptor
     except BlockingIOError:
-        os.close(descriptor)
-        return None
+        pass
     except OSError as error:
         os.close(descriptor)
-        raise OSError(
-            error.errno,
-            'this file system cannot lock files (flock); name another workdir',
-            str(folder),
-        ) from error
-    if lock.is_held(folder):
-        os.close(descriptor)
-        return None
-    return descriptor
+        text = 'this file system cannot lock files (flock); name another workdir'
+        raise OSError(error.errno, text, str(folder)) from error
+    os.close(descriptor)
+    return None
 
 
 def is_locked(folder: Path) -> bool:
@@ -132,18 +139,12 @@ def _is_alive(process: int) -> bool:
 def read_attempts(folder: Path) -> list[dict[str, Any]]:
     path = folder / ATTEMPTS_FILE
     found = files.read_json(path) if path.exists() else []
-    if not isinstance(found, list) or not all(map(_is_attempt, found)):
-        raise ValueError(f'{path}: a list of attempts is expected; remove it to count anew')
+    try:
+        ATTEMPTS.validate_python(found, strict=True)
+    except ValidationError as error:
+        text = f'{path}: a list of attempts is expected; remove it to count anew'
+        raise ValueError(text) from error
     return found
-
-
-def _is_attempt(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and {'started', 'outcome'} <= value.keys()
-        and isinstance(value['started'], float)
-        and isinstance(value['outcome'], str | None)
-    )
 
 
 def begin_attempt(folder: Path) -> int:

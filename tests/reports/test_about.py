@@ -5,7 +5,7 @@ import json
 import micro_runs
 import pytest
 
-from agentrl_jax.records import about, model_card, run_log
+from agentrl_jax.records import about, run_log
 from agentrl_jax.records.method import method
 from agentrl_jax.results.runs import flatten
 from agentrl_jax.run.config import effective
@@ -61,15 +61,3 @@ def test_config_json_names_commit_and_every_machine_of_a_run(tmp_path, monkeypat
     assert written('2 x b')['machine'] == '1 x a; 2 x b'
     path.write_text('{"half')
     assert written('1 x c')['machine'] == '1 x c'
-
-
-def test_a_model_card_calls_the_method_as_pages_do_and_names_a_reward_of_one_s_own(tmp_path):
-    """It said ppo of a run that its pages call StarPO-S."""
-    cfg = effective(demo_cloned.get_config())
-    cfg.reward.function = 'mine:short'
-    origin = {'workdir': 'runs/x', 'step': 3, 'config_hash': 'abc', 'commit': None}
-    known = dict(origin=origin, record=tmp_path, part='policy', opening='<think>')
-    (tmp_path / run_log.METRICS_FILE).write_text('')
-    card = model_card.text('x', cfg, **known)
-    assert '| method | StarPO-S (`algorithm=ppo`) |' in card
-    assert "| reward | `mine:short`, a function of the run's own |" in card

@@ -91,13 +91,6 @@ def test_updates_that_train_nothing_end_the_run():
     assert judge(empty, 'skipped').level == 'ok'
 
 
-def test_a_short_run_that_trained_nothing_is_told_from_one_that_did():
-    dead = rows_of('update/applied', [math.nan, 0.0, 0.0]) + [{'step': 3, 'eval/success': 0.1}]
-    assert 'changed the policy' in collapse.untrained(dead)
-    assert collapse.untrained([*dead, {'step': 4, 'update/applied': 0.5}]) == ''
-    assert collapse.untrained([{'step': 0, 'eval/success': 0.1}]) == ''  # a run of no steps
-
-
 def test_a_critic_whose_every_step_is_skipped_is_said_though_the_policy_trains():
     """Parameters of one of the two had changed, so all was well."""
     rows = [{'step': n, 'update/applied': 1.0, 'update/critic_applied': 0.0} for n in range(5)]
@@ -131,12 +124,6 @@ def test_steps_without_a_trained_token_name_the_reason(reason):
         collapse.starved([WHY[reason]] * 5, 5),
     ):
         assert [why for why in WHY if why in text] == [reason]
-
-
-def test_several_reasons_are_named_with_their_steps():
-    rows = [WHY[collapse.DROPPED], WHY[collapse.LOST], WHY[collapse.LOST]]
-    text = collapse.untrained(rows)
-    assert f'2 of 3 steps {collapse.LOST}' in text and f'1 of 3 steps {collapse.DROPPED}' in text
 
 
 def test_a_run_is_starved_after_so_many_empty_steps_in_a_row():
@@ -215,6 +202,3 @@ def test_recorded_collapses_raise_their_alarms():
     runs = {run.name: run for run in tables_runs.load([DATA], ['collapse/mi_share'])}
     assert {name: raised(run.rows) for name, run in runs.items()} == RECORDED
     assert runs['ppo_lr_8e-3'].fields['optim.lr'] == 0.008
-
-
-# ---- what a run does about it -------------------------------------------------------------------

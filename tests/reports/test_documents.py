@@ -1,17 +1,44 @@
-"""Rollout documents: made of rollouts, written as files, found and drawn by the command."""
+"""Rollout documents: made of rollouts, written as files and drawn as pages."""
 
-import json
+import html.parser
 
 import numpy as np
 import pytest
-from test_view import Page
 
-from agentrl_jax import view
 from agentrl_jax.records import document as documents
 from agentrl_jax.records import page_html
 from agentrl_jax.records.page_html import render_page
 from agentrl_jax.text.agents import PLAN
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
+
+VOID = {'meta', 'input', 'img', 'br', 'link', 'hr', 'base'}
+
+
+class Page(html.parser.HTMLParser):
+    """Collects elements as (tag, attributes) and the text inside each; checks the nesting."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.stack, self.text, self.duplicates = [], [], '', []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.duplicates += [tag] if len(dict(attrs)) != len(attrs) else []
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack and self.stack.pop() == tag, (tag, self.stack)
+
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] != 'style':
+            self.text += data
+
+    def having(self, css):
+        return [a for _, a in self.elements if css in (a['class'] if 'class' in a else '').split()]
 
 
 class ByteTokenizer:
@@ -183,7 +210,7 @@ def test_pages_of_a_run_link_to_their_neighbours(tmp_path):
     for name in ('step_000000', 'step_000050', 'step_000100', 'evaluation_test'):
         documents.write(tmp_path / f'{name}.json', small_document(title=name))
         page_html.write(tmp_path / f'{name}.html', small_document(title=name))
-        page_html.draw_before(tmp_path / f'{name}.html')
+        page_html.link_before(tmp_path / f'{name}.html')
     (tmp_path / 'odd name"<.html').write_text('')
     page_html.write(tmp_path / 'evaluation_test.html', small_document())
 
@@ -200,23 +227,3 @@ def test_pages_of_a_run_link_to_their_neighbours(tmp_path):
     assert '← step 0' in (tmp_path / 'step_000050.html').read_text(encoding='utf-8')
     page_html.write(tmp_path / 'step_000100.html', small_document())
     assert targets('step_000100')[1:] == ['./evaluation_test.html']
-
-
-def test_the_command_finds_the_last_document_of_a_run_and_writes_one_page(
-    tmp_path, capsys, monkeypatch
-):
-    folder = tmp_path / 'rollouts'
-    folder.mkdir()
-    documents.write(folder / 'step_000002.json', small_document(title='old'))
-    documents.write(folder / 'step_000010.json', small_document(title='new'))
-    page = tmp_path / 'p.html'
-    view.main([str(tmp_path), '--out', str(page)])
-    assert capsys.readouterr().out.strip() == str(page)
-    assert '<h1>new</h1>' in page.read_text(encoding='utf-8')
-    monkeypatch.setenv('HOME', str(tmp_path))
-    view.main([str(tmp_path), '--out=~/q.html'])
-    assert (tmp_path / 'q.html').exists()
-    view.main([str(folder / 'step_000002.json')])
-    assert '<h1>old</h1>' in (folder / 'step_000002.html').read_text(encoding='utf-8')
-    assert len(list(folder.iterdir())) == 3
-    json.loads((folder / 'step_000002.json').read_text(), parse_constant=pytest.fail)

@@ -5,10 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from agentrl_jax.measure import stats
-from agentrl_jax.results.runs import Run, compact
 from experiments import collapse_signs
-from experiments import foretell as command
 from experiments.collapse_signs import Area, Course, Sign
 
 ENTROPY = Sign('policy/entropy', 1)
@@ -100,50 +97,4 @@ def test_the_area_by_hand():
     np.testing.assert_equal(collapse_signs.separation(one_kind, [1.0, 2.0], within=True), Area())
 
 
-def test_the_interval_redraws_seeds_as_a_naive_loop_does():
-    rng = np.random.default_rng(1)
-    courses = [
-        course(arm, seed, COLLAPSED if rng.random() < 0.5 else HEALTHY, rng.normal())
-        for arm in 'ab'
-        for seed in range(6)
-    ]
-    values = changes_of(courses)
-    found = collapse_signs.separation(courses, values, resamples=300)
-    drawn = np.random.default_rng(0).multinomial(6, [1 / 6] * 6, 300)
-    areas = []
-    for times in drawn:
-        sides = {True: [], False: []}
-        for one, value in zip(courses, values, strict=True):
-            sides[one.collapsed] += [value] * times[one.seed]
-        if sides[True] and sides[False]:
-            areas.append(stats.probability_of_improvement([sides[True]], [sides[False]]))
-    np.testing.assert_allclose(found[1:3], np.quantile(areas, (0.025, 0.975)))
-    # The same runs under another name are no further evidence
-    twice = courses + [one._replace(arm=one.arm + one.arm) for one in courses]
-    again = collapse_signs.separation(twice, values * 2, resamples=300)
-    np.testing.assert_allclose(again[:3], found[:3])
-
-
 # ---- the command -------------------------------------------------------------------------------
-
-
-def test_the_table_of_committed_runs(tmp_path, capsys):
-    runs = [
-        Run(f'{c.arm}{c.seed}', {'optim.lr': c.arm, 'seed': c.seed, 'steps': 40}, c.rows, {})
-        for c in MIXED
-    ]
-    runs.append(runs[0]._replace(name='refused', fault='nothing was trained'))
-    runs.append(runs[0]._replace(name='unfinished', rows=runs[0].rows[:30]))
-    runs.append(runs[0]._replace(name='other', fields=runs[0].fields | {'optim.lr': 'x'}))
-    compact(runs, tmp_path / 'metrics')
-    argv = [str(tmp_path / 'metrics'), '--where=optim.lr=a|b|c', '--calibrate=1']
-    assert command.main(argv) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith('| entropy rises | `policy/entropy` | 2, 4 | 0.75 ')
-    assert lines[3].startswith('| entropy falls | `policy/entropy` | 2, 4 | 0.25 ')
-    # Above .1 from step 5 on, 15 before the collapse; of c and a one is above it
-    assert lines[2].endswith(' (3 pairs) | 2 of 2 | 15 | 1 of 2 |')
-    assert lines[4] == '' and '2 of 6 runs collapsed' in lines[5]
-    assert '0 of them did after step 30' in lines[5] and 'the 2 arms that have both' in lines[6]
-    with pytest.raises(SystemExit):
-        command.main([*argv, '--first=4'])

@@ -3,7 +3,6 @@ import json
 import os
 import re
 import shutil
-import struct
 import sys
 import time
 import types
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from agentrl_jax.machine import files, processes
-from agentrl_jax.machine.files import write_atomic
 from agentrl_jax.records.progress import Compiling, Progress
 from agentrl_jax.records.run_log import (
     RunLog,
@@ -82,24 +80,16 @@ def test_a_broken_line_inside_is_an_error_that_names_it(tmp_path):
             read_metrics(path)
 
 
-def tensorboard_scalars(folder):
-    """(tag, step, value) of every scalar: records are length, crc, bytes, crc."""
-    event_pb2 = pytest.importorskip('tensorboardX.proto.event_pb2')
+def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
     scalars = []
-    for path in sorted(folder.iterdir()):
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            (size,) = struct.unpack_from('<Q', data, at)
-            event = event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
-            scalars += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
-            at += 16 + size
-    return scalars
-
-
-def test_tensorboard_gets_the_same_numbers(tmp_path):
+    writer = types.SimpleNamespace(
+        add_scalar=lambda *of: scalars.append(of), flush=lambda: None, close=lambda: None
+    )
+    module = types.SimpleNamespace(SummaryWriter=lambda *_, **__: writer)
+    monkeypatch.setitem(sys.modules, 'tensorboardX', module)
     with RunLog(tmp_path, tensorboard=True) as log:
         log.write(7, {'eval/success': np.float32(0.25)})
-    assert ('eval/success', 7, 0.25) in tensorboard_scalars(tmp_path / 'tensorboard')
+    assert ('eval/success', 0.25, 7) in scalars
 
 
 def test_the_config_dump_holds_no_secret_and_keeps_the_rest(tmp_path, monkeypatch):
@@ -178,14 +168,6 @@ def test_wandb_gets_no_step_twice_after_a_crash(tmp_path, monkeypatch, checkpoin
                 log.write(step, {'a/x': 10 * step})
     assert [(row['step'], row['a/x']) for row in rows] == [(i, 10 * i) for i in range(5)]
     assert [row['step'] for row in read_metrics(tmp_path / 'metrics.jsonl')] == list(range(5))
-
-
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / 'page.html'
-    write_atomic(path, 'old')
-    with pytest.raises(UnicodeEncodeError):
-        write_atomic(path, 'new \ud800')
-    assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize('package', ['tensorboardX', 'wandb'])

@@ -133,14 +133,12 @@ def test_the_reduction_is_that_of_a_slow_reference(seed):
 # ---- toy models: prompts of two tokens, answers of one to three, groups of four ------------------
 
 
-def toy_rollout(seed=0, echo=False, faulty=()):
+def toy_rollout(seed=0, faulty=()):
     rng = np.random.default_rng(seed)
     layouts = [[(2, int(rng.integers(1, 4))), (2, 2)] for _ in range(GROUPS * GROUP_SIZE)]
     rollout = toy.rollout_of(layouts, np.zeros((len(layouts), 2)), length=LENGTH, faulty=faulty)
     prompt = jnp.repeat(jnp.arange(GROUPS), GROUP_SIZE)
     tokens = rollout.tokens.at[:, 0].set(prompt).at[:, 1].set(6)
-    if echo:
-        tokens = jnp.where(rollout.action_mask, prompt[:, None], tokens)
     return rollout.replace(tokens=tokens.astype(jnp.int32))
 
 
@@ -168,28 +166,6 @@ def cross(rollout, hidden_fn, head, *, pairs=GROUPS * GROUP_SIZE, key=0):
 
 def ignores(params, tokens, positions, attention_mask):
     return jnp.broadcast_to(jnp.array([1.0, -1.0]), (*tokens.shape, 2))
-
-
-def repeats_its_first_token(params, tokens, positions, attention_mask):
-    return jnp.broadcast_to(jax.nn.one_hot(tokens[:, :1], toy.VOCAB), (*tokens.shape, toy.VOCAB))
-
-
-def test_a_policy_that_ignores_its_prompt_has_no_information_and_chance_accuracy():
-    head = jnp.asarray(np.random.default_rng(0).normal(size=(2, toy.VOCAB)), jnp.float32)
-    _, sums, out = cross(toy_rollout(), ignores, head)
-    assert abs(out['mi']) < 1e-6 and abs(out['mi_z']) < 1e-4
-    assert out['retrieval_accuracy'] == pytest.approx(out['retrieval_chance'])
-    assert out['retrieval_above_chance'] == pytest.approx(0, abs=1e-6)
-    assert np.ptp(sums, axis=1).max() < 1e-6 and out['quadrant'] == 1
-    assert out['retrieval_chance'] == pytest.approx(1 / GROUPS)
-
-
-def test_a_policy_that_repeats_its_prompt_gives_it_away():
-    head = 30.0 * jnp.eye(toy.VOCAB)
-    _, _, out = cross(toy_rollout(echo=True), repeats_its_first_token, head)
-    assert out['retrieval_accuracy'] == 1 and out['mi'] == pytest.approx(math.log(GROUPS), abs=1e-5)
-    assert out['conditional_entropy'] == pytest.approx(0, abs=1e-5)
-    assert out['quadrant'] == 2  # it says one thing, and that depends on the prompt
 
 
 MODEL = toy.toy_params(3)

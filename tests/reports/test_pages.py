@@ -2,18 +2,14 @@
 
 import functools
 import json
-import types
 
 import jax
-import micro_runs
 import numpy as np
 import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.records import document as documents
 from agentrl_jax.records import pages
-from agentrl_jax.run import recorder
-from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 
@@ -96,72 +92,12 @@ def test_a_page_names_the_arm_that_was_pulled():
         assert all(set(turn['actions']) <= set(shown) for turn in episode['turns'])
 
 
-def test_the_head_of_a_page_with_less_room_is_of_the_whole_rollout(tmp_path):
-    """It was that of the episodes shown, 64 of 256, and called them all."""
-    out, _ = tiny.played('frozen_lake')
-    for limit, group_size in ((8, 4), (5, 1), (1, 4)):
-        path, made = write_some(tmp_path, limit=limit, group_size=group_size)
-        totals, shown, every = made['totals'], made['episodes'], made['every']
-        assert (totals['episodes'], totals['faulty']) == (16, 0) and len(shown) <= limit
-        assert [episode['row'] for episode in shown] == list(range(0, 16, every))
-        assert [episode['level'] for episode in shown] == out.level[::every].tolist()
-        full = replayed('frozen_lake')[::every]
-        assert [episode['turns'][0]['grid'] for episode in shown] == [grids[0] for grids in full]
-        assert [episode['final_grid'] for episode in shown] == [grids[-1] for grids in full]
-        assert totals['solved'] == out.success.sum() and totals['turns'] == out.num_turns.sum()
-        assert totals['return'] == pytest.approx(np.mean(out.returns), abs=1e-6)
-        played = np.arange(3) < out.num_turns[:, None]
-        assert totals['invalid'] == (played & ~out.valid).sum()
-        assert (
-            totals['truncated']
-            == (
-                (played & (out.turn_stop == TurnStop.LENGTH)).any(1)
-                | (out.episode_stop == EpisodeStop.TOKEN_BUDGET)
-            ).sum()
-        )
-        text = path.read_text(encoding='utf-8')
-        assert f'{16 - len(shown)} are left out' in text
-        for group in made['groups']:
-            rows = slice(group['group'] * group_size, (group['group'] + 1) * group_size)
-            assert group['solved'] == out.success[rows].sum() and group['episodes'] == group_size
-            assert group['return'] == pytest.approx(np.mean(out.returns[rows]), abs=1e-6)
-
-
-@pytest.mark.parametrize('groups', [4, 3, 0])
-def test_the_page_of_a_step_with_dynamic_sampling_shows_the_groups_that_it_kept(tmp_path, groups):
-    """Places that stayed free were worlds that had failed, on a page of a whole step."""
-    out, _ = tiny.played('frozen_lake')
-    free = np.arange(16) >= 4 * groups
-    stop = np.where(free, EpisodeStop.ENV_ERROR, out.episode_stop)  # as collecting.pack marks them
-    face = micro_runs.config('frozen_lake')
-    run = types.SimpleNamespace(
-        config=read_config(face),
-        config_dict=face,
-        tokenizer=tiny.tokenizer(),
-        worlds={},
-        training=types.SimpleNamespace(
-            tasks=(tiny.task('frozen_lake'),), rescore=lambda policy, rollout: rollout.logprobs
-        ),
-    )
-    played = recorder.Played(
-        out.replace(episode_stop=stop),
-        (tiny.episodes('frozen_lake'),),
-        tiny.KEY,
-        3,
-        np.arange(16),
-        out.logprobs,
-        groups,
-        2,
-    )
-    recorder.save_page(run, tmp_path, 5, None, played)
-    path = tmp_path / 'rollouts' / 'step_000005.html'
-    made = json.loads(path.with_suffix('.json').read_text(encoding='utf-8'))
-    totals = made['totals']
-    assert (totals['episodes'], totals['faulty']) == (4 * groups, 0)
-    assert totals['solved'] == out.success[: 4 * groups].sum()
-    assert [group['faulty'] for group in made['groups']] == [0] * groups
-    text = path.read_text(encoding='utf-8')
-    assert 'of step 5: groups that dynamic sampling kept, of 2 rollouts' in text
+@pytest.mark.parametrize(
+    'count, limit, group_size, n', [(16, 8, 4, 2), (16, 5, 1, 4), (16, 1, 4, 16)]
+)
+def test_every_nth_episode_by_hand(count, limit, group_size, n):
+    """2 of each group of 4; 4 of 16 alone; of four groups the first member of one."""
+    assert pages.every_nth(count, limit, group_size) == n
 
 
 def test_a_run_that_goes_on_has_the_pages_of_one_that_never_stopped(tmp_path):

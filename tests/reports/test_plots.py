@@ -3,7 +3,7 @@ import json
 import numpy as np
 
 from agentrl_jax.records import plots, report
-from agentrl_jax.records.series import Panel, joined, points, spiky, summarise, y_range
+from agentrl_jax.records.series import Panel, joined, points, summarise, y_range
 
 
 def rows_of(values, first=0, every=1):
@@ -50,20 +50,6 @@ def test_neighbouring_values_are_joined_by_hand():
 
 def of_values(*values):
     return [{'step': i, 'x': x} for i, x in enumerate(values)]
-
-
-def test_a_constant_has_an_axis_around_it_and_a_spike_of_a_positive_metric_a_logarithm():
-    for value in (0.0, 3e-9, -2.5, 1234.5):
-        noisy = of_values(*[value + 1e-12 * (-1) ** i for i in range(4)])
-        low, high = y_range([Panel('', 'x', {'a': [noisy]}, {})])
-        assert low < value < high and high - low >= 0.1 * max(1.0, abs(value))
-    for values, logarithmic in (
-        ((0.2, 0.4, 0.3, 40), True),
-        ((0.2, 0.4, 0.3, 3), False),
-        ((0, 0.4, 0.3, 40), False),  # zero has no logarithm
-        ((), False),
-    ):
-        assert spiky(Panel('', 'x', {'a': [of_values(*values)]}, {})) == logarithmic
 
 
 def test_the_range_of_a_metric_holds_seeds_and_references():

@@ -1,6 +1,5 @@
 """The rollout page and the live page: what they show, escape and answer."""
 
-import html.parser
 import json
 import math
 import os
@@ -8,12 +7,13 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
+from test_documents import Page, small_document
 
 from agentrl_jax import view
 from agentrl_jax.machine import lock
 from agentrl_jax.records import live_charts, live_page, live_server, run_log
-from agentrl_jax.records.beacon import Beacon
 from agentrl_jax.records.page_html import MAX_TOKENS, render_page
+from agentrl_jax.records.progress import beacon
 from agentrl_jax.run.config import effective
 from configs import demo_cloned
 
@@ -29,117 +29,28 @@ HOSTILE = (
     '\u2028\u2029\U000e0041',
     '$title $$ ${episodes} {0} %s',
 )
-VOID = {'meta', 'input', 'img', 'br', 'link', 'hr', 'base'}
+DOCUMENT = small_document(group_size=2)
+EPISODE = DOCUMENT['episodes'][0]
 
 
-class Page(html.parser.HTMLParser):
-    """Collects elements as (tag, attributes) and the text inside each; checks the nesting."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.stack, self.text, self.duplicates = [], [], '', []
-        self.feed(text)
-        self.close()
-        assert self.stack == []
-
-    def handle_starttag(self, tag, attrs):
-        self.duplicates += [tag] if len(dict(attrs)) != len(attrs) else []
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.stack.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.stack and self.stack.pop() == tag, (tag, self.stack)
-
-    def handle_data(self, data):
-        if self.stack and self.stack[-1] != 'style':
-            self.text += data
-
-    def having(self, css):
-        return [a for _, a in self.elements if css in (a['class'] if 'class' in a else '').split()]
-
-
-def token(s='a', turn=0, k='a', lp=-0.5, ratio=1.1, adv=0.5):
-    return {'s': s, 'turn': turn, 'k': k, 'lp': lp, 'ratio': ratio, 'adv': adv}
-
-
-def turn(index=0, **changes):
-    entry = {
-        'index': index,
-        'stop': 'eos',
-        'valid': True,
-        'reward': -0.1,
-        'penalty': 0.0,
-        'actions': ['Up'],
-        'grid': [['wall', 'player'], ['box', 'mystery']],
-    }
-    return entry | changes
+def document(*episodes, **changes):
+    return DOCUMENT | {'episodes': list(episodes)} | changes
 
 
 def episode(**changes):
-    entry = {
-        'row': 12,
-        'level': 7,
-        'group': 2,
-        'return': 10.9,
-        'success': True,
-        'episode_stop': 'terminated',
-        'turns': [turn()],
-        'replies': [],
-        'final_grid': None,
-        'tokens': [token('see', k='p', lp=None, ratio=None, adv=None), token()],
-    }
-    return entry | changes
+    return EPISODE | changes
+
+
+def turn(**changes):
+    return EPISODE['turns'][0] | changes
+
+
+def token(s='a', **changes):
+    return EPISODE['tokens'][2] | {'s': s} | changes
 
 
 def reply(turn=1, **changes):
     return {'turn': turn, 'seconds': 0.25, 'tries': 1, 'fault': '', 'text': ''} | changes
-
-
-def group(number=2, **changes):
-    entry = {
-        'group': number,
-        'level': 7,
-        'episodes': 4,
-        'faulty': 0,
-        'solved': 1,
-        'return': 0.25,
-        'return_std': 0.5,
-        'turns': 1.5,
-        'sampled': 11.0,
-        'advantages': 1.5,
-    }
-    return entry | changes
-
-
-TOTALS = {
-    'episodes': 4,
-    'faulty': 1,
-    'solved': 2,
-    'return': 0.5,
-    'turns': 6,
-    'invalid': 1,
-    'truncated': 1,
-}
-
-
-def document(*episodes, **changes):
-    made = {
-        'version': 3,
-        'title': 'T',
-        'env': 'sokoban',
-        'about': {'model': 'M'},
-        'every': 1,
-        'totals': TOTALS,
-        'worlds': None,
-        'groups': [group()],
-        'episodes': list(episodes),
-    }
-    return made | changes
-
-
-def prompt(*texts):
-    return [token(text, k='p', lp=None, ratio=None, adv=None) for text in texts]
 
 
 # ---- rollout page --------------------------------------------------------------------------------
@@ -149,9 +60,12 @@ def prompt(*texts):
 def test_the_rollout_page_escapes_all_text_and_loads_nothing(text):
     def shown(text):
         turns = [turn(stop=text, actions=[text], grid=[['wall', text], ['box', 'x']])]
-        tokens = [*prompt(text), token(text)]
-        replies = [reply(2, text=text), reply(3, fault=text)]
-        made = episode(episode_stop=text, turns=turns, tokens=tokens, replies=replies)
+        made = EPISODE | {
+            'episode_stop': text,
+            'turns': turns,
+            'tokens': [EPISODE['tokens'][0] | {'s': text}, token(text)],
+            'replies': [reply(2, text=text), reply(3, fault=text)],
+        }
         return render_page(document(made, title=text, env=text, about={'model': text}))
 
     page, clean = Page(shown(text)), Page(shown('clean'))
@@ -165,17 +79,18 @@ def test_the_rollout_page_escapes_all_text_and_loads_nothing(text):
 
 
 def test_the_rollout_page_shows_its_figures():
-    totals = TOTALS | {'episodes': 256, 'faulty': 6, 'solved': 50, 'turns': 500, 'invalid': 125}
+    counts = {'episodes': 256, 'faulty': 6, 'solved': 50, 'turns': 500, 'invalid': 125}
     episodes = [
-        episode(row=0, turns=[turn(), turn(1, part='plan', actions=[], staleness=2)]),
-        episode(row=1, success=False, episode_stop='env_error', replies=[reply(fault='lost')]),
-        episode(row=2, group=3, turns=[turn(valid=None)], final_grid=[['goal']]),
+        EPISODE | {'turns': [turn(), turn(index=1, part='plan', actions=[], staleness=2)]},
+        EPISODE | {'row': 1, 'episode_stop': 'env_error', 'replies': [reply(fault='lost')]},
+        EPISODE | {'row': 2, 'group': 3, 'turns': [turn(valid=None)], 'final_grid': [['goal']]},
     ]
-    made = document(*episodes, every=128, totals=totals)
+    groups = [DOCUMENT['groups'][0] | {'episodes': 4, 'advantages': 1.5}]
+    made = document(*episodes, every=128, totals=DOCUMENT['totals'] | counts, groups=groups)
     text = ' '.join(Page(render_page(made, links={'step 1': 'step_000001.html'})).text.split())
     for words in (
         *('20.0 %', '50 of 250', '125 of 500 turns', 'one in 128; 253 are left out', 'step 1'),
-        *('1 of 4 solved', 'return 0.25 ± 0.5', 'advantages 1.5 apart', '2 of 4 shown'),
+        *('1 of 4 solved', 'return 0.4 ± 0.71', 'advantages 1.5 apart', '2 of 4 shown'),
         *('plan', 'weights of 2 updates ago', 'lost', 'faulty', 'the world at the end'),
     ):
         assert words in text, words
@@ -186,9 +101,9 @@ def test_the_rollout_page_shows_its_figures():
 
 def test_tokens_carry_their_numbers_and_a_class_for_each_heat_map():
     tokens = [
-        token('x', lp=-0.005, ratio=1.0, adv=2.0),
-        token('y', lp=-20.0, ratio=0.5, adv=-1.2),
-        token('z', lp=-0.2, ratio=None, adv=None),
+        token(lp=-0.005, ratio=1.0, adv=2.0),
+        token(lp=-20.0, ratio=0.5, adv=-1.2),
+        token(lp=-0.2, ratio=None, adv=None),
     ]
     page = Page(render_page(document(episode(tokens=tokens))))
     spans = [a for a in page.having('t') if 'title' in a]
@@ -202,10 +117,9 @@ def test_tokens_carry_their_numbers_and_a_class_for_each_heat_map():
     [
         ([], 'the document'),
         ({'version': 2}, 'version'),
-        (document(episode(), totals={}), 'totals.episodes'),
         (document(episode(level=10**30)), 'episodes.0.level'),
         (document(episode(turns=[turn(grid=[3])])), 'episodes.0.turns.0.grid.0'),
-        (document(episode(), episode(tokens=[token(lp='low')])), 'episodes.1.tokens.0.lp'),
+        (document(EPISODE, episode(tokens=[token(lp='low')])), 'episodes.1.tokens.0.lp'),
     ],
 )
 def test_wrong_documents_name_the_field(wrong, field):
@@ -311,7 +225,7 @@ def test_the_state_of_a_run(tmp_path):
 def test_the_beacon_writes_what_a_run_does_while_it_lives(tmp_path):
     folder, now = make_run(tmp_path / 'a'), {'worlds': {'waited for': 7, 'slowest': '<b>'}}
     held = lock.take(folder)
-    with Beacon(folder, lambda: now, every_s=0.01):
+    with beacon(folder, lambda: now, every_s=0.01):
         deadline = time.monotonic() + 10
         while 'worlds in flight waited for 7' not in Page(live(folder)).text:
             assert time.monotonic() < deadline
@@ -374,15 +288,3 @@ def test_wrong_arguments_of_view_are_one_line(tmp_path, monkeypatch, capsys, wor
         view.main(words)
     err = capsys.readouterr().err
     assert stopped.value.code == 2 and err.startswith('error: ') and err.count('\n') == 1
-
-
-def test_view_serves_the_page_of_a_run(tmp_path, capsys, monkeypatch):
-    def run(server, sockets):
-        address = sockets[0].getsockname()
-        sockets[0].close()
-        assert address[0] == '127.0.0.1' and server.config.app.routes
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(view.uvicorn.Server, 'run', run)
-    view.main([str(make_run(tmp_path / 'a'))])
-    assert capsys.readouterr().out.startswith('http://127.0.0.1:')
