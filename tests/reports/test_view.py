@@ -82,7 +82,7 @@ def test_the_rollout_page_shows_its_figures():
     counts = {'episodes': 256, 'faulty': 6, 'solved': 50, 'turns': 500, 'invalid': 125}
     episodes = [
         EPISODE | {'turns': [turn(), turn(index=1, part='plan', actions=[], staleness=2)]},
-        EPISODE | {'row': 1, 'episode_stop': 'env_error', 'replies': [reply(fault='lost')]},
+        EPISODE | {'row': 1, 'episode_stop': 'env_error', 'replies': [reply(2, fault='lost')]},
         EPISODE | {'row': 2, 'group': 3, 'turns': [turn(valid=None)], 'final_grid': [['goal']]},
     ]
     groups = [DOCUMENT['groups'][0] | {'episodes': 4, 'advantages': 1.5}]
