@@ -51,5 +51,5 @@ def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(
     monkeypatch.setattr(train, 'play', fail)
     monkeypatch.setattr(train.checkpoint, 'wait', lambda ckpts: waited.append(ckpts.directory))
     with pytest.raises(error, match='all worlds failed'):
-        train.train(micro_runs.config('frozen_lake', **SETTINGS), folder / 'fails')
-    assert waited == [(folder / 'fails' / 'checkpoints').resolve()]
+        train.train(micro_runs.config('frozen_lake', **SETTINGS), folder / error.__name__)
+    assert waited == [(folder / error.__name__ / 'checkpoints').resolve()]
