@@ -298,11 +298,12 @@ def normalize_returns(
     """RAGEN's reward normalisations over groups of group_size rows (B for the whole batch); [B].
 
     identity | mean: R - mean | mean_std: (R - mean) / (std + 1e-6) | asym_clip: the same, clipped
-    to [-1, 3].
+    to [-1, 3]. Groups of one stay as they are.
     """
     norm = {'identity': 'none', 'mean': 'mean'}.get(method, 'std')
     normal = compare(returns, healthy, group_size=group_size, norm=norm, scale=scale)
-    return jnp.clip(normal, -1.0, 3.0) if method == 'asym_clip' else normal
+    clips = method == 'asym_clip' and group_size > 1
+    return jnp.clip(normal, -1.0, 3.0) if clips else normal
 
 
 def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:

@@ -308,6 +308,7 @@ def test_reward_normalisations_by_hand():
     lone = jnp.zeros(20).at[0].set(20.0)
     assert run('asym_clip', lone, 20)[0] == 3 and run('mean_std', lone, 20)[0] > 4.2
     np.testing.assert_allclose(run('asym_clip', -lone, 20)[0], -1)
+    np.testing.assert_array_equal(run('asym_clip', size=1), returns)  # 5 is not clipped to 3
 
 
 def test_whitening_uses_the_statistics_of_its_second_mask():
