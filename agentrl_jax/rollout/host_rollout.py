@@ -136,7 +136,7 @@ class HostRollout:
 
     def begin_episode(self, slot: Slot) -> None:
         """Gives a slot the next episode of the list, if there is one."""
-        slot.episode = self.episodes.popleft() if self.episodes else -1
+        slot.episode = self.next_episode()
         slot.turn, slot.length, slot.actions, slot.replies = 0, len(self.task.prefix), (), ()
         slot.now = agents.begin(self.task.agent)
         slot.cut, slot.cuts = EpisodeStop.NONE, 0
@@ -144,6 +144,10 @@ class HostRollout:
         if slot.episode >= 0:
             self.events[slot.episode] = []
             self.ask(slot)
+
+    def next_episode(self) -> int:
+        """Takes an episode from the list; -1 if none may begin."""
+        return self.episodes.popleft() if self.episodes else -1
 
     def note(self, slot: Slot, event: Any) -> None:
         if self.remember:

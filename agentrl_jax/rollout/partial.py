@@ -133,6 +133,19 @@ class PartialRollout(HostRollout):
             return False
         return not (self.plan and self.plan.left(self.step))
 
+    def next_episode(self) -> int:
+        """The first whose first turn these weights or older ones sample.
+
+        An episode that was lost and played again would hold its slot until then.
+        """
+        if not self.plan:
+            return super().next_episode()
+        for b in self.episodes:
+            if self.plan.begins(int(self.stream[b])) <= self.step:
+                self.episodes.remove(b)
+                return b
+        return -1
+
     def enqueue(self, slot: Slot, at: int, unread: np.ndarray) -> None:
         """A conversation begins with the prefix; turns of later weights wait for them."""
         if at == len(self.task.prefix):

@@ -75,6 +75,11 @@ class Plan:
             raise ValueError(f'{self.path}: step {step}, episode {row} has no turn {turn}')
         return turns[turn]
 
+    def begins(self, stream: int) -> int:
+        """The version of an episode's first turn; -1 where it has none."""
+        step, row = divmod(stream, self.episodes)
+        return next(iter(self.steps[step][row]), -1)
+
     def left(self, version: int) -> int:
         """Turns that these weights have to sample yet."""
         return self._left[version]

@@ -1,5 +1,6 @@
 """Rollouts that go on across updates: which weights sample what, and that nothing else changes."""
 
+import collections
 import functools
 import itertools
 import json
@@ -232,21 +233,22 @@ def test_a_step_waits_for_its_own_episodes_alone(tmp_path, monkeypatch):
 
 @pytest.mark.soak
 def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_path):
-    failed = set()
+    """More of them than slots: when they are replayed, they may not hold those until then."""
+    failed = collections.Counter()
 
     class Broken(hosts.Echo):
         deterministic = False
 
         def step(self, action):
             item = int(self.said[0])
-            if item % 3 == 0 and item not in failed:
-                failed.add(item)
+            if failed[item] < 4:  # all of its group
+                failed[item] += 1
                 raise WorldError('broken once')
             return super().step(action)
 
     policy = hosts.host.RetryPolicy(min_healthy=1.0)
     rollouts, _ = played(Broken, tmp_path, policy=policy)
-    assert failed and all(out.healthy.all() for out in rollouts)
+    assert sum(failed.values()) > 40 and all(out.healthy.all() for out in rollouts)
     again, _ = played(
         lambda: 1 / 0,
         tmp_path / 'again',
