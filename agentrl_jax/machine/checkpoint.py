@@ -1,9 +1,9 @@
-"""Checkpoints by Orbax (v1 API): a TrainState and a JSON dict per step, written in the background.
+"""Orbax checkpoints (v1 API): a TrainState and a JSON dict per step, written in the background.
 
-A step becomes visible by one rename when all of it is on disk, so whatever kills a run, the newest
-step found is whole. A checkpoint does not depend on the mesh: the shardings of the abstract state
-say where its arrays go. Next to the arrays is contents.jsonl with a digest of each file; a file
-that does not match its digest is never loaded.
+A single rename publishes a step once all its files are on disk. The newest step is therefore
+complete, however a run was killed. Checkpoints do not depend on the mesh: restored arrays are laid
+out by the shardings of the abstract state. contents.jsonl, next to the arrays, holds a digest of
+each file. A file that does not match its digest is never loaded.
 """
 
 import concurrent.futures
@@ -31,64 +31,64 @@ from agentrl_jax.settings import tree
 
 FOLDER = 'checkpoints'  # below the workdir
 STATE = 'state'  # Orbax's name of the pytree in a step
-MARK = '_CHECKPOINT_METADATA'  # Orbax's file about a whole step, `extra` included
-CONTENTS = 'contents.jsonl'  # ours: {'sha256'} of the second line; {'files'}
-HAS_CONTENTS = 'has_contents'  # beside `extra`; checkpoints of older versions have none
-NEW, REMOVED, DAMAGED = '.new', '.removed', '.damaged'  # ends of folders that are no steps
+MARK = '_CHECKPOINT_METADATA'  # Orbax's metadata of a step, including `extra`
+CONTENTS = 'contents.jsonl'  # not Orbax's: {'sha256'} of the second line; {'files'}
+HAS_CONTENTS = 'has_contents'  # saved with `extra`; missing in checkpoints of older versions
+NEW, REMOVED, DAMAGED = '.new', '.removed', '.damaged'  # suffixes of folders that are not steps
 PATIENCE_S = 1200  # for Orbax to write a step
-# Orbax counts its own patience in times of day: where the clock is set meanwhile, a save fails.
+# Orbax measures its timeout by wall-clock time: changing the clock during a save would fail it.
 UNTIMED = ocp.options.AsyncOptions(timeout_secs=None, create_directories_asynchronously=False)
 
 
-# Orbax logs pages of stacks about errors that it raises as well.
+# Orbax logs long tracebacks of errors that it also raises.
 logging.getLogger('absl').addFilter(lambda record: f'{os.sep}orbax{os.sep}' not in record.pathname)
 
 
 class Damaged(files.Failure):
-    """A checkpoint that is not as it was saved; the message names the file."""
+    """A checkpoint whose files have changed since it was saved; the message names the file."""
 
     def __init__(self, path: pathlib.Path, what: str):
-        own = int(path.name) if path.name.isdigit() else -1  # a folder that was copied elsewhere
-        older = [step for step in steps(path.parent) if step < own]
-        advice = f'--fallback goes back to step {older[-1]}' if older else 'there is no older step'
+        number = int(path.name) if path.name.isdigit() else -1  # -1: a copy under another name
+        older = [step for step in steps(path.parent) if step < number]
+        advice = f'--fallback loads step {older[-1]} instead' if older else 'there is no older step'
         super().__init__(f'checkpoint {path.name} is damaged: {what}; {advice}')
         self.path, self.what = path, what
 
 
 @dataclasses.dataclass
 class Checkpoints:
-    """An open checkpoint folder; made by open_checkpoints."""
+    """An open checkpoint folder. Create it with open_checkpoints."""
 
     directory: pathlib.Path
     keep: int
     writer: concurrent.futures.ThreadPoolExecutor
     writing: concurrent.futures.Future | None = None
-    need: int = 0  # bytes of what is being written
+    need: int = 0  # bytes of the step being written
 
 
 def open_checkpoints(workdir: str | os.PathLike, *, keep: int) -> Checkpoints:
-    """Open workdir/checkpoints, remove what a killed run left half-written; `keep` steps stay."""
+    """Open workdir/checkpoints and delete partial files of killed runs; `keep` steps are kept."""
     if keep < 1:
-        raise ValueError(f'keep={keep} must be at least 1: a resumed run starts from the last one')
+        raise ValueError(f'keep={keep} must be at least 1: a run resumes from its last checkpoint')
     directory = files.check_workdir(files.local_path(workdir) / FOLDER).resolve()
     if jax.process_index() == 0:
         for pattern in (f'*{NEW}', f'*{NEW}.*', f'*{REMOVED}', '*.orbax-checkpoint-tmp*'):
-            for left in directory.glob(pattern):
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in directory.glob(pattern):
+                shutil.rmtree(leftover, ignore_errors=True)
     writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix='checkpoint')
     return Checkpoints(directory, keep, writer)
 
 
 def state_bytes(state: Any) -> int:
-    """Bytes of all leaves, abstract or real: what one checkpoint takes at most on the disk."""
+    """Bytes of all leaves, abstract or concrete: the maximum size of a checkpoint on disk."""
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
 def save(ckpts: Checkpoints, step: int, state: Any, extra: Mapping[str, Any]) -> bool:
-    """Start writing `state` and `extra` (JSON) as `step`; False if that step is already there.
+    """Start writing `state` and `extra` (JSON) as `step`; return False if the step exists.
 
-    Returns when the arrays are copied, so `state` may be donated afterwards. An error of an
-    earlier write is raised here or by wait().
+    Returns once the arrays are copied, so `state` may be donated afterwards. Errors of an earlier
+    write are raised here or by wait().
     """
     wait(ckpts)
     if step in steps(ckpts.directory):
@@ -111,15 +111,11 @@ def save(ckpts: Checkpoints, step: int, state: Any, extra: Mapping[str, Any]) ->
 
 
 def _complete(ckpts: Checkpoints, step: int, new: pathlib.Path, response: Any) -> None:
-    """In the background: waits for Orbax, then process 0 makes a step of what it wrote.
-
-    The response must be asked for its result, for that is what closes its thread and descriptors.
-    """
-    response.result(PATIENCE_S)
+    """Wait for Orbax in the background; process 0 then publishes the written files as a step."""
+    response.result(PATIENCE_S)  # also closes its thread and file descriptors
     if jax.process_index():
         return
-    # Reading also brings every file to the disk: an emptied one after a power loss was the most
-    # likely damage of all.
+    # Hashing also syncs every file to disk. Without that, a power loss often leaves empty files.
     body = json.dumps({'files': checksums.files(new)}).encode()
     head = json.dumps({'sha256': hashlib.sha256(body).hexdigest()}).encode()
     with (new / CONTENTS).open('wb') as file:
@@ -127,7 +123,7 @@ def _complete(ckpts: Checkpoints, step: int, new: pathlib.Path, response: Any) -
         file.flush()
         os.fsync(file.fileno())
     place = ckpts.directory / str(step)
-    if place.exists():  # without its mark, so it was no step
+    if place.exists():  # a folder without MARK or CONTENTS is not a step
         remove(place)
     os.replace(new, place)
     _sync_folder(ckpts.directory)
@@ -136,15 +132,15 @@ def _complete(ckpts: Checkpoints, step: int, new: pathlib.Path, response: Any) -
 
 
 def remove(path: pathlib.Path) -> None:
-    """Removes a step. Renamed first: a half-removed folder must not look like a checkpoint."""
-    gone = path.with_name(path.name + REMOVED)
-    shutil.rmtree(gone, ignore_errors=True)
-    path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    """Remove a step. Rename it first: a half-removed folder must not look like a checkpoint."""
+    removed = path.with_name(path.name + REMOVED)
+    shutil.rmtree(removed, ignore_errors=True)
+    path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
-    """A rename is on the disk once its folder is; some file systems cannot be asked for it."""
+    """Sync a folder, which makes renames in it durable; not all file systems support that."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -154,7 +150,7 @@ def _sync_folder(folder: pathlib.Path) -> None:
 
 
 def remove_from(ckpts: Checkpoints, step: int) -> None:
-    """Removes the finished steps from `step` on; in all processes together."""
+    """Remove the finished steps >= `step`. All processes must call."""
     wait(ckpts)
     later = [number for number in steps(ckpts.directory) if number >= step]
     processes.barrier('steps to remove are listed')
@@ -165,7 +161,7 @@ def remove_from(ckpts: Checkpoints, step: int) -> None:
 
 
 def wait(ckpts: Checkpoints) -> None:
-    """Return when the started save is on disk; raises what went wrong in the background."""
+    """Wait until the pending save is on disk. Raises errors of the background thread."""
     if ckpts.writing is None:
         return
     writing, ckpts.writing = ckpts.writing, None
@@ -173,7 +169,7 @@ def wait(ckpts: Checkpoints) -> None:
         writing.result()
     except (OSError, ValueError) as error:
         raise _explained(error, ckpts.directory, ckpts.need) from error
-    processes.barrier('checkpoint written')  # process 0 renames last of all
+    processes.barrier('checkpoint written')  # process 0 is last: it renames the folder
 
 
 def close(ckpts: Checkpoints) -> None:
@@ -186,16 +182,16 @@ def close(ckpts: Checkpoints) -> None:
 
 def steps(directory: str | os.PathLike) -> list[int]:
     """The finished steps of a checkpoint folder, ascending."""
-    found = [
+    names = [
         file.parent.name
         for mark in (MARK, CONTENTS)
         for file in pathlib.Path(directory).glob(f'*/{mark}')
     ]
-    return sorted({int(name) for name in found if name.isdigit()})
+    return sorted({int(name) for name in names if name.isdigit()})
 
 
 def latest_step(ckpts: Checkpoints) -> int | None:
-    """The newest finished step, None in a new run."""
+    """The newest finished step; None in a new run."""
     finished = steps(ckpts.directory)
     return finished[-1] if finished else None
 
@@ -203,11 +199,11 @@ def latest_step(ckpts: Checkpoints) -> int | None:
 def restore(
     ckpts: Checkpoints, abstract_state: Any, *, step: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """(state, extra) of `step`, or of the newest one, laid out as abstract_state's shardings say.
+    """Return (state, extra) of `step`, by default the newest, with abstract_state's shardings.
 
-    abstract_state has a ShapeDtypeStruct at every leaf; without a sharding it goes to the first
-    device. A leaf that is missing, extra or of another shape or dtype is an error that names it;
-    a file that is not as it was saved is Damaged. All processes must call.
+    Each leaf of abstract_state is a ShapeDtypeStruct; leaves without a sharding are loaded onto the
+    first device. Raises ValueError with the names of leaves that are missing, unexpected, or of
+    another shape or dtype, and Damaged if a file has changed. All processes must call.
     """
     wait(ckpts)
     path = find_step(ckpts.directory, step=step)
@@ -219,7 +215,7 @@ def restore(
 
 
 def read_extra(path: str | os.PathLike, *, step: int | None = None) -> dict[str, Any]:
-    """The JSON dict of a checkpoint: its config, before any array is read. Path as find_step."""
+    """Read the JSON dict (config) of a checkpoint, but no arrays. `path`: see find_step."""
     path = find_step(path, step=step)
     known = _contents(path)
     if known is not None:
@@ -230,19 +226,19 @@ def read_extra(path: str | os.PathLike, *, step: int | None = None) -> dict[str,
 def load_params_only(
     path: str | os.PathLike, abstract_params: Any, *, step: int | None = None, field: str = 'params'
 ) -> Any:
-    """One field of the state; no other array is read. Path as find_step, damage as restore."""
+    """Load one field of the state and no other arrays. `path`: see find_step; errors as restore."""
     path = find_step(path, step=step)
     check_files(path)
     saved = _array_metadata(path)
     if field not in saved:
-        raise ValueError(f'{path} has no {field!r}, only: {", ".join(sorted(saved))}')
+        raise ValueError(f'{path} has no field {field!r}, only {", ".join(sorted(saved))}')
     _check_leaves(saved[field], abstract_params, path)
-    others = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved)
-    return _load(path, {**others, field: abstract_params})[field]
+    placeholders = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved)
+    return _load(path, {**placeholders, field: abstract_params})[field]
 
 
 def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Path:
-    """The folder of a step, given itself, the checkpoint folder or the workdir."""
+    """The folder of a step. `path`: that folder, the checkpoint folder or the workdir."""
     path = files.local_path(path).expanduser().absolute()
     if step is None and ((path / MARK).exists() or (path / CONTENTS).exists()):
         return path
@@ -262,41 +258,41 @@ def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Pa
 
 
 def number_of(path: pathlib.Path) -> int:
-    """The step of its folder; ValueError for one that was copied under another name."""
+    """The step of a checkpoint folder. Raises ValueError if the folder was renamed."""
     if not path.name.isdigit():
         raise ValueError(
-            f'{path} is a checkpoint under a name that is not its step: name the folder by the '
-            f'number of the step (such as {path.parent / "60"}), or give the workdir of its run'
+            f'{path} is a checkpoint folder without its step number: rename it to that number '
+            f'(for example {path.parent / "60"}), or pass the workdir of its run'
         )
     return int(path.name)
 
 
 def check_files(path: pathlib.Path, *, alone: bool = False) -> None:
-    """Raise Damaged unless every file of a step is as it was written.
+    """Raise Damaged unless every file of a step matches its digest.
 
-    The processes of a run share the files out, so all must call, unless one looks alone.
+    The processes divide the files among them, so all must call, unless `alone`.
     """
     known = _contents(path)
     if known is not None:
         _same_files(path, known['files'], alone=alone)
     elif jax.process_index() == 0:
-        say = f'WARNING: {path} was saved without checksums: damage to it may go unnoticed'
-        print(say, file=sys.stderr, flush=True)
+        warning = f'WARNING: {path} was saved without checksums: damage may go unnoticed'
+        print(warning, file=sys.stderr, flush=True)
 
 
 def _same_files(path: pathlib.Path, known: dict[str, Any], *, alone: bool = True) -> None:
     part, of = (0, 1) if alone else (jax.process_index(), jax.process_count())
-    found = checksums.first_difference(path, known, part=part, of=of)
-    if of > 1:  # the process that saw it says what is wrong; the others know the file
-        numbers = processes.gather(np.array([found[0] if found else len(known)]))
-        if found is None and numbers.min() < len(known):
-            found = int(numbers.min()), 'is not as it was written, says another process'
-    if found:
-        raise Damaged(path, f'{path / sorted(known)[found[0]]} {found[1]}')
+    difference = checksums.first_difference(path, known, part=part, of=of)
+    if of > 1:  # one process reports the reason; the rest only know the file
+        numbers = processes.gather(np.array([difference[0] if difference else len(known)]))
+        if difference is None and numbers.min() < len(known):
+            difference = int(numbers.min()), 'has changed, according to another process'
+    if difference:
+        raise Damaged(path, f'{path / sorted(known)[difference[0]]} {difference[1]}')
 
 
 def _contents(path: pathlib.Path) -> dict[str, Any] | None:
-    """What contents.jsonl says, once it has been compared with its own digest."""
+    """Return contents.jsonl after checking it against its digest; None in older checkpoints."""
     file = path / CONTENTS
     if not file.exists():
         if HAS_CONTENTS in _metadata(path)['custom_metadata']:
@@ -305,14 +301,14 @@ def _contents(path: pathlib.Path) -> dict[str, Any] | None:
     head, _, body = file.read_bytes().partition(b'\n')
     digest = hashlib.sha256(body.removesuffix(b'\n')).hexdigest()
     if head != json.dumps({'sha256': digest}).encode() or not body.endswith(b'\n'):
-        raise Damaged(path, f'{file} does not hold what was written')
+        raise Damaged(path, f'{file} has changed since it was written')
     return json.loads(body)
 
 
 def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
-    """The newest step that is whole, from `step` (or the newest) on; warns of those it skips.
+    """Return the newest intact step up to `step` (default: the newest); warn about skipped steps.
 
-    Path as find_step. Damaged when none is whole. For one process.
+    `path`: see find_step. Raises Damaged if no step is intact. Call it in one process only.
     """
     start = find_step(path, step=step)
     *older, at = [at for at in steps(start.parent) if at <= number_of(start)]
@@ -323,25 +319,25 @@ def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
         except Damaged as damage:
             if not older:
                 raise
-            words = f'({damage.what}), falling back to step {older[-1]}'
-            print(f'WARNING: checkpoint {at} is damaged {words}', file=sys.stderr, flush=True)
+            reason = f'({damage.what}), falling back to step {older[-1]}'
+            print(f'WARNING: checkpoint {at} is damaged {reason}', file=sys.stderr, flush=True)
             at = older.pop()
 
 
 def set_aside_damaged(workdir: str | os.PathLike) -> None:
-    """fall_back for a run that goes on: damaged steps newer than the whole one get another name.
+    """Prepare a run to resume from fall_back's step: rename newer, damaged steps.
 
-    They keep their bytes, as <step>.damaged; training writes these steps again. All processes must
-    call, before any of them looks for a step.
+    They become <step>.damaged, and training writes these steps again. All processes must call
+    before any of them looks for a step.
     """
     directory = files.local_path(workdir).expanduser().absolute() / FOLDER
     if jax.process_index() == 0 and steps(directory):
-        whole = fall_back(directory)
-        for step in [step for step in steps(directory) if step > whole]:
+        intact = fall_back(directory)
+        for step in [step for step in steps(directory) if step > intact]:
             damaged = directory / str(step)
-            aside = damaged.with_name(f'{step}{DAMAGED}')
-            shutil.rmtree(aside, ignore_errors=True)
-            damaged.rename(aside)
+            renamed = damaged.with_name(f'{step}{DAMAGED}')
+            shutil.rmtree(renamed, ignore_errors=True)
+            damaged.rename(renamed)
     processes.barrier('damaged checkpoints set aside')
 
 
@@ -353,10 +349,10 @@ def check_config(
     advice: str = 'use its config or another workdir',
     follow: Collection[str] = (),
 ) -> None:
-    """Refuse to go on with another config; the error names every field that differs.
+    """Raise ValueError if a resumed run has another config; the error names every changed field.
 
     may_differ: dotted names ('steps', 'log') of fields or groups that a resumed run may change.
-    follow: names of fields that change with another one; they are counted, not listed.
+    follow: names of fields that change together with another; they are counted, not listed.
     """
     before, now = (
         {name: json.dumps(value) for name, value in tree.flat(config).items()}
@@ -373,43 +369,43 @@ def check_config(
         if rest := len(different) - len(listed):
             lines.append(f'and {rest} more that follow from the algorithm')
         raise ValueError(
-            f'this workdir holds a run with another config; {advice}. ' + '; '.join(lines)
+            f'this workdir belongs to a run with another config; {advice}. ' + '; '.join(lines)
         )
 
 
 def is_free(name: str, may_differ: tuple[str, ...]) -> bool:
-    """Whether a dotted field, or a group that holds it, is among those that may differ."""
+    """Whether may_differ contains a dotted field or one of its groups."""
     return any(name == free or name.startswith(free + '.') for free in may_differ)
 
 
 def _check_leaves(saved: Any, wanted: Any, path: pathlib.Path) -> None:
-    """Orbax would cast a dtype silently and report a shape without its name."""
+    """Compare names, shapes and dtypes: Orbax casts silently and reports shapes without names."""
     saved, wanted = checksums.leaves(saved), checksums.leaves(wanted)
-    wrong = [f'{name} is missing in the checkpoint' for name in wanted if name not in saved]
-    wrong += [f'{name} is only in the checkpoint' for name in saved if name not in wanted]
+    errors = [f'{name} is missing in the checkpoint' for name in wanted if name not in saved]
+    errors += [f'{name} is only in the checkpoint' for name in saved if name not in wanted]
     for name in wanted.keys() & saved.keys():
         want, have = wanted[name], saved[name]
         if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):
             want = jax.eval_shape(jax.random.key_data, want)
         if tuple(have.shape) != want.shape or have.dtype != want.dtype:
             have, want = f'{have.dtype}{list(have.shape)}', f'{want.dtype}{list(want.shape)}'
-            wrong.append(f'{name} is {have} in the checkpoint and must be {want}')
-    if wrong:
-        more = f' (and {len(wrong) - 5} more)' if len(wrong) > 5 else ''
-        raise ValueError(f'{path} does not fit: {"; ".join(sorted(wrong)[:5])}{more}')
+            errors.append(f'{name} is {have} in the checkpoint and must be {want}')
+    if errors:
+        more = f' (and {len(errors) - 5} more)' if len(errors) > 5 else ''
+        raise ValueError(f'{path} does not fit: {"; ".join(sorted(errors)[:5])}{more}')
 
 
 def _metadata(path: pathlib.Path) -> dict[str, Any]:
-    """Orbax's own file about a step, as far as it is needed before an array is read."""
+    """Read and check Orbax's metadata of a step."""
     file = path / MARK
     try:
         saved = json.loads(file.read_bytes())
-        whole = isinstance(saved['custom_metadata'], dict) and STATE in saved['item_handlers']
+        valid = isinstance(saved['custom_metadata'], dict) and STATE in saved['item_handlers']
     except FileNotFoundError as error:
         raise Damaged(path, f'{file} is missing') from error
     except (ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
+        valid = False
+    if not valid:
         raise Damaged(path, f'{file} is invalid checkpoint metadata')
     return saved
 
@@ -425,18 +421,18 @@ def _array_metadata(path: pathlib.Path) -> Any:
     with _readable(path):
         saved = ocp.checkpointables_metadata(path).metadata[STATE]
     if saved is None:  # Orbax has logged why
-        raise Damaged(path, f'{path / STATE} does not say which arrays it holds')
+        raise Damaged(path, f'{path / STATE} has no array metadata')
     return saved
 
 
 def _fitted(tree: Any, like: Any) -> Any:
-    """The leaves of `tree` in the structure of `like`, by name.
+    """Return the leaves of `tree`, matched by name, in the structure of `like`.
 
-    Orbax minds nodes without leaves, of which older checkpoints have fewer: a state gains fields.
+    Orbax also compares nodes without leaves. Older checkpoints have fewer: fields were added since.
     """
-    own = checksums.leaves(tree)
+    leaves = checksums.leaves(tree)
     return jax.tree.unflatten(
-        jax.tree.structure(like), [own[name] for name in checksums.leaves(like)]
+        jax.tree.structure(like), [leaves[name] for name in checksums.leaves(like)]
     )
 
 
@@ -456,24 +452,24 @@ def _load(path: pathlib.Path, abstract: Any) -> Any:
 def _readable(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError) as error:  # Orbax met what it did not write
+    except (OSError, ValueError, KeyError, TypeError) as error:  # Orbax's errors on damaged files
         raise Damaged(path, f'{path / STATE} cannot be read ({_first_line(error)})') from error
 
 
 def _first_line(error: Exception) -> str:
-    """Orbax repeats the whole tree after the first line."""
+    """First line of an error: Orbax prints the entire tree after it."""
     return str(error).strip().partition('\n')[0][:200]
 
 
 def _explained(error: Exception, directory: pathlib.Path, need: int) -> Exception:
-    """Tensorstore's errors are ValueErrors whose text ends with the system's number."""
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    number = int(found[1]) if found else getattr(error, 'errno', None)
+    """Return an OSError with the system's error number, which Tensorstore puts into its text."""
+    match = re.search(r"os_error_code='(\d+)'", str(error))
+    number = int(match[1]) if match else getattr(error, 'errno', None)
     if number == errno.ENOSPC:
         return _disk_full(directory, 'the newest step was not saved', need)
     if number is None:
-        said = f'no checkpoint was written: {_first_line(error)}'
-        return OSError(errno.EIO, said, str(directory))
+        reason = f'no checkpoint was written: {_first_line(error)}'
+        return OSError(errno.EIO, reason, str(directory))
     return OSError(number, os.strerror(number), str(directory))
 
 
@@ -481,7 +477,7 @@ def _disk_full(directory: pathlib.Path, what: str, need: int) -> OSError:
     free = shutil.disk_usage(directory).free
     return OSError(
         errno.ENOSPC,
-        f'the disk is full: {what}, which needs {need:,} bytes, {free:,} are free. Free space and '
-        'give the same command again: it goes on from the newest checkpoint, and nothing is lost',
+        f'the disk is full: {what} ({need:,} bytes needed, {free:,} free). Free some space and '
+        'run the same command again: it resumes from the newest checkpoint, and nothing is lost',
         str(directory),
     )

@@ -1,7 +1,7 @@
-"""Digests of the files of a folder, and of parameters whatever their mesh.
+"""Digests of the files of a folder, and of parameters independently of their mesh.
 
-An array counts as 32-bit words. Each word is mixed with its position in the array by a bijection
-and all are added modulo 2^32, so shards need only their own words and one sum.
+An array is read as 32-bit words. A bijection mixes each word with its position in the array, and
+the results are added modulo 2^32. A shard therefore needs only its own words and one sum.
 """
 
 import concurrent.futures
@@ -19,15 +19,15 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-SALTS = (0x9E3779B9, 0x7F4A7C15)  # of the two sums: halves of 2^64 / golden ratio
+SALTS = (0x9E3779B9, 0x7F4A7C15)  # for the two sums: the halves of 2^64 / golden ratio
 WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 READERS = 8  # threads that digest files
 
 
 def leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by dotted path; dict, dataclass and tuple entries look alike, as Orbax names them.
+    """Leaves by dotted path, in Orbax's notation: dicts, dataclasses and tuples look the same.
 
-    What a state keeps in `extra` has the name that it has there, as in older checkpoints.
+    Entries of a state's `extra` have no prefix, as in older checkpoints.
     """
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     keys = (jax.tree_util.keystr(path, simple=True, separator='.') for path, _ in flat)
@@ -36,9 +36,9 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def digest(tree: Any) -> str:
-    """SHA-256 of two sums of every array, by dotted path; all processes must call.
+    """SHA-256 of the two sums of every array, by dotted path. All processes must call.
 
-    One array after another: concurrent sums over several processes can deadlock.
+    Arrays are summed one at a time: concurrent sums over several processes can deadlock.
     """
     sums = {name: np.asarray(_program(_layout(leaf))(leaf)) for name, leaf in leaves(tree).items()}
     listed = {name: f'{int(a):08x}{int(b):08x}' for name, (a, b) in sums.items()}
@@ -46,7 +46,7 @@ def digest(tree: Any) -> str:
 
 
 def _layout(leaf: jax.Array) -> NamedSharding | None:
-    """The layout in which every process can read the sums."""
+    """A layout of the sums that every process can read."""
     split = isinstance(leaf.sharding, NamedSharding)
     return NamedSharding(leaf.sharding.mesh, P()) if split else None
 
@@ -57,9 +57,9 @@ def _program(layout: NamedSharding | None) -> Any:
 
 
 def array_sums(array: jax.Array) -> jax.Array:
-    """uint32 [2]: the two sums of an array of any shape and dtype.
+    """Return the two sums, uint32 [2], of an array of any shape and dtype.
 
-    8-byte numbers get a last axis of two words, those of 1 or 2 bytes are a word each.
+    8-byte numbers are two words each (a new last axis); numbers of 1 or 2 bytes are one word each.
     """
     array = array.astype(jnp.uint8) if array.dtype == jnp.bool_ else array
     word = WORDS[min(array.dtype.itemsize, 4)]
@@ -81,13 +81,13 @@ def _mix(word: jax.Array) -> jax.Array:
 
 
 def files(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """{'bytes', 'sha256'} of every file below a folder, by its path there; all go to the disk."""
-    found = sorted(path for path in folder.rglob('*') if path.is_file())
+    """Sync all files of a folder to disk; return {'bytes', 'sha256'} of each by relative path."""
+    paths = sorted(path for path in folder.rglob('*') if path.is_file())
     with concurrent.futures.ThreadPoolExecutor(READERS) as readers:
-        digests = list(readers.map(functools.partial(_digest, sync=True), found))
+        digests = list(readers.map(functools.partial(_digest, sync=True), paths))
     return {
         path.relative_to(folder).as_posix(): {'bytes': path.stat().st_size, 'sha256': digest}
-        for path, digest in zip(found, digests, strict=True)
+        for path, digest in zip(paths, digests, strict=True)
     }
 
 
@@ -102,10 +102,10 @@ def _digest(path: pathlib.Path, *, sync: bool = False) -> str:
 def first_difference(
     folder: pathlib.Path, known: dict[str, dict[str, Any]], *, part: int = 0, of: int = 1
 ) -> tuple[int, str] | None:
-    """(number, what is wrong) of the first of the known files that is not as it was; None if none.
+    """Return (index, reason) of the first known file that has changed; None if none has.
 
-    Every of-th file from number `part` on is looked at, in the order of their names. Sizes are
-    compared before any file is read.
+    Checks every of-th file, sorted by name, from index `part` on. Compares all sizes before it
+    reads any file.
     """
     names = list(enumerate(sorted(known)))[part::of]
     for number, name in names:
@@ -119,15 +119,15 @@ def first_difference(
             lambda name: _difference(folder / name, known[name]['sha256']),
             [name for _, name in names],
         )
-        found = (pair for pair in zip(names, differ, strict=True) if pair[1])
-        first = next(found, None)
+        differences = (pair for pair in zip(names, differ, strict=True) if pair[1])
+        first = next(differences, None)
     return None if first is None else (first[0][0], first[1])
 
 
 def _difference(path: pathlib.Path, digest: str) -> str:
     try:
-        return '' if _digest(path) == digest else 'does not hold what was written'
+        return '' if _digest(path) == digest else 'has changed since it was written'
     except OSError as error:
-        if error.errno != errno.EIO:  # others are no damage: rights, a server that is away
+        if error.errno != errno.EIO:  # not damage: permissions or an unreachable server
             raise
         return 'cannot be read from the disk'

@@ -1,7 +1,7 @@
-"""Child processes that lead process groups: killing one ends everything that it has started.
+"""Child processes that lead process groups: killing one also kills all processes it has started.
 
-A child of this package exchanges JSON lines with its parent over its input and output. It ends when
-its input ends, however its parent died.
+A child of this package exchanges JSON lines with its parent over stdin and stdout. It exits at the
+end of its input, however its parent died.
 """
 
 import json
@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-STUCK_S = 120  # without a turn for Python's other threads; the kernel ends the child then
+STUCK_S = 120  # the kernel ends the child if other Python threads cannot run for this long
 
 
 # ---- in the parent -----------------------------------------------------------------------------
@@ -30,7 +30,7 @@ def start(
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process and everything that it has started, which may have outlived it."""
+    """Kill a process and all processes it has started, even if it has already exited."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -44,7 +44,7 @@ def kill(process: subprocess.Popen) -> int:
 
 
 def import_paths() -> dict[str, str]:
-    """The environment in which a child imports what this process can import."""
+    """Environment variables that give a child the import path of this process."""
     paths = [*sys.path, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
     return {'PYTHONPATH': os.pathsep.join(dict.fromkeys(filter(None, paths)))}
 
@@ -53,7 +53,7 @@ class Child:
     """A module of this package that runs as a program."""
 
     def __init__(self, module: str, *words: str, **more: Any):
-        """more: of subprocess.Popen, such as stderr; env is added to the environment."""
+        """more: arguments of subprocess.Popen, such as stderr; env is added to the environment."""
         env = import_paths() | more.pop('env', {})
         command = [sys.executable, '-m', module, *words]
         pipe = subprocess.PIPE
@@ -64,7 +64,7 @@ class Child:
         return self.process.poll() is None
 
     def ask(self, message: Any) -> Any:
-        """Send a message and return the reply; EOFError if the child ends before it."""
+        """Send a message and return the reply. Raises EOFError if the child exits first."""
         try:
             self.process.stdin.write(json.dumps(message).encode() + b'\n')
             self.process.stdin.flush()
@@ -83,7 +83,7 @@ class Child:
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """(input, output) for messages alone: other code of the process may print and read."""
+    """Return (input, output) for messages only; other code may still use stdin and stdout."""
     threading.Thread(target=stay_awake, daemon=True).start()
     messages, replies = os.fdopen(os.dup(0), 'rb'), os.fdopen(os.dup(1), 'wb')
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -92,12 +92,12 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def stay_awake() -> None:
-    """Set an alarm that goes off only if some code holds Python's lock for good."""
+    """Set an alarm that only goes off if some code never releases Python's lock."""
     while True:
         signal.alarm(STUCK_S)
         time.sleep(1)
 
 
 def end_group() -> None:
-    """End this process and everything that it has started."""
+    """Kill this process and all processes it has started."""
     os.killpg(os.getpgid(0), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Paths, folders and files of a run: mounts of buckets, a usable workdir, reading and writing."""
+"""Paths and files of a run: bucket mounts, checks of the workdir, reading and writing."""
 
 import contextlib
 import errno
@@ -12,40 +12,40 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
-WHAT_TO_DO = {  # of errors that the system raises in the middle of a run
+WHAT_TO_DO = {  # advice for system errors in the middle of a run
     errno.ENOSPC: 'free space',
     errno.EDQUOT: 'free space, or raise the quota',
     errno.EFBIG: 'raise the limit of file sizes (ulimit -f)',
     errno.EMFILE: 'raise the limit of open files (ulimit -n)',
     errno.EROFS: 'mount the file system for writing',
     errno.EACCES: 'let this user write there',
-    errno.EIO: 'see whether the disk is in order',
-    errno.ESTALE: 'see whether the server is there',
+    errno.EIO: 'check the disk',
+    errno.ESTALE: 'check that the server is reachable',
 }
-BUCKETS = 'AGENTRL_GCS'  # environment variable: the folder that holds a mount for each bucket
-LONGEST_QUOTE = 200  # characters of somebody else's text in a message of ours
-HALF_CHARACTER = re.compile(r'\\u[dD][89a-fA-F]')  # may be half, or one of a pair
+BUCKETS = 'AGENTRL_GCS'  # environment variable: the folder with a mount for each bucket
+LONGEST_QUOTE = 200  # characters of foreign text that an error message quotes
+HALF_CHARACTER = re.compile(r'\\u[dD][89a-fA-F]')  # a surrogate, alone or in a pair
 
 
 class Failure(ValueError):
-    """An error that the command line did not cause: exit code 1 instead of 2."""
+    """An error that is not caused by the command line: exit code 1 instead of 2."""
 
 
 def local_path(path: str | os.PathLike) -> pathlib.Path:
-    """The path itself; gs://bucket/folder is the folder in the mount of its bucket.
+    """Return the path; gs://bucket/folder becomes the folder in the bucket's mount.
 
-    Buckets are used through mounts (gcsfuse), since the logs and pages of a run are plain files.
-    A mount that is missing must not become a folder on the disk of a machine that may vanish.
+    Buckets are accessed through mounts (gcsfuse), because logs and pages of a run are plain files.
+    If the mount is missing, raise ValueError: the local disk of the machine may be temporary.
     """
-    scheme, found, rest = str(path).partition('://')
-    if not found:
-        return pathlib.Path(path).expanduser()  # no shell expands --workdir=~/run
+    scheme, separator, rest = str(path).partition('://')
+    if not separator:
+        return pathlib.Path(path).expanduser()  # shells do not expand --workdir=~/run
     if scheme != 'gs':
-        raise ValueError(f'{path}: only gs://bucket/folder and plain paths are understood')
+        raise ValueError(f'{path}: only gs://bucket/folder and plain paths are supported')
     if BUCKETS not in os.environ:
         raise ValueError(
-            f'{path}: {BUCKETS} must name the folder where the bucket is mounted; '
-            'tpu_scripts/setup mounts it, gcsfuse does it by hand'
+            f'{path}: set {BUCKETS} to the folder where the bucket is mounted; '
+            'mount it with tpu_scripts/setup or gcsfuse'
         )
     bucket, _, folder = rest.partition('/')
     mount = pathlib.Path(os.environ[BUCKETS]).expanduser() / bucket
@@ -55,9 +55,9 @@ def local_path(path: str | os.PathLike) -> pathlib.Path:
 
 
 def in_mounts(value: Any) -> Any:
-    """The value with each gs:// path in it as one of its mount; what is no such path stays.
+    """Return a value with its gs:// paths replaced by paths in mounts.
 
-    value: a text, or dicts, lists and tuples of values.
+    value: a string, or nested dicts, lists and tuples; other types are returned unchanged.
     """
     if isinstance(value, str):
         return str(local_path(value)) if value.startswith('gs://') else value
@@ -69,7 +69,7 @@ def in_mounts(value: Any) -> Any:
 
 
 def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathlib.Path:
-    """Create the directory, write a file in it, look at the free space; returns it absolute."""
+    """Create the directory, check that it is writable and has space; return its absolute path."""
     workdir = local_path(path).expanduser().absolute()
     probe = workdir / f'.write-test-{secrets.token_hex(8)}'  # pids of containers are often equal
     try:
@@ -77,7 +77,7 @@ def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathli
         probe.write_bytes(b'x')
         probe.unlink()
     except OSError as error:
-        advice = 'free space there' if error.errno == errno.ENOSPC else 'name one that is'
+        advice = 'free space there' if error.errno == errno.ENOSPC else 'use a writable folder'
         raise OSError(
             error.errno, f'workdir is not writable ({error.strerror}): {advice}', str(workdir)
         ) from error
@@ -86,37 +86,37 @@ def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathli
         raise OSError(
             errno.ENOSPC,
             f'{free / 1e9:.2f} GB are free and this run needs {min_free_bytes / 1e9:.2f} GB: '
-            'free space, keep fewer checkpoints, or name another workdir',
+            'free space, keep fewer checkpoints, or use another workdir',
             str(workdir),
         )
     return workdir
 
 
 def in_words(error: Exception, workdir: str | os.PathLike | None = None) -> str:
-    """An error as a line; of one that the system raised: where, what is free, what to do.
+    """Format an error as one line; system errors with the path, the free space and advice.
 
-    workdir: where a run writes when the error itself does not say so.
+    workdir: the path to name if the error has none.
     """
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     place = error.filename or workdir
-    if error.strerror != os.strerror(error.errno):  # raised by us: it says all
+    if error.strerror != os.strerror(error.errno):  # raised by this package: already complete
         return error.strerror if place is None else f'{place}: {error.strerror}'
     if place is None:
         return error.strerror
     if error.errno not in WHAT_TO_DO:
         return f'{place}: {error.strerror}'
-    room = ''
+    free = ''
     with contextlib.suppress(OSError):
-        room = f' ({shutil.disk_usage(local_path(workdir or place)).free / 1e9:.2f} GB are free)'
+        free = f' ({shutil.disk_usage(local_path(workdir or place)).free / 1e9:.2f} GB are free)'
     return (
-        f'{place}: {error.strerror}{room}: {WHAT_TO_DO[error.errno]}, then give the same command '
-        'again; a training goes on from its newest checkpoint'
+        f'{place}: {error.strerror}{free}: {WHAT_TO_DO[error.errno]}, then run the same command '
+        'again; training resumes from the newest checkpoint'
     )
 
 
 def size_of(folder: pathlib.Path) -> int:
-    """Bytes of all files below a folder; 0 if there is none."""
+    """Total bytes of the files below a folder; 0 if it does not exist."""
     return sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
 
 
@@ -127,9 +127,9 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 def write_atomic(path: str | os.PathLike, text: str | Iterable[str]) -> None:
-    """The file has the old or the new contents at any moment, never a part.
+    """Write a file atomically: at any moment it has the old or the new contents.
 
-    text: or its pieces, of which an error leaves the old contents.
+    text: a string or its pieces. If the iterator raises, the old contents stay.
     """
     path = pathlib.Path(path)
     partial = path.with_name(f'{path.name}.{os.getpid()}.tmp')
@@ -142,10 +142,10 @@ def write_atomic(path: str | os.PathLike, text: str | Iterable[str]) -> None:
 
 
 def reading(path: str | os.PathLike) -> BinaryIO:
-    """A regular file, opened; a pipe would be waited for for ever."""
+    """Open a regular file. Raises ValueError for pipes, which could block forever."""
     path = pathlib.Path(path)
     if path.exists() and not path.is_file():
-        raise ValueError(f'{path} is no regular file')
+        raise ValueError(f'{path} is not a regular file')
     return open(path, 'rb')
 
 
@@ -159,19 +159,19 @@ def read_text(path: str | os.PathLike) -> str:
     try:
         return read_bytes(path).decode('utf-8')
     except UnicodeDecodeError as error:
-        raise ValueError(f'{path} is no UTF-8 text (byte {error.start})') from error
+        raise ValueError(f'{path} is not UTF-8 text (byte {error.start})') from error
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """The JSON value of a file; a ValueError names the file and what is wrong with it."""
+    """The JSON value of a file. Raises ValueError with the file and the reason."""
     return parse_json(read_text(path), str(path))
 
 
 def parse_json(text: str, source: str, line: int | None = 1) -> Any:
-    """A JSON value; a ValueError says what is wrong. The text begins in this line of the
-    source; None: the source names the line.
+    """Parse JSON. Raises ValueError with the source and the reason.
 
-    Half of a surrogate pair ("\\ud800") is JSON, but no text: no file and no terminal takes it.
+    line: number of the text's first line in the source; None if `source` includes it. Half a
+    surrogate pair ("\\ud800") is valid JSON, but cannot be written to files or terminals.
     """
     try:
         value = json.loads(text)
@@ -181,14 +181,14 @@ def parse_json(text: str, source: str, line: int | None = 1) -> Any:
         at = '' if line is None else f' in line {line + error.lineno - 1}'
         raise ValueError(f'{source}: broken JSON{at} ({error.msg})') from error
     except UnicodeEncodeError as error:
-        raise ValueError(f'{source}: half of a surrogate pair, which is no character') from error
+        raise ValueError(f'{source}: half of a surrogate pair is not a character') from error
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits; deep nesting
-        raise ValueError(f'{source}: JSON that is too deep or too long to read') from error
+        raise ValueError(f'{source}: JSON is nested too deeply or has too long numbers') from error
     return value
 
 
 def read_object(path: str | os.PathLike) -> dict[str, Any]:
-    """read_json of a file that holds an object; other values are refused too."""
+    """The JSON object of a file. Raises ValueError for other values."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f'{path}: not a JSON object')
@@ -196,6 +196,6 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def in_line(text: str) -> str:
-    """A text that somebody else wrote, for a message of one line: no control characters, cut."""
+    """Shorten foreign text and escape its control characters, for messages of one line."""
     head = text if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]}...'
     return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in head)

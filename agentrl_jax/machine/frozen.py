@@ -1,4 +1,4 @@
-"""Parameters that are kept on disk once and read again: bases, references, clones."""
+"""Parameters that are saved once and loaded later: base models, references and clones."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ from agentrl_jax.types import Params
 
 
 def keep(folder: Path, params: Params) -> None:
-    """Stores the parameters in the folder; one that holds others is refused."""
-    kept = checkpoint.open_checkpoints(folder, keep=1)
-    stored = checkpoint.save(kept, 0, {'params': params}, {})
-    checkpoint.close(kept)
+    """Save the parameters in the folder. Raises ValueError if it already holds different ones."""
+    ckpts = checkpoint.open_checkpoints(folder, keep=1)
+    stored = checkpoint.save(ckpts, 0, {'params': params}, {})
+    checkpoint.close(ckpts)
     if not stored and not jax.jit(equal)(load(folder, sharding.abstract_of(params)), params):
         raise ValueError(
             f'{folder} holds the parameters of another run, which ended before its first '
@@ -23,11 +23,11 @@ def keep(folder: Path, params: Params) -> None:
 
 
 def load(folder: Path, abstract: Params) -> Params:
-    """The parameters kept in the folder, laid out as the abstract ones."""
+    """Load the parameters from the folder with the layout of `abstract`."""
     return checkpoint.load_params_only(folder, abstract)
 
 
 def equal(one: Any, other: Any) -> jax.Array:
-    """bool []: are all arrays of two trees the same?"""
+    """Whether all arrays of two trees are equal, bool []."""
     same = jax.tree.map(lambda a, b: (a == b).all(), one, other)
     return jnp.stack(jax.tree.leaves(same)).all()

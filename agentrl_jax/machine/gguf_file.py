@@ -1,8 +1,7 @@
-"""GGUF files, read without trusting a number in them: each is held against the bytes of the file.
+"""A reader of GGUF files that checks every number in the file against the size of the file.
 
 Format: github.com/ggml-org/ggml, docs/gguf.md; versions 2 and 3, little-endian. GGUFReader of the
-package `gguf` makes as many values of an array as the file says that there are, whether it holds
-them or not.
+package `gguf` trusts the file: it allocates arrays of any announced length.
 """
 
 import math
@@ -18,29 +17,29 @@ from agentrl_jax.machine.files import in_line
 
 MAGIC = b'GGUF'
 VERSIONS = (2, 3)
-ALIGNMENT = 32  # of tensors, where general.alignment says nothing
+ALIGNMENT = 32  # of tensors, if the file has no general.alignment
 MOST_DIMENSIONS = 4
 SCALARS = dict(enumerate('BbHhIif?')) | {10: 'Q', 11: 'q', 12: 'd'}  # types of values
 STRING, ARRAY = 8, 9
 
 
 class Tensor(NamedTuple):
-    """A tensor where it lies in the file."""
+    """A tensor, as a view of the file."""
 
-    shape: tuple[int, ...]  # slowest dimension first, as HuggingFace has it
+    shape: tuple[int, ...]  # slowest dimension first, as in HuggingFace
     kind: gguf.GGMLQuantizationType
     data: np.ndarray  # uint8 [*shape[:-1], bytes of a row]
 
 
 class GGUFFile(NamedTuple):
-    fields: dict[str, Any]  # metadata: numbers, texts, and lists of them
-    tensors: dict[str, Tensor]  # by the file's own names
+    fields: dict[str, Any]  # metadata: numbers, strings, and lists of them
+    tensors: dict[str, Tensor]  # by their names in the file
 
 
 def read(path: Path) -> GGUFFile:
-    """Metadata and tensors; a ValueError names the file and what is wrong with it.
+    """Return metadata and tensors. Raises ValueError with the file and the reason if it is damaged.
 
-    Takes time and memory in proportion to the file. Data of tensors are not read yet.
+    Time and memory are proportional to the size of the file. Tensor data are not read yet.
     """
     if not path.is_file():
         raise FileNotFoundError(f'{path}: no such file')
@@ -56,7 +55,7 @@ def read(path: Path) -> GGUFFile:
 
 
 class _Cursor:
-    """Reads a file from front to back and never beyond its end."""
+    """Reads a file sequentially and never past its end."""
 
     def __init__(self, content: mmap.mmap):
         self.content = content
@@ -65,11 +64,9 @@ class _Cursor:
     def take(self, count: int) -> bytes:
         end = self.at + count
         if end > len(self.content):
-            raise ValueError(
-                f'{count} bytes are announced at byte {self.at} of {len(self.content)}'
-            )
-        found, self.at = self.content[self.at : end], end
-        return found
+            raise ValueError(f'{count} bytes are expected at byte {self.at} of {len(self.content)}')
+        data, self.at = self.content[self.at : end], end
+        return data
 
     def number(self, form: str) -> Any:
         return struct.unpack(f'<{form}', self.take(struct.calcsize(f'<{form}')))[0]
@@ -78,7 +75,7 @@ class _Cursor:
         return self.take(self.number('Q')).decode('utf-8')
 
     def value(self, kind: int) -> Any:
-        """A value of the metadata."""
+        """Read a metadata value."""
         if kind == STRING:
             return self.text()
         if kind in SCALARS:
@@ -97,7 +94,7 @@ class _Cursor:
 
 def _read(cursor: _Cursor) -> GGUFFile:
     if cursor.take(4) != MAGIC:
-        raise ValueError('it does not begin with GGUF')
+        raise ValueError('it does not start with GGUF')
     version = cursor.number('I')
     if version not in VERSIONS:
         raise ValueError(f'version {version} is not one of {VERSIONS}; big-endian is not supported')
@@ -106,31 +103,31 @@ def _read(cursor: _Cursor) -> GGUFFile:
     for _ in range(field_count):
         name = cursor.text()
         if name in fields:
-            raise ValueError(f'metadata field {name} is there twice')
+            raise ValueError(f'metadata field {name} occurs twice')
         fields[name] = cursor.value(cursor.number('I'))
     infos: dict[str, tuple] = {}
     for _ in range(tensor_count):
         name, dimensions = cursor.text(), cursor.number('I')
         if name in infos:
-            raise ValueError(f'tensor {name} is there twice')
+            raise ValueError(f'tensor {name} occurs twice')
         if not 1 <= dimensions <= MOST_DIMENSIONS:
             raise ValueError(f'tensor {name} has {dimensions} dimensions')
         shape = tuple(cursor.number('Q') for _ in range(dimensions))[::-1]
         infos[name] = shape, cursor.number('I'), cursor.number('Q')
     alignment = fields['general.alignment'] if 'general.alignment' in fields else ALIGNMENT
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise ValueError(f'general.alignment is {alignment!r}, which is no power of two')
+        raise ValueError(f'general.alignment is {alignment!r}, which is not a power of two')
     start = -(-cursor.at // alignment) * alignment
     return GGUFFile(fields, _tensors(cursor.content, start, infos))
 
 
 def _tensors(content: mmap.mmap, start: int, infos: dict[str, tuple]) -> dict[str, Tensor]:
-    """The tensors, of which each has bytes of its own: together they are no larger than the file.
+    """Return the tensors. Raises ValueError if they are larger than the file, each or in total.
 
-    start: the byte that their offsets count from.
+    start: the byte that their offsets are relative to.
     """
     data = np.frombuffer(content, np.uint8)[start:]
-    found, total = {}, 0
+    tensors, total = {}, 0
     for name, (shape, number, offset) in infos.items():
         kind = gguf.GGMLQuantizationType(number)
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -140,7 +137,7 @@ def _tensors(content: mmap.mmap, start: int, infos: dict[str, tuple]) -> dict[st
         size = math.prod(shape[:-1]) * row
         total += size
         if offset + size > len(data) or total > len(data):
-            raise ValueError(f'tensor {name} of {size} bytes does not fit into the file')
+            raise ValueError(f'tensor {name} of {size} bytes does not fit in the file')
         stored = data[offset : offset + size].reshape(*shape[:-1], row)
-        found[name] = Tensor(shape, kind, stored)
-    return found
+        tensors[name] = Tensor(shape, kind, stored)
+    return tensors

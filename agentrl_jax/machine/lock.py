@@ -1,11 +1,11 @@
-"""One training per workdir: a lock that the kernel frees, and a lease that other hosts can see.
+"""One run per workdir: a lock that the kernel releases, and a lease that other hosts can read.
 
-Process 0 of a run holds training.lock (filelock, flock). The kernel frees it however that process
-ends, so the next start on this host works at once, also after kill -9. Where hosts share the folder
-(NFS, gcsfuse), flock may not reach the others. For them the owner raises a count in lease.json
-every BEAT_S seconds. Clocks of hosts are never compared: a process that finds the lease of another
-host watches it for STALE_S seconds of monotonic time and takes over if the count does not change.
-An owner that was suspended meanwhile finds the other's lease and ends.
+Process 0 of a run holds training.lock (filelock, flock). The kernel releases it however that
+process ends, so a restart on this host works immediately, even after kill -9. On shared folders
+(NFS, gcsfuse), flock may not work across hosts. The owner therefore also increments a count in
+lease.json every BEAT_S seconds. Clocks of hosts are never compared: a process that finds another
+host's lease watches it for STALE_S seconds of monotonic time. It takes over if the count does not
+change. An owner that was suspended in the meantime finds the new lease and exits.
 """
 
 import contextlib
@@ -26,21 +26,21 @@ import filelock
 from agentrl_jax.machine import files
 
 LOCK_FILE, LEASE_FILE = 'training.lock', 'lease.json'  # in the workdir
-HERE = 'here'  # of owners: a process of this host
-BEAT_S = 10.0  # between two signs of life
-STALE_S = 60.0  # without one, after which another host's training counts as dead
-PATIENCE_S = 1.0  # for a lock held for a moment by a process that checks whether it is free
+HERE = 'here'  # an owner on this host
+BEAT_S = 10.0  # between two heartbeats
+STALE_S = 60.0  # without a heartbeat, after which a run on another host counts as dead
+PATIENCE_S = 1.0  # other processes hold the lock briefly to check whether it is free
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # file systems without flock
 
 
 def machine() -> tuple[str, str]:
-    """(host name, boot id): equal for processes that share a kernel, and so its locks."""
+    """(host name, boot id): equal for processes that share a kernel and therefore its locks."""
     boot = pathlib.Path('/proc/sys/kernel/random/boot_id')
     return socket.gethostname(), boot.read_text().strip() if boot.exists() else ''
 
 
 def _acquire(workdir: pathlib.Path, patience_s: float) -> filelock.FileLock | None:
-    """The held lock; None where files cannot be locked. filelock.Timeout if another holds it."""
+    """Acquire the lock; None if the file system has no locks. Raises filelock.Timeout if held."""
     lock = filelock.FileLock(workdir / LOCK_FILE, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(timeout=patience_s, poll_interval=0.05)
@@ -52,7 +52,7 @@ def _acquire(workdir: pathlib.Path, patience_s: float) -> filelock.FileLock | No
 
 
 def is_held(workdir: pathlib.Path) -> bool:
-    """Whether a process of this host trains here now."""
+    """Whether a run on this host is using the workdir."""
     if not (workdir / LOCK_FILE).exists():
         return False
     try:
@@ -65,7 +65,7 @@ def is_held(workdir: pathlib.Path) -> bool:
 
 
 def read_lease(workdir: pathlib.Path) -> dict[str, Any] | None:
-    """Return lease.json, 'unknown' for missing fields; None if there is no lease."""
+    """Return lease.json, with 'unknown' for missing fields; None if there is no lease."""
     try:
         text = (workdir / LEASE_FILE).read_text(encoding='utf-8', errors='replace')
     except FileNotFoundError:
@@ -77,15 +77,15 @@ def read_lease(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 
 def owner(workdir: pathlib.Path) -> str:
-    """Who trains in a workdir at this moment: HERE, the name of another host, or '' for nobody.
+    """The host whose run uses a workdir: HERE, the name of another host, or ''.
 
-    Does not wait: for another host the age of the lease decides.
+    Returns immediately: another host's lease counts if it is younger than STALE_S.
     """
     lease = read_lease(workdir)
     if lease is None:
         return ''
     here = (lease['host'], lease['kernel']) == machine()
-    with contextlib.suppress(PermissionError):  # of readers: then the age decides
+    with contextlib.suppress(PermissionError):  # read-only users: use the age of the lease
         if here:
             return HERE if is_held(workdir) else ''
     with contextlib.suppress(FileNotFoundError):
@@ -95,12 +95,12 @@ def owner(workdir: pathlib.Path) -> str:
 
 
 def _in_use(workdir: pathlib.Path, lease: dict[str, Any] | None) -> ValueError:
-    who = 'another process'
+    owner = 'another process'
     if lease is not None:
-        who = f'process {lease["pid"]} on {lease["host"]}, since {lease["since"]}'
+        owner = f'process {lease["pid"]} on {lease["host"]}, since {lease["since"]}'
     return ValueError(
-        f'{workdir} is in use by a training ({who}): wait until it ends, stop it, or name another '
-        'workdir'
+        f'{workdir} is in use by another run ({owner}): wait until it ends, stop it, or use '
+        'another workdir'
     )
 
 
@@ -111,9 +111,9 @@ def take(
     stale_s: float = STALE_S,
     lost: Callable[[str], None] | None = None,
 ) -> 'Lease':
-    """Take the workdir for this process until release(); ValueError if another training has it.
+    """Lock the workdir for this process until release(); ValueError if another run uses it.
 
-    lost: called with a sentence if another one took it meanwhile; by default the process ends.
+    lost: called with a message if another run takes it over; by default, the process exits.
     """
     try:
         lock = _acquire(workdir, PATIENCE_S)
@@ -129,18 +129,18 @@ def take(
 
 
 def _wait_for_signs_of_life(workdir: pathlib.Path, stale_s: float, *, locked: bool) -> None:
-    """Return when the owner of the lease cannot be alive; ValueError if it is."""
+    """Wait until the owner of the lease counts as dead. Raises ValueError if it is alive."""
     lease = read_lease(workdir)
     if lease is None or (locked and (lease['host'], lease['kernel']) == machine()):
         return
     print(
         f'{workdir} was in use by process {lease["pid"]} on {lease["host"]}: waiting {stale_s:.0f} '
-        's for a sign of its life',
+        's for a heartbeat',
         file=sys.stderr,
         flush=True,
     )
-    began = time.monotonic()
-    while time.monotonic() < began + stale_s:
+    start = time.monotonic()
+    while time.monotonic() < start + stale_s:
         time.sleep(min(1.0, stale_s / 20))
         now = read_lease(workdir)
         if now is None:
@@ -155,7 +155,7 @@ def _end(sentence: str) -> None:
 
 
 class Lease:
-    """The hold of an owner on its workdir; made by take()."""
+    """An owner's lock on its workdir. Create it with take()."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Lease:
     def _live(self) -> None:
         while not self._ended.wait(self._beat_s):
             self._beats += 1
-            with contextlib.suppress(OSError):  # a full disk, a server that is away: try again
+            with contextlib.suppress(OSError):  # full disk or unreachable server: try again
                 other = read_lease(self._workdir)
                 if other is None or other['token'] == self.token:
                     self._write()
@@ -189,11 +189,11 @@ class Lease:
                 self._ended.set()
                 self._lost(
                     f'{self._workdir} was taken over by process {other["pid"]} on '
-                    f'{other["host"]}, as this one gave no sign of life; it ends here'
+                    f'{other["host"]}, because this one sent no heartbeat; it exits'
                 )
 
     def release(self) -> None:
-        """End the lease; files of another owner stay."""
+        """End the lease; another owner's files are kept."""
         self._ended.set()
         self._thread.join()
         with contextlib.suppress(OSError):  # the workdir may be gone

@@ -1,4 +1,4 @@
-"""What a run needs around the program: processes, preemption, compile counts, a usable workdir."""
+"""Processes of a run: joining, preemption, compile counts, exclusive use of a workdir."""
 
 import contextlib
 import os
@@ -22,25 +22,25 @@ from agentrl_jax.machine import files, lock
 COORDINATOR, COUNT, INDEX = 'JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'
 JOIN = (COORDINATOR, COUNT, INDEX)  # environment variables of a run of several processes
 DEVICES = 'JAX_LOCAL_DEVICE_IDS'  # environment variable of jax: the GPUs of a process
-HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: seconds of silence after which it is dead
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, start the same command again
-EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback takes an older one
-PATIENCE_S = 20.0  # until what one host writes is seen by the others
+HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: timeout of heartbeats, in seconds
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, run the same command again
+EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback loads an older one
+PATIENCE_S = 20.0  # until a file written by one host is visible on all
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
 class Launcher(NamedTuple):
-    """What starts the processes of a run: the environment variables by which each knows itself."""
+    """A program that starts the processes of a run, and the environment variables it sets."""
 
     name: str
     count: str
     index: str
     local_index: str  # on its host
-    address: str  # from which jax takes the address of the first process
-    method: str  # jax's name for doing so
+    address: str  # from which jax derives the address of the first process
+    method: str  # jax's name of this detection method
 
 
-# mpirun comes first: it starts its daemons by srun, and its processes inherit their variables.
+# mpirun is first: it starts its daemons with srun, so its processes inherit srun's variables.
 LAUNCHERS = (
     Launcher(
         name='mpirun',
@@ -50,7 +50,7 @@ LAUNCHERS = (
         address='OMPI_MCA_orte_hnp_uri',  # up to OpenMPI 4
         method='ompi',
     ),
-    # SLURM_NTASKS is no sign: a batch script and a shell of salloc have it, and no peers.
+    # Not SLURM_NTASKS: batch scripts and salloc shells also have it, without peers.
     Launcher(
         name='srun',
         count='SLURM_STEP_NUM_TASKS',
@@ -63,7 +63,7 @@ LAUNCHERS = (
 
 
 def launched() -> Launcher | None:
-    """The launcher that started this process and others with it."""
+    """The launcher of this process; None if it started no other process."""
     for launcher in LAUNCHERS:
         if launcher.count in os.environ and launcher.index in os.environ:
             return launcher if _number(launcher.count) > 1 else None
@@ -71,52 +71,52 @@ def launched() -> Launcher | None:
 
 
 def initialize_distributed(*, timeout_s: int = 300) -> None:
-    """Join the processes of a run; call it before anything else touches jax.
+    """Join the processes of a run. Call this before anything else uses jax.
 
-    The environment names them (JOIN), or the launcher that started several (LAUNCHERS); else a run
-    is one process. With JAX_NUM_PROCESSES=1 alone it is one whatever started it. The address 'auto'
-    lets jax ask the cluster (TPU slices). Collectives on CPU go over gloo. A process without a
-    heartbeat for AGENTRL_HEARTBEAT_S seconds (100) counts as dead, and the others end.
+    The environment variables of JOIN or of a launcher (LAUNCHERS) define the processes. Without
+    them, or with JAX_NUM_PROCESSES=1 alone, the run is a single process. With the address 'auto',
+    jax detects the cluster (TPU slices). CPU collectives use gloo. A process without a heartbeat
+    for AGENTRL_HEARTBEAT_S seconds (default 100) counts as dead, and the others exit.
     """
-    # jax would handle SIGTERM from here on, and no one would notice it before training begins.
+    # Otherwise jax would handle SIGTERM from now on, and it would be ignored until training starts.
     jax.config.update('jax_enable_preemption_service', False)
     silence_s = _number(HEARTBEAT) if HEARTBEAT in os.environ else 0
     patience = {
         'initialization_timeout': timeout_s,
         'heartbeat_timeout_seconds': silence_s or 100,
     }
-    given, launcher = {name for name in JOIN if name in os.environ}, launched()
-    if COORDINATOR in given and os.environ[COORDINATOR] == 'auto':
-        del os.environ[COORDINATOR]  # jax would take the word for an address
+    names, launcher = {name for name in JOIN if name in os.environ}, launched()
+    if COORDINATOR in names and os.environ[COORDINATOR] == 'auto':
+        del os.environ[COORDINATOR]  # jax would use 'auto' as an address
         jax.distributed.initialize(**patience)
         return
-    if (given == {COUNT} and os.environ[COUNT] == '1') or not (given or launcher):
+    if (names == {COUNT} and os.environ[COUNT] == '1') or not (names or launcher):
         return
-    missing = [name for name in JOIN if name not in given]
+    missing = [name for name in JOIN if name not in names]
     if missing and launcher is None:
         raise ValueError(
             f'a run of several processes needs {", ".join(JOIN)}; not set: {", ".join(missing)}'
         )
-    count = _number(COUNT if COUNT in given else launcher.count)
+    count = _number(COUNT if COUNT in names else launcher.count)
     if missing and DEVICES not in os.environ and launcher.local_index in os.environ:
-        os.environ[DEVICES] = os.environ[launcher.local_index]  # as jax where it knows both
-    if COORDINATOR in given:
+        os.environ[DEVICES] = os.environ[launcher.local_index]  # as jax does for known launchers
+    if COORDINATOR in names:
         coordinator = os.environ[COORDINATOR]
         where = f'at {coordinator}'
-    elif launcher.address in os.environ:  # jax finds the address from the launcher's variables
+    elif launcher.address in os.environ:  # jax derives the address from the launcher's variables
         coordinator, where = None, f'of {launcher.name}'
         patience['cluster_detection_method'] = launcher.method
     else:
         raise ValueError(
-            f'{launcher.name} started {count} processes, and jax cannot tell where the first of '
-            f'them is: set {COORDINATOR}=HOST:PORT, the same for all, if they are one run; '
-            f'{COUNT}=1 if each is a run of its own'
+            f'{launcher.name} started {count} processes, but jax cannot derive the address of the '
+            f'first one. If they are one run, set {COORDINATOR}=HOST:PORT, the same for all. '
+            f'If each is a separate run, set {COUNT}=1'
         )
-    index = _number(INDEX if INDEX in given else launcher.index)
+    index = _number(INDEX if INDEX in names else launcher.index)
     if not 0 <= index < count:
         raise ValueError(f'{INDEX}={index} must be in 0..{count - 1}')
-    print(  # for jax aborts one that has waited in vain, and reports that another one died
-        f'process {index} of {count} waits for the others {where}, for {timeout_s} s at most',
+    print(  # after the timeout jax aborts and only reports that another process died
+        f'process {index} of {count} waits for its peers {where}, up to {timeout_s} s',
         file=sys.stderr,
         flush=True,
     )
@@ -124,27 +124,27 @@ def initialize_distributed(*, timeout_s: int = 300) -> None:
 
 
 def _number(name: str) -> int:
-    """A whole number of the environment."""
+    """A non-negative integer environment variable."""
     if not os.environ[name].isdigit():
-        raise ValueError(f'{name}={os.environ[name]!r} must be a whole number')
+        raise ValueError(f'{name}={os.environ[name]!r} must be a non-negative integer')
     return int(os.environ[name])
 
 
 def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None = None) -> NoReturn:
-    """Ends a program that cannot go on: with one line for ValueError and OSError, else a traceback.
+    """End the process after an error: print one line, plus a traceback unless Value- or OSError.
 
-    It ends at once, for a normal exit waits: for threads whose work has failed, and one of several
-    processes for the others, which wait for it in a collective. Collectives of a process that has
-    ended fail in the others. workdir: where the program writes, see files.in_words.
+    It exits immediately. A normal exit would wait for threads that have failed, and for peers that
+    wait for this process in a collective. Once it has exited, their collectives fail. workdir: the
+    program's output folder, see files.in_words.
     """
     if not isinstance(error, (ValueError, OSError)):
         traceback.print_exception(error)
     print(f'error: {files.in_words(error, workdir)}', file=sys.stderr)
     if jax.process_count() > 1:
         print(
-            f'process {jax.process_index()} of {jax.process_count()} ends; if another one did so '
-            'first, its output says why. The same command in all of them goes on from the newest '
-            'checkpoint',
+            f'process {jax.process_index()} of {jax.process_count()} exits; if another one exited '
+            'first, see its output for the reason. To resume from the newest checkpoint, run the '
+            'same command in all of them',
             file=sys.stderr,
         )
     sys.stdout.flush()
@@ -154,57 +154,57 @@ def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None =
 
 @contextlib.contextmanager
 def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """The workdir, made if need be, for this training alone: process 0 holds it for all of them.
+    """Create the workdir if needed and lock it for this run; process 0 holds the lock.
 
-    Where another training has it, or the processes see different folders, it is a ValueError in
-    all of them. A folder that was made and stayed empty goes again.
+    Raises ValueError in all processes if another run uses it, or if it is not the same folder for
+    all of them. Removes the folder afterwards if it is new and empty.
     """
-    made = not files.local_path(path).expanduser().exists()
+    is_new = not files.local_path(path).expanduser().exists()
     workdir = files.check_workdir(path)
-    held = refused = None
+    lease = lock_error = None
     if jax.process_index() == 0:
         try:
-            held = lock.take(workdir)
+            lease = lock.take(workdir)
         except ValueError as error:
-            refused = error
+            lock_error = error
     try:
         if jax.process_count() > 1:
-            token = int(gather(np.uint32(zlib.crc32(held.token.encode()) if held else 0))[0])
+            token = int(gather(np.uint32(zlib.crc32(lease.token.encode()) if lease else 0))[0])
             if token:
                 check_shared(workdir, token)
-            elif refused is None:
-                raise ValueError(f'{workdir} is in use by another training, says process 0')
-        if refused:
-            raise refused
+            elif lock_error is None:
+                raise ValueError(f'{workdir} is in use by another run, according to process 0')
+        if lock_error:
+            raise lock_error
         yield workdir
     finally:
-        if held is not None:
-            held.release()
-        if made:
+        if lease is not None:
+            lease.release()
+        if is_new:
             with contextlib.suppress(OSError):
                 workdir.rmdir()
 
 
 def check_shared(workdir: pathlib.Path, token: int) -> None:
-    """ValueError in all processes unless all see the lease of process 0; token: its CRC-32."""
-    tried, seen = time.monotonic(), False
-    while not seen and time.monotonic() < tried + PATIENCE_S:
+    """Raise ValueError in all processes unless all read process 0's lease; token: its CRC-32."""
+    start, visible = time.monotonic(), False
+    while not visible and time.monotonic() < start + PATIENCE_S:
         lease = lock.read_lease(workdir)
-        seen = lease is not None and zlib.crc32(lease['token'].encode()) == token
-        time.sleep(0 if seen else 0.2)
-    if not gather(np.array(seen)).all():
+        visible = lease is not None and zlib.crc32(lease['token'].encode()) == token
+        time.sleep(0 if visible else 0.2)
+    if not gather(np.array(visible)).all():
         raise ValueError(
-            f'{workdir} is not one folder that all processes see: name one on a disk that they '
-            f'share, or in a bucket (gs://...), or set {COUNT}=1 if each is a run of its own'
+            f'{workdir} is not the same folder for all processes: use a shared disk or a bucket '
+            f'(gs://...), or set {COUNT}=1 if each process is a separate run'
         )
 
 
 class Interrupted(Exception):
-    """The run was asked to stop: what it was computing is discarded and computed after a resume."""
+    """The run must stop; unfinished work is discarded and repeated after a resume."""
 
 
 class Preemption:
-    """SIGTERM and Ctrl-C mean: let the running program end, save, leave with EXIT_PREEMPTED.
+    """On SIGTERM or Ctrl-C, finish the running program, save, and exit with EXIT_PREEMPTED.
 
     with Preemption() as preemption:
         for step in ...:
@@ -221,11 +221,11 @@ class Preemption:
         *,
         silent: bool = False,
     ):
-        """last: called before a second Ctrl-C ends the process. silent: others report signals."""
+        """last: called before a second Ctrl-C ends the process. silent: do not report signals."""
         self._signals, self._last, self._silent = signals, last, silent
         self._previous: dict[int, Any] = {}
-        self.requested = False  # of this process; agreed() speaks for all
-        self.phase = 'the start'  # what runs now, and a stop waits for
+        self.requested = False  # in this process; see agreed() for all
+        self.phase = 'the start'  # the current phase; a stop waits for its end
         self._interrupts = 0
 
     def __enter__(self) -> 'Preemption':
@@ -243,7 +243,7 @@ class Preemption:
         self._interrupts += number == signal.SIGINT
         if self._silent:
             return
-        # Not by print: the signal may have come in the middle of one.
+        # Not print(): the signal may have interrupted one.
         if self._interrupts > 1:
             os.write(2, b'\nstopped at once: what was not saved is lost\n')
             self._last()
@@ -252,30 +252,30 @@ class Preemption:
             os.write(2, f'\n{self.notice()}\n'.encode())
 
     def notice(self) -> str:
-        """The answer to the first signal."""
+        """The message after the first signal."""
         return (
-            f'stopping: waiting for {self.phase} to end, then saving; '
+            f'stopping: waiting for {self.phase} to finish, then saving; '
             'a second Ctrl-C quits without saving'
         )
 
     def agreed(self) -> bool:
-        """Whether any process was asked to stop: the same answer in all, if all call it.
+        """Whether any process received a signal. All must call; all get the same answer.
 
-        One byte per process is gathered, so nobody leaves while another waits in a collective.
-        jax's own sync point needs its own SIGTERM handler and stops one step later.
+        Gathers one byte per process, so no process exits while another waits in a collective.
+        jax's sync point would need its own SIGTERM handler and would stop one step later.
         """
         return bool(np.any(gather(np.array([self.requested]))))
 
     def check(self, phase: str) -> None:
-        """Raise Interrupted in all processes if any was asked to stop; `phase` is what follows."""
+        """Raise Interrupted in all processes if any received a signal; else start `phase`."""
         self.phase = phase
         if self.agreed():
             raise Interrupted
 
     def may_leave(self) -> bool:
-        """Whether this process was asked to stop and may do so in the middle of a rollout.
+        """Whether this process received a signal and can stop in the middle of a rollout.
 
-        One of several cannot: the others would wait for it in a collective.
+        With several processes it cannot: its peers would wait for it in a collective.
         """
         return self.requested and jax.process_count() == 1
 
@@ -285,11 +285,11 @@ def go_on(phase: str) -> None:
 
 
 class CompileCounter:
-    """Counts the programs that XLA compiled, or fetched from the persistent cache, since enter.
+    """Counts programs that XLA compiled, or loaded from the persistent cache, since __enter__.
 
-    A jitted call with known shapes adds nothing, so a constant `count` after warm-up shows that no
-    step recompiles. Operations outside jit count too: each is a small program. The thread that
-    compiles calls begun(name) and done(name, seconds); name: of the function that was jitted.
+    A jitted call with known shapes adds nothing, so a constant `count` after warm-up means that no
+    step recompiles. Operations outside jit count too: each is a small program. The compiling
+    thread calls begun(name) and done(name, seconds) with the name of the jitted function.
     """
 
     def __init__(
@@ -311,9 +311,9 @@ class CompileCounter:
         jax.monitoring.unregister_event_duration_listener(self._listen_end)
 
     def running(self) -> tuple[str, float]:
-        """(program, seconds so far) of the one that is being compiled; ('', 0) of none."""
-        found = self._running
-        return ('', 0.0) if found is None else (found[0], time.monotonic() - found[1])
+        """(name, seconds so far) of the program being compiled; ('', 0.0) without one."""
+        program = self._running
+        return ('', 0.0) if program is None else (program[0], time.monotonic() - program[1])
 
     def _listen_begin(self, event: str, value: float, *, fun_name: str = '', **_) -> None:
         if event == COMPILE_EVENT:
@@ -331,20 +331,20 @@ class CompileCounter:
 
 
 def barrier(name: str) -> None:
-    """Returns when all processes have come here."""
+    """Wait until all processes have called this."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def gather(x: np.ndarray) -> np.ndarray:
-    """An array of each process, [P, ...], on every host."""
+    """Stack the arrays of all processes, [P, ...], on every host."""
     if jax.process_count() == 1:
         return np.asarray(x)[None]
     return np.asarray(multihost_utils.process_allgather(x))
 
 
 def fetch(x: jax.Array) -> np.ndarray:
-    """The whole array on every host."""
+    """Return the full array on every host."""
     if jax.process_count() == 1:
         return np.asarray(x)
     return multihost_utils.process_allgather(x, tiled=True)

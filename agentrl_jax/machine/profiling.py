@@ -1,4 +1,4 @@
-"""Traces of training steps, for xprof: what the devices and the host did, and when."""
+"""Traces of training steps on devices and host, for xprof."""
 
 import contextlib
 import pathlib
@@ -10,14 +10,14 @@ FOLDER = 'profile'  # below the workdir
 
 
 class Trace(contextlib.ExitStack):
-    """Steps first..last as one trace in workdir/profile; none if last < first.
+    """Records steps first..last as one trace in workdir/profile; none if last < first.
 
     with Trace(workdir, first=2, last=4) as trace:
         for step in ...:
             with trace.step(step):
                 state = update(state)  # and wait for it
 
-    Every process writes what its own devices did. Leaving early ends the trace, and keeps it.
+    Every process traces its own devices. If the loop ends early, the partial trace is kept.
     """
 
     def __init__(self, workdir: pathlib.Path, *, first: int, last: int):
@@ -28,7 +28,7 @@ class Trace(contextlib.ExitStack):
     def step(self, step: int) -> Iterator[None]:
         if step == self._first <= self._last:
             options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # every Python call would drown and slow the rest
+            options.python_tracer_level = 0  # tracing every Python call is slow and hides the rest
             jax.profiler.start_trace(self._folder, profiler_options=options)
             self.callback(jax.profiler.stop_trace)
         with jax.profiler.StepTraceAnnotation('train', step_num=step):

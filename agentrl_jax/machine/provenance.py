@@ -7,11 +7,11 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def commit(folder: Path = PACKAGE) -> str | None:
-    """The commit of the checkout that a folder of code lies in; None outside of one.
+    """The commit of the checkout that contains a folder of code; None outside of a checkout.
 
-    '-modified' after it: tracked files differ from that commit.
+    The suffix '-modified' means that tracked files differ from that commit.
     """
-    # An installed package can lie below another project's checkout, which does not track it.
+    # An installed package may be inside another project's checkout that does not track it.
     if _git(folder, 'ls-files', '--', '.') in (None, ''):
         return None
     changed = _git(folder, 'status', '--porcelain', '--untracked-files=no')

@@ -1,7 +1,7 @@
-"""The mesh and who holds what: partition rules are data, (regex, PartitionSpec), first match wins.
+"""The mesh and the partition rules: a list of (regex, PartitionSpec); the first match wins.
 
-Rows of a batch are split over ('data', 'fsdp'). For training parameters are split over 'fsdp' and
-'tensor'; for rollouts over 'tensor' only, so that a shard decodes without waiting for the others.
+Batch rows are split over ('data', 'fsdp'). For training, parameters are split over 'fsdp' and
+'tensor'; for rollouts over 'tensor' only, so that each shard of rows decodes independently.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ TRAIN_RULES: Rules = (
 
 
 def without(rules: Rules, axis: str) -> Rules:
-    """The rules with one mesh axis left out: parameters are replicated over it."""
+    """The rules without one mesh axis: parameters are replicated over it."""
     return tuple(
         (pattern, P(*(None if part == axis else part for part in spec))) for pattern, spec in rules
     )
@@ -47,64 +47,63 @@ ROLLOUT_RULES = without(TRAIN_RULES, 'fsdp')
 
 
 def head_parts(tensor: int, heads: int) -> int:
-    """Number of parts that rollouts split heads into: `tensor` if that divides them, else one."""
+    """Number of parts that rollouts split heads into: `tensor` if it divides `heads`, else 1."""
     return tensor if heads % tensor == 0 else 1
 
 
 def rollout_rules(mesh: Mesh, *, num_heads: int, num_kv_heads: int) -> Rules:
-    """ROLLOUT_RULES with heads that 'tensor' does not divide on every device.
+    """ROLLOUT_RULES, but projections are replicated if 'tensor' does not divide their heads.
 
-    The halves that rotary embeddings turn against each other would lie on two: each token would
-    wait for a collective permute, which on CPUs all devices must join, those too whose shard is
-    done.
+    Otherwise the two halves of a rotary embedding would be on different devices. Each token would
+    wait for a collective permute, which on CPUs includes devices that have finished their shard.
     """
     heads = {'q': num_heads, 'o': num_heads, 'k': num_kv_heads, 'v': num_kv_heads}
-    whole = ''.join(name for name, n in heads.items() if head_parts(mesh.shape['tensor'], n) == 1)
-    if mesh.shape['tensor'] == 1 or not whole:
+    copied = ''.join(name for name, n in heads.items() if head_parts(mesh.shape['tensor'], n) == 1)
+    if mesh.shape['tensor'] == 1 or not copied:
         return ROLLOUT_RULES
-    return ((rf'[{whole}]_proj/', P()), *ROLLOUT_RULES)
+    return ((rf'[{copied}]_proj/', P()), *ROLLOUT_RULES)
 
 
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None) -> Mesh:
-    """Mesh of all devices; the only place that makes one (axes are Auto: GSPMD places the rest).
+    """Create the mesh of all devices. All meshes come from here (Auto axes: GSPMD does the rest).
 
-    devices: those of a topology that is only compiled for; None = those there are.
+    devices: the devices of a topology to compile for; None: the actual devices.
     """
     shape, count = (data, fsdp, tensor), jax.device_count() if devices is None else len(devices)
     if min(shape) < 1 or math.prod(shape) != count:
         raise ValueError(
-            f'mesh data={data} x fsdp={fsdp} x tensor={tensor} does not use exactly the '
-            f'{count} devices there are; with --config.mesh.data, --config.mesh.fsdp and '
-            f'--config.mesh.tensor any three whose product is {count} will do'
+            f'mesh data={data} x fsdp={fsdp} x tensor={tensor} does not match the '
+            f'{count} available devices. Set --config.mesh.data, --config.mesh.fsdp and '
+            f'--config.mesh.tensor to values with product {count}'
         )
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def local_mesh(mesh: Mesh) -> Mesh:
-    """The part of a mesh that this process has: its rows are played without the others."""
+    """The submesh of this process, which plays its rows independently."""
     if jax.process_count() == 1:
         return mesh
-    own = np.vectorize(lambda device: device.process_index)(mesh.devices) == jax.process_index()
-    places = [np.unique(axis) for axis in np.nonzero(own)]
+    local = np.vectorize(lambda device: device.process_index)(mesh.devices) == jax.process_index()
+    places = [np.unique(axis) for axis in np.nonzero(local)]
     box = mesh.devices[np.ix_(*places)]
-    if not own[np.ix_(*places)].all() or box.shape[2] != mesh.shape['tensor']:
+    if not local[np.ix_(*places)].all() or box.shape[2] != mesh.shape['tensor']:
         raise ValueError(
-            f'mesh.tensor={mesh.shape["tensor"]} spans processes, and rollouts against hosts play '
-            'the rows of a process on its own devices: choose a divisor of the devices of a process'
+            f'mesh.tensor={mesh.shape["tensor"]} spans processes, but with environments on hosts '
+            "each process plays its rows alone: choose a divisor of a process's number of devices"
         )
     return Mesh(box, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def path_name(path: tuple) -> str:
-    """'model/layers_0/mlp/up_proj/kernel' of a tree path."""
+    """Format a tree path: 'model/layers_0/mlp/up_proj/kernel'."""
     return '/'.join(str(getattr(key, 'key', getattr(key, 'name', key))) for key in path)
 
 
 def _fit(spec: P, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """The spec without axes that do not divide their dimension, and without axes of one device.
+    """Drop axes from the spec that do not divide their dimension, and axes of one device.
 
-    XLA returns specs without the latter. A resumed run whose first validation takes parameters from
-    an update would otherwise compile another program than a fresh one.
+    XLA returns specs without axes of one device. If they were kept, a resumed run would compile
+    another program for validation than a new run, because its parameters come from an update.
     """
     if len(spec) > len(shape):
         raise ValueError(f'the partition rule {spec} has more axes than {name} of shape {shape}')
@@ -118,8 +117,8 @@ def _fit(spec: P, name: str, shape: tuple[int, ...], mesh: Mesh) -> P:
 def specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
     """NamedSharding of every array of a tree (arrays or ShapeDtypeStructs).
 
-    Scalars are whole on every device; any other array must match a rule. In a TrainState moments
-    lie as their parameters, whose paths are parts of theirs.
+    Scalars are replicated; every other array must match a rule. Optimiser moments in a TrainState
+    get the layout of their parameters, because their paths contain the parameters' paths.
     """
 
     def one(path, leaf):
@@ -135,22 +134,22 @@ def specs(tree: Any, rules: Rules, mesh: Mesh) -> Any:
 
 
 def shard_rows(mesh: Mesh) -> NamedSharding:
-    """Layout of arrays whose first axis are rows of a batch."""
+    """Layout of arrays with batch rows as their first axis."""
     return NamedSharding(mesh, P(('data', 'fsdp')))
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Number of parts that rows are split into."""
+    """Number of parts that batch rows are split into."""
     return mesh.shape['data'] * mesh.shape['fsdp']
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:
-    """Host arrays (equal on every process) onto all devices."""
+    """Copy host arrays (equal on every process) to all devices."""
     return jax.device_put(tree, NamedSharding(mesh, P()))
 
 
 def init_sharded(init: Callable, key: jax.Array, rules: Rules, mesh: Mesh) -> Any:
-    """init(key) computed where its results belong: no device ever holds the whole."""
+    """Compute init(key) directly in its layout, so no device ever holds the full result."""
     layout = specs(jax.eval_shape(init, key), rules, mesh)
     return jax.jit(init, out_shardings=layout)(key)
 
@@ -161,7 +160,7 @@ def abstract_of(tree: Any) -> Any:
 
 
 def with_layout(tree: Any, layout: Any) -> Any:
-    """Shapes and dtypes with one layout for all arrays, or with a tree of layouts."""
+    """Shapes and dtypes with the given layouts: one for all arrays, or a tree of them."""
 
     def one(x, at):
         # NumPy's int64 is int32 on the device; jax 0.11.2 warns about it.
@@ -177,13 +176,13 @@ def with_layout(tree: Any, layout: Any) -> Any:
 class MeshSizes:
     """Devices: data x fsdp x tensor."""
 
-    data: Annotated[int, In(low=1, also=(-1,))] = -1  # rows; -1 = all devices that remain
+    data: Annotated[int, In(low=1, also=(-1,))] = -1  # rows; -1 = all remaining devices
     fsdp: Annotated[int, ONE] = 1  # rows and parameters
     tensor: Annotated[int, ONE] = 1  # heads and hidden units
 
 
 def check_no_empty_array(tree: Any, mesh: Mesh) -> None:
-    """Raise ValueError for an empty input of a shard_map: jaxlib 0.11.2 would crash on it."""
+    """Raise ValueError if an input of a shard_map is empty: jaxlib 0.11.2 would crash."""
     if mesh.size == 1 or importlib.metadata.version('jaxlib') != '0.11.2':
         return
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

@@ -238,7 +238,7 @@ def test_a_workdir_that_is_full_or_unwritable_is_noticed_before_writing(
         checkpoint.open_checkpoints(tmp_path / 'file' / 'run', keep=1)
     usage = checkpoint.shutil.disk_usage(ckpts.directory)
     monkeypatch.setattr(checkpoint.shutil, 'disk_usage', lambda _: usage._replace(free=100))
-    with pytest.raises(OSError, match='needs 4,000 bytes') as caught:
+    with pytest.raises(OSError, match='4,000 bytes needed') as caught:
         checkpoint.save(ckpts, 1, {'w': jnp.ones(1000)}, {})
     assert caught.value.errno == errno.ENOSPC
 

@@ -126,7 +126,7 @@ def test_two_processes_then_one_of_eight_devices_train_like_one_through_losses(t
     (killed, _), (code, text) = finish(started)
     assert killed == -signal.SIGKILL
     assert code not in (0, processes.EXIT_PREEMPTED, killed), text
-    assert 'process 1 of 2 ends' in text or 'distributed service detected' in text
+    assert 'process 1 of 2 exits' in text or 'distributed service detected' in text
     left = checkpoint.steps(workdir / 'checkpoints')
     assert left[0] == 0 and left[-1] < STEPS
     ((code, text),) = finish(start(workdir, 1, 8, MIX))

@@ -245,7 +245,7 @@ def test_processes_that_joined_and_have_several_workdirs_are_refused(tmp_path):
     own = [tmp_path / '0', tmp_path / '1']
     program = f'runtime.PATIENCE_S = 1.0\n{ADD_UP}'
     for text in finish(start(program, own, joined=launched('srun', 2)), code=1):
-        assert 'is not one folder that all processes see' in text
+        assert 'is not the same folder for all processes' in text
 
 
 def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):
@@ -288,9 +288,9 @@ def test_two_others_are_refused_and_one_of_a_pair_ends_at_once_when_the_other_is
         for process in first:
             process.kill()
             process.communicate()
-    assert f'is in use by a training (process {first[0].pid} on ' in refused[0]
-    assert 'is in use by another training, says process 0' in refused[1]
-    assert 'process 0 of 2 ends' in text and 'goes on from the newest checkpoint' in text
+    assert f'is in use by another run (process {first[0].pid} on ' in refused[0]
+    assert 'is in use by another run, according to process 0' in refused[1]
+    assert 'process 0 of 2 exits' in text and 'resume from the newest checkpoint' in text
 
 
 @pytest.mark.soak

@@ -121,7 +121,7 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     assert run.finish(run.start()) == processes.EXIT_DAMAGED
     (line,) = [line for line in run.said().splitlines() if 'damaged' in line]
     assert line.startswith(f'error: checkpoint {step} is damaged: ') and checkpoint.MARK in line
-    assert line.endswith(f'--fallback goes back to step {older}')
+    assert line.endswith(f'--fallback loads step {older} instead')
     assert run.finish(run.start('--fallback')) == 0, run.said()
     assert f'WARNING: checkpoint {step} is damaged' in run.said()
     assert f'falling back to step {older}' in run.said()
