@@ -1,10 +1,10 @@
 """Every field of a run, with its default: RAGEN's StarPO sizes on FrozenLake (its main branch).
 
-Other configs start from get_config() here and change fields. A field that is not here does not
-exist: a mistyped name is an error before anything runs. Each field has one home, the dataclass of
-what it sets, with its bound and meaning: agentrl_jax/run/config.py names them, run/README.md lists
-all fields. A placeholder has no value until one is set: each algorithm has that of its own paper
-(agentrl_jax/algorithms/PRESETS.md). In full, with these values, a config is printed by
+Other configs start from this get_config() and change fields. Unknown field names are rejected
+before anything runs. Each field is declared once, with its bound and meaning, in a dataclass that
+agentrl_jax/run/config.py names; agentrl_jax/run/README.md lists all fields. A placeholder is unset:
+each algorithm fills it with its paper's value (agentrl_jax/algorithms/PRESETS.md). To print a
+config with these values:
   python -m agentrl_jax.train --config=configs/... --show_config
 """
 

@@ -1,7 +1,7 @@
-"""Every setting of a run: the root of the tree, what follows from it, and how it is read.
+"""Every setting of a run: the root config, its derived values, and how it is read.
 
-Users change a ConfigDict (`get_config`, configs/*.py, --config.a.b=c). `read` makes the Config of
-it, in which every field has a value, or says everything that is wrong with it.
+Users change a ConfigDict (`get_config`, configs/*.py, --config.a.b=c). `read` turns it into a
+Config, in which every field has a value, or reports everything that is wrong with it.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ from agentrl_jax.settings.marks import (
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run."""
+    """The config of a run."""
 
     seed: Annotated[int, In(low=0, high=2**63 - 1)] = 0
-    steps: Annotated[int, In(low=0, high=2**31 - 1)] = 200  # rollout-update cycles
+    steps: Annotated[int, In(low=0, high=2**31 - 1)] = 200  # cycles of a rollout and an update
     env: sections.Env = sections.Env()
     agent: sections.Agent = sections.Agent()
     reward: sections.Reward = sections.Reward()
@@ -67,14 +67,14 @@ class Config:
     alarm: Alarms = Alarms()
     log: sections.Log = sections.Log()
     extras: Annotated[Extras, Inline()] = Extras()  # sections of extensions
-    # Sections of the worlds that train, by their names in env
+    # Settings of the training environments, in the order of env
     worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
-    # Data shards of the mesh, for rules
+    # Data shards of the mesh; rules use it
     shards: int = dataclasses.field(default=1, compare=False, metadata=tree.APART)
 
     @property
     def extensions(self) -> tuple[Extension, ...]:
-        """The sections of extensions that change how a run is built."""
+        """The config sections of extensions that change how a run is built."""
         sections = vars(self.extras).values()
         return tuple(section for section in sections if isinstance(section, Extension))
 
@@ -83,49 +83,49 @@ class Config:
         return Chosen(ALGORITHMS).key(self.algorithm)
 
     def forms_of(self, world: Any) -> tuple[str, ...]:
-        """What answers to a world on a host must look like (text.forms); () = any text."""
+        """Return the templates of answers to an environment on a host (text.forms); () = any."""
         return (self.hosts.forms or world.forms) if self.rollout.constrain else ()
 
     @property
     def most_branches(self) -> int:
-        """Conversations of an episode, at most."""
+        """Maximum number of conversations in an episode."""
         return max(getattr(world, 'branches', 1) for world in self.worlds)
 
     @property
     def on_hosts(self) -> bool:
-        """Whether episodes of this one world are played against worlds on hosts."""
+        """Whether the environment runs on hosts; only for a run with a single environment."""
         return self.env.name in HOSTS
 
     @property
     def members(self) -> tuple['Config', ...]:
-        """A run of each world alone, with its share of groups and demonstrations."""
+        """One config per environment, with its share of groups and demonstrations."""
         if not self.env.mix:
             return (self,)
         groups = self.env.apportion(self.rollout.num_groups)
-        shown = self.env.apportion(self.clone.episodes)
+        episodes = self.env.apportion(self.clone.episodes)
         return tuple(
             dataclasses.replace(
                 self.of_world(world),
-                rollout=dataclasses.replace(self.rollout, num_groups=own_groups),
-                clone=dataclasses.replace(self.clone, episodes=own_episodes),
+                rollout=dataclasses.replace(self.rollout, num_groups=num_groups),
+                clone=dataclasses.replace(self.clone, episodes=num_episodes),
             )
-            for world, own_groups, own_episodes in zip(self.worlds, groups, shown, strict=True)
+            for world, num_groups, num_episodes in zip(self.worlds, groups, episodes, strict=True)
         )
 
     def of_world(self, world: Any) -> 'Config':
-        """The same run of another world alone."""
+        """Return the same run with this environment only."""
         env = dataclasses.replace(self.env, name=world.name, mix=())
         return dataclasses.replace(self, env=env, worlds=(world,))
 
     @property
     def held_out(self) -> 'Config':
-        """The same run with the worlds of validation."""
+        """The same run with the validation environments."""
         worlds = tuple(world.for_validation() for world in self.worlds)
         return dataclasses.replace(self, worlds=worlds)
 
     @property
     def with_clone_limits(self) -> 'Config':
-        """With the limits of expert demonstrations in the place of the run's."""
+        """The same run with the limits of expert demonstrations instead of its own."""
         parts = {}
         for name, section in LIMITS.items():
             part = parts.get(section, getattr(self, section))
@@ -135,7 +135,7 @@ class Config:
 
     @property
     def answer_opening(self) -> str:
-        """What is forced in front of answers that act."""
+        """The text that is forced at the start of acting answers."""
         if self.on_hosts:
             return self.hosts.answer_prefix
         if self.agent.name == 'react':
@@ -144,32 +144,32 @@ class Config:
 
     @property
     def worlds_at_once(self) -> int:
-        """Episodes on hosts that a run plays side by side, all of its processes together."""
-        evaluated = self.env.eval_levels * self.eval.samples  # at the start and the end at least
-        most = self.rollout.slots or max(self.rollout.episodes, evaluated)
-        trained, validated = min(most, self.rollout.episodes), min(most, evaluated)
-        if self.rollout.staleness:  # episodes are in flight while others are validated
+        """Number of episodes on hosts that a run plays at once, over all processes."""
+        evaluated = self.env.eval_levels * self.eval.samples  # at least at the start and the end
+        limit = self.rollout.slots or max(self.rollout.episodes, evaluated)
+        trained, validated = min(limit, self.rollout.episodes), min(limit, evaluated)
+        if self.rollout.staleness:  # training episodes stay in flight during validation
             return trained + validated
         return max(trained, validated)
 
     @property
     def worlds_per_process(self) -> int:
-        """worlds_at_once of one process."""
+        """worlds_at_once per process, rounded up."""
         return -(-self.worlds_at_once // jax.process_count())
 
     @property
     def shares_backbone(self) -> bool:
-        """Whether the critic is a head on the policy's own hidden states."""
+        """Whether the critic is a head on the policy's hidden states."""
         return self.algorithm.USES_CRITIC and self.critic.share_backbone
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a KL term or a teacher compares with the policy of step 0."""
+        """Whether a KL term or a teacher uses the policy of step 0."""
         return self.algorithm.uses_reference
 
     @property
     def explores(self) -> bool:
-        """Whether episodes are played by the policy of an iteration's beginning (AgentEvol)."""
+        """Whether the policy from the start of an iteration plays the episodes (AgentEvol)."""
         return self.algorithm.EXPLORES
 
     @property
@@ -179,49 +179,51 @@ class Config:
 
     @property
     def keeps_start(self) -> bool:
-        """Whether the policy of step 0 is kept on disk: as a reference, or to begin again from."""
+        """Whether the policy of step 0 is kept on disk, as a reference or to restart from."""
         return self.needs_reference or self.explores
 
     def begins_iteration(self, step: int) -> bool:
-        """AgentEvol: whether explorer and learner change before the step."""
+        """Return whether a new iteration (AgentEvol) starts at this step."""
         return self.explores and step > 0 and step % self.evol.iteration == 0
 
     @property
     def base_rows(self) -> int:
-        """Demonstrations that join the episodes of a step (AgentEvol)."""
+        """Number of demonstrations added to the episodes of a step (AgentEvol)."""
         return self.evol.base_rows if self.explores else 0
 
     @property
     def update_rows(self) -> int:
-        """Rows of an update."""
+        """Number of rows in an update."""
         kept = self.algorithm.filter.kept(self.rollout.num_groups) * self.rollout.group_size
         return kept + self.base_rows
 
     def turn_limit(self, step: int) -> int:
-        """Turns an episode of a training step may take: those of the curriculum, or all."""
+        """Return the maximum turns of a training episode at this step (see curriculum)."""
         return self.curriculum.turn_limit(step, self.env.max_turns)
 
     @property
     def fewest_turns(self) -> int:
-        """The turns of the shortest episodes: the curriculum and the clone have limits too."""
+        """The smallest turn limit of the run, of its curriculum and of its demonstrations."""
         turns = min((self.env.max_turns, *self.curriculum.rounds))
         return min(turns, self.clone.max_turns or turns)
 
     @property
     def acting_turns(self) -> int:
-        """Turns that act in a trial of the shortest episodes."""
+        """Number of acting turns in a trial under the smallest turn limit."""
         agent = self.agent.build()
         return agent.acting_turns(max(self.fewest_turns, agent.least_turns))
 
     @property
     def continuations(self) -> int:
-        """Continuations that an episode of a rollout can have; 0 = it is never forked."""
+        """Maximum number of continuations of an episode; 0 = episodes are never forked."""
         return self.algorithm.continuations(self.env.max_turns)
 
 
 def get_config() -> Any:
-    """The ConfigDict that configs change: every field with its default, unset where algorithms'
-    differ."""
+    """Return the ConfigDict that configs change: all fields with their defaults.
+
+    Fields with a default per algorithm are unset.
+    """
     cfg = tree.config_dict(Config)
     for name, world in {**ENVIRONMENTS, **HOSTS}.items():
         cfg[name] = tree.config_dict(world, name)
@@ -229,19 +231,19 @@ def get_config() -> Any:
 
 
 def section_of(cfg: Any, name: str) -> Any:
-    """The settings of a world; games have a section only in a config that sets something."""
+    """Return the settings of an environment. A game's section exists only if a config adds it."""
     section = cfg[name].to_dict() if name in cfg else {}
     return read_world(WORLDS[name], files.in_mounts(section), files.in_mounts(cfg.hosts.to_dict()))
 
 
 def read(cfg: Any, shards: int | None = 1) -> Config:
-    """The settings of a ConfigDict; WrongUsage with everything that is wrong.
+    """Read a ConfigDict into a Config; WrongUsage lists everything that is wrong.
 
-    shards: of rows over the mesh; None leaves rules between fields unchecked.
+    shards: number of row shards in the mesh; None skips the rules between fields.
     """
     with _impossible():
         outside.register(tree.flat(cfg))
-    known = tree.flat(get_config())  # sections of games are checked as they are read
+    known = tree.flat(get_config())  # games' sections are checked when read
     for name in sorted(tree.flat(cfg).keys() - known.keys()):
         if name.partition('.')[0] not in GAMES:
             raise WrongUsage(tree.no_field(name, known))
@@ -252,21 +254,21 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     if shards is not None and (broken := rules.broken(run)):
         sentences = '; '.join(rule.sentence for rule in broken)
         fields = tuple(field for rule in broken for field in rule.fields)
-        raise WrongUsage(f'impossible configuration: {sentences}', fields)
+        raise WrongUsage(f'invalid config: {sentences}', fields)
     if shards is not None and run.clone.file:
-        trajectories.read_records(run.clone.file)  # before the model is loaded
+        trajectories.read_records(run.clone.file)  # fail before the model is loaded
     return run
 
 
 def _with_world_names(run: Config) -> Config:
-    """With the names of worlds outside the package in the place of module:Class."""
+    """Replace module:Class by the environment's name."""
     mix = tuple((outside.world_name(name), share) for name, share in run.env.mix)
     name = run.env.name if mix else outside.world_name(run.env.name)
     return dataclasses.replace(run, env=dataclasses.replace(run.env, name=name, mix=mix))
 
 
 def effective(cfg: Any) -> Any:
-    """A copy of the ConfigDict with the values that the run has; unset: without effect."""
+    """Return a copy of the ConfigDict with the run's values; fields without effect are unset."""
     full = copy.deepcopy(cfg)
     with _impossible():
         outside.register(tree.flat(cfg))
@@ -279,14 +281,14 @@ def _impossible() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise WrongUsage(f'impossible configuration: {error}') from error
+        raise WrongUsage(f'invalid config: {error}') from error
 
 
 def as_json(cfg: Any) -> dict[str, Any]:
-    """A ConfigDict as plain values."""
+    """Return a ConfigDict as plain JSON values."""
     return json.loads(cfg.to_json_best_effort())
 
 
 def show(cfg: Any) -> str:
-    """The effective config, a field a line, with the values of its algorithm."""
+    """Format the effective config, one field per line, with its algorithm's values."""
     return pages.show(Config, effective(cfg), tree.flat(cfg))

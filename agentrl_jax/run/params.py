@@ -1,11 +1,11 @@
-"""Which parameters play, which are trained, and which stay as they are.
+"""Actor, trainable and frozen parameters.
 
-With LoRA the weights a run starts from are the frozen base of policy, critic and reference alike.
-They come from model.path again when a run resumes, and must be what they were; weights that were
-drawn or cloned are kept:
-  <workdir>/base       the model under adapters, unless it is model.path's own
-  <workdir>/reference  what was trained, as it was at step 0 (KL terms, AgentEvol's restarts)
-  <workdir>/best       what was trained, as it was at the best validation (checkpoint.best)
+With LoRA, the initial weights are the frozen base of policy, critic and reference. A resumed run
+loads them from model.path again and checks that they have not changed. Weights that were randomly
+initialised or cloned are saved:
+  <workdir>/base       the model under the adapters, unless it comes from model.path
+  <workdir>/reference  trainable parameters at step 0 (KL terms, AgentEvol's restarts)
+  <workdir>/best       trainable parameters at the best validation (checkpoint.best)
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from agentrl_jax.types import Params, TrainState
 
 CLONED = 2  # number of the adapters that cloning trains
 BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir
-# Fields of Model that say how it computes, and those that show in the shapes of its parameters
+# Fields of Model that configure its computation, and fields that determine parameter shapes
 HOW = ('dtype', 'lora_scale', 'remat', 'scan_layers', 'transposed', 'fused')
 SHOWN = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_layers')
-DIGITS = 6  # of numbers that are compared: a .gguf has those of a config.json in float32
-_known: list[Any] = []  # a weak reference to the first of some parameters, and their base_digest
+DIGITS = 6  # compared digits: a .gguf stores the numbers of a config.json in float32
+_known: list[Any] = []  # cached base_digest: a weak reference to the first parameter, the digest
 
 
 def player_of(state: TrainState, base: Params) -> Params:
-    """The parameters that play episodes: the policy, or the explorer of AgentEvol."""
+    """Return the parameters that play episodes: the policy, or AgentEvol's explorer."""
     return policy_of(state.params if state.explorer is None else state.explorer, base)
 
 
 def trained_part(params: Params, cfg: Config, index: int) -> Params:
-    """What is trained of a model: all of it, or adapters (0: policy, 1: critic, CLONED)."""
+    """Return a model's trainable part: all of it, or adapters (0: policy, 1: critic, CLONED)."""
     if not cfg.lora.rank:
         return dict(params)
     key = Streams(cfg.seed).key(ADAPTERS, index)
@@ -50,7 +50,7 @@ def trained_part(params: Params, cfg: Config, index: int) -> Params:
 
 
 def trained_policy(params: Params, cfg: Config, config: Model) -> Params:
-    """TrainState.params of step 0: the policy's part, with the head of a critic that shares it."""
+    """Return TrainState.params at step 0: policy parameters, plus a value head if one is shared."""
     trained = trained_part(params, cfg, 0)
     if cfg.shares_backbone:
         trained['value_head'] = critic.init_head(config)
@@ -58,30 +58,31 @@ def trained_policy(params: Params, cfg: Config, config: Model) -> Params:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a path is the workdir of a run, or its folder of the best policy."""
+    """Return whether a path is a run's workdir, or its folder of the best policy."""
     return (path / checkpoint.FOLDER).is_dir() or bool(checkpoint.steps(path))
 
 
 def base_is_given(cfg: Config) -> bool:
-    """Does the base come from model.path, as it is? Then nothing is kept of it.
+    """Return whether the base comes unchanged from model.path, so that it need not be saved.
 
-    A run is no such place: it may go on, and then holds other weights.
+    False for a run's workdir: its weights may still change.
     """
     path = cfg.model.path
     return bool(path) and not cfg.clone.demonstrates and not holds_run(files.local_path(path))
 
 
 def keep_base(cfg: Config, workdir: Path, params: Params) -> None:
-    """Keeps the parameters under the adapters, unless there are none or model.path has them."""
+    """Save the parameters under the adapters, unless model.path holds them."""
     if cfg.lora.rank and not base_is_given(cfg):
         frozen.keep(workdir / BASE_FOLDER, params)
 
 
 def open_base(cfg: Config, workdir: Path | str, params: Params, extra: Mapping[str, Any]) -> Params:
-    """The frozen parameters of a run; {} without LoRA, ValueError where model.path has others.
+    """Return the frozen parameters of a run; {} without LoRA.
 
-    params: those of cfg.model.path, or of the same shapes and layout; extra: what lies beside the
-    checkpoint (of older versions without a digest). All processes must call.
+    ValueError if model.path holds different parameters. params: from cfg.model.path, or with the
+    same shapes and layout. extra: the checkpoint's metadata, which older versions saved without a
+    digest. All processes must call this.
     """
     if not cfg.lora.rank:
         return {}
@@ -89,17 +90,17 @@ def open_base(cfg: Config, workdir: Path | str, params: Params, extra: Mapping[s
         return frozen.load(Path(workdir) / BASE_FOLDER, sharding.abstract_of(params))
     if 'base' in extra and extra['base'] != base_digest(params):
         raise ValueError(
-            f'model.path={cfg.model.path!r} holds other parameters than '
-            f'model.path={_path_in(extra)!r} did when this run began, and its adapters fit those '
-            'alone: give the model that it began with'
+            f'model.path={cfg.model.path!r} holds different parameters than '
+            f'model.path={_path_in(extra)!r} did when this run started. Its adapters only fit the '
+            'original ones: set model.path to the original model'
         )
     return params
 
 
 def base_digest(params: Params) -> str:
-    """Digest of the parameters under adapters, whatever the mesh; all processes must call.
+    """Return a digest of the parameters under adapters, the same on any mesh.
 
-    Those of a run, which no step changes, are read once.
+    No step changes them, so the digest is cached. All processes must call this.
     """
     first = jax.tree.leaves(params)[0]
     if not _known or _known[0]() is not first:
@@ -108,8 +109,8 @@ def base_digest(params: Params) -> str:
 
 
 def start_of(cfg: Config, config: Model, params: Params) -> dict[str, Any]:
-    """What a checkpoint holds of the model that a run began with: what shows in no tensor of its
-    state, and a digest of the parameters that are not kept."""
+    """Return a checkpoint's metadata about the initial model: sizes that no tensor of the state
+    shows, and a digest of the parameters that are not saved."""
     start = {'sizes': sizes_of(config)}
     if cfg.lora.rank and base_is_given(cfg):
         start['base'] = base_digest(params)
@@ -117,7 +118,7 @@ def start_of(cfg: Config, config: Model, params: Params) -> dict[str, Any]:
 
 
 def sizes_of(config: Model) -> dict[str, Any]:
-    """What a model computes with and no shape shows: heads, positions, norms; as JSON."""
+    """Return the sizes that parameter shapes do not show (heads, positions, norms), as JSON."""
 
     def rounded(x):
         if isinstance(x, tuple):
@@ -129,55 +130,54 @@ def sizes_of(config: Model) -> dict[str, Any]:
 
 
 def check_sizes(cfg: Config, config: Model, extra: Mapping[str, Any]) -> None:
-    """ValueError for a model of cfg with other sizes than the one that a run began with.
+    """Raise a ValueError if the sizes of cfg's model differ from the run's initial model.
 
-    extra: what lies beside its checkpoint, of older versions without them.
+    extra: the checkpoint's metadata, which older versions saved without sizes.
     """
     before, now = extra.get('sizes', {}), sizes_of(config)
     other = [name for name in before if name in now and before[name] != now[name]]
     if other:
-        said = '; '.join(f'{name} is {now[name]} and was {before[name]}' for name in other)
+        differences = '; '.join(f'{name} is {now[name]}, was {before[name]}' for name in other)
         raise ValueError(
-            f'model.path={cfg.model.path!r} is another model than model.path={_path_in(extra)!r} '
-            f'was when this run began ({said}): give the model that it began with'
+            f'model.path={cfg.model.path!r} is not the model that model.path={_path_in(extra)!r} '
+            f'was when this run started ({differences}): set model.path to the original model'
         )
 
 
 def _path_in(extra: Mapping[str, Any]) -> str:
-    """model.path beside a checkpoint."""
+    """Return model.path of the run that wrote a checkpoint."""
     return read_saved(extra).model.path
 
 
 def open_start(workdir: Path, abstract: Params) -> Params:
-    """The policy of step 0, as it is kept beside the checkpoints."""
+    """Load the policy of step 0, which is saved next to the checkpoints."""
     return frozen.load(workdir / REFERENCE_FOLDER, sharding.abstract_of(abstract))
 
 
 def best_of(workdir: str | Path) -> str:
-    """The folder of the best policy of a run."""
+    """Return the folder of a run's best policy."""
     return str(files.local_path(workdir) / BEST_FOLDER)
 
 
 def keep_best(workdir: Path, params: Params, saved: dict[str, Any]) -> None:
-    """Keeps what is trained if `saved`, said beside it, has a better eval/success than is kept.
+    """Save the trainable parameters if eval/success in `saved` is better than the saved best.
 
-    A validation that lost all of its episodes (nan) is no best one. What was kept of this step or
-    of later ones goes, for it is played again after a kill. What was the best before that is not
-    there any more.
+    A validation that lost all its episodes (nan) never counts. A best policy saved at this step or
+    later is removed first: after a kill, these steps run again. Earlier bests are not restored.
     """
     new, folder = saved['eval/success'], workdir / BEST_FOLDER
     if math.isnan(new):
         return
-    kept = checkpoint.open_checkpoints(folder, keep=1)
-    checkpoint.remove_from(kept, saved['step'])
-    step = checkpoint.latest_step(kept)
+    checkpoints = checkpoint.open_checkpoints(folder, keep=1)
+    checkpoint.remove_from(checkpoints, saved['step'])
+    step = checkpoint.latest_step(checkpoints)
     best = -math.inf
     if step is not None:
-        with contextlib.suppress(checkpoint.Damaged):  # then any is better
+        with contextlib.suppress(checkpoint.Damaged):  # then any policy is better
             best = checkpoint.read_extra(folder, step=step)['eval/success']
     if new > best:
-        checkpoint.save(kept, saved['step'], {'params': params}, saved)
-    checkpoint.close(kept)
+        checkpoint.save(checkpoints, saved['step'], {'params': params}, saved)
+    checkpoint.close(checkpoints)
 
 
 def saved_policy(
@@ -189,9 +189,9 @@ def saved_policy(
     *,
     step: int | None = None,
 ) -> Params:
-    """The policy of a checkpoint, adapters and base; config, params: of cfg, as in open_base.
+    """Load the policy of a checkpoint, with adapters and base. config, params: as in open_base.
 
-    ValueError where they are of another model than the run began with.
+    ValueError if they do not belong to the run's initial model.
     """
     extra = checkpoint.read_extra(workdir, step=step)
     check_sizes(cfg, config, extra)

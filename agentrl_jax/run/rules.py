@@ -1,7 +1,7 @@
 """The rules between fields of a run's config (agentrl_jax/settings/rules.py).
 
-Algorithms, worlds and sections of extensions have their own rules. RUN_RULES of a world are about
-it and the run that trains it.
+Algorithms, environments and sections of extensions have their own rules. An environment's
+RUN_RULES relate it to the run that trains it.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from agentrl_jax.settings.marks import POSITIVE, In, suggestion
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text import agents
 
-Config = Any  # run.config.Config, whose reader checks these rules
+Config = Any  # run.config.Config; run.config.read checks these rules
 TWO, ONE, ACTS, AGENTS = In(low=2), In(low=1), {'act', 'react'}, set(agents.NAMES)
 
 
@@ -37,7 +37,7 @@ def _finishes(run: Config) -> bool:
 
 
 def _cloned(run: Config) -> list[Any]:
-    """The worlds on hosts whose expert is cloned."""
+    """Return the environments on hosts that demonstrate clone.episodes."""
     members = (one for one in run.members if one.on_hosts and one.clone.episodes)
     return [world for member in members for world in member.worlds]
 
@@ -48,7 +48,7 @@ def _known_worlds(run: Config) -> bool:
 
 def _worlds(run: Config) -> str:
     close = (suggestion(name, WORLDS) for name in run.env.worlds if name not in WORLDS)
-    return f'different worlds of {", ".join(WORLDS)}{"".join(close)}'
+    return f'different environments from {", ".join(WORLDS)}{"".join(close)}'
 
 
 def _shares_sum_to_one(run: Config) -> bool:
@@ -60,7 +60,7 @@ def _mixed_groups(run: Config) -> tuple[int, ...]:
     return run.env.apportion(run.rollout.num_groups) if run.env.mix else ()
 
 
-SHARDED = {  # numbers of rows that go over the data shards
+SHARDED = {  # row counts that must divide evenly over the data shards
     'env.mix': lambda run: [count * run.rollout.group_size for count in _mixed_groups(run)],
     'rollout.num_groups': lambda run: [run.rollout.episodes],
     'rollout.slots': lambda run: [run.rollout.slots],
@@ -74,7 +74,7 @@ SHARDED = {  # numbers of rows that go over the data shards
 def _of_shards(field: str, counts: Callable[[Any], list[int]]) -> Rule:
     return must(
         field,
-        'a number whose rows (rollout.group_size a group) are a multiple of the data shards',
+        'a value that gives a multiple of the data shards in rows (rollout.group_size per group)',
         lambda run: not any(count % run.shards for count in counts(run)),
     )
 
@@ -84,30 +84,30 @@ def _package(name: str) -> dict[str, Must]:
 
 
 NO_LIMITS = dict.fromkeys((f'clone.{name}' for name in LIMITS), 0)
-ON_DEVICE = {'env.name': Must('worlds on the device', lambda run: not _hosts(run))}
+ON_DEVICE = {'env.name': Must('environments on the device', lambda run: not _hosts(run))}
 ONE_BRANCH = {'harness.branches': Must('1', lambda run: run.most_branches == 1)}
 ONE_CONVERSATION = {'context.window': 0} | ONE_BRANCH
 HAS_RATIO = {'algorithm': Must('one with a ratio', lambda run: run.algorithm.HAS_RATIO)}
 DEMONSTRATIONS = Must('a number, or clone.file to a file', lambda run: run.clone.demonstrates)
 
 
-FIRST = (  # others divide by what these check
+FIRST = (  # other rules divide by values that these check
     must('env.name', _worlds, lambda run: run.env.mix or _known_worlds(run)),
     must('env.mix', _worlds, lambda run: not run.env.mix or _known_worlds(run)),
     must('env.mix', 'shares above 0 that sum to 1', _shares_sum_to_one),
 )
 
-CHECKS = {  # (field, what it must be): whether it is
-    ('env.mix', 'shares that give each world a group of rollout.num_groups'): lambda run: (
+CHECKS = {  # (field, valid values): whether its value is valid
+    ('env.mix', 'shares that give each environment a group (rollout.num_groups)'): lambda run: (
         min(_mixed_groups(run), default=1) > 0
     ),
-    ('env.max_turns', 'more, as curriculum.rounds, or agent.trials to less'): lambda run: (
+    ('env.max_turns', 'more turns, or agent.trials to fewer (see curriculum.rounds)'): lambda run: (
         run.fewest_turns >= run.agent.build().least_turns
     ),
-    ('clone.episodes', '0 for a world without an expert, or set clone.file'): lambda run: all(
-        world.has_player() for world in _cloned(run)
+    ('clone.episodes', '0 for an environment without an expert, or set clone.file'): lambda run: (
+        all(world.has_player() for world in _cloned(run))
     ),
-    ('clone.oracle', '1.0 for a world that cannot be played at random'): lambda run: (
+    ('clone.oracle', '1.0 for an environment that cannot be played at random'): lambda run: (
         run.clone.oracle == 1 or all(world.plays_at_random for world in _cloned(run))
     ),
     ('model.hidden_size', 'a multiple of 2 x model.num_heads'): lambda run: (
@@ -116,17 +116,17 @@ CHECKS = {  # (field, what it must be): whether it is
     ('model.num_heads', 'a multiple of model.num_kv_heads'): lambda run: (
         run.model.path or not run.model.num_heads % run.model.num_kv_heads
     ),
-    ('lora.rank', 'the narrowest side of an adapted matrix or less'): lambda run: (
+    ('lora.rank', 'at most the smallest dimension of an adapted matrix'): lambda run: (
         run.model.path or run.lora.rank <= run.model.narrowest
     ),
-    ('rollout.constrain', "'any', since answers hold free text"): lambda run: (
+    ('rollout.constrain', "'any', since answers contain free text"): lambda run: (
         run.rollout.constrain != 'own'
         or not any('{}' in form for world in _hosts(run) for form in run.forms_of(world))
     ),
     ('eval.also', 'splits other than eval.split'): lambda run: run.eval.split not in run.eval.also,
     (
         'batch.minibatch_rows',
-        'a divisor of the rows of an update, see rollout.num_groups',
+        'a divisor of the number of rows in an update (see rollout.num_groups)',
     ): lambda run: not run.update_rows % run.batch.minibatch_rows,
     ('batch.minibatch_rows', 'a multiple of batch.microbatch_rows'): lambda run: (
         not run.batch.minibatch_rows % run.batch.microbatch_rows
@@ -140,16 +140,17 @@ CHECKS = {  # (field, what it must be): whether it is
     ('curriculum.rounds', 'numbers up to env.max_turns'): lambda run: (
         max(run.curriculum.rounds, default=0) <= run.env.max_turns
     ),
-    ('env.mix', 'worlds all on the device or all on hosts, for reward.function'): lambda run: (
-        not run.reward.function or len(_hosts(run)) in (0, len(run.worlds))
-    ),
+    (
+        'env.mix',
+        'environments all on the device or all on hosts, for reward.function',
+    ): lambda run: not run.reward.function or len(_hosts(run)) in (0, len(run.worlds)),
     (
         'env.name',
-        'a world on the device, for rollout.stop_at_answer (else hosts.stop)',
+        'an environment on the device, for rollout.stop_at_answer (on hosts, use hosts.stop)',
     ): lambda run: not run.rollout.stop_at_answer or len(_hosts(run)) < len(run.worlds),
     (
         'hosts.forms',
-        "forms of answers, such as ('Action: {}',), for rollout.constrain",
+        "templates of answers, such as ('Action: {}',), for rollout.constrain",
     ): lambda run: not run.rollout.constrain or all(run.forms_of(world) for world in _hosts(run)),
     ('alarm.mi_every', '1 or more, for information_drop in alarm.stop'): lambda run: (
         run.alarm.mi_every or 'information_drop' not in run.alarm.stop
@@ -165,11 +166,11 @@ RULES = (
     *starmap(_of_shards, SHARDED.items()),
     *(must(*needed, test) for needed, test in CHECKS.items()),
     *exclude({'env.hint': 'none'}, ON_DEVICE | {'context.window': 0}),
-    # Worlds
+    # Environments
     *exclude(
         {'env.mix': ()},
         {'context.window': 0, 'filter.refill': 0, 'alarm.mi_every': 0},
-        'several worlds have different prompts, and fixed shares',
+        'several environments have different prompts, and fixed shares',
     ),
     # Agents
     Rule({'agent.name': AGENTS - {'reflect'}, 'agent.trials': TWO}),
@@ -180,7 +181,7 @@ RULES = (
     ),
     *exclude({'context.summary': 0}, {'agent.name': ACTS, 'agent.trials': 1, 'context.window': 1}),
     Rule({'alarm.mi_every': 0, 'agent.name': ACTS}),
-    # Worlds on hosts
+    # Environments on hosts
     *exclude(ON_DEVICE, {'alarm.mi_every': 0, 'context.summary': 0}),
     *exclude(
         {'clone.episodes': Must('0 on hosts', lambda run: not _cloned(run))},
@@ -198,7 +199,7 @@ RULES = (
     *exclude(
         {'rollout.staleness': 0},
         {
-            'env.name': Must('one world on hosts', lambda run: run.on_hosts and not run.env.mix),
+            'env.name': Must('just one on hosts', lambda run: run.on_hosts and not run.env.mix),
             'curriculum.rounds': (),
             'filter.refill': 0,
             **HAS_RATIO,
@@ -207,7 +208,7 @@ RULES = (
         'episodes continue while the policy is updated',
     ),
     # Validation and logs
-    Rule({'checkpoint.best': False, 'eval.split': 'validation'}, 'no test figure would be left'),
+    Rule({'checkpoint.best': False, 'eval.split': 'validation'}, 'test levels must not choose it'),
     Rule({'log.wandb_project': ''} | _package('wandb')),
     Rule({'log.tensorboard': False} | _package('tensorboardX')),
     # Batches
@@ -247,17 +248,17 @@ RULES = (
                 'the episodes of a step or more',
                 lambda run: run.algorithm.kl.horizon >= run.rollout.episodes,
             ),
-            'algorithm': Must('one whose newest policy plays', lambda run: not run.explores),
+            'algorithm': Must('one that plays the newest policy', lambda run: not run.explores),
         },
     ),
     *exclude(
-        {'algorithm': Must('no comparison of episodes', lambda x: not x.algorithm.WHOLE_EPISODES)},
+        {'algorithm': Must('one not comparing episodes', lambda x: not x.algorithm.WHOLE_EPISODES)},
         ONE_CONVERSATION,
     ),
     *exclude(
         {'loss.bootstrap_truncated': Must('False', lambda run: not run.algorithm.bootstraps)},
         ONE_CONVERSATION
-        | {'env.name': Must('one that pays nothing after a cut', lambda run: not _finishes(run))},
+        | {'env.name': Must('one without rewards after a cut', lambda run: not _finishes(run))},
         'values need the rest of the conversation',
     ),
     Rule({'alarm.mi_every': 0, 'alarm.mi_text': 'answer', 'env.think': True}),
@@ -274,28 +275,30 @@ RULES = (
             **ONE_CONVERSATION,
             **NO_LIMITS,
         },
-        'demonstrations join the episodes of a step',
+        'demonstrations are added to the episodes of a step',
     ),
-    *exclude({'clone.file': ''}, NO_LIMITS, 'limits are for demonstrations of the expert'),
+    *exclude({'clone.file': ''}, NO_LIMITS, 'limits apply to expert demonstrations'),
     *exclude({'clone.adapters': False}, {'lora.rank': ONE, 'clone.episodes': DEMONSTRATIONS}),
     *exclude(
         {'clone.thoughts': False},
         {'clone.episodes': ONE, 'clone.file': '', 'env.think': True}
-        | {'env.name': Must('worlds on the device', lambda run: not run.on_hosts)},
-        'thoughts are for demonstrations of the expert',
+        | {'env.name': Must('environments on the device', lambda run: not run.on_hosts)},
+        'thoughts apply to expert demonstrations',
     ),
 )
 
 
 def broken(run: Config) -> list[rules.Broken]:
-    """The rules that a Config breaks; most are checked only if the first ones hold."""
+    """Return the rules that a Config breaks. If one of FIRST is broken, most others are skipped."""
     values = rules.settings_of(run)
     for world in run.worlds:
         values |= rules.settings_of(world, f'{world.name}.')
-    found = rules.broken((*FIRST, *rules.rules_of(run.algorithm)), run, values)
-    if not found:
+    violations = rules.broken((*FIRST, *rules.rules_of(run.algorithm)), run, values)
+    if not violations:
         added = [rule for section in vars(run.extras).values() for rule in rules.rules_of(section)]
-        found = rules.broken((*RULES, *added), run, values)
+        violations = rules.broken((*RULES, *added), run, values)
         for member in run.members:
-            found += rules.broken(rules.rules_of(member.worlds[0], 'RUN_RULES'), member, values)
-    return found + [one for world in run.worlds for one in rules.broken_by(world)]
+            violations += rules.broken(
+                rules.rules_of(member.worlds[0], 'RUN_RULES'), member, values
+            )
+    return violations + [one for world in run.worlds for one in rules.broken_by(world)]

@@ -1,6 +1,6 @@
-"""Settings: frozen dataclasses whose fields say type, bound or choice, default and meaning.
+"""Settings: frozen dataclasses that declare each field's type, bounds, default and meaning.
 
-marks   what Annotated says of a field beside its type
+marks   what Annotated adds to a field's type
 tree    from dataclasses to the ConfigDict that users change, and back
-pages   --show_config and the tables of fields, from the comments beside them
+pages   --show_config and the tables of fields, from the fields' comments
 """

@@ -1,4 +1,4 @@
-"""Fields that name a callable of a user: package.module:callable."""
+"""Fields that name a user's callable: package.module:callable."""
 
 import importlib
 import re
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from agentrl_jax.settings.marks import suggestion
 
-USERS = (  # errors that a user's module may raise when it is imported
+USERS = (  # errors that importing a user's module may raise
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -25,7 +25,7 @@ FORM = re.compile(r'\w+(\.\w+)*:\w+')
 
 
 def import_callable(name: str, field: str) -> Callable:
-    """Return what 'package.module:callable' names; a ValueError names the field of the config."""
+    """Import 'package.module:callable'; a ValueError names the config field."""
     module, attribute = import_module(name, field), name.partition(':')[2]
     if not hasattr(module, attribute):
         raise ValueError(
@@ -34,24 +34,24 @@ def import_callable(name: str, field: str) -> Callable:
         )
     value = getattr(module, attribute)
     if not callable(value):
-        raise ValueError(f'{_place(name, field)} is {type(value).__name__}, which cannot be called')
+        raise ValueError(f'{_place(name, field)} is {type(value).__name__}: it cannot be called')
     return value
 
 
 def import_module(name: str, field: str) -> types.ModuleType:
-    """Return the module of 'package.module:callable'.
+    """Import the module of 'package.module:callable'.
 
-    The ValueErrors differ: a name of another form, a missing module, an import that fails.
+    A malformed name, a missing module and a failing import have different ValueErrors.
     """
     place, module = _place(name, field), name.partition(':')[0]
     if not FORM.fullmatch(name):
-        raise ValueError(f'{place} is not package.module:callable, such as my_module:function')
+        raise ValueError(f'{place} is not package.module:callable, for example my_module:function')
     try:
         return importlib.import_module(module)
     except USERS as error:
         if isinstance(error, ModuleNotFoundError) and f'{module}.'.startswith(f'{error.name}.'):
             raise ValueError(
-                f'{place} is not package.module:callable: {error}; put its folder on PYTHONPATH'
+                f'{place} is not package.module:callable: {error}; add its folder to PYTHONPATH'
             ) from error
         raise ValueError(f'{place}: the import of {module} failed{_cause(error)}') from error
 
@@ -61,7 +61,7 @@ def _place(name: str, field: str) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """' in my_agent.py, line 3: ModuleNotFoundError: ...' of an error in a user's module."""
+    """Describe an error in a user's module: ' in my_agent.py, line 3: ImportError: ...'."""
     if isinstance(error, SyntaxError):
         return f' in {error.filename}, line {error.lineno}: {error.msg}'
     skipped = ('<frozen', __file__, importlib.__file__)

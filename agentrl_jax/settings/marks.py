@@ -1,4 +1,4 @@
-"""What Annotated says of a field of settings, beside its type."""
+"""Marks for Annotated: what a settings field declares in addition to its type."""
 
 import dataclasses
 import difflib
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def suggestion(value: Any, names: Collection[str]) -> str:
-    """'; did you mean ...?' with the name closest to a value; '' if no name is close.
+    """Return '; did you mean ...?' with the name closest to a value; '' if no name is close.
 
-    Case, '-' and '_' do not count.
+    Case, '-' and '_' are ignored.
     """
     plain = {re.sub(r'[\W_]', '', str(name)).lower(): name for name in names}
     word = re.sub(r'[\W_]', '', str(value)).lower()
@@ -21,7 +21,7 @@ def suggestion(value: Any, names: Collection[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class In:
-    """An interval; infinite ends are open. also: single values that are allowed as well."""
+    """An interval; infinite ends are open. also: single values allowed outside it."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -30,7 +30,7 @@ class In:
     also: tuple[float, ...] = ()
 
     def holds(self, value: float) -> bool:
-        """Whether the value is inside; nan and infinite values never are."""
+        """Return whether the value is allowed; nan and infinite values never are."""
         above = self.low < value or (value == self.low and not self.open_low)
         below = value < self.high or (value == self.high and not self.open_high)
         finite = isinstance(value, int) or math.isfinite(value)  # no float holds 10**400
@@ -51,8 +51,8 @@ class In:
 
 ONE, ZERO, FINITE = In(low=1), In(low=0), In()
 POSITIVE = In(low=0, open_low=True)
-SHARE = In(low=0, high=1)  # a probability, a discount, a part of a whole
-PART = In(low=0, high=1, open_low=True)  # a part that is not nothing
+SHARE = In(low=0, high=1)  # a probability, a discount or a fraction
+PART = In(low=0, high=1, open_low=True)  # a fraction above 0
 MOMENT = In(low=0, high=1, open_high=True)  # decay of a running mean
 MANY = In(low=1, high=2**31 - 1)  # counted in int32
 WORD = In(low=0, high=2**32 - 1)  # folded into a random key
@@ -60,28 +60,28 @@ WORD = In(low=0, high=2**32 - 1)  # folded into a random key
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """Names of a registry; Literal is for names that nothing else lists."""
+    """The value must be a name in a registry. Use Literal for names that no registry lists."""
 
     names: Collection[str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What a value must be, where its type says too little."""
+    """A description of the valid values, if the type alone does not explain them."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class At:
-    """Its name in the ConfigDict, where that is not the class's AT and the attribute."""
+    """The name in the ConfigDict, if it is not the class's AT plus the attribute."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True)
 class When:
-    """Otherwise it has no effect: a test of its own dataclass, and the same in words."""
+    """Condition under which the field has an effect: a test of its dataclass, and its text."""
 
     test: Callable[[Any], bool]
     words: str
@@ -89,14 +89,14 @@ class When:
 
 @dataclasses.dataclass(frozen=True)
 class Off:
-    """The value that asks for nothing, accepted by classes without the field."""
+    """The value that disables the field; classes without the field accept it."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class From:
-    """Unset, it follows from the fields before it in the root."""
+    """The default of an unset field, computed from earlier fields of the root."""
 
     of: Callable[[Any], Any]
     words: str
@@ -104,7 +104,7 @@ class From:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The ConfigDict holds a name of one of these classes; sections of it hold their fields."""
+    """The ConfigDict holds the name of one of these classes; its sections hold their fields."""
 
     by: Mapping[str, type]
 
@@ -118,4 +118,4 @@ class Chosen:
 
 @dataclasses.dataclass(frozen=True)
 class Inline:
-    """The fields of this group are among those of its owner."""
+    """The group has no section: its fields are listed among its owner's fields."""

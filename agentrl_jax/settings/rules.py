@@ -1,10 +1,10 @@
-"""Rules between settings: each rule lists fields and what they need, and one of them must hold.
+"""Rules between settings. A rule lists fields and their needs, at least one of which must hold.
 
-  Rule({'context.window': 0, 'env.mix': ()}, 'prompts of several worlds differ in length')
+  Rule({'context.window': 0, 'env.mix': ()}, 'prompts of several environments differ in length')
 
-rejects a window of turns together with several worlds. An algorithm, a world or a section of an
-extension has its rules in RULES. In those of a world its own fields have no section, and tests get
-the world; all other tests get the run.
+rejects a window of turns together with several environments. Algorithms, environments and sections
+of extensions define their rules in RULES. In an environment's rules, its fields have no section,
+and tests receive the environment. All other tests receive the run's config.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ FIELD = re.compile(r'\b[a-z]\w*(?:\.\w+)+')
 
 @dataclasses.dataclass(frozen=True)
 class Must:
-    """A need that is computed; words complete 'set <field> to'."""
+    """A computed need; `words` completes 'set <field> to'."""
 
     words: str | Callable[[Any], str]
     test: Callable[[Any], bool]
 
 
 class Broken(NamedTuple):
-    """A rule that a config breaks."""
+    """A violated rule: its fields and the error message."""
 
     fields: tuple[str, ...]
     sentence: str
@@ -37,26 +37,26 @@ class Broken(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Fields and their needs: a value, a set of values, an interval or a Must; one must hold."""
+    """Fields and their needs: values, sets of values, intervals or Must. One need must hold."""
 
     needs: Mapping[str, Any]
     why: str = ''
 
     def check(self, subject: Any, values: Mapping[str, Any], at: str = '') -> Broken | None:
-        """Return None if a need holds. Needs of unset and missing fields hold."""
+        """Return None if any need holds. Needs of unset and missing fields hold."""
         needs = {name if '.' in name else at + name: need for name, need in self.needs.items()}
         if any(_holds(need, subject, values.get(name)) for name, need in needs.items()):
             return None
         fixes = ' or '.join(f'{name} to {_words(need, subject)}' for name, need in needs.items())
         others = [name for name in FIELD.findall(fixes) if name in values]
         fields = tuple(dict.fromkeys([*needs, *others]))
-        shown = (f'{name}={values[name]!r}' if name in values else name for name in fields)
+        assignments = (f'{name}={values[name]!r}' if name in values else name for name in fields)
         why = f' ({self.why})' if self.why else ''
-        return Broken(fields, f'{", ".join(shown)}: set {fixes}{why}')
+        return Broken(fields, f'{", ".join(assignments)}: set {fixes}{why}')
 
 
 def exclude(first: Mapping[str, Any], others: Mapping[str, Any], why: str = '') -> tuple[Rule, ...]:
-    """One rule for each entry of `others`, which is rejected unless it or one of `first` holds."""
+    """Return one rule per entry of `others`: it or one of `first` must hold."""
     return tuple(Rule({**first, name: need}, why) for name, need in others.items())
 
 
@@ -66,12 +66,12 @@ def must(
     test: Callable[[Any], bool],
     unless: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Rule:
-    """A rule for one field; it also holds where one of the needs in `unless` does."""
+    """Return a rule for one field. It also holds if any need in `unless` does."""
     return Rule({**unless, field: Must(words, test)})
 
 
 def importable(field: str, *, optional: bool = False) -> Rule:
-    """A field of a world must name a callable that can be imported."""
+    """Return the rule that an environment's field names an importable callable."""
 
     def error(world: Any) -> str:
         name = getattr(world, field)
@@ -104,7 +104,7 @@ def _words(need: Any, subject: Any) -> str:
 
 
 def settings_of(made: Any, at: str = '') -> dict[str, Any]:
-    """{dotted name: value} of settings, with the values of fields without effect."""
+    """Return {dotted name: value} of settings, including fields without effect."""
     values: dict[str, Any] = {}
     for name, leaf in tree.leaves(type(made), at, made).items():
         values[name] = leaf.default
@@ -115,7 +115,7 @@ def settings_of(made: Any, at: str = '') -> dict[str, Any]:
 
 
 def rules_of(made: Any, attribute: str = 'RULES') -> list[Rule]:
-    """The rules of the class of an object and of its bases."""
+    """Return the rules of an object's class and its bases."""
     classes = reversed(type(made).__mro__)
     return [rule for cls in classes for rule in vars(cls).get(attribute, ())]
 
@@ -123,11 +123,11 @@ def rules_of(made: Any, attribute: str = 'RULES') -> list[Rule]:
 def broken(
     rules: Iterable[Rule], subject: Any, values: Mapping[str, Any], at: str = ''
 ) -> list[Broken]:
-    """The rules that do not hold."""
-    return [found for rule in rules if (found := rule.check(subject, values, at))]
+    """Return the rules that do not hold."""
+    return [violation for rule in rules if (violation := rule.check(subject, values, at))]
 
 
 def broken_by(world: Any) -> list[Broken]:
-    """The rules of a world that its settings break."""
+    """Return the environment's rules that its settings break."""
     at = f'{world.name}.'
     return broken(rules_of(world), world, settings_of(world, at), at)

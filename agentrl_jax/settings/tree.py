@@ -1,10 +1,9 @@
-"""Settings are frozen dataclasses; a ConfigDict is their face.
+"""Settings are frozen dataclasses, which users change through a ConfigDict.
 
-A field says everything about itself: type, default, choices (Literal, OneOf) or bounds (In); its
-comment is its documentation. `config_dict` makes the ConfigDict that users change, `read` the
-dataclasses of it, with a sentence for each thing that is wrong. Of a Chosen field the ConfigDict
-holds a name, which selects the class; fields that its classes do not all have, with one default,
-are placeholders.
+A field declares its type, default, and choices (Literal, OneOf) or bounds (In). Its comment is its
+documentation. `config_dict` makes the ConfigDict; `read` builds the dataclasses from it and
+reports every error. For a Chosen field, the ConfigDict holds the name of the class. Fields of these
+classes are placeholders, unless all of the classes have them with the same default.
 """
 
 import dataclasses
@@ -33,9 +32,9 @@ from agentrl_jax.settings.marks import (
     suggestion,
 )
 
-APART = types.MappingProxyType({'apart': True})  # metadata of fields that are no settings
-LARGEST = 2**31 - 1  # whole numbers are counted in int32, unless their field says how far they go
-SYNONYMS = {  # names that people look for -> ours
+APART = types.MappingProxyType({'apart': True})  # metadata of fields that are not settings
+LARGEST = 2**31 - 1  # integers are int32, unless their field has an upper bound
+SYNONYMS = {  # other libraries' field names -> ours
     'learning_rate': 'lr',
     'batch_size': 'minibatch_rows',
     'micro_batch_size': 'microbatch_rows',
@@ -43,18 +42,18 @@ SYNONYMS = {  # names that people look for -> ours
     'gradient_checkpointing': 'remat',
     'num_episodes': 'num_groups',
 }
-WORDS = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
+WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a text'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A field: its dotted name in the ConfigDict, and what its class says of it."""
+    """A field: its dotted name in the ConfigDict, and what its class declares."""
 
     name: str
     attribute: str
     owner: type
     hint: Any  # without Annotated and None
-    marks: Mapping[type, Any]  # of Annotated, by their types
+    marks: Mapping[type, Any]  # from Annotated, by type
     default: Any
 
     @property
@@ -64,7 +63,7 @@ class Leaf:
 
     @property
     def names(self) -> Collection[Any]:
-        """The values to choose from; () for other fields."""
+        """The values to choose from; () if the field has no choices."""
         named = self.marks.get(OneOf) or self.marks.get(Chosen)
         if named:
             return named.names
@@ -72,7 +71,7 @@ class Leaf:
 
     @property
     def rule(self) -> str:
-        """What a value must be."""
+        """A description of the valid values."""
         if Words in self.marks:
             return self.marks[Words].text
         if self.names:
@@ -83,7 +82,7 @@ class Leaf:
         return WORDS.get(self.kind, str(self.hint))
 
     def take(self, value: Any) -> Any:
-        """The value as its type has it; ValueError with a sentence."""
+        """Return the value converted to the field's type; ValueError if it is invalid."""
         try:
             value = cast(value, self.hint)
         except TypeError:
@@ -98,11 +97,11 @@ class Leaf:
             close = suggestion(value, self.names)
             raise ValueError(f'{self.name}={value!r} must be {self.rule}{close}')
         if self.kind is int and value > LARGEST and math.isinf(self.marks.get(In, In()).high):
-            raise ValueError(f'{self.name}={value!r} must be {LARGEST} at most')
+            raise ValueError(f'{self.name}={value!r} must be at most {LARGEST}')
         return value
 
     def chosen(self, given: Mapping[str, Any]) -> type:
-        """Of a Chosen: the class that the config names."""
+        """Return the class that the config names, for a Chosen field."""
         by = self.marks[Chosen].by
         if given.get(self.name) is None:
             return type(self.default)
@@ -112,7 +111,7 @@ class Leaf:
         return by[given[self.name]]
 
     def asks(self, given: Mapping[str, Any]) -> bool:
-        """Whether it was set to something that would have an effect."""
+        """Return whether the field is set to a value that would have an effect."""
         return self.name in given and given[self.name] != self.marks.get(Off, Off(None)).value
 
     def useless(self, value: Any, why: str) -> str:
@@ -121,7 +120,7 @@ class Leaf:
 
 
 def cast(value: Any, hint: Any) -> Any:
-    """The value as the type has it, so that equal settings are one key of jit; else TypeError."""
+    """Convert the value to the type, so that equal settings share a jit key; else TypeError."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and isinstance(value, tuple | list):  # JSON has lists
         args = args[:1] * len(value) if args[-1] is ... else args
@@ -129,13 +128,13 @@ def cast(value: Any, hint: Any) -> Any:
             return tuple(map(cast, value, args))
     elif hint is float and type(value) in (int, float):
         return float(value)
-    elif type(value) in (map(type, args) if origin is Literal else (hint,)):  # True is no int
+    elif type(value) in (map(type, args) if origin is Literal else (hint,)):  # True is not an int
         return value
     raise TypeError(hint)
 
 
 def bare(hint: Any) -> tuple[Any, dict[type, Any]]:
-    """(hint without Annotated and None, what Annotated held by type)."""
+    """Return (hint without Annotated and None, Annotated's marks by type)."""
     if typing.get_origin(hint) is typing.Annotated:
         inner, marks = bare(hint.__origin__)
         return inner, marks | {type(mark): mark for mark in hint.__metadata__}
@@ -146,23 +145,23 @@ def bare(hint: Any) -> tuple[Any, dict[type, Any]]:
 
 @functools.cache
 def hints(cls: type) -> Mapping[str, tuple[Any, dict]]:
-    """bare() of each field; a subclass that gives a new default keeps what the base says of it."""
-    found: dict = {}
+    """Return bare() of each field. A subclass that changes a default keeps the base's marks."""
+    fields: dict = {}
     for base in reversed(cls.__mro__):
-        own = inspect.get_annotations(base, eval_str=True)
-        for name in (found.keys() & vars(base).keys()) - own.keys():
+        annotations = inspect.get_annotations(base, eval_str=True)
+        for name in (fields.keys() & vars(base).keys()) - annotations.keys():
             raise TypeError(
-                f'{base.__name__}.{name} needs a type, or its default stays the old one'
+                f'{base.__name__}.{name} has no type, so its default is ignored: annotate it'
             )
-        for name, hint in own.items():
+        for name, hint in annotations.items():
             if typing.get_origin(hint) is not typing.ClassVar:
                 kind, marks = bare(hint)
-                found[name] = kind, found.get(name, (0, {}))[1] | marks
-    return found
+                fields[name] = kind, fields.get(name, (0, {}))[1] | marks
+    return fields
 
 
 def walk(cls: type, at: str = '', default: Any = None) -> Iterator[tuple[str, Any]]:
-    """(attribute, its Leaf, or (class, at, default) of a group); AT of a class outweighs at."""
+    """Yield (attribute, Leaf, or (class, at, default) for a group). A class's AT overrides at."""
     at, default = getattr(cls, 'AT', at), cls() if default is None else default
     for field in dataclasses.fields(cls):
         if 'apart' in field.metadata:
@@ -176,15 +175,15 @@ def walk(cls: type, at: str = '', default: Any = None) -> Iterator[tuple[str, An
 
 
 def leaves(cls: type, at: str = '', default: Any = None) -> dict[str, Leaf]:
-    """Every field by its dotted name, groups included; of a Chosen its name alone."""
-    found: dict = {}
+    """Return every field by its dotted name, including groups; only the name of a Chosen."""
+    fields: dict = {}
     for _, leaf in walk(cls, at, default):
-        found |= {leaf.name: leaf} if isinstance(leaf, Leaf) else leaves(*leaf)
-    return found
+        fields |= {leaf.name: leaf} if isinstance(leaf, Leaf) else leaves(*leaf)
+    return fields
 
 
 def variants(cls: type, at: str = '') -> Iterator[tuple[Leaf, dict[str, dict[str, Leaf]], dict]]:
-    """(leaf of a Chosen, {its choice: leaves}, the leaves of all choices)."""
+    """Yield (leaf of a Chosen, {choice: its leaves}, the leaves of all choices)."""
     for leaf in leaves(cls, at).values():
         if Chosen in leaf.marks:
             each = {key: leaves(one) for key, one in leaf.marks[Chosen].by.items()}
@@ -192,28 +191,28 @@ def variants(cls: type, at: str = '') -> Iterator[tuple[Leaf, dict[str, dict[str
 
 
 def flat(cfg: Any, prefix: str = '') -> dict[str, Any]:
-    """{dotted name: value} of a ConfigDict or of JSON."""
-    found = {}
+    """Return {dotted name: value} of a ConfigDict or of JSON."""
+    fields = {}
     for name, value in cfg.items():
         deep = hasattr(value, 'items')
-        found |= flat(value, f'{prefix}{name}.') if deep else {prefix + name: value}
-    return found
+        fields |= flat(value, f'{prefix}{name}.') if deep else {prefix + name: value}
+    return fields
 
 
 def defaults(root: type, at: str = '') -> dict[str, Leaf]:
-    """Every field by its dotted name, with the default that the ConfigDict has (None: unset)."""
+    """Return every field by its dotted name, with its default in the ConfigDict (None: unset)."""
     known = leaves(root, at)
     for leaf, each, every in variants(root, at):
         name = leaf.marks[Chosen].key(leaf.default)
         known[leaf.name] = dataclasses.replace(leaf, hint=str, default=name)
         for name, one in every.items():
-            same = all(name in own and own[name].default == one.default for own in each.values())
+            same = all(name in has and has[name].default == one.default for has in each.values())
             known[name] = one if same else dataclasses.replace(one, default=None)
     return known
 
 
 def config_dict(root: type, section: str = '') -> Any:
-    """The ConfigDict of a root, or of the section of that name."""
+    """Return the ConfigDict of a root, or of a section with that name."""
     nested: dict = {section: {}} if section else {}
     for name, leaf in defaults(root, section and f'{section}.').items():
         *sections, last = name.split('.')
@@ -223,23 +222,23 @@ def config_dict(root: type, section: str = '') -> Any:
 
 
 def read(cls: type, cfg: Any, at: str = '', *, idle: bool = False) -> Any:
-    """The dataclass of a ConfigDict or of JSON; ValueError with everything that is wrong.
+    """Build the dataclass from a ConfigDict or JSON; a ValueError lists everything that is wrong.
 
-    idle: fields without effect may be set.
+    idle: allow fields without effect to be set.
     """
-    given = {name: value for name, value in flat(cfg).items() if value is not None}
-    wrong: list[str] = []
-    made = _read(cls, at, None, given, None, wrong, idle)
+    entries = {name: value for name, value in flat(cfg).items() if value is not None}
+    errors: list[str] = []
+    settings = _read(cls, at, None, entries, None, errors, idle)
     for leaf, each, every in variants(cls, at) if not idle else ():
-        own = each.get(given.get(leaf.name, leaf.marks[Chosen].key(leaf.default)), every)
-        for name in every.keys() - own.keys():
-            if every[name].asks(given):
+        fields = each.get(entries.get(leaf.name, leaf.marks[Chosen].key(leaf.default)), every)
+        for name in every.keys() - fields.keys():
+            if every[name].asks(entries):
                 users = ', '.join(key for key, has in each.items() if name in has)
-                why = f' on {leaf.name}={given[leaf.name]!r}, only on {users}:'
-                wrong.append(every[name].useless(given[name], why))
-    if wrong:
-        raise ValueError('; '.join(wrong))
-    return made
+                why = f' with {leaf.name}={entries[leaf.name]!r}, only with {users}:'
+                errors.append(every[name].useless(entries[name], why))
+    if errors:
+        raise ValueError('; '.join(errors))
+    return settings
 
 
 def _read(
@@ -264,49 +263,49 @@ def _read(
             wrong.append(str(error))
     if len(wrong) > before:
         return default or cls()
-    made = cls(**values) if default is None else dataclasses.replace(default, **values)
-    idle = [leaf for leaf in whens if not leaf.marks[When].test(made)]
+    settings = cls(**values) if default is None else dataclasses.replace(default, **values)
+    idle = [leaf for leaf in whens if not leaf.marks[When].test(settings)]
     for leaf in idle:
         if leaf.asks(given) and not free:
             why = f': it needs {leaf.marks[When].words};'
             wrong.append(leaf.useless(given[leaf.name], why))
-    # What does nothing is the same for all, or jit would compile for it
-    return dataclasses.replace(made, **{leaf.attribute: leaf.default for leaf in idle})
+    # Fields without effect get their defaults: other values would recompile jitted functions
+    return dataclasses.replace(settings, **{leaf.attribute: leaf.default for leaf in idle})
 
 
 def values(made: Any, at: str = '') -> dict[str, Any]:
-    """{dotted name: value} of settings; None for those that have nothing to do."""
-    found: dict = {}
+    """Return {dotted name: value} of settings; None for fields without effect."""
+    fields: dict = {}
     for name, leaf in walk(type(made), at, made):
         if not isinstance(leaf, Leaf):
-            found |= values(getattr(made, name), leaf[1])
+            fields |= values(getattr(made, name), leaf[1])
         elif Chosen in leaf.marks:
-            found |= {leaf.name: leaf.marks[Chosen].key(leaf.default)} | values(leaf.default)
+            fields |= {leaf.name: leaf.marks[Chosen].key(leaf.default)} | values(leaf.default)
         else:
             works = When not in leaf.marks or leaf.marks[When].test(made)
-            found[leaf.name] = leaf.default if works else None
-    return found
+            fields[leaf.name] = leaf.default if works else None
+    return fields
 
 
 def no_field(name: str, known: Iterable[str]) -> str:
-    """That the config has no field of this dotted name, and what there is instead."""
+    """Return the error message for an unknown dotted name, with suggestions."""
     section, dot, field = name.rpartition('.')
-    known, asked = list(known), f'the config has no field {name}'
+    known, message = list(known), f'the config has no field {name}'
     near = [other.removeprefix(section + dot) for other in known if other.startswith(section + dot)]
     synonym = SYNONYMS.get(field, field)
     close = [section + dot + word for word in difflib.get_close_matches(synonym, near, n=1)]
     elsewhere = [other for other in known if other.rpartition('.')[2] in (field, synonym)]
     suggested = close or elsewhere if section else elsewhere or close
     if suggested:
-        return f'{asked}; did you mean {" or ".join(suggested[:4])}?'
+        return f'{message}; did you mean {" or ".join(suggested[:4])}?'
     if section and near:
-        return f'{asked}; {section} has {", ".join(near)}'
-    return f'{asked}; --show_config prints those there are'
+        return f'{message}; {section} has {", ".join(near)}'
+    return f'{message}; --show_config prints all fields'
 
 
 def migrate(saved: Any, steps: Sequence[Callable[[dict], dict]]) -> dict[str, Any]:
-    """A saved config, flat, as this version has it; steps: from each version to the next."""
-    found = flat(saved)
-    for step in steps[found.pop('version', 0) :]:
-        found = step(found)
-    return found
+    """Flatten a saved config and migrate it. steps: from each version to the next."""
+    config = flat(saved)
+    for step in steps[config.pop('version', 0) :]:
+        config = step(config)
+    return config

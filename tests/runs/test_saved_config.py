@@ -203,13 +203,13 @@ def test_adapters_lie_on_the_base_that_they_were_trained_on_alone(adapted, tmp_p
     tensors = load_file(file)
     tensors['model.norm.weight'] *= 1.5
     save_file(tensors, file, metadata={'format': 'pt'})
-    said = f"{other.model.path}' holds other parameters than model.path='{cfg.model.path}' did"
+    said = f"{other.model.path}' holds different parameters than model.path='{cfg.model.path}' did"
     with pytest.raises(ValueError, match=said):
         opened(other, workdir)
     shutil.copytree(cfg.model.path, tmp_path / 'kept')
     shutil.copy(file, cfg.model.path)
     try:
-        with pytest.raises(ValueError, match=f"{cfg.model.path}' holds other parameters"):
+        with pytest.raises(ValueError, match=f"{cfg.model.path}' holds different parameters"):
             resume(cfg, workdir)
     finally:
         shutil.copytree(tmp_path / 'kept', cfg.model.path, dirs_exist_ok=True)

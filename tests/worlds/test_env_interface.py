@@ -152,8 +152,8 @@ class Chosen(TextEnvironment):
     [
         (dict(pairs='main', dept=3), r'chosen.dept; did you mean chosen.depth\?'),
         (dict(depth=3, seed=2), 'chosen.seed'),
-        (dict(depth=1.5), 'chosen.depth=1.5 must be a whole number'),
-        (dict(depth=2**31), 'chosen.depth=2147483648 must be 2147483647 at most'),
+        (dict(depth=1.5), 'chosen.depth=1.5 must be an integer'),
+        (dict(depth=2**31), 'chosen.depth=2147483648 must be at most 2147483647'),
         (dict(depth=10**400), 'chosen.depth=1000'),
         (dict(pairs='none'), 'chosen.pairs'),
     ],
