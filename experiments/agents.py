@@ -1,22 +1,22 @@
-"""What are plans and thoughts of small policies worth at equal sampled tokens?
+"""Do plans and thoughts help small policies at equal sampled tokens?
 
-Three agents (agentrl_jax/text/README.md) on lakes of six by six, where the goal is up to ten moves
-away and more, and on Sokoban: `act` answers with actions alone; `think` has a thought in front of
-each answer; `plan` writes a plan before its first action. All train with turn GRPO, have three
-turns that act, and use one tokenizer, in which the tags of all kinds of turns are single tokens
-(tokens/agents.model). The arms `reflect` and `retry`, of two trials that are paid for the last one,
-need agent.reward=gain; commit 55cb303 was the last with it.
+Three agents (agentrl_jax/text/README.md) play FrozenLake with 6 x 6 cells, where the goal can be
+ten moves away or more, and Sokoban. `act` answers with actions only, `think` writes a thought
+before each answer, and `plan` writes a plan before its first action. All train with turn GRPO and
+have three acting turns. They share a tokenizer in which the tags of every kind of turn are single
+tokens (tokens/agents.model). The arms `reflect` and `retry`, which have two trials and are rewarded
+for the last one, need agent.reward=gain. Commit 55cb303 was the last with that option.
 
-Every arm has a clone of its own, since its turns are others. Demonstrations follow the expert in
-clone.oracle of the turns that act; what is written, a thought or a plan, always names what the
-expert would do. Arms that write are taught more of it: they begin elsewhere, and the
-policies they start from have rows of their own.
+Each arm has its own clone because its turns differ. Demonstrations follow the expert in the share
+clone.oracle of the acting turns. The written text, a thought or a plan, always names the expert's
+actions. Arms that write therefore learn more about the expert. They start from different policies,
+which have their own rows in the tables.
 
-Equal sampled tokens: as in turn_credit, each column is read at the tokens of its least run. Arms
-that write sample more in a step and have fewer of them.
+Equal sampled tokens: as in turn_credit, each column is read at the tokens of its shortest run. Arms
+that write sample more tokens per step and take fewer steps.
 
-tiny   The demo's policy; 16 x 8 episodes, four optimiser steps on them, one pass. A third to two
-       thirds of the steps of act for the others; every arm of a seed clones for itself.
+tiny   The demo's policy; 16 x 8 episodes, four optimiser steps on them, one pass. The other arms
+       take a third to two thirds of the steps of `act`. Every arm clones once per seed.
 
 Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.
 """

@@ -1,16 +1,16 @@
-"""Does RL end above cloning the expert for as much compute, from a start that nobody spoiled?
+"""Does RL beat behaviour cloning at equal compute, starting from clean demonstrations?
 
-On FrozenLake 256 clean episodes of a perfect expert are all there is: `clone` trains on them alone
-for the whole cost, `clone, then RL` for a short while and then plays. On Connect Four the expert,
-which wins 88 %, plays as often as it is asked, and `nothing` is RL from random weights. In the card
-catalogue there are 16 clean episodes: 32 would do, of which a clone answers 98 %. On Sokoban there
-are 32, with 128 of which a clone is level with RL (27.7 against 28.9 %). All sample and are
-validated under the grammar of answers (rollout.constrain).
+On FrozenLake the only data are 256 clean episodes of a perfect expert. `clone` spends the full
+budget training on them; `clone, then RL` trains on them briefly and then plays. On Connect Four the
+expert wins 88 % and plays any number of games, and `nothing` is RL from random weights. The card
+catalogue has 16 clean episodes, because a clone of 32 already answers 98 %. Sokoban has 32, because
+a clone of 128 already matches RL (27.7 against 28.9 %). All arms sample and are validated under the
+answer grammar (rollout.constrain).
 
-tiny   the policy of configs/demo.py; settings were found with seed 100, costs are in seconds of a
+tiny   The policy of configs/demo.py; settings were tuned with seed 100. Costs are seconds of one
        core without compiling and validation.
 
-Predicted before their tables, from seed 100: in the catalogue (20.3 against 86.9 %) RL above its
+Predicted before the tables, from seed 100: in the catalogue (20.3 against 86.9 %) RL is above its
 clone by more than 40 points in each of five seeds, on Sokoban (18.0 against 30.5 %) by more than
 five.
 """

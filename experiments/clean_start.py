@@ -1,8 +1,8 @@
-"""Why does RL make a well cloned policy worse, and which one change makes it better?
+"""Why does RL make a good clone worse, and which single change fixes it?
 
 The demo of 2026-11-24 cloned play that was 30 % oracle and trained 35 -> 72 %. A clone of clean
-play starts at 80 %, and the same 200 steps took it down to 72 % as well: RL ended in one place,
-whatever it began from. Each arm here changes one thing of that setting.
+play starts at 80 %, but the same 200 steps took it down to 72 % as well: RL ended at the same
+level from both starts. Each arm here changes one setting of that run.
 
 tiny   FrozenLake and policy of configs/small.py, 100 steps from the clone of 4,096 clean episodes
        (400 steps of cloning); all arms of a seed share it.

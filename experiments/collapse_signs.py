@@ -1,7 +1,7 @@
-"""Which signs foretell collapse: how metrics change early in a run, against how it ends (NumPy).
+"""Which signs predict collapse: early changes of metrics against the end of a run (NumPy).
 
-A sign is a metric and the direction that is held to be bad. Its value is its change relative to the
-run's own start, so that runs of different arms can be compared; larger is worse.
+A sign is a metric and the direction that is considered bad. Its value is its change relative to the
+start of the same run, so that runs of different arms can be compared; larger is worse.
 """
 
 import math

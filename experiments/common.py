@@ -1,4 +1,4 @@
-"""What all experiments share: a plan of runs and tables, trained by the sweep, shown by the tables.
+"""Shared parts of the experiments: plans of runs and tables, trained by the sweep.
 
   python -m experiments.ragen_actions --scale=tiny --seeds=5 --jobs=2
   python -m experiments.ragen_actions --scale=seconds
@@ -8,8 +8,8 @@ An experiment is one file: its question as docstring, a function per scale that 
 them to agentrl_jax.sweep (the same command resumes) and prints the tables, which are also written
 to <workdir>/tables. --scale=seconds trains all arms of the tiny scale with one seed for a few small
 steps: it checks that the tables can be made here. Other arguments go to the sweep: --launcher,
---gpus, --only, --retries, and --config.field=value, which holds for all runs and wins over what the
-experiment sets.
+--gpus, --only, --retries, and --config.field=value, which applies to all runs and overrides the
+experiment's own value.
 """
 
 import argparse

@@ -1,21 +1,21 @@
-"""Cloning, AgentEvol or RL: which makes the most of as many demonstrations?
+"""Cloning, AgentEvol or RL: which gets the most out of the same demonstrations?
 
-AgentGym (arXiv:2406.04151) finds AgentEvol, which imitates the policy's own successes beside the
-demonstrations, above a clone of them in 8 of 11 tasks, and a clone of more above it in 3;
-AgentGym-RL puts RL in its place. Here an expert shows 256 or 1,024 episodes, once, and four methods
-begin from them and cost about the same: `clone` trains on them alone, the others clone for a short
-while and then play. PPO and GRPO never see them again; of AgentEvol's rows they are a fifth, and it
-starts again from the clone three times (the paper's from the model before it).
+AgentGym (arXiv:2406.04151) trains AgentEvol on the policy's own successes together with the
+demonstrations. It beats a clone of the demonstrations in 8 of 11 tasks, and loses to a clone of
+more data in 3. AgentGym-RL uses RL instead. Here an expert provides 256 or 1,024 episodes once.
+Four methods start from them at about equal cost: `clone` trains on them alone, the other three
+clone briefly and then play. PPO and GRPO never use them again. AgentEvol takes a fifth of its rows
+from them and restarts from the clone three times (in the paper, from the previous model).
 
 tiny   FrozenLake, policy and costs of experiments/beyond_clone.py: 1,500 steps of cloning, or 150
-       and 200 steps of 256 episodes; any token may be sampled. Rates with seed 100 and 256
-       demonstrations, out of 2.5e-4, 5e-4 and 1e-3 (GRPO 70.8, 73.6, 73.5 %, AgentEvol 57.6,
-       59.4, 54.7; PPO's is that of beyond_clone).
+       and 200 steps of 256 episodes; any token may be sampled. Rates were tuned with seed 100 and
+       256 demonstrations over 2.5e-4, 5e-4 and 1e-3 (GRPO 70.8, 73.6, 73.5 %, AgentEvol 57.6,
+       59.4, 54.7; the rate of PPO is from beyond_clone).
 
-Endpoint: success at the last three validations (mean). Predicted before the tables' first run: of
+Endpoint: success at the last three validations (mean). Predicted before the tables' first run: with
 256 demonstrations PPO and GRPO are more than ten points above the clone and within five of each
-other, AgentEvol is between; of 1,024 the clone is within five points of the best, and AgentEvol
-above it by less than five.
+other, and AgentEvol is in between. With 1,024 the clone is within five points of the best, and
+AgentEvol is above it by less than five.
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""What is a teacher on the student's own episodes worth, beside RL and beside cloning?
+"""Does a teacher on the student's own episodes beat RL and behaviour cloning at equal cost?
 
-A policy of half the width of configs/demo.py learns FrozenLake in five ways of about equal cost:
-from what a teacher would have said at each of its tokens, over all tokens (`full`) or by those that
-were sampled (`sampled`), or would have said with the expert's plan in its prompt (`privileged`);
-from the reward alone (`RL`); and as a clone of the expert (`clone`). The teachers, of the demo's
-width, are the expert's clones, one for all seeds, and are trained first, as long with the plan in
-their prompts as without:
+A policy of half the width of configs/demo.py learns FrozenLake in five ways of about equal cost.
+Three of them follow a teacher's distribution at each token of the student: over the full vocabulary
+(`full`), at the sampled tokens only (`sampled`), or with the expert's plan in the teacher's prompt
+(`privileged`). `RL` learns from the reward alone, and `clone` imitates the expert. The teachers
+have the demo's width and are clones of the expert, one for all seeds. They are trained first, for
+the same number of steps with and without the plan in their prompts:
 
   python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/distillation/teacher \\
       --config.steps=0 --config.clone.episodes=16384 --config.clone.steps=2500
@@ -14,15 +14,15 @@ their prompts as without:
       --config.env.hint=plan --config.rollout.max_tokens=136
   python -m experiments.distillation --scale=tiny --seeds=3
 
-tiny   150 steps of either form, 225 of RL, which has no teacher to read episodes and is given its
-       share of the time, 900 of cloning. Costs were estimated, not measured.
+tiny   150 steps of each distillation arm, 900 of cloning, and 225 of RL, which has no teacher to
+       run and gets that time back as steps. Costs were estimated, not measured.
 
 Endpoint: success at the last validation. Predicted before the first run: `full` ends within three
-points of the teacher and `sampled` within five of `full`, `RL` more than five below `full`, and
-`clone` within three of `full`, for the expert is the teacher's own and to be had everywhere. Of
-`privileged`, before a run of this experiment: its teacher wins nearly always, for it has but to
-copy, and the policy ends within three points of `full`: on maps that it sees whole the plan adds
-nothing that the prompt leaves open, and off the plan's way the copyist knows less.
+points of the teacher, `sampled` within five of `full`, `RL` more than five below `full`, and
+`clone` within three of `full`, because the teacher's expert is available everywhere. Predicted for
+`privileged` before its first run: its teacher nearly always wins, because it only copies the plan,
+and the policy ends within three points of `full`. The policy sees complete maps, so the plan adds
+no information, and away from the plan a teacher that copies knows less.
 """
 
 import sys

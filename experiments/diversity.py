@@ -1,17 +1,17 @@
-"""How many answers should a prompt have, where a step has 128 episodes?
+"""How many answers per prompt are best when a step has 128 episodes?
 
-RAGEN (arXiv:2504.20073, Table 2) finds four best for PPO with its filter. The advantage of PPO does
-not see groups, so there the number says how many maps a step has (and what the filter can choose
-from); RLOO's baseline is made of the group. PPO, PPO with the filter and RLOO from 1 to 32 answers
-at two rates, so that a row is not good only because its steps are small.
+RAGEN (arXiv:2504.20073, Table 2) finds four best for PPO with its filter. PPO's advantage ignores
+groups, so there the number sets the number of maps per step (and the choice the filter has). RLOO
+computes its baseline from the group. PPO, PPO with the filter and RLOO run with 1 to 32 answers at
+two rates, so that no row looks good only because its steps are small.
 
 tiny   FrozenLake under the grammar from a few clean demonstrations (experiments/lake_start.py), 60
        steps of 128 episodes.
 
 Endpoint: success at the last three validations (mean), for each size at the better of its rates.
-Predicted before the first run: without the filter PPO is flat within five points from 1 to 16;
-RLOO is worst at 2, where its baseline is one other episode, and flat from 4 to 16; 32 answers of
-four maps are worst for PPO; four are not best beyond their interval anywhere.
+Predicted before the first run: without the filter PPO is flat within five points from 1 to 16.
+RLOO is worst at 2, where its baseline is one other episode, and flat from 4 to 16. 32 answers of
+four maps are worst for PPO. Four answers are nowhere best beyond their interval.
 """
 
 import sys

@@ -1,19 +1,19 @@
-"""What makes PPO collapse on Sokoban, many updates, large ones or the rate, and what foretells it?
+"""Do many updates, large updates or the rate make PPO collapse on Sokoban, and what predicts it?
 
-RAGEN (arXiv:2504.20073) keeps a quarter of the groups (StarPO-S) against collapse and names the
+RAGEN (arXiv:2504.20073) keeps a quarter of the groups (StarPO-S) to prevent collapse and names the
 in-group std of returns as the sign to watch. Its filter also leaves a quarter of the updates. Here
-passes over a rollout, rows of a minibatch and the rate are crossed; the quarter that varies most
-stands beside the one that varies least and a random one (two groups are played), and StarPO-S,
-GRPO with and without the std, and PPO without an entropy bonus are run at both rates.
+passes over a rollout, minibatch rows and rate are crossed. The most varied quarter is compared with
+the least varied quarter and a random one (two groups are played). StarPO-S, GRPO with and without
+the std, and PPO without an entropy bonus run at both rates.
 
-tiny   the policy of configs/demo_sokoban.py, cloned on play that is half oracle, RAGEN's 8 x 16
+tiny   The policy of configs/demo_sokoban.py, cloned on play that is half oracle, RAGEN's 8 x 16
        episodes, return at the last token, 100 steps.
 
 Endpoint: success at the last three validations (mean). A run has collapsed if that is at most three
 quarters of its best validation. Predicted before the first run: at 2.5e-4 no arm collapses,
-whatever the number of updates; at 1e-3 those of 8 passes do and the three quarters do not, the
-least and the random one no more than the one that varies most; falling std separates runs that
-collapse from others no better than falling success or valid format.
+regardless of the number of updates. At 1e-3 the arms with 8 passes collapse and the three quarters
+do not; the least varied and the random quarter collapse no more often than the most varied one. A
+falling std separates collapsing runs no better than falling success or valid format.
 """
 
 import sys

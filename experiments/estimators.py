@@ -1,21 +1,19 @@
-"""Does GRPO beat REINFORCE++, or a division by the std of a group another one?
+"""Does GRPO beat REINFORCE++, or dividing by the group's std beat another divisor?
 
 AgentGym-RL (arXiv:2509.08755) finds GRPO far ahead of REINFORCE++ on BabyAI, TextCraft and
-SearchQA. The two differ in what a return is compared with (its group, or the batch) and in what it
-is divided by (the std of its group, or of all tokens of the batch). Here are all four of these:
-GRPO, GRPO without its division, REINFORCE++, and REINFORCE++ with the group's mean as baseline,
-which divides by the batch's std. Nothing else differs: clip range .2, token mean, no KL, the same
-maps, episodes and optimiser steps. At two rates, so that none is good only because its steps are
-small.
+SearchQA. The two differ in the baseline of a return (its group or the batch) and in the divisor
+(the std of its group or of all tokens of the batch). The four arms are GRPO, GRPO without its
+division, REINFORCE++, and REINFORCE++ with the group's mean as baseline, which divides by the
+batch's std. They share everything else: clip range .2, token mean, no KL, maps, episodes and
+optimiser steps. Two rates are run, so that no arm looks good only because its steps are small.
 
 tiny   FrozenLake under the grammar from a few clean demonstrations (experiments/lake_start.py), 60
        steps of 16 groups of 8 episodes.
 
 Endpoint: success at the last three validations (mean), for each arm at the better of its rates.
-Predicted before the first run: GRPO less REINFORCE++ is between -3 and +6 points at the better
-rates, GRPO and REINFORCE++ with a baseline are within three points of each other, GRPO without the
-division loses most of the four by the smaller rate and is within three points of GRPO at its better
-one.
+Predicted before the first run: GRPO minus REINFORCE++ is between -3 and +6 points at the better
+rates. GRPO and REINFORCE++ with a baseline are within three points of each other. GRPO without the
+division loses the most at the smaller rate and is within three points of GRPO at its better rate.
 """
 
 import sys

@@ -1,14 +1,15 @@
-"""What does a clone of the expert reach that costs as much as the runs of a table?
+"""How good is a clone of the expert that costs the same as the runs of a table?
 
-The row *expert clone* of other experiments' tables: a policy of their size, with their prompts and
-budgets, that spends what one of their runs spends, its own clone included, on clean play of the
-expert, who may be asked at will. No arm of RL is worth its cost where this row is above it, unless
-demonstrations are short or there is no expert.
+This is the row *expert clone* in the tables of other experiments: a policy of their size, with
+their prompts and limits. It spends the cost of one of their runs, including that run's clone, on
+unlimited clean play of the expert. Where this row is above an RL arm, the arm is not worth its
+cost unless demonstrations are scarce or there is no expert.
 
-tiny   One clone a world as the tables have it (of FrozenLake one whose answers hold a thought and
-       one of a move a turn; that under the grammar is `clone` of experiments/from_nothing.py), on
-       16,384 episodes for as long as the seconds of a core that the table of experiments/README.md
-       gives for a run and its clone; rate and batch are those of from_nothing.
+tiny   One clone per environment in the form that the tables use. FrozenLake has one whose answers
+       include a thought and one with one move a turn; the one under the grammar is `clone` of
+       experiments/from_nothing.py. Each trains on 16,384 episodes for the core seconds that the
+       table of experiments/README.md lists for a run and its clone, at the rate and batch of
+       from_nothing.
 
 Endpoint: success at the end. Predicted before the first run: FrozenLake above every arm of
 ragen_starpo_vs_s, turn_credit and scaling_inter by more than five points, Sokoban above every arm

@@ -1,19 +1,19 @@
-"""Are fresh rollouts better, or are fewer updates smaller?
+"""Are fresh rollouts better, or is it that fewer updates are made of each?
 
-RAGEN (arXiv:2504.20073, Fig 10, Online-k) plays k times as many episodes at once, keeps the quarter
-of the groups that varies most and makes k updates of them: as many updates and as many episodes for
-every k, only how old the policy of an episode is differs. Beside it `reuse` plays as many episodes
-for every k and passes k times over them. Each at two rates, of which the smaller one makes what is
-old less old.
+RAGEN (arXiv:2504.20073, Fig 10, Online-k) plays k times the episodes at once, keeps the most varied
+quarter of the groups and makes k updates of them. Updates and episodes are the same for every k;
+only the age of the policy that played differs. The arms `reuse` play the same number of episodes
+per step for every k and pass k times over them. Each arm runs at two rates; at the smaller one old
+episodes are less off-policy.
 
 tiny   FrozenLake under the grammar from a few clean demonstrations (experiments/lake_start.py), 120
        updates of 32 rows, which cost 15,360 episodes (online) and 15,360 / k (reuse).
 
 Endpoint: success at the last three validations (mean). Predicted before the first run: at 2.5e-4
-online k = 1, 2, 5, 10 are within five points of one another, at 1e-3 k = 10 is below k = 1 by more;
-reuse is below online at k = 10 and 1e-3, and for its episodes no worse at 2.5e-4.
+online k = 1, 2, 5, 10 are within five points of each other; at 1e-3 k = 10 is below k = 1 by more.
+Reuse is below online at k = 10 and 1e-3, and no worse for its episodes at 2.5e-4.
 
-Second stage, since three seeds could not tell: online k = 1 and 10 at both rates with ten seeds.
+Second stage, because three seeds were not conclusive: online k = 1 and 10 at both rates, ten seeds.
   python -m experiments.freshness --scale=tiny --seeds=10 \\
       --only=rollout.num_groups=8,batch.epochs=1 --only=rollout.num_groups=80
 Predicted before seeds 3 to 9: at 2.5e-4 the two are the same within five points, at 1e-3 k = 10 is

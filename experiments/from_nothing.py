@@ -1,12 +1,12 @@
-"""How far does RL come from nothing, and is it better than cloning the expert for as much compute?
+"""How far does RL get from random weights, and does it beat cloning at equal compute?
 
-Three arms of about equal cost (seconds of one core, without compiling and validation): `nothing` is
-RL from random weights, in which only legal answers are sampled (rollout.constrain) and nobody shows
-anything; `clone` spends all of it on cloning clean play of the expert; `clone, then RL` half on
-each. All are validated under the same grammar.
+Three arms cost about the same (seconds of one core, without compiling and validation). `nothing` is
+RL from random weights without demonstrations, restricted to legal answers (rollout.constrain).
+`clone` spends all of it on cloning clean play of the expert; `clone, then RL` spends half on each.
+All are validated under the same grammar.
 
-tiny   FrozenLake with the policy of configs/demo.py, 450 steps of RL or 2,500 of cloning, each of
-       which takes .65 s and .12 s of a core. The setting was found with seed 100.
+tiny   FrozenLake with the policy of configs/demo.py, 450 steps of RL at .65 s or 2,500 of cloning
+       at .12 s of a core. The setting was tuned with seed 100.
 """
 
 import sys

@@ -1,27 +1,27 @@
-"""Does a horizon that grows beat a fixed long one where turns can be wasted?
+"""Does a growing horizon beat a fixed long one where turns can be wasted?
 
 On FrozenLake it does not (experiments/scaling_inter.py), but an episode there ends by itself, after
-3.7 of 8 turns. ScalingInter-RL (arXiv:2509.08755) is about agents that go on talking: a fixed long
-horizon collapses, a short one levels off. In the card catalogue a policy may look up cards as often
-as it has turns, and one to three lookups are needed; here the outcome alone is rewarded, or each
-card that was not seen before as well (by the amounts of MT-GRPO's first version, which pays all
-calls of an episode no more than one of them), so that going on pays.
+3.7 of 8 turns. ScalingInter-RL (arXiv:2509.08755) is about agents that keep talking: a fixed long
+horizon collapses, a short one levels off. In the card catalogue a policy may look up a card in each
+of its turns, and one to three lookups are needed. Either the outcome alone is rewarded, or each new
+card as well, so that continuing pays. The amounts are those of MT-GRPO's first version, where all
+calls of an episode together earn at most the reward of one.
 
 tiny   Twelve turns, four, or four, eight, then twelve, 20 steps each, from the start of
        experiments/beyond_clone.py (16 clean demonstrations, about 17 % of held-out levels), under
        the grammar; GRPO with the paper's KL, at two rates. All are validated with twelve turns.
 
 Endpoint: success at the last three validations (mean), and read at equal sampled tokens. Predicted
-before the first run: with the outcome alone no arm collapses (ends below three quarters of its
-best), short is level with growing within five points, for four turns are enough, and at equal
-tokens growing is ahead of long by less than five; where lookups pay, long and growing end with more
-than eight turns an episode, and short, which cannot wander while it trains, above both.
+before the first run, outcome alone: no arm collapses (ends below three quarters of its best), short
+is within five points of growing, because four turns are enough, and at equal tokens growing is
+ahead of long by less than five. Lookups paid: long and growing end with more than eight turns an
+episode, and short, which cannot wander while it trains, is above both.
 
-Second stage, since seeds part where lookups pay: that half at 2.5e-4 with ten seeds.
+Second stage, because seeds disagree where lookups pay: that half at 2.5e-4 with ten seeds.
   python -m experiments.horizon --scale=tiny --seeds=10 \\
       --only=library.tool_reward=0.2,optim.lr=0.00025
-Predicted before seeds 3 to 9: long collapses in at least four of ten, growing in fewer, short in
-none; growing is above long and below short, and of growing less long the interval does not hold 0.
+Predicted before seeds 3 to 9: long collapses in at least four of ten, growing in fewer, short
+never. Growing is above long and below short, and the interval of growing minus long excludes 0.
 """
 
 import sys

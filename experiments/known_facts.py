@@ -1,19 +1,19 @@
-"""Does the outcome alone stop a policy from calling its tool where it can know the answers?
+"""Does outcome reward alone stop a policy from calling its tool when it can know the answers?
 
 MT-GRPO (arXiv:2505.11821, version 1) reports that GRPO-OR, which is rewarded for the answer alone,
-stops searching. In experiments/mtgrpo_search.py it does not, but nothing can be known there: what
-belongs where is drawn anew for each question. Here that of no region, of half of them or of all is
-the same in every question (search.known), a document says it all the same, and the start was cloned
-on play whose guesses name a known answer as often as any name that was shown. So the start is one
-that sometimes searches, sometimes answers by heart, as a pretrained model's is.
+stops searching. In experiments/mtgrpo_search.py it does not, but there no answer can be known: the
+facts are redrawn for each question. Here the facts of none, half or all of the regions are the same
+in every question (search.known), and a document still states them. The start is a clone of play
+whose guesses name a known answer as often as any other name. It therefore sometimes searches and
+sometimes answers from memory, as a pretrained model does.
 
-tiny   World, policy, start, rate and budget of experiments/mtgrpo_search.py.
+tiny   Environment, policy, start, rate and limits of experiments/mtgrpo_search.py.
 
 Endpoints: tool success, the share of episodes with a search (mean of the last three validations),
 and exact match. Predicted before the first run: where nothing is known every arm searches in more
 than 95 % of its episodes; where everything is, GRPO-OR in less than half, MR and MT, which are paid
-for it, in more than 90; where half is, GRPO-OR in 50 to 80. Exact match of the three is within five
-points wherever all is known: the collapse costs tool calls, not answers.
+for it, in more than 90; where half is, GRPO-OR in 50 to 80. Where all is known, the three are
+within five points of each other in exact match: the collapse costs tool calls, not answers.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""What experiments on the lake share: their start, the size of a step, and their tables.
+"""Shared start, step size and tables of the FrozenLake experiments.
 
-The start is one that nobody spoiled and that leaves room, the lake's policy after a few
-demonstrations: 256 clean episodes of the expert for 150 steps of cloning, about 47 % of held-out
-maps, of which RL makes 75 % (experiments/beyond_clone_tiny); all arms of a seed share it.
+The start is a clean but improvable policy: 256 clean episodes of the expert, 150 steps of cloning,
+about 47 % of held-out maps. RL takes it to 75 % (experiments/beyond_clone_tiny). All arms of a seed
+share it.
 """
 
 from experiments import common

@@ -1,26 +1,26 @@
-"""Is it the turn rewards or where they are placed that teaches an agent to use its tool?
+"""Do turn rewards teach an agent to use its tool, or does their placement?
 
 MT-GRPO (arXiv:2505.11821) compares the outcome alone (OR), outcome plus turn rewards in one sum
 (MR) and turn rewards credited to their own turns (MT, MT-PPO). Its second version's MR lacks
 rewards that MT-PPO has, so content and placement change together. The flattened arms separate them:
-all content, one advantage for the whole episode. An independent replication saw +6.6 points for
-content and -2.7 for placement, one seed.
+all content, one advantage per episode. An independent replication found +6.6 points for content and
+-2.7 for placement, one seed.
 
 tiny   The card catalogue with configs/demo_library.py's policy: one to three lookups, then the
-       answer; a guess is right one time in sixteen. At the demo's learning rate MT-GRPO is done in
-       15 steps, so it is 3e-4 here, with half the episodes, and cloning is longer, since policies
-       that do not read cards yet begin to at a step that differs by seed and hides all else.
+       answer; a guess is right one time in sixteen. At the demo's learning rate MT-GRPO finishes in
+       15 steps, so the rate is 3e-4 here, with half the episodes. Cloning is longer: policies that
+       cannot read cards yet learn it at a step that depends on the seed and hides everything else.
        Outcomes exact or graded (word F1).
-0.5b   configs/library.py with 8 x 16 episodes, two to four lookups. paper: optimiser, batch and
-       rewards as published, on the catalogue in place of a search engine; v1 (one lookup, then the
+0.5b   configs/library.py with 8 x 16 episodes, two to four lookups. paper: published optimiser,
+       batch and rewards, on the catalogue instead of a search engine; v1 (one lookup, then the
        answer; Qwen2.5-7B) and v2 (four turns, PPO; minibatch 256 and entropy 0 are not stated
        there). v2's bonuses of .1 a turn and .2 an episode for good format are penalties here.
 
 Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s. MT is the form for K turns,
 mt_cumulative; at paper scale v1's own, mt_v1. MT compares a turn among the members that took it,
-which says nothing to the decision to go on; turn GRPO is the same credit without that bias. Columns
-beside exact match: shares of lookups that find a card and of episodes that saw the answer's card,
-lookups, and valid format.
+which gives no signal on whether to continue. Turn GRPO is the same credit without that bias. The
+columns after exact match: shares of lookups that find a card and of episodes that read the answer's
+card, lookups, and valid format.
 """
 
 import sys

@@ -1,18 +1,19 @@
-"""GRPO-OR, GRPO-MR, MT-GRPO and MT-PPO with a search engine: which credit teaches to look up?
+"""GRPO-OR, GRPO-MR, MT-GRPO or MT-PPO: which credit teaches a policy to use a search engine?
 
-MT-GRPO (arXiv:2505.11821, version 1) asks questions of TriviaQA that one search should answer, and
-pays up to .7 for the search and 1.9 for answer and format. Its GRPO-OR is shown the outcome alone,
-GRPO-MR the sum, MT-GRPO credits the search to the first turn; MT-PPO, of version 2, has a critic
-and each reward at the end of its turn. All arms here have the rewards of version 1, start from one
-clone of each seed, and differ in credit only. Columns beside exact match are the other figures of
-its tables: tool success, answer presence (in the first result) and format, as shares of the most.
+MT-GRPO (arXiv:2505.11821, version 1) uses TriviaQA questions that one search should answer, and
+pays up to .7 for the search and 1.9 for answer and format. Its GRPO-OR receives the outcome alone
+and GRPO-MR the sum. MT-GRPO credits the search to the first turn. MT-PPO, of version 2, has a
+critic and pays each reward at the end of its turn. All arms here have the rewards of version 1,
+start from one clone per seed, and differ in credit only. The columns after exact match are the
+other metrics of its tables: tool success, answer presence (in the first result) and format, as
+shares of the maximum.
 
-Equal sampled tokens: an arm that searches more samples more in as many steps, so each run is read
-at the tokens of the shortest, on its validation curve; what the last step shows is another table.
+Equal sampled tokens: an arm that searches more samples more tokens per step. Each run is therefore
+read on its validation curve at the tokens of the shortest run; the last step has its own table.
 
-tiny   The world and policy of configs/demo_search.py, in which nothing can be known by heart: a
-       guess is right one time in sixteen, so unlike in the paper GRPO-OR too must search.
-paper  configs/search.py with Qwen2.5-7B's sizes, and MT-PPO in those of version 2.
+tiny   Environment and policy of configs/demo_search.py. No fact can be known from memory and a
+       guess is right one time in sixteen, so unlike in the paper GRPO-OR also has to search.
+paper  configs/search.py with Qwen2.5-7B's sizes, and MT-PPO with the sizes of version 2.
 
 Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.
 """

@@ -1,22 +1,21 @@
-"""Does predicting what the world says help acting in it, and is it learnt?
+"""Does predicting observations help a policy act, and does it learn to predict them?
 
-ECHO (arXiv:2605.24517) adds .1 times the cross-entropy of observations to GRPO and doubles what a
-model solves of TerminalBench 2 (2.7 to 5.2 %). Whether that is knowledge of the world, or more
-gradient from as many episodes, a terminal does not tell. Here are worlds small enough to know:
-FrozenLake and Sokoban, where what is said follows from what was seen and done, and the card
-catalogue, whose cards nobody can foretell before they are read. Weights of 0, .1 and 1, which
-differ in nothing else: clone, episodes, steps and passes of experiments/turn_credit.py, with turn
-GRPO.
+ECHO (arXiv:2605.24517) adds .1 times the cross-entropy of observations to GRPO and doubles the
+share of TerminalBench 2 that a model solves (2.7 to 5.2 %). A terminal does not reveal whether this
+is knowledge of the environment or more gradient from the same episodes. The environments here are
+small enough to know. FrozenLake and Sokoban determine an observation from the previous one and the
+action; the cards of the catalogue cannot be predicted before they are read. Weights are 0, .1 and
+1. Clone, episodes, steps and passes are those of experiments/turn_credit.py, with turn GRPO.
 
-Equal sampled tokens: as in turn_credit, each column is read at the tokens of its least run.
+Equal sampled tokens: as in turn_credit, each column is read at the tokens of its shortest run.
 
 tiny   The demo's policy; 16 x 8 episodes, four optimiser steps on them, one pass; five seeds.
 
-Endpoints: success at equal tokens, and -log p of a token of held-out observations
-(eval/observation_nll), each policy's on what it met. Predicted before the first run: observations
-become likelier at .1 and more so at 1 in all three worlds, by more than a tenth of a nat on Sokoban
-and FrozenLake and by less in the catalogue; success is within three points of weight 0 at .1
-everywhere; at 1 it is below on Sokoban by more than three.
+Endpoints: success at equal tokens, and -log p per token of held-out observations
+(eval/observation_nll), for each policy on its own episodes. Predicted before the first run:
+observations become likelier at .1 and more so at 1 in all three environments, by more than a tenth
+of a nat on Sokoban and FrozenLake and by less in the catalogue. At .1 success is within three
+points of weight 0 everywhere; at 1 it is below on Sokoban by more than three.
 """
 
 import sys

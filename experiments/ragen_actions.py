@@ -1,17 +1,17 @@
-"""Do more actions a turn help an agent, or only the larger budget of actions that came with them?
+"""Do more actions per turn help an agent, or only the larger action budget that they bring?
 
 RAGEN's Table 3 (arXiv:2504.20073) allows 1 to 7 actions a turn in five turns, so the budget of an
-episode grows from 5 to 35 actions. Random play with these budgets reaches what the paper prints, to
-within about one standard error of its 256 episodes. Here the budget grows as published, or stays at
-10 actions: as many turns as it takes to use them, 10 turns of 1 action to 2 turns of 7. Two actions
-in five turns are both. Random play stands in every row: its budget is the row's.
+episode grows from 5 to 35 actions. Random play with these budgets reaches the published figures to
+within about one standard error of their 256 episodes. Here the budget either grows as in the paper
+or stays at 10 actions, from 10 turns of 1 action to 2 turns of 7. Two actions in five turns belong
+to both. Every row includes random play with the row's budget.
 
 tiny   FrozenLake with the policy of configs/demo_cloned.py, which is known to learn there; 8 x 16
-       episodes. All arms of a seed start from one clone, which was shown up to 7 actions a turn,
-       and are not told their budget: with a clone of its own an arm starts the lower the more
-       actions a turn it has.
-0.5b   Sokoban and FrozenLake, budget growing and fixed. paper: as published: training on Sokoban,
-       growing budget, for Qwen2.5-0.5B-Instruct.
+       episodes. All arms of a seed start from one clone. It was trained on up to 7 actions a turn,
+       and its prompts do not contain the budget: with separate clones, an arm with more actions a
+       turn starts lower.
+0.5b   Sokoban and FrozenLake, budget growing and fixed. paper: the published setting, training on
+       Sokoban, growing budget, for Qwen2.5-0.5B-Instruct.
 
 The paper's FrozenLake column is, by its launch script, the validation of a policy trained on
 Sokoban. Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.

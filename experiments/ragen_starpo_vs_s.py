@@ -1,16 +1,16 @@
-"""Which piece of StarPO-S keeps multi-turn PPO from collapsing: the filter, clip-higher or no KL?
+"""Which part of StarPO-S keeps multi-turn PPO from collapsing: filter, clip-higher or no KL?
 
 RAGEN (arXiv:2504.20073) trains PPO ("StarPO"), GRPO and StarPO-S on Bandit, Sokoban and FrozenLake
-(Figs 5, 6, 9) and its pieces (Figs 7, 8). Its filter runs also dropped the KL term and widened the
-clip range, and made one update a step where "all rollouts" made four. Here each piece is changed
-alone, StarPO-S is also run without its filter, and PPO with as few updates as the filter leaves.
+(Figs 5, 6, 9) and its parts (Figs 7, 8). Its filter runs also dropped the KL term, widened the clip
+range, and made one update a step where "all rollouts" made four. Here each part is changed alone.
+StarPO-S also runs without its filter, and PPO with the number of updates that the filter leaves.
 
-tiny   Policies of configs/demo*.py, 100 steps, in which PPO collapses on Sokoban (seed 100); on
-       the Bandit 60. RAGEN's 8 x 16 episodes, minibatches of 32 and return at the last token;
-       cloned on play that is half oracle (Sokoban) or 60 % (FrozenLake). Bandit starts at random
-       play: it is one choice, and a start above that would give it away.
-0.5b   RAGEN's sizes on one accelerator. paper: as published, Fig 7's other ratios included, for
-       Qwen2.5-0.5B-Instruct; the paper also trained on observation tokens, which is not done here.
+tiny   Policies of configs/demo*.py, 100 steps, in which PPO collapses on Sokoban (seed 100); 60 on
+       the Bandit. RAGEN's 8 x 16 episodes, minibatches of 32 and return at the last token; cloned
+       on play that is half oracle (Sokoban) or 60 % (FrozenLake). Bandit starts at random play: it
+       is a single choice, and a better start would reveal it.
+0.5b   RAGEN's sizes on one accelerator. paper: the published setting, including Fig 7's other
+       ratios, for Qwen2.5-0.5B-Instruct, without the paper's loss on observation tokens.
 
 Tuning is on validation maps with seeds 100 and up, which no table uses:
   python -m experiments.ragen_starpo_vs_s --scale=tiny --first_seed=100 --seeds=2 \\

@@ -1,4 +1,4 @@
-"""The ten claims of experiments/REPORT.md: our effect for each, from metrics that are committed.
+"""The ten claims of experiments/REPORT.md: our effect for each, from committed metrics.
 
   python -m experiments.report    writes claims.png and the tables in REPORT.md and README.md
 

@@ -1,21 +1,22 @@
-"""How many passes over a rollout does a loss bear?
+"""How many passes over a rollout can a loss take?
 
-A second pass costs no episode, but its policy is not the one that played. What a loss does with
-such tokens differs: PPO's and GRPO's clip takes the gradient of those that moved on as wanted,
-CISPO bounds their weight and keeps the gradient, DPPO drops a token by its probability, SAPO lets
-it fade, and SAO drops it far from the sampler on either side. As many episodes, steps and sampled
-tokens in every cell; only passes differ, and with them the updates made of each rollout. Each at
-two rates, of which the smaller one leaves the policy nearer to the one that played.
+A second pass costs no episode, but the policy is no longer the one that played. The losses treat
+these tokens differently. The clip of PPO and GRPO removes the gradient of tokens that have already
+moved in the intended direction. CISPO bounds their weight and keeps the gradient, DPPO drops a
+token by its probability, SAPO fades it out, and SAO drops it when it is far from the sampler on
+either side. Every cell has the same number of episodes, steps and sampled tokens; only the passes,
+and with them the updates per rollout, differ. Each cell runs at two rates; at the smaller one the
+policy stays closer to the one that played.
 
 tiny   FrozenLake under the grammar from a few clean demonstrations (experiments/lake_start.py), 40
-       steps of 128 episodes in minibatches of 32. All losses are token means without KL; PPO and
-       SAO have a value head beside the policy, and the others compare groups of 16.
+       steps of 128 episodes in minibatches of 32. All losses are token means without KL. PPO and
+       SAO have a value head; the other losses compare groups of 16.
 
 Endpoint: success at the last three validations (mean). Predicted before the first run: at 2.5e-4
-more passes help every loss up to 4, and none falls by more than five points from there to 16; at
-1e-3 sixteen passes are worse than two for CISPO and SAO by more than ten points, whose gradients go
-on, and for PPO and GRPO by less than that; DPPO and SAPO lie between; no loss is above another one
-by more than five points at one pass.
+more passes help every loss up to 4, and none falls by more than five points from there to 16. At
+1e-3 sixteen passes are worse than two by more than ten points for CISPO and SAO, whose gradients
+continue, and by less for PPO and GRPO; DPPO and SAPO are in between. With one pass no two losses
+differ by more than five points.
 """
 
 import sys

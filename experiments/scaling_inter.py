@@ -2,8 +2,8 @@
 
 AgentGym-RL (arXiv:2509.08755, "ScalingInter-RL") reports for its search task, where training allows
 5, 10, or 5, 8, then 10 turns: fixed long collapses, fixed short levels off, growing ends highest.
-One seed, one environment. Here all three see as many episodes and are validated at the full horizon
-from the start; curves over tokens show what the shorter episodes save.
+One seed, one environment. Here all three play the same number of episodes and are validated at the
+full horizon from the start; curves over tokens show how much the shorter episodes save.
 
 tiny   FrozenLake with one move a turn: 2, 8, or 2, 4, then 8 turns, 50 steps a stage, 150 steps;
        GRPO with all groups and the paper's KL; the policy of configs/demo_cloned.py and its clone.

@@ -1,21 +1,20 @@
-"""What is self-play worth in a game that hides cards, and what keeps it from going in circles?
+"""How well does self-play work in a game with hidden cards, and what stops it from cycling?
 
-Leduc Hold'em from random weights (configs/self_play.py). RLOO against a player who bets at random
-learns to beat that one. In self-play with credit per seat (RAE) nobody stands still, and policy
-gradients may chase each other round an equilibrium: an entropy bonus draws them to it, and so may
-opponents from before (snapshots: every 25 steps, the last four).
+Leduc Hold'em from random weights (configs/self_play.py). RLOO against an opponent that bets at
+random learns to beat that opponent. In self-play with credit per seat (RAE) both players change,
+and policy gradients can chase each other round an equilibrium. An entropy bonus draws them to it,
+and so may opponents from earlier steps (snapshots: every 25 steps, the last four).
 
-tiny   the policy of configs/demo.py, 100 steps; about as many tokens of the policy in each arm: of
-       two seats that it plays itself it trains on both, so arms with one seat have twice the
-       groups.
+tiny   The policy of configs/demo.py, 100 steps. Every arm has about the same number of policy
+       tokens: self-play trains on both seats, so arms with one seat have twice the groups.
 
 Endpoint: eval/exploitability (chips) and eval/success (against random play) at the last three
 validations (mean). Predicted before the first run, from runs of configs/self_play.py with seed 100
 (bonus of 0.1: 1.48 after 25 steps, with entropy at 0.4; 0.2: 0.72, 0.69, 0.76 after 25, 50, 75) and
-from nothing of the other arms: RLOO against random play has the highest success and more than 2
-chips of exploitability, about as much as random play itself; self-play ends below 0.9 with the
-bonus of 0.3 and above 1.2 with 0.05; snapshots change it by less than 0.2 at 0.3, and lower it by
-more than that at 0.05, where the policy alone forgets how to mix.
+no runs of the other arms: RLOO against random play has the highest success and more than 2 chips of
+exploitability, about the same as random play itself. Self-play ends below 0.9 with the bonus of 0.3
+and above 1.2 with 0.05. Snapshots change it by less than 0.2 at 0.3, and lower it by more than that
+at 0.05, where the policy alone forgets how to mix.
 """
 
 import sys

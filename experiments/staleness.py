@@ -1,14 +1,14 @@
-"""What does it cost to train on episodes that older weights began?
+"""How much does it cost to train on episodes that older weights started?
 
-With rollout.staleness=s a step does not wait for the longest episode of all: rows that are free
-begin episodes of the s next steps, which go on under new weights. As many episodes, steps and
-updates in every cell, and the same levels at each step; only the weights that sampled differ. Each
-at two rates, since s updates move the policy s times as far at a larger one; the oldest also with
-advantages weighed by trainer / sampler (loss.sampler_correction=tis), beside the loss's own ratio
-to the weights that sampled.
+With rollout.staleness=s a step does not wait for the longest episode: free rows start episodes of
+the next s steps, which continue under new weights. Every cell has the same number of episodes,
+steps and updates, and the same levels at each step; only the sampling weights differ. Each cell
+runs at two rates, because s updates move the policy s times as far at a larger one. The largest
+staleness also runs with advantages weighted by trainer / sampler (loss.sampler_correction=tis), in
+addition to the loss's own ratio to the sampling weights.
 
-tiny   The world, policy and clone of configs/demo_search.py with GRPO's clip, 60 steps of 128
-       episodes, all of which have a row.
+tiny   Environment, policy and clone of configs/demo_search.py with GRPO's clip, 60 steps of 128
+       episodes, with one row per episode.
 
 Endpoint: success at the last three validations (mean). Predicted before the first run: at 1e-4 no
 staleness is more than five points from none, with either correction; at 4e-4 staleness 1 and 2 stay

@@ -1,35 +1,34 @@
-"""Is what a thought buys worth its tokens, and must it say anything?
+"""Are thoughts worth their tokens, and does their content matter?
 
-RAGEN (arXiv:2504.20073, Table 4) finds that reasoning before an answer helps in some worlds.
-experiments/agents.py could not tell: its arms began from clones of play that was random in half of
-the turns and more, in which thoughts alone said what the expert would do. Here the same few
-episodes of an expert are all there is, in which it is always followed (clone.oracle=1), or in half
-of the turns (0.5) while thoughts say what it would do. Answers are legal in all arms
-(rollout.constrain).
+RAGEN (arXiv:2504.20073, Table 4) finds that reasoning before an answer helps in some environments.
+experiments/agents.py could not decide it: its arms started from clones of play that was random in
+at least half of the turns, and only the thoughts named the expert's actions. Here all arms have the
+same few episodes of an expert, which is followed in all turns (clone.oracle=1), or in half of them
+(0.5) while thoughts name its actions. Answers are legal in all arms (rollout.constrain).
 
 act            answers with actions alone
-act, cloned on as act, with a clone of three times as many steps
-empty          tags of a thought in front of each answer, and nothing between them in demonstrations
-think          a thought that names all the expert would do from there, ten actions at most
+act, cloned on act, with a clone of three times the steps
+empty          thought tags in front of each answer, with no text between them in demonstrations
+think          a thought that names all remaining actions of the expert, ten at most
 
 tiny   FrozenLake with six by six cells, the goal up to ten moves away, and Sokoban, 256 episodes
        of the expert; policy, PPO and falling rate of experiments/beyond_clone.py without an entropy
-       bonus, which would pay for noise in thoughts. All train as many steps. Rate: seed 100, clean
-       episodes, last three validations at 2.5e-4, 5e-4, 1e-3: act 47.7, 49.9, 38.7 % on FrozenLake
-       and 30.4, 34.8, 26.6 on Sokoban, think 34.2, 38.7, 39.0 and 24.5, 23.6, 24.5.
+       bonus, which would reward noise in thoughts. All arms train for the same steps. Rate: seed
+       100, clean episodes, last three validations at 2.5e-4, 5e-4, 1e-3: act 47.7, 49.9, 38.7 % on
+       FrozenLake and 30.4, 34.8, 26.6 on Sokoban, think 34.2, 38.7, 39.0 and 24.5, 23.6, 24.5.
 
 Endpoint: success at the last three validations (mean), and read at equal sampled tokens. Predicted
 before the first run of a table. Clean episodes: think is below act by more than five points in both
-worlds, after as many steps and at equal tokens; empty is within five of act after as many steps;
-act, cloned on starts higher than act and ends within five of it. Half of the turns: think is above
-act at the start, and on FrozenLake at the end.
+environments, at equal steps and at equal tokens; empty is within five of act at equal steps; act,
+cloned on starts higher than act and ends within five of it. Half of the turns: think is above act
+at the start, and on FrozenLake at the end.
 
-Second stage, since with three seeds every interval holds 0, and since reading think where act ends
-reads it at a third of a rate that falls: from clean episodes, act and `think, 36 steps`, whose
-rate falls within these and whose tokens were to be as many, with ten seeds, FrozenLake first,
-Sokoban as far as time allows (folder thinking_again; --only=clone.oracle=1.0 and an arm's fields).
-Predicted before its first run of that arm: it is below act in both worlds, and the interval does
-not hold 0.
+Second stage, because with three seeds every interval includes 0, and because think is read before
+its rate has fallen: at the tokens where act ends, think has done a third of its steps. From clean
+episodes, act and `think, 36 steps`, whose rate falls within these steps and whose tokens were meant
+to match, run with ten seeds: FrozenLake first, Sokoban as time allows (folder thinking_again;
+--only=clone.oracle=1.0 and an arm's fields). Predicted before the first run of that arm: it is
+below act in both environments, and the interval excludes 0.
 """
 
 import sys

@@ -1,28 +1,28 @@
-"""Where does a trained policy play: other rules, sizes and worlds, and with other numbers of turns?
+"""How well does a policy transfer to other rules, sizes, environments and numbers of turns?
 
   python -m experiments.transfer train --scale=tiny --seeds=3
   python -m experiments.transfer --runs=runs/thinking/tiny --seeds=3
   python -m experiments.transfer --runs=runs/transfer/tiny --seeds=3
 
-The policies of experiments/thinking.py that learnt from clean episodes, `act` and `think`, and
-their clones play the test split under other rules of their world and in the other world. The first
-command trains `act` with prompts that do not say how many actions are left (env.prompt=plain): it
-plays with one to eight turns where it had three. (A clone that had seen counts of ten and fewer
-fell from 26 % with three turns to 20 with eight, whose prompts begin with 32.)
-RAGEN (arXiv:2504.20073) finds that skill carries over to variants of a world, AgentGym-RL
-(arXiv:2509.08755) that more turns at test time raise success. Without skill a policy plays as
-random play does, so each cell has its random play and oracle beside it.
+The policies `act` and `think` of experiments/thinking.py that learnt from clean episodes, and their
+clones, play the test split under other rules and in the other environment. The first command trains
+`act` with prompts that omit the remaining actions (env.prompt=plain). It then plays with one to
+eight turns instead of three. (A clone trained on counts up to ten fell from 26 % with three turns
+to 20 with eight, where prompts start at 32.) RAGEN (arXiv:2504.20073) finds that skill carries over
+to variants of an environment, AgentGym-RL (arXiv:2509.08755) that more turns at test time raise
+success. A policy without skill scores like random play, so each cell includes random play and the
+oracle.
 
 rules  512 levels once
-turns  128 levels, 16 episodes each, four actions a turn; pass@1 and pass@16. Random play has as
-       many actions and tries.
+turns  128 levels, 16 episodes each, four actions a turn; pass@1 and pass@16. Random play has the
+       same number of actions and tries.
 
-Predicted before the first cell: on FrozenLake with more holes and on ice that slips RL keeps at
-least half of what it gained on its own maps; with two boxes, whose rows are other tokens, and in
-the other world no policy is more than five points above random play. (Of other sizes only 5 x 5
-can be played: this tokenizer has tokens that span the lines of 7 x 7.)
-With eight turns no policy gains more over three than random play gains. Think, below act at home,
-is below it wherever act is more than five points above random play.
+Predicted before the first cell: on FrozenLake with more holes and on slippery ice RL keeps at least
+half of its gain on its own maps. With two boxes, which change the tokens of rows, and in the other
+environment no policy is more than five points above random play. (5 x 5 is the only other playable
+size: this tokenizer has tokens that span the lines of 7 x 7.) With eight turns no policy gains more
+over three than random play gains. Think, below act at home, is below it wherever act is more than
+five points above random play.
 
 Results are appended to experiments/transfer_tiny/results.jsonl; --table writes them into its page.
 """

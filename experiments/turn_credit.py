@@ -1,23 +1,24 @@
-"""Which way to credit turns teaches most at equal sampled tokens, and where does it matter?
+"""Which turn-level credit learns most per sampled token, and where does it matter?
 
-Estimators whose bias and variance benchmarks/turn_credit.md has on worlds small enough to
-enumerate, with a network on three worlds: the card catalogue with MT-GRPO v2's rewards
-(arXiv:2505.11821), in which every lookup costs .1 times the lookups so far and only the card with
-the answer pays, so that it matters when to stop; Sokoban, which pays during the episode; and
-FrozenLake, which pays at its end. All arms of a seed start from one clone and differ in credit
-only: clip range .2, token mean, no KL, no entropy bonus, all groups train, as many episodes,
-optimiser steps and passes in every step. Turn PPO has a value head beside the policy.
+benchmarks/turn_credit.md measures the bias and variance of these estimators where everything can be
+enumerated. Here they train a network in three environments. The card catalogue has MT-GRPO v2's
+rewards (arXiv:2505.11821): every lookup costs .1 times the lookups so far and only the card with
+the answer pays, so that it matters when to stop. Sokoban pays during the episode, FrozenLake at its
+end. All arms of a seed start from one clone and differ in credit only: clip range .2, token mean,
+no KL, no entropy bonus, all groups train, and every step has the same number of episodes, optimiser
+steps and passes. Turn PPO adds a value head to the policy.
 
-Equal sampled tokens: an arm whose episodes are longer samples more in as many steps. Each column
-is read at the tokens of its least run, on each run's validation curve, linearly between two
-validations. No run is stopped by tokens, and the last step is a table of its own. What the
-catalogue's policies are trained for is the return, lookups paid: it has a table too.
+Equal sampled tokens: an arm with longer episodes samples more per step. Each column is read at the
+tokens of its shortest run, on each run's validation curve, linearly between two validations. No run
+is stopped by tokens, and the last step has its own table. The catalogue's policies are trained for
+the return with lookup costs, which has its own table too.
 
 tiny   The demo's policy; 16 x 8 episodes, four optimiser steps on them, one pass. A run takes
        about 50 CPU-seconds and Sokoban's clone 170, on a busy machine. On Sokoban GRPO fell from 31
-       to 20 % at a rate of 1e-3 as at 3e-4, where turn GRPO rose to 48 % (seed 100). RLOO stands
-       beside it: one advantage an episode too, but not over the std of its group. The catalogue's
-       clone is mtgrpo_credit's: after 500 steps it did not read (8 %), and GRPO stopped looking up.
+       to 20 % at a rate of 1e-3 and at 3e-4, where turn GRPO rose to 48 % (seed 100). RLOO is
+       included because it also has one advantage an episode, but does not divide by the group's
+       std. The catalogue's clone is mtgrpo_credit's: after 500 steps it did not read (8 %), and
+       GRPO stopped looking up.
 
 Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.
 """

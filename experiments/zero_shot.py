@@ -1,10 +1,10 @@
-"""What can pretrained models do before any training, by world, prompt and what they may sample?
+"""Zero-shot success of pretrained models by environment, prompt and set of allowed tokens.
 
   python -m experiments.zero_shot --model=SmolLM2-135M-Instruct --levels=64 [--only=library]
 
-Each cell plays held-out levels once at temperature 1: free, any token may be sampled; own, those of
-a legal answer in the tokenizer's own spelling (rollout.constrain). Beside them is random play,
-which draws names of actions, and the uniform policy over legal tokens. Results are appended to
+Each cell plays held-out levels once at temperature 1: free allows any token; own allows the tokens
+of a legal answer in the tokenizer's own spelling (rollout.constrain). The baselines are random
+play, which draws action names, and the uniform policy over legal tokens. Results are appended to
 experiments/zero_shot/results.jsonl, and `--table` prints them.
 """
 
