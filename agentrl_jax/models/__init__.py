@@ -1,4 +1,4 @@
-"""The families of models, by the model_type of config.json (and GGUF's general.architecture)."""
+"""Model families by the model_type of config.json (GGUF: general.architecture)."""
 
 from agentrl_jax.models.base import Model
 from agentrl_jax.models.olmo2 import Olmo2
@@ -10,4 +10,4 @@ FAMILIES: dict[str, type[Model]] = {
     'llama': Qwen2,
     'olmo2': Olmo2,
 }
-DRAWN = FAMILIES['qwen2']  # the family of models with random weights
+DRAWN = FAMILIES['qwen2']  # family of models with random weights

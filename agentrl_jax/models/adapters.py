@@ -1,4 +1,4 @@
-"""PEFT's LoRA adapter folders, read as the model that they correct: W + scale B A."""
+"""Read a PEFT LoRA adapter folder as its base model with the adapter merged: W + scale B A."""
 
 import re
 from pathlib import Path
@@ -14,17 +14,17 @@ TENSOR = re.compile(r'base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether a folder holds an adapter and no model."""
+    """Return whether a folder contains an adapter and no model."""
     return (path / CONFIG).is_file() and not (path / 'config.json').is_file()
 
 
 def base_of(path: Path) -> Path:
-    """The folder of the model that an adapter corrects."""
+    """Return the folder of an adapter's base model."""
     file = path / CONFIG
     name = files.read_object(file).get('base_model_name_or_path')
     if not isinstance(name, str) or not name:
         raise ValueError(
-            f'{path} is a PEFT adapter whose {CONFIG} names no base model: set '
+            f'{path} is a PEFT adapter, but its {CONFIG} names no base model. Set '
             'base_model_name_or_path to the folder of its base'
         )
     label = files.in_line(name)
@@ -40,12 +40,12 @@ def base_of(path: Path) -> Path:
 
 
 class AdapterSource:
-    """The tensors of an adapter's base with the adapter merged, a slice at a time."""
+    """The tensors of an adapter's base, with the adapter merged slice by slice."""
 
     config_name = 'config.json'
 
     def __init__(self, path: Path, base: Any):
-        """base: the source of the base's tensors."""
+        """Read the adapter. base: source of the base model's tensors."""
         self.path, self._base, self.shapes = path, base, base.shapes
         file, settings = path / WEIGHTS, files.read_object(path / CONFIG)
         if settings.get('peft_type') != 'LORA':
@@ -81,19 +81,19 @@ class AdapterSource:
             parts['B'] = b * np.float32(alpha / (len(a) ** 0.5 if rooted else len(a)))
 
     def config(self, **compute: Any) -> Any:
-        """The model of the base."""
+        """Return the base model."""
         return self._base.config(**compute)
 
     def hf_fields(self) -> dict[str, Any]:
-        """The fields of the base's config.json."""
+        """Return the fields of the base's config.json."""
         return self._base.hf_fields()
 
     def check_dtype(self, name: str) -> None:
-        """Raises a ValueError for tensors that are not plain floats."""
+        """Raise ValueError for tensors that are not plain floats."""
         self._base.check_dtype(name)
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Part of a tensor; corrected ones are float32."""
+        """Read part of a tensor; tensors with an adapter are float32."""
         tensor = self._base.read(name, index)
         if name not in self._parts:
             return tensor

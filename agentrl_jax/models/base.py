@@ -1,8 +1,8 @@
-"""A model as the rest of the package knows it: sizes, how it computes, functions of its parameters.
+"""Interface of a model: its sizes, compute options and functions of its parameters.
 
 A family is one file with a frozen dataclass that derives from `decoder.Decoder` (or from Model, if
 it shares nothing with other decoders), and one line in FAMILIES (__init__.py). Parameters are a
-nested dict of float32 masters whose paths mirror HuggingFace's names; kernels are [in, out].
+nested dict of float32 masters with paths that mirror HuggingFace's names; kernels are [in, out].
 """
 
 import abc
@@ -19,14 +19,14 @@ from jax.sharding import NamedSharding
 
 from agentrl_jax.types import Params
 
-SCAN_FROM = 8  # layers; fewer compile as fast one after another
+SCAN_FROM = 8  # layers; fewer compile equally fast without a loop
 
 
 @struct.dataclass
 class KVCache:
     """Keys and values of S rows; index t of a row holds the token at position t."""
 
-    # Heads side by side: a TPU would pad each to 128 channels, and copy the cache to read it
+    # Heads share one axis: a TPU would pad each head to 128 channels and copy the cache to read it
     k: tuple[jax.Array, ...]  # per layer [S, T, Kh * Dh], rotated
     v: tuple[jax.Array, ...]  # per layer [S, T, Kh * Dh]
 
@@ -51,15 +51,15 @@ class Model(abc.ABC):
     rms_norm_eps: float = 1e-6
     rope_scaling: tuple[float, float, float, float] | None = None  # Llama 3: see rope_frequencies
     dtype: str = 'float32'  # compute dtype
-    lora_scale: float = 1.0  # alpha / rank, factor of the low-rank corrections in params['lora']
+    lora_scale: float = 1.0  # alpha / rank, scale of the low-rank corrections in params['lora']
     remat: bool = False  # recompute each layer in the backward pass of forward()
     scan_layers: bool | None = None  # layers of forward() as one loop; None: see `scans`
-    transposed: bool = False  # kernels are [out, in], as transpose_kernels makes them
-    fused: str = ''  # whose attention kernels: 'cudnn', 'pallas' or '' (none); kernels.kind_for
+    transposed: bool = False  # kernels are [out, in]; see transpose_kernels
+    fused: str = ''  # attention kernels: 'cudnn', 'pallas' or '' (none); see kernels.kind_for
 
     GGUF_LAYER: ClassVar[
         Mapping[str, str]
-    ]  # norms of a layer: name in GGUF files, here and in HF's
+    ]  # norms of a layer: name in GGUF files -> name here and in HF files
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -69,21 +69,21 @@ class Model(abc.ABC):
         if self.head_dim % 2:
             raise ValueError(f'head_dim={self.head_dim} must be even for rotary positions')
 
-    # What files say of a model.
+    # Reading and writing files.
 
     @classmethod
     @abc.abstractmethod
     def options(cls, kind: str, hf: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of this family alone, of files whose model_type (or GGUF architecture) is kind.
+        """Return the family-specific fields; kind is the model_type or GGUF architecture.
 
-        hf: config.json, {} of a GGUF file. A ValueError refuses variants that are not supported.
+        hf: config.json, or {} for a GGUF file. Raise ValueError for unsupported variants.
         """
 
     @abc.abstractmethod
     def to_hf(self, *, generic: bool = False) -> dict[str, Any]:
-        """model_type and the fields of this family alone, for config.json.
+        """Return model_type and the family-specific fields for config.json.
 
-        generic: beside a tokenizer that is not one of the family's own.
+        generic: the tokenizer in the folder is not the family's own.
         """
 
     # Functions of parameters.
@@ -102,12 +102,12 @@ class Model(abc.ABC):
         *,
         row_sharding: NamedSharding | None = None,
     ) -> jax.Array:
-        """Final hidden states [B, T, D] of whole rows, in the compute dtype.
+        """Final hidden states [B, T, D] of full rows, in the compute dtype.
 
-        tokens, positions int32 [B, T]; attention_mask bool [B, T] marks real tokens, which come
-        first in every row. Token t attends to the real tokens at indices <= t; results at padding
-        are finite and mean nothing.
-        row_sharding keeps activations split by rows; without it XLA may split them by channels,
+        tokens, positions int32 [B, T]; attention_mask bool [B, T] marks real tokens, which precede
+        padding. Token t attends to the real tokens at indices <= t. Results at padding are finite
+        but meaningless.
+        row_sharding keeps activations split by rows. Without it XLA may split them by channels,
         like the parameters, and hold all rows on every device.
         """
 
@@ -122,9 +122,9 @@ class Model(abc.ABC):
         *,
         row_sharding: NamedSharding | None = None,
     ) -> jax.Array:
-        """forward() of units, hidden states [n, O, D]: prefixes.Packed says what its arrays are.
+        """forward() for units, hidden states [n, O, D]; the arrays are those of prefixes.Packed.
 
-        By no fused kernel; results of a token that sees none mean nothing.
+        Never uses fused kernels. Results of a token that attends to no token are meaningless.
         """
 
     @abc.abstractmethod
@@ -138,51 +138,52 @@ class Model(abc.ABC):
         *,
         kv_length: int | None = None,
     ) -> tuple[jax.Array, KVCache]:
-        """Runs a block of tokens after what the cache holds; returns (hidden [R, O, D], cache).
+        """Run a block of tokens after the cached ones; return (hidden [R, O, D], cache).
 
         tokens, positions int32 [R, O]. Keys and values are written at (rows, positions), each pair
         at most once; positions >= T and rows >= S are padding and dropped. A token attends to the
         entries at indices <= its position, so rows must be contiguous: index = position. rows int32
-        [R], or None for all rows in order. kv_length (static) promises that all positions in use
-        are below it: only that prefix is read.
+        [R], or None for all rows in order. kv_length (static): only this prefix is read; all
+        positions in use must be below it.
         """
 
-    # The same for every family.
+    # Shared by all families.
 
     @property
     def scans(self) -> bool:
-        """Where nothing but the border of a layer is kept for its gradient, a loop costs nothing.
+        """Whether forward() runs its layers as a loop.
 
+        With remat, only the input of each layer is kept for the gradient, and a loop is free.
         Otherwise it keeps one array several times and is slower (experiments/LOG.md).
         """
         deep = self.remat and self.num_layers >= SCAN_FROM
         return deep if self.scan_layers is None else self.scan_layers
 
     def init_cache(self, rows: int, length: int, dtype: str | None = None) -> KVCache:
-        """An empty cache of `rows` rows and `length` positions; dtype None = compute dtype."""
+        """Return an empty cache of `rows` rows and `length` positions; dtype None = compute."""
         shape = (rows, length, self.num_kv_heads * self.head_dim)
         zeros = functools.partial(jnp.zeros, shape, self.dtype if dtype is None else dtype)
         layers = range(self.num_layers)
         return KVCache(k=tuple(zeros() for _ in layers), v=tuple(zeros() for _ in layers))
 
     def head_kernel(self, params: Params) -> jax.Array:
-        """The output head [D, V]: lm_head, or the embedding transposed."""
+        """Return the output head [D, V]: lm_head, or the embedding transposed."""
         if self.tie_embeddings:
             return params['model']['embed_tokens']['embedding'].T
         return params['lm_head']['kernel']
 
     def head_columns(self, params: Params, columns: jax.Array) -> jax.Array:
-        """[D, U] in the compute dtype: the head of the tokens columns int32 [U] alone."""
+        """Return the head for the tokens `columns` int32 [U] only, [D, U] in the compute dtype."""
         return self.head_kernel(params)[:, columns].astype(self.dtype)
 
     def logits(self, params: Params, hidden: jax.Array, head: jax.Array | None = None) -> jax.Array:
-        """float32 [..., V] from hidden [..., D]; the product runs in the compute dtype.
+        """Return float32 [..., V] from hidden [..., D]; the product runs in the compute dtype.
 
-        head [D, U]: that of some tokens alone (head_columns), for [..., U].
+        head [D, U]: restrict to some tokens (head_columns); returns [..., U].
         """
         if head is not None:
             return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
-        if self.transposed:  # the head is [V, D] then, as the embedding always is
+        if self.transposed:  # the head is [V, D], like the embedding
             embedding = params['model']['embed_tokens']['embedding']
             head = embedding if self.tie_embeddings else params['lm_head']['kernel']
             out = times_rows(
@@ -193,19 +194,19 @@ class Model(abc.ABC):
         return jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
 
     def abstract_params(self) -> Params:
-        """The parameter tree as shapes."""
+        """Return the parameter tree as shapes."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
     def param_count(self) -> int:
-        """Number of parameters, without allocating them."""
+        """Return the number of parameters without allocating them."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.abstract_params()))
 
 
 def times_rows(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
-    """x [N, in] times a kernel [out, in]; [N, out].
+    """Multiply x [N, in] by a kernel [out, in]; returns [N, out].
 
-    XLA's CPU backend packs the right factor of a product anew each time: here the few rows, in
-    place of the kernel. Without the barrier it would swap them again.
+    XLA's CPU backend repacks the right factor of a product each time. With this order it repacks
+    the few rows instead of the kernel. Without the barrier it would swap the factors back.
     """
     contracted = (((1,), (1,)), ((), ()))
     out = jax.lax.dot_general(kernel, x, contracted, preferred_element_type=dtype)
@@ -213,14 +214,14 @@ def times_rows(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def transpose_kernels(params: Params) -> Params:
-    """The parameters for a model with `transposed`: every kernel [out, in]; no adapters.
+    """Return the parameters for a model with `transposed`: every kernel [out, in]; no adapters.
 
-    In a program, once for all products in its loops: few rows are then multiplied faster on a CPU,
-    where a model is larger than its caches (benchmarks/README.md).
+    A program does this once, before its loops. Products with few rows are then faster on a CPU if
+    the model is larger than its caches (benchmarks/README.md).
     """
 
     def turn(path, x):
         return x.T if path[-1].key == 'kernel' else x
 
-    # Without the barrier XLA makes the transpose a part of each product again.
+    # Without the barrier XLA fuses the transpose into each product again.
     return jax.lax.optimization_barrier(jax.tree_util.tree_map_with_path(turn, params))

@@ -1,4 +1,4 @@
-"""The critic: its own backbone with a value head (RAGEN), or a head on the policy's states."""
+"""The critic: a separate backbone with a value head (RAGEN), or a head on the policy's states."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +8,12 @@ from agentrl_jax.types import Params
 
 
 def init_head(config: Model) -> Params:
-    """A value head that gives 0: the first advantages are then plain returns."""
+    """Return a value head that outputs 0, so that the first advantages are plain returns."""
     return {'kernel': jnp.zeros((config.hidden_size, 1)), 'bias': jnp.zeros(1)}
 
 
 def init(policy_params: Params, config: Model) -> Params:
-    """A copy of the policy's backbone (with LoRA: of its adapters) and a fresh head."""
+    """Return a copy of the policy's backbone (with LoRA: of its adapters) and a new head."""
     backbone = {name: policy_params[name] for name in ('model', 'lora') if name in policy_params}
     return {'backbone': jax.tree.map(jnp.copy, backbone), 'value_head': init_head(config)}
 

@@ -1,7 +1,6 @@
-"""Decoder-only transformers: Flax Linen modules that families are made of, and pure functions.
+"""Decoder-only transformers: Flax Linen modules shared by families, and pure functions.
 
-Parameters are cast to the compute dtype where they are used; norms, rotary angles and softmax stay
-in float32.
+Parameters are cast to the compute dtype at each use. Norms, rotary angles and softmax are float32.
 
 Letters: B or R rows, O or T tokens, S cache rows, D hidden, H query heads, Kh key-value heads,
 G = H / Kh query heads per key-value head, Dh head width.
@@ -25,24 +24,24 @@ from agentrl_jax.types import Params
 
 
 def rope_frequencies(config: Model) -> jax.Array:
-    """Angle per position of each pair of channels, float32 [Dh / 2].
+    """Angle per position of each pair of channels, theta ** (-2i / Dh), float32 [Dh / 2].
 
-    theta ** (-2i / Dh). rope_scaling (factor, low, high, original_length) stretches them as Llama
-    3.1 does: waves longer than original_length / low are slowed by factor, shorter than
-    original_length / high kept, linear in between.
+    rope_scaling (factor, low, high, original_length) rescales them as in Llama 3.1. Waves longer
+    than original_length / low are slowed by factor, and waves shorter than original_length / high
+    are unchanged, with linear interpolation in between.
     """
     exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
     frequency = 1.0 / config.rope_theta**exponent
     if config.rope_scaling is None:
         return frequency
     factor, low, high, length = config.rope_scaling
-    waves = length * frequency / (2 * math.pi)  # periods that fit into the original length
+    waves = length * frequency / (2 * math.pi)  # periods within the original length
     keep = jnp.clip((waves - low) / (high - low), 0.0, 1.0)
     return frequency * (keep + (1 - keep) / factor)
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotates the pairs (i, i + Dh / 2) of x [R, O, N, Dh] by angles float32 [R, O, Dh / 2]."""
+    """Rotate the pairs (i, i + Dh / 2) of x [R, O, N, Dh] by angles float32 [R, O, Dh / 2]."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -52,13 +51,13 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * scale, computed in float32 (arXiv:1910.07467).
 
-    nan where the mean leaves float32: 1 / sqrt(inf) would make zeros, and a model that has come
-    apart would seem to be one that knows nothing.
+    Returns nan if the mean overflows float32. 1 / sqrt(inf) would give zeros, and a diverged model
+    would look like an untrained one.
     """
 
     eps: float
     dtype: str
-    scaled_in: str = ''  # dtype in which x meets the scale; '' = dtype
+    scaled_in: str = ''  # dtype of the product with the scale; '' = dtype
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -66,7 +65,7 @@ class RMSNorm(nn.Module):
         x = x.astype(jnp.float32)
         power = jnp.mean(x * x, axis=-1, keepdims=True) + self.eps
         x = x * jnp.where(power < jnp.inf, jax.lax.rsqrt(power), jnp.nan)
-        # transformers rounds before the scale in most families; so do we, to agree in bfloat16
+        # Round before the scale, as transformers does in most families, to agree in bfloat16
         x, scale = (y.astype(self.scaled_in or self.dtype) for y in (x, scale))
         return (x * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
 
@@ -99,8 +98,8 @@ def dense(
         dense = _TransposedDense(features, **how)
     else:
         dense = nn.Dense(features, kernel_init=init, **how)
-    # One token axis: with two, XLA's CPU backend transposes both factors of the kernel's gradient
-    # and multiplies them slowly (48 ms against 11 for the MLP of 64 x 144 tokens, D = 64).
+    # Use one token axis. With two, XLA's CPU backend transposes both factors of the kernel's
+    # gradient and multiplies them slowly (48 ms against 11 for an MLP, 64 x 144 tokens, D = 64).
     flat = x.reshape(-1, x.shape[-1])
     out = dense(flat)
     if dense.has_variable('lora', 'lora_a'):  # models/lora.py
@@ -110,10 +109,10 @@ def dense(
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; with a cache, its keys and values are those of the cache rows."""
+    """Grouped-query attention within rows, or against the rows of a cache."""
 
     config: Model
-    rows: NamedSharding | None = None  # how rows are laid out on a mesh
+    rows: NamedSharding | None = None  # layout of rows on a mesh
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """(q [R, O, H, Dh], k and v [R, O, Kh, Dh]) of x [R, O, D], before rotation."""
@@ -158,7 +157,7 @@ class Layer(nn.Module):
     """x + after(attention(before(x))), then the same with the MLP."""
 
     config: Model
-    rows: NamedSharding | None = None  # how rows are laid out on a mesh
+    rows: NamedSharding | None = None  # layout of rows on a mesh
 
     @nn.compact
     def __call__(
@@ -169,7 +168,7 @@ class Layer(nn.Module):
         cached: Any = None,
         where: Any = None,
     ) -> tuple[jax.Array, Any]:
-        """As Attention."""
+        """Arguments and results are those of Attention."""
         c = self.config
 
         def norm(name, x):
@@ -183,7 +182,7 @@ class Layer(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Embedding, layers and final norm; everything but the head."""
+    """Embedding, layers and final norm: the model without its head."""
 
     config: Model
 
@@ -206,9 +205,9 @@ class Backbone(nn.Module):
         embedding = self.param(
             'embedding', nn.initializers.normal(0.02), (c.vocab_size, c.hidden_size), jnp.float32
         )
-        if row_sharding:  # the look-up needs whole vectors, or else it is split by channels
-            whole = NamedSharding(row_sharding.mesh, P(P.UNCONSTRAINED, None))
-            embedding = jax.lax.with_sharding_constraint(embedding, whole)
+        if row_sharding:  # the look-up needs full vectors, or XLA splits it by channels
+            unsplit = NamedSharding(row_sharding.mesh, P(P.UNCONSTRAINED, None))
+            embedding = jax.lax.with_sharding_constraint(embedding, unsplit)
         x = pin(embedding[tokens].astype(c.dtype))
         angles = positions.astype(jnp.float32)[:, :, None] * rope_frequencies(c)[None, None]
         if c.scans and cache is None and not self.is_initializing():
@@ -242,29 +241,29 @@ class Backbone(nn.Module):
 
 @struct.dataclass
 class _Where:
-    """Where a block of tokens lives in the cache."""
+    """Location of a block of tokens in the cache."""
 
     rows: jax.Array | None  # int32 [R], None = all rows in order
     positions: jax.Array  # int32 [R, O]
     kv_length: int = struct.field(pytree_node=False)
 
     def write(self, cache: jax.Array, new: jax.Array) -> jax.Array:
-        """cache [S, T, Kh * Dh] with new [R, O, Kh, Dh] at (rows, positions)."""
+        """Write new [R, O, Kh, Dh] into cache [S, T, Kh * Dh] at (rows, positions)."""
         rows = jnp.arange(new.shape[0]) if self.rows is None else self.rows
-        # No (row, position) comes twice, except those that are dropped.
+        # Each (row, position) is unique, except for dropped ones.
         return cache.at[rows[:, None], self.positions].set(
             new.reshape(*new.shape[:2], -1).astype(cache.dtype), mode='drop', unique_indices=True
         )
 
     def read(self, cache: jax.Array, new: jax.Array) -> jax.Array:
-        """The first kv_length entries of the rows, [R, kv_length, Kh, Dh], as those of new."""
+        """Read the first kv_length entries of the rows, [R, kv_length, Kh, Dh], in new's dtype."""
         cache = cache[:, : self.kv_length]
         cache = cache if self.rows is None else cache[self.rows]
         return cache.astype(new.dtype).reshape(*cache.shape[:2], *new.shape[2:])
 
 
 def shards_of(rows: NamedSharding | None, count: int) -> int:
-    """Devices over which as many rows are split."""
+    """Return the number of devices over which `count` rows are split."""
     return 1 if rows is None else count // rows.shard_shape((count,))[0]
 
 
@@ -276,22 +275,22 @@ def _variables(params: Params) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder(Model):
-    """A model of embedding, layers, norm and head; a family has its attention and norms."""
+    """A model of embedding, layers, norm and head; families define the attention and norms."""
 
     ATTENTION: ClassVar[type[Attention]]
-    NORMS: ClassVar[tuple[tuple[str, str], ...]]  # around attention and MLP; '' = none
+    NORMS: ClassVar[tuple[tuple[str, str], ...]]  # (before, after) attention, then MLP; '' = none
     SCALED_IN: ClassVar[str] = ''  # of RMSNorm
 
     def norm(self, name: str) -> RMSNorm:
-        """A norm, inside a module."""
+        """Create a norm inside a module."""
         return RMSNorm(self.rms_norm_eps, self.dtype, self.SCALED_IN, name=name)
 
     def init(self, key: jax.Array) -> Params:
-        """Random float32 parameters: fan-in scaled kernels, residual outputs over sqrt(2 L)."""
+        """Random float32 parameters: fan-in scaled kernels, residual outputs / sqrt(2 L)."""
         k_model, k_head = jax.random.split(key)
         one = jnp.zeros((1, 1), jnp.int32)
-        seen = Visible(jnp.ones((1, 1, 1), bool), jnp.ones(1, jnp.int32))
-        model = Backbone(self).init(k_model, one, one, seen)['params']
+        visible = Visible(jnp.ones((1, 1, 1), bool), jnp.ones(1, jnp.int32))
+        model = Backbone(self).init(k_model, one, one, visible)['params']
         model = dict(model)
         model['embed_tokens'] = {'embedding': model.pop('embedding')}
         params = {'model': model}
@@ -321,7 +320,7 @@ class Decoder(Model):
 
     def forward_cached(self, params, tokens, positions, cache, rows, *, kv_length=None):
         length = cache.length
-        last = jnp.where(positions < length, positions, 0)  # padding attends to one entry: cheap
+        last = jnp.where(positions < length, positions, 0)  # padding attends to one entry only
         length = length if kv_length is None else min(kv_length, length)
         mask = jnp.arange(length)[None, None, :] <= last[:, :, None]
         visible = Visible(mask, last[:, -1] + 1)

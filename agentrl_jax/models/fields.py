@@ -1,7 +1,7 @@
-"""What files say of a model's sizes and constants: one table of their names, types and bounds.
+"""Names, types and bounds of the sizes and constants in model files, in one table.
 
-A number of a config.json or of a GGUF file's metadata becomes a shape, a loop or a divisor. Bounds
-lie far from those of any model that exists, and so near that nothing overflows between them.
+A number from config.json or GGUF metadata becomes a shape, a loop length or a divisor. The bounds
+are far beyond any existing model, but tight enough that no value within them overflows.
 """
 
 import re
@@ -15,18 +15,18 @@ LAYER = re.compile(r'model\.layers\.(\d+)\.')
 
 
 class Field(NamedTuple):
-    """A number (int or float) or a flag (bool) of a file."""
+    """A number (int or float) or a flag (bool) in a file."""
 
-    hf: str  # its name in config.json, '' = not there
-    gguf: str  # in the metadata of a GGUF file, of its architecture's own
+    hf: str  # name in config.json, '' = absent
+    gguf: str  # name in GGUF metadata, below the architecture
     kind: type
     low: float = 0
     high: float = 1
 
     def check(self, value: Any, called: str) -> Any:
-        """The value as its kind; ValueError for other types and values out of bounds.
+        """Return the value as its kind; ValueError for other types and values out of bounds.
 
-        called: the file and the name there.
+        called: the file and the field's name in it, for the message.
         """
         bounds = {} if self.kind is bool else {'ge': self.low, 'le': self.high}
         kind = Annotated[self.kind, pydantic.Strict(), pydantic.Field(**bounds)]
@@ -37,7 +37,7 @@ class Field(NamedTuple):
             raise ValueError(f'{called} is {reprlib.repr(value)}: {why}') from error
 
 
-FIELDS = {  # by the names of Model, then others
+FIELDS = {  # by names of Model's fields, then others
     'vocab_size': Field('vocab_size', '', int, 1, 2**22),
     'hidden_size': Field('hidden_size', 'embedding_length', int, 1, 2**18),
     'intermediate_size': Field('intermediate_size', 'feed_forward_length', int, 1, 2**20),
@@ -51,7 +51,7 @@ FIELDS = {  # by the names of Model, then others
     'attention_bias': Field('attention_bias', '', bool),
     'mlp_bias': Field('mlp_bias', '', bool),
     'use_sliding_window': Field('use_sliding_window', '', bool),
-    'factor': Field('factor', '', float, 1.0, 1e6),  # these four of Llama 3's rope type
+    'factor': Field('factor', '', float, 1.0, 1e6),  # this and the next three: Llama 3's rope type
     'low_freq_factor': Field('low_freq_factor', '', float, 1e-6, 1e6),
     'high_freq_factor': Field('high_freq_factor', '', float, 1e-6, 1e6),
     'original_length': Field('original_max_position_embeddings', '', float, 1, 2**31),
@@ -61,34 +61,34 @@ FIELDS = {  # by the names of Model, then others
 
 
 def present(part: Mapping[str, Any], name: str) -> Any:
-    """A value by its name in the file; None where it is null or absent."""
+    """Return a value by its name in the file; None if null or absent."""
     return part[name] if name in part else None
 
 
 def number(part: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """A number of FIELDS, checked; the default where it is null or absent."""
+    """Return and check a number of FIELDS; the default if null or absent."""
     field = FIELDS[name]
     value = present(part, field.hf)
     return field.check(default if value is None else value, f'config.json: {field.hf}')
 
 
 def flag(hf: Mapping[str, Any], name: str) -> bool:
-    """A flag of FIELDS, checked; null or absent is false."""
+    """Return and check a flag of FIELDS; False if null or absent."""
     return number(hf, name, default=False)
 
 
 def needed(part: Mapping[str, Any], *names: str, of: str = '') -> None:
-    """Refuses a config.json that lacks one of these; of: which part of it."""
+    """Raise ValueError if config.json lacks one of these fields. of: the part of it, as text."""
     absent = [FIELDS[name].hf for name in names if present(part, FIELDS[name].hf) is None]
     if absent:
         raise ValueError(f'config.json: {", ".join(absent)}{of} missing')
 
 
 def check_layers(layers: int, tensors: Iterable[str], called: str) -> None:
-    """Refuses many more layers than there are tensors of, before anything is made for each.
+    """Raise ValueError for far more layers than have tensors, before anything is built per layer.
 
-    called: the file. Which tensors of a layer are missing is reported later, by name.
+    called: the file. Missing tensors of a layer are reported later, by name.
     """
-    present = len({found[1] for found in map(LAYER.match, tensors) if found})
+    present = len({match[1] for match in map(LAYER.match, tensors) if match})
     if layers > 2 * present + 2:
-        raise ValueError(f'{called} announces {layers} layers, and there are tensors of {present}')
+        raise ValueError(f'{called} announces {layers} layers, but only {present} have tensors')

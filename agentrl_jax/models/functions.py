@@ -1,4 +1,4 @@
-"""The model as the pure functions that losses and rollouts take."""
+"""The model as pure functions for losses and rollouts."""
 
 import functools
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from jax.sharding import NamedSharding
 from agentrl_jax.models import Model, critic, prefixes
 from agentrl_jax.types import Params
 
-ATTENTION = 'self_attn'  # of a layer, in the names of HuggingFace
+ATTENTION = 'self_attn'  # HuggingFace's name of a layer's attention
 
 
 @struct.dataclass
 class ModelFns:
     """hidden(params, tokens, positions, attention_mask), head(params),
-    values(params, critic_params, tokens, positions, attention_mask), value_head(params, hidden);
-    sharing(unit=, room=) -> the same of rows that begin alike, and rest, the columns that those
-    need (models.prefixes)."""
+    values(params, critic_params, tokens, positions, attention_mask), value_head(params, hidden).
+    sharing(unit=, room=) returns the same functions for rows with shared prefixes; rest returns
+    the columns that these rows need (models.prefixes)."""
 
     hidden: Callable = struct.field(pytree_node=False)
     head: Callable = struct.field(pytree_node=False)
@@ -38,10 +38,10 @@ def model_functions(
     unit: int = 1,
     room: int = 0,
 ) -> ModelFns:
-    """The functions of a model of these sizes; rows: how rows of activations are laid out.
+    """Return the functions of a model. rows: layout of activation rows on a mesh.
 
-    Values are of the prefix up to and including each position (not shifted), float32 [B, T].
-    unit, room: as in prefixes.forward, where more than one row may begin alike.
+    Values are float32 [B, T]; each is for the prefix up to and including its position (not
+    shifted). unit, room: see prefixes.forward, used if unit > 1.
     """
     hidden = functools.partial(config.forward, row_sharding=rows)
     if unit > 1:
@@ -55,7 +55,7 @@ def model_functions(
     def value_head(params, states):
         return critic.value_from_hidden(params['value_head'], states)
 
-    def own_values(params, critic_params, *batch):
+    def separate_values(params, critic_params, *batch):
         del params
         return value_head(critic_params, hidden(critic_params['backbone'], *batch))
 
@@ -68,24 +68,25 @@ def model_functions(
         return fns
     if shares_backbone:
         return fns.replace(values=shared_values, value_head=value_head)
-    return fns.replace(values=own_values)
+    return fns.replace(values=separate_values)
 
 
 def split_critic(params: Params, *, freeze_attention: bool) -> tuple[Params, Params]:
-    """(what is trained, what stays) of a critic: all and {}, or without what is below self_attn.
+    """Split a critic into (trained, frozen) parameters.
 
-    Of LoRA the adapters of attention stay, and so correct nothing.
+    Only freeze_attention freezes any: those below self_attn. With LoRA these are the attention
+    adapters, which then never correct anything.
     """
     if not freeze_attention:
         return params, {}
-    trained, kept = {}, {}
+    trained, frozen = {}, {}
     for path, x in traverse_util.flatten_dict(params).items():
-        (kept if ATTENTION in path else trained)[path] = x
-    return traverse_util.unflatten_dict(trained), traverse_util.unflatten_dict(kept)
+        (frozen if ATTENTION in path else trained)[path] = x
+    return traverse_util.unflatten_dict(trained), traverse_util.unflatten_dict(frozen)
 
 
 def join_critic(trained: Params, kept: Params) -> Params:
-    """The critic of which split_critic made two."""
+    """Join the two parts returned by split_critic."""
     if not kept:
         return trained
     both = traverse_util.flatten_dict(trained) | traverse_util.flatten_dict(kept)
@@ -93,24 +94,24 @@ def join_critic(trained: Params, kept: Params) -> Params:
 
 
 def on_base(fns: ModelFns, base: Any) -> ModelFns:
-    """The functions for parameters that lack those in `base` (LoRA: all but the adapters)."""
+    """Return `fns` for parameters without those in `base` (with LoRA, the adapters alone)."""
 
-    def whole(params):
+    def with_base(params):
         return {**base, **params}
 
     def values(params, critic_params, *rows):
         if critic_params is not None:
-            critic_params = critic_params | {'backbone': whole(critic_params['backbone'])}
-        return fns.values(whole(params), critic_params, *rows)
+            critic_params = critic_params | {'backbone': with_base(critic_params['backbone'])}
+        return fns.values(with_base(params), critic_params, *rows)
 
     return fns.replace(
-        hidden=lambda params, *rows: fns.hidden(whole(params), *rows),
-        head=lambda params: fns.head(whole(params)),
+        hidden=lambda params, *rows: fns.hidden(with_base(params), *rows),
+        head=lambda params: fns.head(with_base(params)),
         values=None if fns.values is None else values,
         sharing=None if fns.sharing is None else lambda **how: on_base(fns.sharing(**how), base),
     )
 
 
 def policy_of(params: Params, base: Params) -> Params:
-    """The parameters a rollout needs: with the base, without a value head on a shared backbone."""
+    """Return the parameters of a rollout: with the base, without a shared value head."""
     return {**base, **{name: part for name, part in params.items() if name != 'value_head'}}

@@ -1,4 +1,4 @@
-"""GGUF files as a source of weights: sizes from the metadata, tensors dequantised row by row."""
+"""Weights of GGUF files: sizes from the metadata, tensors dequantised row by row."""
 
 import reprlib
 from pathlib import Path
@@ -11,14 +11,14 @@ from agentrl_jax.machine import gguf_file
 from agentrl_jax.models import FAMILIES, Model
 from agentrl_jax.models.fields import FIELDS, check_layers
 
-BLOCK_ELEMENTS = 1 << 24  # dequantised at a time: bounds the temporaries of the K-quants
+BLOCK_ELEMENTS = 1 << 24  # dequantised at a time; bounds the temporaries of K-quants
 
 _MODULES = {
     'token_embd': 'model.embed_tokens',
     'output_norm': 'model.norm',
     'output': 'lm_head',
 }
-_LAYER = {  # what every family has; others are in Model.GGUF_LAYER
+_LAYER = {  # shared by all families; the rest is in Model.GGUF_LAYER
     'attn_q': 'self_attn.q_proj',
     'attn_k': 'self_attn.k_proj',
     'attn_v': 'self_attn.v_proj',
@@ -32,7 +32,7 @@ _LAYER = {  # what every family has; others are in Model.GGUF_LAYER
 
 
 def hf_name(name: str, family: type[Model]) -> str:
-    """HuggingFace's name of a GGUF tensor; unknown names come back as they are."""
+    """Return HuggingFace's name of a GGUF tensor; unknown names are returned unchanged."""
     module, _, kind = name.rpartition('.')
     layer = {**_LAYER, **family.GGUF_LAYER}
     if module in _MODULES:
@@ -69,11 +69,11 @@ class GGUFSource:
         return default[0]
 
     def _own(self, name: str, *default: Any) -> Any:
-        """Metadata of this architecture, e.g. qwen2.block_count; `default` if it may be absent."""
+        """Return architecture metadata, e.g. qwen2.block_count; `default` if it may be absent."""
         return self._field(f'{self._architecture}.{name}', *default)
 
     def _size(self, name: str, *default: Any) -> Any:
-        """A field of FIELDS, by its name there; checked."""
+        """Return and check a number by its name in FIELDS."""
         field = FIELDS[name]
         value = self._own(field.gguf, *default)
         return field.check(value, f'{self.path}: {self._architecture}.{field.gguf}')
@@ -93,7 +93,7 @@ class GGUFSource:
             )
 
     def _heads(self) -> tuple[int, int]:
-        """(query heads, key-value heads)."""
+        """Return (query heads, key-value heads)."""
         for name in ('num_heads', 'num_kv_heads'):
             if isinstance(self._own(FIELDS[name].gguf, 0), list):
                 raise ValueError(f'{self.path}: head counts that differ by layer are not supported')
@@ -101,7 +101,7 @@ class GGUFSource:
         return heads, self._size('num_kv_heads', heads)
 
     def config(self, **compute: Any) -> Model:
-        """Sizes from the metadata; compute: dtype, remat."""
+        """Return the model of the metadata; compute: dtype, remat."""
         heads, kv_heads = self._heads()
         names = ('hidden_size', 'intermediate_size', 'num_layers', 'rms_norm_eps')
         sizes = {name: self._size(name) for name in names}
@@ -131,7 +131,7 @@ class GGUFSource:
             raise ValueError(f'{self.path}: {error}') from error
 
     def hf_fields(self) -> dict[str, Any]:
-        """Fields of config.json other than sizes, as far as the metadata has them."""
+        """Return the config.json fields other than sizes that the metadata contains."""
         fields = {'model_type': self._architecture}
         length = FIELDS['max_position_embeddings']
         if self._own(length.gguf, None) is not None:
@@ -143,10 +143,10 @@ class GGUFSource:
         return fields
 
     def check_dtype(self, name: str) -> None:
-        """Any quantisation the gguf package knows can be read; it raises where it cannot."""
+        """Accept any type; read() raises for quantisations that the gguf package cannot read."""
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Part of a tensor in float32; only the rows asked for are dequantised."""
+        """Read part of a tensor in float32; only the requested rows are dequantised."""
         tensor, shape = self._tensors[name], self.shapes[name]
         rows = self._row_order(name, shape)[index[0]]
         if len(shape) == 1:
@@ -159,8 +159,8 @@ class GGUFSource:
         return out
 
     def _row_order(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Stored row of each row. Llama files hold the channels of q and k heads interleaved,
-        (0, h/2, 1, h/2 + 1, ...), for llama.cpp's way of rotating."""
+        """Return the stored row of each row. Llama files interleave the channels of q and k heads,
+        (0, h/2, 1, h/2 + 1, ...), for llama.cpp's rotation."""
         rows = np.arange(shape[0])
         permuted = name.endswith(('q_proj.weight', 'k_proj.weight'))
         if self._architecture != 'llama' or not permuted:
@@ -169,7 +169,7 @@ class GGUFSource:
         return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def _dequantize(self, name: str, data: np.ndarray) -> np.ndarray:
-        """float32 of some bytes uint8 [..., bytes of a row] of a tensor."""
+        """Dequantise bytes uint8 [..., bytes per row] of a tensor to float32."""
         kind = self._tensors[name].kind
         try:
             return gguf.quants.dequantize(data, kind)

@@ -1,4 +1,4 @@
-"""Models from HuggingFace's config.json, and config.json of a model."""
+"""Conversion between HuggingFace's config.json and models."""
 
 import reprlib
 from typing import Any
@@ -18,9 +18,9 @@ _LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_length')
 
 
 def config_from_hf(hf: dict[str, Any], **compute: Any) -> Model:
-    """The model of a config.json of one of FAMILIES; compute: dtype, remat.
+    """Return the model of a config.json of one of FAMILIES; compute: dtype, remat.
 
-    Unsupported variants are rejected.
+    Raise ValueError for unsupported variants.
     """
     kind = present(hf, 'model_type')
     if kind not in list(FAMILIES):
@@ -35,7 +35,7 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> Model:
     options = FAMILIES[kind].options(kind, hf)
     theta, scaling = _rope_from_hf(hf)
     sizes = {name: number(hf, name) for name in _NEEDED}
-    # HuggingFace writes null (or, in older files, nothing) where the size follows from the others.
+    # HuggingFace writes null (older files omit the field) for sizes that follow from other sizes.
     heads = sizes['num_heads']
     return FAMILIES[kind](
         **sizes,
@@ -50,7 +50,7 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> Model:
 
 
 def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
-    """(theta, Llama 3 scaling or None); transformers 5 nests both in rope_parameters."""
+    """Return (theta, Llama 3 scaling or None); transformers 5 nests both in rope_parameters."""
     rope = {}
     for name in ('rope_scaling', 'rope_parameters'):
         value = present(hf, name)
@@ -60,7 +60,7 @@ def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
             )
         rope = value or rope
     where = hf if present(rope, 'rope_theta') is None else rope
-    theta = number(where, 'rope_theta', 10_000.0)  # the default of transformers
+    theta = number(where, 'rope_theta', 10_000.0)  # transformers' default
     kind = present(rope, 'rope_type') or present(rope, 'type')
     if kind in (None, 'default'):
         return theta, None
@@ -76,17 +76,20 @@ def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
 
 
 def config_to_hf(config: Model, *, dtype: str, generic: bool = False) -> dict[str, Any]:
-    """config.json of a model; generic: beside a tokenizer that is not one of Qwen2's."""
+    """Return the config.json of a model. generic: the tokenizer is not the family's own."""
 
     def fields(*names):
         return {FIELDS[name].hf: getattr(config, name) for name in names}
 
-    own = config.to_hf(generic=generic)
-    kind = own.pop('model_type')
+    family_fields = config.to_hf(generic=generic)
+    kind = family_fields.pop('model_type')
     hf = {'architectures': [f'{kind.capitalize()}ForCausalLM'], 'model_type': kind}
     hf |= fields('vocab_size', 'hidden_size', 'intermediate_size', 'num_layers', 'num_heads')
     hf |= fields('num_kv_heads', 'head_dim') | {'hidden_act': 'silu'}
-    hf |= fields('rms_norm_eps', 'rope_theta', 'tie_embeddings') | {'torch_dtype': dtype, **own}
+    hf |= fields('rms_norm_eps', 'rope_theta', 'tie_embeddings') | {
+        'torch_dtype': dtype,
+        **family_fields,
+    }
     if config.rope_scaling is not None:
         names, (*factors, length) = (FIELDS[name].hf for name in _LLAMA3), config.rope_scaling
         scaling = dict(zip(names, (*factors, int(length)), strict=True))

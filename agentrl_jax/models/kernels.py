@@ -1,8 +1,8 @@
-"""Attention as one kernel: no scores in memory, and no cache entry read that no query sees.
+"""Fused attention kernels, which neither store scores nor read unused cache entries.
 
-`Model.fused` says whose kernels a program uses: 'cudnn' (NVIDIA GPUs), 'pallas' (TPUs) or '' (none:
-attention.py). They compute in bfloat16 with float32 sums, so they agree with attention.py to
-rounding. Letters as there.
+`Model.fused` selects the kernels: 'cudnn' (NVIDIA GPUs), 'pallas' (TPUs) or '' (attention.py).
+They compute in bfloat16 with float32 sums and agree with attention.py up to rounding. Dimension
+letters are those of attention.py.
 """
 
 import functools
@@ -21,15 +21,15 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import PartitionSpec as P
 
 KINDS = {'gpu': 'cudnn', 'tpu': 'pallas'}  # by the platform of the devices
-LANES = 128  # of a TPU's vector registers: blocks are multiples of it
-BLOCKS = (512, 384, 256, 128)  # rows and columns of scores that a TPU has at once
+LANES = 128  # lanes of a TPU's vector registers; block sizes are multiples of it
+BLOCKS = (512, 384, 256, 128)  # possible sides of a block of scores on a TPU
 CACHE_BLOCK = 256  # cache entries of a row that a TPU fetches at once
-CUDNN = 'cudnn'  # 'xla' in tests: the same call where there is no GPU
-INTERPRET = False  # True in tests: Pallas kernels where there is no TPU
+CUDNN = 'cudnn'  # 'xla' in tests: the same call without a GPU
+INTERPRET = False  # True in tests: run Pallas kernels without a TPU
 
 
 def kind_for(platform: str, dtype: str, head_dim: int) -> str:
-    """Model.fused for devices of a platform ('cpu', 'gpu', 'tpu')."""
+    """Return Model.fused for a platform ('cpu', 'gpu', 'tpu')."""
     fits = dtype == 'bfloat16' and head_dim % 64 == 0 and head_dim <= 128
     return KINDS[platform] if fits and platform in KINDS else ''
 
@@ -37,10 +37,10 @@ def kind_for(platform: str, dtype: str, head_dim: int) -> str:
 def attend_rows(
     kind: str, q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array, rows: Any
 ) -> jax.Array:
-    """Causal attention of whole rows whose first length int32 [R] tokens are real.
+    """Causal attention within rows; the first `length` int32 [R] tokens of a row are real.
 
-    q [R, T, Kh, G, Dh], k and v [R, T, Kh, Dh]; returns [R, T, Kh * G * Dh], finite and without
-    meaning at padding. rows: the layout of the rows on a mesh (sharding.shard_rows), or None.
+    q [R, T, Kh, G, Dh], k and v [R, T, Kh, Dh]; returns [R, T, Kh * G * Dh], finite but
+    meaningless at padding. rows: the layout of rows on a mesh (sharding.shard_rows), or None.
     """
     attend = _splash if kind == 'pallas' else _cudnn_rows
     if rows is None:
@@ -51,10 +51,11 @@ def attend_rows(
 
 
 def attend_one(kind: str, q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
-    """Attention of one query a row to the first length int32 [R] >= 1 entries of its cache.
+    """Attention of one query per row to the first `length` entries of its cache.
 
-    q [R, 1, Kh, G, Dh], k and v [R, T, Kh, Dh]; returns [R, 1, Kh * G * Dh]. On a mesh rows are
-    split already, for a rollout's shards are programs of their own (device.collect_on_mesh).
+    q [R, 1, Kh, G, Dh], k and v [R, T, Kh, Dh], length int32 [R] >= 1; returns [R, 1, Kh * G * Dh].
+    On a mesh the rows are already split: each shard of a rollout is a separate program
+    (device.collect_on_mesh).
     """
     attend = _ragged if kind == 'pallas' else _cudnn_one
     mesh = jax.sharding.get_abstract_mesh()
@@ -64,16 +65,16 @@ def attend_one(kind: str, q: jax.Array, k: jax.Array, v: jax.Array, length: jax.
 
 
 def _by_device(attend: Callable, mesh: Any, rows: Any, axes: Any) -> Callable:
-    """attend, each device with its own rows and heads: the compiler does not split kernels."""
+    """Run `attend` on each device with its rows and heads; the compiler cannot split kernels."""
 
     def run(q, k, v, length):
         heads = 'tensor' if k.shape[2] % mesh.shape['tensor'] == 0 else None
-        own = P(rows, None, heads)
+        spec = P(rows, None, heads)
         local = jax.shard_map(
             attend,
             mesh=mesh,
-            in_specs=(own, own, own, P(rows)),
-            out_specs=own,
+            in_specs=(spec, spec, spec, P(rows)),
+            out_specs=spec,
             axis_names=set(axes),
             check_vma=False,
         )
@@ -84,8 +85,8 @@ def _by_device(attend: Callable, mesh: Any, rows: Any, axes: Any) -> Callable:
 
 def _cudnn_rows(q, k, v, length):
     tokens = q.shape[1]
-    length = jnp.maximum(length, 1)  # a turn that was not played has no tokens (rollout.windows)
-    odd = tokens % 2  # JAX refuses to train rows of an odd length
+    length = jnp.maximum(length, 1)  # unplayed turns have no tokens (rollout.windows)
+    odd = tokens % 2  # JAX cannot train rows of odd length
     q, k, v = (jnp.pad(x, [(0, 0), (0, odd)] + [(0, 0)] * (x.ndim - 2)) for x in (q, k, v))
     return _cudnn(q, k, v, length, length, causal=True)[:, :tokens]
 
@@ -95,7 +96,7 @@ def _cudnn_one(q, k, v, length):
 
 
 def _cudnn(q, k, v, queries, keys, *, causal: bool) -> jax.Array:
-    """The first `queries` tokens of a row attend to its first `keys`; both int32 [R]."""
+    """Attend from the first `queries` tokens of a row to its first `keys`; both int32 [R]."""
     out = jax.nn.dot_product_attention(
         q.reshape(*q.shape[:2], -1, q.shape[-1]),
         k,
@@ -108,18 +109,18 @@ def _cudnn(q, k, v, queries, keys, *, causal: bool) -> jax.Array:
     return out.reshape(*q.shape[:2], -1)
 
 
-# ---- TPU: whole rows ---------------------------------------------------------------------------
+# ---- TPU: full rows ----------------------------------------------------------------------------
 
 
 def _splash(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
-    """JAX's splash attention. Real tokens come first in a row, so being causal is enough."""
+    """JAX's splash attention. Padding follows the real tokens, so a causal mask suffices."""
     del length
     rows, tokens, heads, members, width = q.shape
     padding = -tokens % LANES
-    whole = tokens + padding
+    padded = tokens + padding
     q, k, v = (jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (q, k, v))
-    block = next(b for b in BLOCKS if whole % b == 0)
-    causal = splash_attention_mask.CausalMask((whole, whole))
+    block = next(b for b in BLOCKS if padded % b == 0)
+    causal = splash_attention_mask.CausalMask((padded, padded))
     kernel = splash.make_splash_mqa_single_device(
         splash_attention_mask.MultiHeadMask([causal] * members),
         block_sizes=splash.BlockSizes(
@@ -139,25 +140,25 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.
     return out.transpose(0, 3, 1, 2, 4)[:, :tokens].reshape(rows, tokens, -1)
 
 
-# ---- TPU: one query a row ----------------------------------------------------------------------
+# ---- TPU: one query per row --------------------------------------------------------------------
 
 
 def _ragged(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
-    """Blocks of the cache beyond a row's length are never fetched.
+    """Attend to a cache without fetching blocks beyond a row's length.
 
-    All heads of a row are one product with the cache as it lies in memory: a head's query is on its
-    own channels, else 0 (attention._spread).
+    All heads of a row are one product with the cache in its memory layout: each head's query
+    occupies that head's channels and is 0 elsewhere (attention._spread).
     """
     rows, entries, heads, width = k.shape
     members, channels = q.shape[3], heads * width
-    own = jnp.eye(heads, dtype=q.dtype)[None, :, None, :, None]
-    spread = (q[:, 0, :, :, None] * own * width**-0.5).reshape(rows, heads * members, channels)
+    diagonal = jnp.eye(heads, dtype=q.dtype)[None, :, None, :, None]
+    spread = (q[:, 0, :, :, None] * diagonal * width**-0.5).reshape(rows, heads * members, channels)
     block = min(CACHE_BLOCK, entries)
 
     def at(row, i, length):
         return row, jnp.minimum(i, (length[row] - 1) // block), 0
 
-    def whole(row, i, length):
+    def full_row(row, i, length):
         del i, length
         return row, 0, 0
 
@@ -168,11 +169,11 @@ def _ragged(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.
             num_scalar_prefetch=1,
             grid=(rows, pl.cdiv(entries, block)),
             in_specs=[
-                pl.BlockSpec((1, queries, channels), whole),
+                pl.BlockSpec((1, queries, channels), full_row),
                 pl.BlockSpec((1, block, channels), at),
                 pl.BlockSpec((1, block, channels), at),
             ],
-            out_specs=pl.BlockSpec((1, queries, channels), whole),
+            out_specs=pl.BlockSpec((1, queries, channels), full_row),
             scratch_shapes=[
                 pltpu.VMEM((queries, LANES), jnp.float32),
                 pltpu.VMEM((queries, LANES), jnp.float32),
@@ -188,11 +189,11 @@ def _ragged(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.
         v.reshape(rows, entries, channels),
     )
     out = out.reshape(rows, heads, members, heads, width)
-    return jnp.where(own.astype(bool), out, 0).sum(3).reshape(rows, 1, -1)
+    return jnp.where(diagonal.astype(bool), out, 0).sum(3).reshape(rows, 1, -1)
 
 
 def _ragged_block(length, q, k, v, out, highest, normaliser, total, *, block: int):
-    """One block of one row: running maximum, normaliser and sum, as in arXiv:1805.02867."""
+    """Process one block of one row: running maximum, normaliser and sum (arXiv:1805.02867)."""
     row, i = pl.program_id(0), pl.program_id(1)
 
     @pl.when(i == 0)
@@ -207,14 +208,14 @@ def _ragged_block(length, q, k, v, out, highest, normaliser, total, *, block: in
             q[0], k[0], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
         )
         entry = i * block + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        seen = entry < length[row]
-        scores = jnp.where(seen, scores, -1e30)
+        in_row = entry < length[row]
+        scores = jnp.where(in_row, scores, -1e30)
         before = highest[:, :1]
         now = jnp.maximum(before, scores.max(1, keepdims=True))
         weights = jnp.exp(scores - now)
         old = jnp.exp(before - now)
-        # Past the end of the cache a block holds whatever was there, and 0 * nan is nan
-        values = jnp.where(seen[:1].T, v[0], 0)
+        # A block holds arbitrary values past the end of the cache, and 0 * nan is nan
+        values = jnp.where(in_row[:1].T, v[0], 0)
         part = jax.lax.dot_general(
             weights.astype(values.dtype),
             values,

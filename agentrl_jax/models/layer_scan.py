@@ -1,6 +1,6 @@
-"""The layers of a model as one loop: its program holds one layer, whatever the depth.
+"""Run the layers of a model as one loop, so that its program contains a single layer.
 
-Parameters are kept layer by layer; they are stacked inside the program, in the compute dtype.
+Parameters are stored layer by layer and stacked inside the program, in the compute dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from agentrl_jax.types import Params
 
 
 def stack(layers: Sequence[Params], dtype: str) -> Params:
-    """One tree of arrays [L, ...] of L trees of arrays [...]."""
+    """Stack L trees of arrays [...] into one tree of arrays [L, ...]."""
     return jax.tree.map(lambda *of_layers: jnp.stack([x.astype(dtype) for x in of_layers]), *layers)
 
 
@@ -28,10 +28,10 @@ def run(
     remat: bool,
     mesh: Mesh | None,
 ) -> jax.Array:
-    """layer(variables, x) for the variables of each layer in turn; returns the last x.
+    """Apply layer(variables, x) for the variables of each layer in turn; return the last x.
 
-    On a mesh each layer's parameters, and their gradients, keep their training layout up to the
-    products inside the loop, so that no more than one layer is ever gathered.
+    On a mesh each layer's parameters and gradients keep their training layout up to the products
+    inside the loop, so at most one layer is gathered at a time.
     """
     layout = None if mesh is None else sharding.specs(layers[0], sharding.TRAIN_RULES, mesh)
 
@@ -45,5 +45,5 @@ def run(
         return layer(split(variables, stacked=False), x), None
 
     if remat:
-        body = jax.checkpoint(body, prevent_cse=False)  # the loop already keeps passes apart
+        body = jax.checkpoint(body, prevent_cse=False)  # the loop already separates the passes
     return jax.lax.scan(body, x, split(stack(layers, dtype), stacked=True))[0]

@@ -1,11 +1,11 @@
 """LoRA: trained low-rank corrections to the kernels of a frozen model (arXiv:2106.09685).
 
 x W becomes x W + s (x A) B with A [in, rank], B [rank, out] and s = alpha / rank. Adapters are a
-separate tree, params['lora'], whose paths are those of the kernels in params['model'].
+separate tree, params['lora'], with the same paths as the kernels in params['model'].
 
-Model.forward *applies* them (two thin products a layer): gradients exist for A and B only, and
-neither a kernel's gradient nor a corrected copy of it is ever computed or stored, as it would be
-if the gradient went through `merge`. Sampling uses `merge`, once for all tokens of a rollout.
+Model.forward *applies* them as two thin products per kernel, so only A and B have gradients.
+A gradient through `merge` would also compute and store kernel gradients and corrected copies of
+kernels. Sampling uses `merge`, once for all tokens of a rollout.
 """
 
 import dataclasses
@@ -24,22 +24,22 @@ ALL = 'all-linear'
 
 
 def target_names(targets: str) -> tuple[str, ...]:
-    """'all-linear', or some of TARGETS with commas between them, as a tuple."""
+    """Return the names in 'all-linear' or in a comma-separated list of TARGETS."""
     if targets == ALL:
         return TARGETS
     names = tuple(name.strip() for name in targets.split(','))
     if len(set(names)) < len(names) or not set(names) <= set(TARGETS):
         raise ValueError(
             f'lora.targets={targets!r} must be {ALL!r} or different names of '
-            f'{", ".join(TARGETS)}, with commas between them'
+            f'{", ".join(TARGETS)}, separated by commas'
         )
     return names
 
 
 def init(key: jax.Array, model: Params, *, rank: int, targets: tuple[str, ...]) -> Params:
-    """float32 adapters of params['model'] that correct nothing yet: B = 0.
+    """Return float32 adapters for params['model'] with B = 0, which leave the model unchanged.
 
-    A is uniform in +-1 / sqrt(in), as PEFT and the paper's own code draw it.
+    A is uniform in +-1 / sqrt(in), as in PEFT and the paper's code.
     """
     kernels = traverse_util.flatten_dict(model)
     chosen = sorted(path for path in kernels if path[-1] == 'kernel' and path[-2] in targets)
@@ -55,14 +55,14 @@ def init(key: jax.Array, model: Params, *, rank: int, targets: tuple[str, ...]) 
 
 
 def merge(params: Params, scale: float) -> Params:
-    """The policy without adapters: W + scale A B in float32 wherever there is one."""
+    """Merge the adapters into the kernels: W + scale A B in float32."""
     if 'lora' not in params:
         return params
     kernels = traverse_util.flatten_dict(params['model'])
     adapters = traverse_util.flatten_dict(params['lora'])
-    for where in sorted({path[:-1] for path in adapters}):  # so that every process traces the same
+    for where in sorted({path[:-1] for path in adapters}):  # every process must trace the same
         a, b = adapters[*where, 'lora_a'], adapters[*where, 'lora_b']
-        # the default precision of a product is less than float32 on a TPU, and W must not lose it
+        # On a TPU the default precision of a product is below float32, and W must keep float32
         kernels[*where, 'kernel'] += scale * jnp.matmul(a, b, precision='highest')
     rest = {name: part for name, part in params.items() if name != 'lora'}
     return {**rest, 'model': traverse_util.unflatten_dict(kernels)}
@@ -82,5 +82,5 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """Factor of the corrections."""
+        """Scale of the corrections."""
         return self.alpha / self.rank if self.rank else 1.0

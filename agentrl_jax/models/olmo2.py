@@ -1,4 +1,4 @@
-"""OLMo 2: norms after attention and MLP, and over whole projections of queries and keys.
+"""OLMo 2: norms after attention and MLP, and over full query and key projections.
 
 Source: arXiv:2501.00656, section 2.1; transformers' modeling_olmo2.
 """
@@ -13,7 +13,7 @@ from agentrl_jax.models.fields import flag
 
 
 class Attention(decoder.Attention):
-    """Queries and keys are normalised over all heads at once."""
+    """Attention with queries and keys normalised over all heads together."""
 
     def project(self, x):
         c = self.config

@@ -1,15 +1,16 @@
-"""Rows that begin alike in one forward pass: what each unit of rows has in common is read once.
+"""Forward passes that compute the shared prefix of neighbouring rows only once.
 
-Rows of a group begin with the same prompt, and often with the same answers to it. Of each unit of
-rows side by side the first, the lead, is read whole; of the others only what comes after the
-tokens that they share with it. A unit is one long row of the model,
+Rows of a group start with the same prompt and often with the same answers. A unit is a fixed
+number of neighbouring rows. Its first row, the lead, is read in full. The other rows contribute
+only their rest: the tokens after the prefix that they share with the lead. The model reads a unit
+as one long row:
 
   lead  t_0 ... t_T | rest of the second row | rest of the third row | ...
 
-in which a token attends to what is in front of it in its own row: as many tokens of the lead as its
-row shares, and its own rest. Positions are those in its row. So every state is that of forward(),
-to rounding, and the gradient of what is shared is the sum over the rows. (Prefix Grouper,
-arXiv:2506.05433, does this for groups of one prompt, whose length is known.)
+Each token attends to the earlier tokens of its own row: the shared prefix in the lead, then the
+rest. Positions count within the row. Every state therefore equals that of forward() up to
+rounding, and the gradient of a shared token is summed over the rows. Prefix Grouper
+(arXiv:2506.05433) does this for groups with one prompt of known length.
 """
 
 import jax
@@ -23,19 +24,19 @@ from agentrl_jax.types import Params
 
 @struct.dataclass
 class Packed:
-    """n units of u rows of T tokens as n rows of O = T + (u - 1) * S, with room S for each rest."""
+    """n units of u rows of T tokens, packed as n rows of O = T + (u - 1) * S; each rest has S."""
 
     tokens: jax.Array  # int32 [n, O]
     positions: jax.Array  # int32 [n, O]
-    lead: jax.Array  # bool [n, T, T]  which tokens of the lead (last) each of its tokens sees
-    rest: jax.Array  # bool [n * (u - 1), S, T + S]  which of the lead's and its own the rests' see
-    places: jax.Array  # int32 [n, u * T]  index in its unit of each token of the rows
+    lead: jax.Array  # bool [n, T, T]  attention mask of the lead: [query, key]
+    rest: jax.Array  # bool [n * (u - 1), S, T + S]  mask of each rest; keys: the lead, then itself
+    places: jax.Array  # int32 [n, u * T]  index in the unit of each token of its rows
 
 
 def shared(tokens: jax.Array, attention: jax.Array, unit: int) -> jax.Array:
-    """How many tokens each row begins with like the first of its unit; int32 [n, u].
+    """Length of the prefix that each row shares with the first row of its unit; int32 [n, u].
 
-    tokens int32, attention bool [n * u, T]. A lead shares its whole length.
+    tokens int32, attention bool [n * u, T]. For a lead it is the full length.
     """
     rows, real = (x.reshape(-1, unit, x.shape[-1]) for x in (tokens, attention))
     same = (rows == rows[:, :1]) & real & real[:, :1]
@@ -43,16 +44,19 @@ def shared(tokens: jax.Array, attention: jax.Array, unit: int) -> jax.Array:
 
 
 def rest(tokens: jax.Array, attention: jax.Array, lengths: jax.Array, unit: int) -> jax.Array:
-    """Columns that rows need after what they share, for their first `lengths`; int32 [n * u]."""
+    """Columns that the first `lengths` tokens of rows need after the shared prefix; int32 [n * u].
+
+    0 for leads.
+    """
     common = shared(tokens, attention, unit)
     needed = jnp.maximum(lengths.reshape(-1, unit) - common, 0)
     return needed.at[:, 0].set(0).reshape(-1)
 
 
 def pack(tokens: jax.Array, attention: jax.Array, *, unit: int, room: int) -> Packed:
-    """Units of rows int32 and bool [n * u, T] with room for the rest of each row but the leads.
+    """Pack rows int32 and bool [n * u, T] into units, with `room` columns for each rest.
 
-    Tokens beyond the room are left out, and their places mean nothing.
+    Tokens that do not fit are dropped, and their entries in `places` are meaningless.
     """
     length, common = tokens.shape[1], shared(tokens, attention, unit)[:, 1:, None]
     rows, real = (x.reshape(-1, unit, length) for x in (tokens, attention))
@@ -66,10 +70,10 @@ def pack(tokens: jax.Array, attention: jax.Array, *, unit: int, room: int) -> Pa
     def of_rest(x):
         return jnp.take_along_axis(x[:, 1:], within, axis=2)
 
-    begins = jnp.broadcast_to((column[None, None] < common)[:, :, None], (*after.shape, length))
+    prefix = jnp.broadcast_to((column[None, None] < common)[:, :, None], (*after.shape, length))
     causal = (place[:, None] >= place[None])[None, None]
-    own = causal & (of_rest(real) & (after < length))[:, :, None]
-    rest = jnp.concatenate([begins, own], axis=-1).reshape(-1, room, length + room)
+    within_rest = causal & (of_rest(real) & (after < length))[:, :, None]
+    rest = jnp.concatenate([prefix, within_rest], axis=-1).reshape(-1, room, length + room)
     first = length + room * jnp.arange(unit - 1)[None, :, None]
     places = jnp.minimum(column[None, None] - common, room - 1) + first
     places = jnp.where(column[None, None] < common, column[None, None], places)
@@ -94,10 +98,10 @@ def forward(
     room: int,
     row_sharding: NamedSharding | None = None,
 ) -> jax.Array:
-    """Final hidden states [B, T, D] of rows of which each `unit` side by side may begin alike.
+    """Final hidden states [B, T, D] of rows in which each `unit` neighbours may share a prefix.
 
-    As config.forward, of the first columns: those that a row shares with the first of its unit, and
-    `room` more. What comes later is finite and means nothing. positions: 0, 1, ... in each row.
+    Equals config.forward on the shared prefix of a row and the next `room` columns. Later columns
+    are finite but meaningless. positions: 0, 1, ... in each row.
     """
     del positions
     packed = pack(tokens, attention_mask, unit=unit, room=room)

@@ -1,4 +1,4 @@
-"""Qwen2.5 and its kin: Llama (no biases) and Qwen3 (norms of queries and keys in their place).
+"""Qwen2.5, Llama (without biases) and Qwen3 (query and key norms instead of biases).
 
 Source: technical reports of Qwen2.5 (arXiv:2412.15115) and Qwen3 (arXiv:2505.09388), transformers'
 modeling_qwen2 and modeling_qwen3.
@@ -14,7 +14,7 @@ from agentrl_jax.models.fields import flag, needed
 
 
 class Attention(decoder.Attention):
-    """With biases, or norms of each head's queries and keys."""
+    """Attention with biases, or with norms over each head's queries and keys."""
 
     def project(self, x):
         c = self.config
@@ -41,7 +41,7 @@ class Qwen2(decoder.Decoder):
     def __post_init__(self):
         super().__post_init__()
         if self.qkv_bias and self.qk_norm:
-            raise ValueError('a model with both biases and norms of queries and keys is unknown')
+            raise ValueError('qkv_bias and qk_norm cannot both be set')
 
     @classmethod
     def options(cls, kind: str, hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,10 +55,10 @@ class Qwen2(decoder.Decoder):
         return dict(qkv_bias=kind == 'qwen2' or bias, qk_norm=kind == 'qwen3')
 
     def to_hf(self, *, generic: bool = False) -> dict[str, Any]:
-        """qwen2 with QKV bias, qwen3 with norms in their place, else llama.
+        """Return qwen3 with query and key norms, qwen2 with QKV bias, else llama.
 
-        generic: with QKV bias it is a llama too, whose attention_bias then is one after attention
-        as well: zeros (see hf_folder.is_qwen2).
+        generic: with QKV bias it is written as a llama too. Its attention_bias then includes an
+        output bias, which is zero (see hf_folder.is_qwen2).
         """
         if self.qk_norm:
             return {'model_type': 'qwen3'}

@@ -1,7 +1,8 @@
 """Sizes of published models by name, for plans without a checkpoint.
 
-Source: config.json of the Qwen2.5 repositories on the HuggingFace hub; layers, heads and tying also
-in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models have equal sizes.
+Source: config.json of the Qwen2.5 repositories on the HuggingFace hub; layers, heads and tying are
+also in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models have the same
+sizes.
 """
 
 from typing import Any
@@ -28,7 +29,7 @@ QWEN25 = {
 
 
 def named(name: str, **compute: Any) -> Qwen2:
-    """Model of a published size; compute: dtype, remat."""
+    """Return a model of a published size; compute: dtype, remat."""
     if name not in QWEN25:
         close = suggestion(name, QWEN25)
         raise ValueError(f'model {name!r} is not one of {", ".join(QWEN25)}{close}')

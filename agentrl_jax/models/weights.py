@@ -1,7 +1,7 @@
-"""Weights of a HuggingFace folder or a .gguf file, read tensor by tensor to where they belong.
+"""Load the weights of a HuggingFace folder or .gguf file, tensor by tensor, onto their devices.
 
-Each device gets only its own slice of each tensor; the host never holds more than one tensor.
-Parameters come as float32 masters: bfloat16 and float16 tensors are widened, which loses nothing.
+Each device receives only its slice of each tensor, and the host holds one tensor at a time.
+Parameters are float32 masters; bfloat16 and float16 tensors are widened without loss.
 """
 
 import re
@@ -25,9 +25,9 @@ from agentrl_jax.types import Params
 DTYPES = {'F32': 'float32', 'F16': 'float16', 'BF16': 'bfloat16'}  # safetensors' names
 INDEX = 'model.safetensors.index.json'
 SINGLE = 'model.safetensors'
-IGNORED = re.compile(r'rotary_emb\.inv_freq$')  # a constant that old Llama folders carry
+IGNORED = re.compile(r'rotary_emb\.inv_freq$')  # a constant in old Llama folders
 FILE_NAME = re.compile(r'[\w.-]{1,200}\.safetensors')
-LISTED = 5  # names spelled out in an error
+LISTED = 5  # names listed in an error
 EMBEDDING, HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
 COMPARED_ROWS = 4096  # of a tensor at a time
 
@@ -45,14 +45,14 @@ def hf_name(path: str) -> str:
 
 
 def is_transposed(path: str) -> bool:
-    """Kernels (and adapters) are [in, out] here and [out, in] in the files."""
+    """Return whether a parameter is [in, out] here and [out, in] in files: kernels and adapters."""
     return path.endswith(('/kernel', '/lora_a', '/lora_b'))
 
 
 def open_source(path: str | Path) -> Any:
-    """The files of a model: a .gguf file or a HuggingFace folder; nothing is read yet but sizes.
+    """Open a .gguf file or HuggingFace folder, reading only sizes.
 
-    A folder with a PEFT adapter is the model with the adapter merged.
+    A folder with a PEFT adapter is opened as its base model with the adapter merged.
     """
     path = Path(path)
     if adapters.is_adapter(path):
@@ -63,11 +63,11 @@ def open_source(path: str | Path) -> Any:
 def load_model(
     path: str | Path, *, mesh: jax.sharding.Mesh | None = None, **compute: Any
 ) -> tuple[Model, Params]:
-    """(sizes, float32 parameters) of a HuggingFace folder or .gguf file.
+    """Load (sizes, float32 parameters) from a HuggingFace folder or .gguf file.
 
-    With a mesh, parameters are laid out for training; without, they go to the default device.
-    compute: dtype and remat of the model. Whatever does not fit is one error that names the file
-    or tensor.
+    With a mesh, parameters get their training layout; without one, they go to the default device.
+    compute: dtype and remat of the model. Anything that does not fit raises one error that names
+    the file or tensor.
     """
     source = open_source(path)
     config = source.config(**compute)
@@ -96,9 +96,10 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 def check_finite(params: Params, source: Any) -> None:
-    """Refuses parameters that hold nan or infinity, naming them; source: where they are from.
+    """Raise ValueError naming the parameters that contain nan or infinity.
 
-    One pass over each array where it lies; every process of a run gets the same answer.
+    source: origin of the parameters, for the message. Makes one pass over each array on its
+    devices; every process of a run gets the same result.
     """
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     finite = jax.device_get([_finite(leaf) for _, leaf in leaves])
@@ -107,12 +108,12 @@ def check_finite(params: Params, source: Any) -> None:
     if broken:
         raise ValueError(
             f'{source}: nan or infinity in {len(broken)} of {len(leaves)} tensors: '
-            f'{_listed(broken)}; nothing can be played or trained with them'
+            f'{_listed(broken)}. Use a checkpoint with finite weights'
         )
 
 
 def _place(source: Any, path: str, shape: tuple[int, ...], at: jax.sharding.Sharding) -> jax.Array:
-    """One parameter, each device's slice read on its own; equal slices are read once."""
+    """Load one parameter slice by slice; devices with equal slices share one read."""
     name, flip = hf_name(path), is_transposed(path)
     read = {}
 
@@ -127,42 +128,42 @@ def _place(source: Any, path: str, shape: tuple[int, ...], at: jax.sharding.Shar
 
 
 def check_tensors(source: Any, abstract: Params, tied: bool) -> None:
-    """The source holds exactly the tensors of the model, in their shapes and in a known type."""
+    """Check that the source has exactly the model's tensors, with their shapes and known types."""
     expected = {}
     for where, leaf in jax.tree_util.tree_flatten_with_path(abstract)[0]:
         path = sharding.path_name(where)
         expected[hf_name(path)] = leaf.shape[::-1] if is_transposed(path) else leaf.shape
-    found = {name: shape for name, shape in source.shapes.items() if not IGNORED.search(name)}
-    if tied and HEAD in found:
+    shapes = {name: shape for name, shape in source.shapes.items() if not IGNORED.search(name)}
+    if tied and HEAD in shapes:
         if not _is_embedding(source):
             raise ValueError(
-                f'{source.path}: {source.config_name} says that the output head is tied to the '
-                f'embedding (tie_word_embeddings), but there is another tensor {HEAD}; set '
+                f'{source.path}: {source.config_name} ties the output head to the '
+                f'embedding (tie_word_embeddings), but there is a different tensor {HEAD}; set '
                 'tie_word_embeddings to false to use it'
             )
-        del found[HEAD]
-    missing = [name for name in expected if name not in found]
+        del shapes[HEAD]
+    missing = [name for name in expected if name not in shapes]
     if not tied and missing == [HEAD]:
         raise ValueError(
-            f'{source.path}: tensor {HEAD} missing, and {source.config_name} says that the '
-            'output head is not tied to the embedding (tie_word_embeddings)'
+            f'{source.path}: tensor {HEAD} missing, and {source.config_name} does not tie the '
+            'output head to the embedding (tie_word_embeddings)'
         )
     if missing:
         raise ValueError(f'{source.path}: tensors missing: {_listed(missing)}')
-    extra = [name for name in found if name not in expected]
+    extra = [name for name in shapes if name not in expected]
     if extra:
         raise ValueError(f'{source.path}: tensors that the model does not have: {_listed(extra)}')
     for name, shape in expected.items():
-        if tuple(found[name]) != tuple(shape):
+        if tuple(shapes[name]) != tuple(shape):
             raise ValueError(
-                f'{source.path}: tensor {name} has shape {tuple(found[name])}, '
-                f'{source.config_name} asks for {tuple(shape)}'
+                f'{source.path}: tensor {name} has shape {tuple(shapes[name])}, '
+                f'{source.config_name} requires {tuple(shape)}'
             )
         source.check_dtype(name)
 
 
 def _is_embedding(source: Any) -> bool:
-    """Whether lm_head.weight is a copy of the embedding, as in Qwen3-0.6B; a block at a time."""
+    """Return whether lm_head.weight copies the embedding (as in Qwen3-0.6B), block by block."""
     shape = source.shapes[HEAD]
     if len(shape) != 2 or shape != source.shapes.get(EMBEDDING):
         return False
@@ -183,14 +184,14 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; anything else is an error that names the file."""
+    """Read a JSON object from a file; anything else raises an error that names the file."""
     if not path.is_file():
         raise FileNotFoundError(f'{path}: no such file')
     return files.read_object(path)
 
 
 class SafetensorsSource:
-    """The tensors of a HuggingFace folder: model.safetensors, or several with their index."""
+    """The tensors of a HuggingFace folder: model.safetensors, or several files with an index."""
 
     config_name = 'config.json'
 
@@ -198,8 +199,8 @@ class SafetensorsSource:
         self.path = path
         if not path.is_dir():
             raise FileNotFoundError(
-                f'{path}: no such folder, and not a .gguf file; hf download <owner>/<name> '
-                f'--local-dir {path} brings the folder of a model'
+                f'{path}: no such folder, and not a .gguf file. Download a model with hf download '
+                f'<owner>/<name> --local-dir {path}'
             )
         self._hf = read_json(path / 'config.json')
         self._files = {}  # tensor name -> open file
@@ -212,9 +213,9 @@ class SafetensorsSource:
         self._drop_zero_biases()
 
     def _drop_zero_biases(self) -> None:
-        """Llama with attention_bias has one after attention too; zeros are the model without it.
+        """Drop the all-zero o_proj biases of a Llama with attention_bias; others raise ValueError.
 
-        Exports write them where a Qwen2.5 model has a tokenizer of another kind (export.py).
+        Exports write these zeros for Qwen2.5 models with a different kind of tokenizer (export.py).
         """
         if self._hf.get('model_type') != 'llama' or not self._hf.get('attention_bias'):
             return
@@ -228,7 +229,7 @@ class SafetensorsSource:
             del self.shapes[name], self._files[name]
 
     def _weight_files(self) -> list[Path]:
-        if (self.path / SINGLE).is_file():  # first, as in transformers: an index may be left over
+        if (self.path / SINGLE).is_file():  # first, as in transformers: the index may be stale
             return [self.path / SINGLE]
         if (self.path / INDEX).is_file():
             index = read_json(self.path / INDEX)
@@ -237,14 +238,14 @@ class SafetensorsSource:
             for name in index['weight_map'].values():
                 if not isinstance(name, str) or not FILE_NAME.fullmatch(name):
                     raise ValueError(
-                        f'{self.path / INDEX}: weight_map gives {reprlib.repr(name)}, which is no '
-                        'name of a .safetensors file beside it'
+                        f'{self.path / INDEX}: weight_map has {reprlib.repr(name)}, which is not '
+                        'the name of a .safetensors file in the same folder'
                     )
             return [self.path / name for name in sorted(set(index['weight_map'].values()))]
         raise FileNotFoundError(f'{self.path}: neither {SINGLE} nor {INDEX}')
 
     def config(self, **compute: Any) -> Model:
-        """Sizes from config.json; compute: dtype, remat."""
+        """Return the model of config.json; compute: dtype, remat."""
         if self._hf.get('quantization_config') is not None:
             raise ValueError(f'{self.path / "config.json"}: quantised weights are not supported')
         try:
@@ -255,11 +256,11 @@ class SafetensorsSource:
         return config
 
     def hf_fields(self) -> dict[str, Any]:
-        """What config.json says, known here or not."""
+        """Return all fields of config.json, including unknown ones."""
         return dict(self._hf)
 
     def check_dtype(self, name: str) -> None:
-        """Refuses tensors that are not plain floats."""
+        """Raise ValueError for tensors that are not plain floats."""
         kind = self._files[name].get_slice(name).get_dtype()
         if kind not in DTYPES:
             raise ValueError(
@@ -268,7 +269,7 @@ class SafetensorsSource:
             )
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Part of a tensor, in its own dtype."""
+        """Read part of a tensor in its stored dtype."""
         return self._files[name].get_slice(name)[index]
 
 

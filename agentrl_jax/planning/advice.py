@@ -1,7 +1,7 @@
-"""What to turn when a program does not fit: each knob with an estimate of what it saves.
+"""Settings that reduce memory, each with an estimate of what it saves.
 
-Sizes of parameters, moments and caches are exact; those of activations are counted from shapes, so
-trust the order of the knobs, not the last digit. Compile again after a change.
+Sizes of parameters, moments and caches are exact. Activations are estimated from shapes: trust the
+order of the settings, not the last digit. Compile again after a change.
 """
 
 import dataclasses
@@ -21,21 +21,21 @@ from agentrl_jax.run.config import Config
 
 @dataclasses.dataclass(frozen=True)
 class Knob:
-    """A change of the config and the bytes a device that it saves where memory is tightest."""
+    """A config change and the bytes per device by which it lowers peak memory."""
 
     setting: str
     saves: int
 
 
 def knobs(shapes: Shapes, tightest: str) -> list[Knob]:
-    """Changes that save memory in the program 'collect' or 'learn', the largest saving first."""
+    """Return changes that save memory in 'collect' or 'learn', the largest saving first."""
     options = _of_state(shapes)
     options += _of_collect(shapes) if tightest == 'collect' else _of_learn(shapes)
     return sorted((k for k in options if k.saves > 0), key=lambda k: -k.saves)
 
 
 def cache_bytes(cfg: Config, config: Model, mesh: Mesh, rows: int) -> int:
-    """Keys and values of whole conversations of `rows` slots, a device."""
+    """Bytes per device of the keys and values of `rows` slots, each with a full conversation."""
     width = jnp.dtype(cfg.rollout.sampler_dtype or config.dtype).itemsize
     entry = 2 * config.num_layers * config.num_kv_heads * config.head_dim * width
     shards = sharding.row_shards(mesh)
@@ -46,7 +46,7 @@ def cache_bytes(cfg: Config, config: Model, mesh: Mesh, rows: int) -> int:
 
 
 def layer_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
-    """What the backward pass keeps of a layer for a micro-batch, a device."""
+    """Bytes per device that the backward pass keeps of one layer for a micro-batch."""
     width = jnp.dtype(config.dtype).itemsize
     rows = cfg.batch.microbatch_rows // sharding.row_shards(mesh)
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
@@ -56,15 +56,15 @@ def layer_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
     again = mesh.devices.flat[0].platform == 'cpu' and rows > max(at_once, 1)
     unit = cfg.batch.prefix_rows
     if again or (unit == 1 and parts.fused(cfg, config, mesh)):
-        scores = 0  # they are computed again (attention.attend_rows), or never in memory (kernels)
+        scores = 0  # recomputed (attention.attend_rows) or never stored (kernels)
     scores = (
         scores * (2 * unit - 1) // unit
-    )  # rests see the lead and, at most, as many of their own
+    )  # a rest attends to the lead and to at most as many tokens of its own row
     return rows * cfg.rollout.max_tokens * (inside + scores) // mesh.shape['tensor']
 
 
 def activation_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
-    """What the backward pass keeps of a micro-batch, a device."""
+    """Bytes per device that the backward pass keeps for a micro-batch."""
     width = jnp.dtype(config.dtype).itemsize
     tokens = cfg.batch.microbatch_rows // sharding.row_shards(mesh) * cfg.rollout.max_tokens
     border = tokens * config.hidden_size * width * config.num_layers
@@ -72,7 +72,7 @@ def activation_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
 
 
 def logit_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
-    """Float32 logits of a chunk of tokens, a device."""
+    """Bytes per device of the float32 logits of a chunk of tokens."""
     tokens = cfg.batch.head_chunk // sharding.row_shards(mesh)
     return tokens * config.vocab_size * 4 // mesh.shape['tensor']
 
@@ -83,7 +83,7 @@ def _of_state(shapes: Shapes) -> list[Knob]:
     critic = programs.device_bytes((state.critic_params, state.critic_opt_state))
     fsdp = mesh.devices.size // mesh.shape['tensor']
     spread = programs.device_bytes((state, frozen)) * (1 - mesh.shape['fsdp'] / fsdp)
-    # The policy's parameters stay, as the base of policy and critic
+    # The policy's parameters remain as the frozen base of policy and critic
     adapted = programs.device_bytes(state) + reference - programs.device_bytes(state.params)
     return [
         Knob(f'mesh.fsdp={fsdp}', int(spread)),
@@ -106,7 +106,7 @@ def _of_collect(shapes: Shapes) -> list[Knob]:
         saving = cache * (slots - half) // slots
         options.append(Knob(f'rollout.slots={half} (slower rollouts)', saving))
     if config.num_kv_heads % (2 * tensor) == 0 and shards > 1:
-        # Twice the rows a shard, each with half of the heads: the cache stays, weights halve.
+        # Twice the rows per shard with half the heads each: same cache, half the weights.
         options.append(Knob(f'mesh.tensor={2 * tensor} (weights of rollouts)', policy // 2))
     if width == 4:
         options.append(Knob('model.dtype=bfloat16', (cache + policy) // 2))
@@ -131,7 +131,7 @@ def _of_learn(shapes: Shapes) -> list[Knob]:
     logits = logit_bytes(cfg, config, mesh)
     if cfg.batch.head_chunk >= 2 * shards:
         setting = f'batch.head_chunk={cfg.batch.head_chunk // 2}'
-        options.append(Knob(setting, logits))  # logits and their gradient, half of each
+        options.append(Knob(setting, logits))  # half the logits and half their gradient
     if tensor == 1 and config.num_kv_heads % 2 == 0 and shards > 1:
         options.append(Knob('mesh.tensor=2 (scores and hidden units)', layer // 2))
     return options

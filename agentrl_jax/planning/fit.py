@@ -1,8 +1,8 @@
-"""Will a run fit into the memory of the devices it is on: counted from shapes before it loads.
+"""Check that a run fits into device memory, from shapes alone, before anything is loaded.
 
-What is certain is counted exactly: parameters, moments, reference, the cache of a rollout, one tree
-of gradients. Activations and logits are estimates (as in advice.py), so that a run is refused only
-for what is certain, and warned where the estimate is close.
+Parameters, moments, the reference, the rollout cache and one tree of gradients are counted
+exactly. Activations and logits are estimated, as in advice.py. A run is rejected only if the exact
+part does not fit; if the full estimate is close, it gets a warning.
 """
 
 import dataclasses
@@ -19,40 +19,40 @@ from agentrl_jax.run import parts
 from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.usage import WrongUsage
 
-CLOSE = 0.9  # share of the memory from which on a run is warned
+CLOSE = 0.9  # a run that needs more than this share of the memory gets a warning
 MEMINFO = Path('/proc/meminfo')
 CGROUPS = ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes')
-SHOWN, WORTH_SAYING = 4, 0.01  # settings that a sentence names, each for this share of the need
-TREES = 4  # of the size of the gradients, in memory when the optimiser takes its step
-PROCESS = 10**9  # bytes of interpreter, packages and compiled programs
+SHOWN, WORTH_SAYING = 4, 0.01  # a message lists up to 4 settings, each saving at least 1 %
+TREES = 4  # trees of gradient size in memory during the optimiser step
+PROCESS = 10**9  # bytes for the interpreter, packages and compiled programs
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Bytes on one device. Exact: state, cache, gradients; the others are counted from shapes."""
+    """Bytes on one device. State, cache and gradients are exact; the rest is estimated."""
 
     state: int  # parameters, moments, critic, reference, base or other models
     cache: int  # of the rollout with the most rows
-    sampler: int  # copy of the parameters that plays, where it has another form
-    gradients: int  # one tree, of the policy or the critic, whichever is larger
+    sampler: int  # the rollout's copy of the parameters; 0 if it uses the parameters themselves
+    gradients: int  # one tree: the larger of policy and critic
     activations: int  # and logits, of a micro-batch
     program: int  # the process itself
 
     @property
     def certain(self) -> int:
-        """What must be in memory at some moment of a step."""
+        """Bytes that a step is certain to need at one time."""
         return self.state + max(self.cache, self.gradients)
 
     @property
     def pieces(self) -> dict[str, int]:
-        """What is in memory where it is tightest, by what it is: in a rollout or an update."""
+        """Peak memory by component, of the rollout or the update, whichever needs more."""
         playing = {'cache': self.cache, 'copy that plays': self.sampler}
-        # XLA's CPU compiler keeps four trees at the optimiser's step: 0.5B, cpu:1, as plan says
+        # On the CPU, XLA keeps four trees during the optimiser step (measured by plan: 0.5B, cpu:1)
         trees = max(TREES * self.gradients, 2 * self.gradients + self.activations)
         known = {'gradients, updates and activations': trees}
         tightest = max((playing, known), key=lambda parts: sum(parts.values()))
-        kept = {'parameters and optimiser': self.state, 'the program itself': self.program}
-        return {name: size for name, size in (kept | tightest).items() if size}
+        resident = {'parameters and optimiser': self.state, 'the program itself': self.program}
+        return {name: size for name, size in (resident | tightest).items() if size}
 
     @property
     def likely(self) -> int:
@@ -60,14 +60,14 @@ class Estimate:
 
     @property
     def tightest(self) -> str:
-        """The program that needs most: a name of plan's."""
+        """The program with the highest peak, by its name in plan: 'collect' or 'learn'."""
         return 'collect' if 'cache' in self.pieces else 'learn'
 
 
 def of_device(device: jax.Device) -> int | None:
-    """Bytes that the programs of a run may use on a device; None if that is unknown.
+    """Return the bytes that a run may use on a device; None if unknown.
 
-    The devices of a CPU share the memory of the machine, or of the container, and its swap.
+    CPU devices share the memory and swap of the machine or container equally.
     """
     if device.platform != 'cpu':
         known = device.memory_stats() or {}
@@ -76,30 +76,30 @@ def of_device(device: jax.Device) -> int | None:
         return None
     fields = (line.split() for line in files.read_text(MEMINFO).splitlines())
     sizes = {line[0]: int(line[1]) * 1024 for line in fields if len(line) == 3}
-    whole = sizes['MemTotal:'] + sizes['SwapTotal:']
+    total = sizes['MemTotal:'] + sizes['SwapTotal:']
     for path in map(Path, CGROUPS):
         if path.is_file() and (limit := path.read_text().strip()).isdigit():
-            whole = min(whole, int(limit))
-    return whole // jax.local_device_count()
+            total = min(total, int(limit))
+    return total // jax.local_device_count()
 
 
 def estimate(shapes: programs.Shapes) -> Estimate:
-    """Of the shapes of a run; its programs are not looked at."""
+    """Estimate memory from the shapes of a run, without compiling its programs."""
     cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
     state, frozen = shapes.state, shapes.frozen
     playing = jnp.dtype(cfg.rollout.sampler_dtype or config.dtype)
     rules = sharding.rollout_rules(
         mesh, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads
     )
-    # In float32 and laid out alike it is the policy itself, but for transposed kernels
-    alike = mesh.shape['fsdp'] == 1 and rules == sharding.ROLLOUT_RULES
-    same = playing == jnp.float32 and alike and not parts.transposes(config, mesh)
+    # The rollout plays the policy itself if it is float32 with the same layout and kernels
+    same_layout = mesh.shape['fsdp'] == 1 and rules == sharding.ROLLOUT_RULES
+    same = playing == jnp.float32 and same_layout and not parts.transposes(config, mesh)
     played = [
         sharding.with_layout(x, sharding.specs(x, rules, mesh))
         for x in (state.params, frozen.model)
     ]
     policy, critic = (programs.device_bytes(x) for x in (state.params, state.critic_params))
-    # And their gradient, and those of other models
+    # Logits, their gradient, and the logits of other models
     logits = (2 + cfg.algorithm.other_models) * advice.logit_bytes(cfg, config, mesh)
     on_cpu = mesh.devices.flat[0].platform == 'cpu'
     return Estimate(
@@ -113,15 +113,15 @@ def estimate(shapes: programs.Shapes) -> Estimate:
 
 
 def rows(cfg: Config) -> int:
-    """Episodes played at once, of training or of validation."""
-    most = max(cfg.rollout.episodes, cfg.env.eval_levels * cfg.eval.samples)
-    return min(cfg.rollout.slots or most, most)
+    """Return the number of concurrent episodes in training or validation, whichever is larger."""
+    episodes = max(cfg.rollout.episodes, cfg.env.eval_levels * cfg.eval.samples)
+    return min(cfg.rollout.slots or episodes, episodes)
 
 
 def verdict(cfg: Config, found: Estimate, memory: int, knobs: list[advice.Knob]) -> str:
-    """A sentence for a run that will not fit, or may not; '' where it fits.
+    """Return a message for a run that does not or may not fit; '' if it fits.
 
-    knobs: what would save memory, the largest saving first.
+    knobs: changes that save memory, the largest saving first.
     """
     pieces, need, verb = found.pieces, found.likely, 'may need about'
     if found.certain > memory:
@@ -140,12 +140,12 @@ def verdict(cfg: Config, found: Estimate, memory: int, knobs: list[advice.Knob])
     saving.insert(0 if found.tightest == 'collect' else len(saving), 'fewer rollout.max_tokens')
     return (
         f'this run {verb} {need / 1e9:.1f} GB on a device that has {memory / 1e9:.1f} GB: '
-        f'{listed}; what saves memory: {", ".join(saving)}'
+        f'{listed}. To save memory: {", ".join(saving)}'
     )
 
 
 def check(given: Any) -> None:
-    """WrongUsage where a config cannot fit into this machine; a warning where it may not.
+    """Raise WrongUsage if a config cannot fit on this machine; warn if it may not.
 
     given: the ConfigDict. Nothing is loaded or allocated.
     """
@@ -157,9 +157,9 @@ def check(given: Any) -> None:
     config = programs.sizes_of(cfg)
     state, frozen = programs.state_of(cfg, config, mesh, parts.build_optimisers(cfg))
     shapes = programs.Shapes(cfg, config, mesh, state, frozen, (), ())
-    found = estimate(shapes)
-    sentence = verdict(cfg, found, memory, advice.knobs(shapes, found.tightest))
-    if sentence and found.certain > memory:
+    need = estimate(shapes)
+    sentence = verdict(cfg, need, memory, advice.knobs(shapes, need.tightest))
+    if sentence and need.certain > memory:
         raise WrongUsage(sentence)
     if sentence and jax.process_index() == 0:
         print(f'WARNING: {sentence}', file=sys.stderr, flush=True)

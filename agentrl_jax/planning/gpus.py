@@ -1,4 +1,4 @@
-"""GPUs as XLA's compiler wants them described, so that it compiles for one that is not there.
+"""Descriptions of GPUs that let XLA compile for one that is not attached.
 
 Figures: openxla/xla, xla/backends/gpu/target_config/specs (h100_sxm, h200, a100_sxm_80).
 """
@@ -13,18 +13,18 @@ PACKAGE, REQUIREMENTS = 'jax_cuda13_plugin', 'requirements/plan-gpu.txt'
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """What differs between the GPUs that can be planned for."""
+    """Properties that differ between the supported GPUs."""
 
     name: str
     memory: int  # bytes
     bandwidth: float  # bytes/s
     major: int  # compute capability
-    extension: str  # whether its own instructions may be used (sm_90a)
+    extension: str  # whether architecture-specific instructions may be used (sm_90a)
     cores: int
     units_per_core: int
     clock_ghz: float
     shared_per_core: int  # bytes
-    shared_per_block: int  # ... that a block may ask for
+    shared_per_block: int  # bytes; the maximum that a block may request
     l2: int  # bytes
 
 
@@ -63,7 +63,7 @@ GPUS = {
 
 
 def description(gpu: Gpu) -> str:
-    """A GpuTargetConfigProto as text."""
+    """Return a GpuTargetConfigProto as text."""
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -100,7 +100,7 @@ device_description_str: "{gpu.name}"
 
 
 def devices(kind: str, sizes: tuple[int, ...]) -> Any:
-    """Abstract devices: sizes (n,) of one machine, (machines, n) of several."""
+    """Return abstract devices. sizes: (n,) for one machine, (machines, n) for several."""
     machines, count = sizes if len(sizes) == 2 else (1, sizes[0])
     return topologies.get_topology_desc(
         platform='cuda',

@@ -1,8 +1,8 @@
-"""Machines that a program can be compiled for without having them, and what their chips can do.
+"""Topologies that programs can be compiled for without the hardware, and peak figures of chips.
 
-TPU topologies come from libtpu (requirements/plan.txt), which compiles for slices it does not see,
-GPUs from CUDA's compiler (requirements/plan-gpu.txt; gpus.py), which needs neither GPU nor driver.
-Peaks are the vendors' published figures a chip: bfloat16 matrix products without sparsity. Sources:
+libtpu (requirements/plan.txt) compiles for TPU slices that are not attached. CUDA's compiler
+(requirements/plan-gpu.txt; gpus.py) compiles for GPUs without a GPU or a driver. Peaks are the
+vendors' published bfloat16 figures per chip, for matrix products without sparsity. Sources:
 docs.cloud.google.com/tpu/docs pages v5e, v5p, v6e, tpu7x; NVIDIA's A100, H100 and H200 data sheets
 (SXM).
 """
@@ -24,27 +24,26 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device of JAX. A TPU7x chip is two, each with half of its published figures."""
+    """One JAX device. A TPU7x chip is two devices, each with half of the published figures."""
 
     memory: str  # as published
     usable: float  # bytes
 
 
-# usable: what XLA's TPU compiler allows a program, as its own out-of-memory errors state it
-# (libtpu 0.0.42).
+# usable: the limit stated in the out-of-memory errors of XLA's TPU compiler (libtpu 0.0.42).
 TPU = {
     'v5e': Chip('16 GB', 15.75 * GIB),
     'v5p': Chip('95 GB', 95.74 * GIB),
     'v6e': Chip('32 GB', 31.25 * GIB),
     'tpu7x': Chip('96 GB', 94.75 * GIB),
 }
-TPU_FLOPS = {'v5e': 197e12, 'v5p': 459e12, 'v6e': 918e12, 'tpu7x': 2307e12 / 2}  # a second
+TPU_FLOPS = {'v5e': 197e12, 'v5p': 459e12, 'v6e': 918e12, 'tpu7x': 2307e12 / 2}  # per second
 GPU_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12}  # by a word of the device's name
 
-FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # environment variable: of a GPU's memory, so much is
-MEM_FRACTION = 0.75  # taken; by itself jax takes this
+FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # variable: fraction of GPU memory that jax allocates
+MEM_FRACTION = 0.75  # jax's default
 
-KINDS = {  # of TPUs, as JAX names them
+KINDS = {  # JAX's device_kind -> TPU
     'TPU v5 lite': 'v5e',
     'TPU v5e': 'v5e',
     'TPU v5': 'v5p',
@@ -56,17 +55,17 @@ KINDS = {  # of TPUs, as JAX names them
 
 
 def peak_flops(device: Any) -> float | None:
-    """bfloat16 FLOP/s that the vendor publishes of a device; None where that is not known."""
+    """Return the vendor's published bfloat16 FLOP/s of a device; None if unknown."""
     if device.device_kind in KINDS:
         return TPU_FLOPS[KINDS[device.device_kind]]
     words = device.device_kind.upper().replace('-', ' ').split()
-    if {'PCIE', 'NVL'} & set(words):  # other boards differ, GH200 too
+    if {'PCIE', 'NVL'} & set(words):  # these boards have other peaks, as does GH200
         return None
     return next((flops for name, flops in GPU_FLOPS.items() if name in words), None)
 
 
 class NotInstalled(ValueError):
-    """A package that compiles for this topology is missing."""
+    """The package that compiles for this topology is not installed."""
 
 
 class Topology(NamedTuple):
@@ -75,45 +74,45 @@ class Topology(NamedTuple):
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
-    """('v5e', (2, 4)) of 'v5e:2x4'."""
+    """Parse 'v5e:2x4' as ('v5e', (2, 4))."""
     axes = {'v5e': (2,), 'v6e': (2,), 'v5p': (3,), 'tpu7x': (3,), 'cpu': (1,), 'gpu': (1,)}
     axes |= dict.fromkeys(gpus.GPUS, (1, 2))
     match = re.fullmatch(rf'({"|".join(axes)}):(\d+(?:x\d+)*)', name)
     sizes = tuple(int(size) for size in match[2].split('x')) if match else ()
     if not match or len(sizes) not in axes[match[1]] or min(sizes) < 1:
         raise ValueError(
-            f'topology {name!r} is not known: say v5e:2x4 or v6e:2x4 (two axes), v5p:2x2x1 '
-            f'or tpu7x:2x2x1 (three), {":1, ".join(gpus.GPUS)}:1 (GPUs that need not be there; '
-            'h100:2x8 are two machines of eight), cpu:8 or gpu:1 (a number of devices here)'
+            f'topology {name!r} is not known. Use v5e:2x4 or v6e:2x4 (two axes), v5p:2x2x1 '
+            f'or tpu7x:2x2x1 (three axes), {":1, ".join(gpus.GPUS)}:1 (GPUs, not needed here; '
+            'h100:2x8 is two machines of eight), cpu:8 or gpu:1 (devices of this machine)'
         )
     return match[1], sizes
 
 
 def prepare(argv: list[str]) -> None:
-    """Chooses JAX's backend for the --topology in argv; before anything else touches jax."""
+    """Set JAX's backend for the --topology in argv. Call it before anything else uses jax."""
     names = [word.partition('=')[2] for word in argv if re.match(r'--?topology=', word)]
     if not names:
-        return  # the flag's own check will say so
+        return  # argument parsing reports it
     kind, sizes = parse(names[-1])
     if kind != 'gpu':
         jax.config.update('jax_platforms', 'cpu')
-    if kind == 'cpu' or not compiles_for(kind):  # shapes are laid out over CPU devices (stand_ins)
+    if kind == 'cpu' or not compiles_for(kind):  # shapes are placed on CPU devices (stand_ins)
         jax.config.update('jax_num_cpu_devices', count_devices(kind, sizes))
 
 
 def count_devices(kind: str, sizes: tuple[int, ...]) -> int:
-    """Devices of JAX in a topology of this many chips along each axis."""
+    """Return the number of JAX devices in a topology with `sizes` chips along its axes."""
     return math.prod(sizes) * (2 if kind == 'tpu7x' else 1)
 
 
 def compiles_for(kind: str) -> bool:
-    """Whether the package is there that compiles for a kind."""
+    """Return whether the package that compiles for `kind` is installed."""
     package = 'libtpu' if kind in TPU else gpus.PACKAGE if kind in gpus.GPUS else 'jax'
     return importlib.util.find_spec(package) is not None
 
 
 def find(name: str) -> Topology:
-    """The devices of a topology: abstract ones of a TPU slice, or those of this machine."""
+    """Return a topology: abstract TPU or GPU devices, or devices of this machine."""
     kind, sizes = parse(name)
     if kind in TPU:
         return Topology(_tpu_devices(name, sizes), TPU[kind])
@@ -123,7 +122,7 @@ def find(name: str) -> Topology:
 
 
 def chip(kind: str) -> Chip:
-    """Of a kind of TPU or GPU that need not be there."""
+    """Return the memory figures of a kind of TPU or GPU, which need not be attached."""
     if kind in TPU:
         return TPU[kind]
     memory = gpus.GPUS[kind].memory
@@ -132,7 +131,7 @@ def chip(kind: str) -> Chip:
 
 
 def stand_ins(name: str) -> Topology:
-    """A topology whose devices are those of the CPU (prepare): for shapes, not for compiling."""
+    """Return a topology of CPU devices (see prepare): for shapes, not for compiling."""
     kind, sizes = parse(name)
     return Topology(jax.devices('cpu')[: count_devices(kind, sizes)], chip(kind))
 
@@ -140,7 +139,7 @@ def stand_ins(name: str) -> Topology:
 def _gpu_devices(name: str, kind: str, sizes: tuple[int, ...]) -> Any:
     if not compiles_for(kind):
         raise NotInstalled(
-            f"topology {name!r} needs CUDA's compiler and libraries, no GPU and no driver (Linux, "
+            f"topology {name!r} needs CUDA's compiler and libraries, but no GPU or driver (Linux, "
             f'x86-64): pip install --no-deps -r {gpus.REQUIREMENTS}'
         )
     try:
@@ -150,7 +149,7 @@ def _gpu_devices(name: str, kind: str, sizes: tuple[int, ...]) -> Any:
 
 
 def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
-    # There is no metadata server to ask, and several plans may compile at the same time.
+    # There is no metadata server, and several plans may compile at the same time.
     os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
     os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
     single = {'chips_per_host_bounds': [1, 1, 1]} if max(sizes) == 1 else {}
@@ -180,7 +179,7 @@ def _gpu(count: int) -> Topology:
         devices = jax.devices('gpu')
     except RuntimeError as error:
         raise ValueError(
-            f'topology gpu:{count} needs a GPU and a jax that sees it (pip install "jax[cuda13]"): '
+            f'topology gpu:{count} needs a GPU and jax with CUDA (pip install "jax[cuda13]"): '
             f'{error}'
         ) from error
     if len(devices) < count:

@@ -1,4 +1,4 @@
-"""The programs of a run, from shapes alone: nothing is allocated, whatever the model's size."""
+"""Build and compile the programs of a run from shapes alone, without allocating arrays."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """A run as shapes with layouts."""
+    """Shapes and layouts of a run's state, and its two programs with their arguments."""
 
     cfg: Config
     config: Any  # sizes of the model
@@ -47,14 +47,14 @@ class Compiled:
     """Memory of a compiled program on one device, in bytes."""
 
     name: str
-    beside: int  # state in memory that is not among the arguments
+    beside: int  # state in memory that is not an argument
     arguments: int
     outputs: int
-    shared: int  # outputs that take the place of arguments
+    shared: int  # outputs that reuse the memory of arguments
     temporaries: int
     code: int
     compile_seconds: float  # spent tracing and compiling
-    refused: str = ''  # why the compiler gave up; temporaries are then all that it wanted
+    refused: str = ''  # the compiler's out-of-memory error; temporaries then hold the full need
 
     @property
     def total(self) -> int:
@@ -64,7 +64,7 @@ class Compiled:
 
 
 def sizes_of(cfg: Config, model: str = '') -> Any:
-    """Sizes of a model: by name, or of the config's; of a file only its head is read."""
+    """Return the sizes of a named model or of the config's; only file headers are read."""
     if model:
         config = sizes.named(model)
     elif cfg.model.path:
@@ -75,7 +75,7 @@ def sizes_of(cfg: Config, model: str = '') -> Any:
 
 
 def sizes_at(name: str) -> Any:
-    """Sizes of a checkpoint, or of the policy of a run."""
+    """Return the sizes of a checkpoint or of a run's policy."""
     path = files.local_path(name)
     if holds_run(path):
         return sizes_of(parts.config_of_run(path))
@@ -83,30 +83,30 @@ def sizes_at(name: str) -> Any:
 
 
 def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes:
-    """The collect and learn programs of a ConfigDict with their arguments, over the devices."""
+    """Build the collect and learn programs of a ConfigDict and their arguments for the devices."""
     cfg = settings.read(given, None)
     if cfg.on_hosts:
         raise ValueError(
-            f'env.name={cfg.env.name!r} is on hosts, and plan knows rollouts on the device '
-            'alone: plan a world on the device with the same rollout.max_tokens'
+            f'env.name={cfg.env.name!r} runs on hosts, but plan supports only on-device '
+            'environments. Plan one of these with the same rollout.max_tokens'
         )
     mesh = parts.build_mesh(cfg, devices)
     cfg = settings.read(given, sharding.row_shards(mesh))
-    whole, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
+    replicated, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
     tokenizer = parts.build_tokenizer(cfg)
     config = sizes_of(cfg, model)
     config = dataclasses.replace(config, num_layers=layers or config.num_layers)
     on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # a grammar is part of programs
-    task = sharding.with_layout(on_host, whole)
+    task = sharding.with_layout(on_host, replicated)
     txs = parts.build_optimisers(cfg)
     shaped = build_setup(cfg, config, tokenizer, mesh)
     shaped = dataclasses.replace(shaped, load_policy=functools.partial(shapes_at, cfg, mesh))
     additions = tuple(extension.load(shaped, learns=True) for extension in cfg.extensions)
     state, frozen = state_of(cfg, config, mesh, txs)
-    place = functools.partial(sharding.with_layout, layout=whole)
+    place = functools.partial(sharding.with_layout, layout=replicated)
     frozen = frozen.replace(extra=hooks.frozen_of(additions, on_host, place))
     policy = player_of(state, frozen.model)
-    key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), whole)
+    key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), replicated)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = jax.tree.map(np.asarray, every_level(episodes, 1, 1))
     for extension in cfg.extensions:
@@ -120,7 +120,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     learn = build_learn(fns, build_learning(cfg, mesh, on_host, extras))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
-    scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), whole)
+    scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), replicated)
     joining = demonstrations(rollout, cfg.base_rows, rows)
     return Shapes(
         cfg=cfg,
@@ -134,7 +134,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
 
 
 def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
-    """(TrainState, Frozen) as state.open_state makes them."""
+    """Return the shapes of (TrainState, Frozen), as state.open_state creates them."""
     params = parameter_shapes(config, mesh)
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
@@ -144,19 +144,19 @@ def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> t
 
 
 def parameter_shapes(config: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Shapes and layouts of a model's parameters in training."""
+    """Return the shapes and training layouts of a model's parameters."""
     shapes = config.abstract_params()
     return sharding.with_layout(shapes, sharding.specs(shapes, sharding.TRAIN_RULES, mesh))
 
 
 def shapes_at(cfg: Config, mesh: jax.sharding.Mesh, path: Any) -> tuple[Any, Any]:
-    """(sizes, shapes of the parameters) of another checkpoint, or of the policy of a run."""
+    """Return (sizes, parameter shapes) of another checkpoint or of a run's policy."""
     config = dataclasses.replace(sizes_at(str(path)), **parts.execution(cfg))
     return config, parameter_shapes(config, mesh)
 
 
 def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
-    """Demonstrations that join a batch (AgentEvol); None if there are none."""
+    """Return the shapes of demonstrations added to a batch (AgentEvol); None if count is 0."""
     if not count:
         return None
     tokens, mask = (
@@ -167,15 +167,15 @@ def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
 
 
 def compile_program(name: str, shapes: Shapes) -> Compiled:
-    """Compile 'collect' or 'learn'; a program too large for the device is a result as well."""
+    """Compile 'collect' or 'learn'; running out of device memory is also a result."""
     function, arguments = getattr(shapes, name)
-    began = time.monotonic()
+    started = time.monotonic()
     known = {'name': name, 'beside': beside(name, shapes)}
     try:
         memory = function.trace(*arguments).lower().compile().memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         return Compiled(
-            **known, **refused(name, str(error)), compile_seconds=time.monotonic() - began
+            **known, **refused(name, str(error)), compile_seconds=time.monotonic() - started
         )
     return Compiled(
         **known,
@@ -184,12 +184,12 @@ def compile_program(name: str, shapes: Shapes) -> Compiled:
         shared=memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
-        compile_seconds=time.monotonic() - began,
+        compile_seconds=time.monotonic() - started,
     )
 
 
 def beside(name: str, shapes: Shapes) -> int:
-    """Bytes a device of the state that lies in memory and is no argument of the program."""
+    """Return the bytes per device of the state that is in memory but not an argument."""
     if name == 'learn':
         return 0
     policy = shapes.collect[1][0]
@@ -197,7 +197,7 @@ def beside(name: str, shapes: Shapes) -> int:
 
 
 def refused(name: str, message: str) -> dict[str, Any]:
-    """Fields of Compiled for a program that takes more memory than there is."""
+    """Return the fields of Compiled for a program that needs more memory than the device has."""
     used = next((m for m in (p.search(message) for p in OUT_OF_MEMORY) if m), None)
     if used is None:
         raise ValueError(f'{name} does not compile: {message[:2000]}')
@@ -207,7 +207,7 @@ def refused(name: str, message: str) -> dict[str, Any]:
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes that a tree of laid-out shapes takes on one device."""
+    """Return the bytes per device of a tree of shapes with layouts."""
     return sum(
         int(np.prod(x.sharding.shard_shape(x.shape), dtype=np.int64)) * x.dtype.itemsize
         for x in jax.tree.leaves(tree)

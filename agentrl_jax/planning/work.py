@@ -1,9 +1,9 @@
-"""Arithmetic that the tokens of a step need, and the share of its machine that a run makes of it.
+"""FLOPs of a training step, and the fraction of the machine's peak that a run achieves.
 
-Counted are matrix products (2 m n k) of tokens that are there: no padding, nothing computed twice
-to save memory, no validation. So a rate says how much of the machine does useful work, as 'model
-FLOPs utilisation' does (PaLM, arXiv:2204.02311, appendix B). Rows count whole: where what they have
-in common is computed once (batch.prefix_rows), the rate is above that of the machine.
+Counts the matrix products (2 m n k) of real tokens. Padding, recomputation and validation are
+excluded, so the rate measures useful work, like model FLOPs utilisation (PaLM, arXiv:2204.02311,
+appendix B). Every row counts in full. If shared prefixes are computed once (batch.prefix_rows),
+the reported rate is therefore above the machine's actual rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ from agentrl_jax.run.config import Config
 
 
 def body(config: Model, tokens: float, length: float) -> float:
-    """FLOPs of the layers in a forward pass over tokens in rows of `length`, attending backwards.
+    """FLOPs of the layers in a forward pass over tokens in rows of `length`, with causal attention.
 
-    A token attends (length + 1) / 2 tokens on average, itself included.
+    A token attends to (length + 1) / 2 tokens on average, including itself.
     """
     heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     projections = config.hidden_size * (2 * heads + 2 * keys + 3 * config.intermediate_size)
@@ -26,15 +26,15 @@ def body(config: Model, tokens: float, length: float) -> float:
 
 
 def head(config: Model, tokens: float) -> float:
-    """FLOPs of the logits of as many tokens."""
+    """FLOPs of the logits of `tokens` tokens."""
     return 2.0 * tokens * config.hidden_size * config.vocab_size
 
 
 def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | None:
-    """FLOPs of the rollouts, scores and updates of a step, by its metrics.
+    """FLOPs of the rollouts, scores and updates of a step, computed from its metrics.
 
-    None with context.window, continuations or other models, and if no row was trained
-    of other sizes read them as well.
+    None with context.window, continuations or other models, because other models read the rows
+    as well, and if no row was trained.
     """
     rows = float(row['batch/trained_rows'])
     if cfg.context.window or cfg.continuations or cfg.algorithm.other_models or not rows > 0:
@@ -43,7 +43,7 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
     length, sampled = float(row['rollout/tokens']), float(row['rollout/response_length'])
     played = body(config, episodes * length, length) + head(config, episodes * sampled)
     tokens, trained = float(row['batch/tokens']), float(row['batch/trained_tokens'])
-    backward = 1 if cfg.lora.rank else 2  # of frozen weights there is no gradient
+    backward = 1 if cfg.lora.rank else 2  # frozen weights have no gradient
     passes = cfg.batch.epochs * (1 + backward) + cfg.needs_reference
     passes += cfg.sampler.corrects
     critic = 0
@@ -56,12 +56,12 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
 def rates(
     cfg: Config, config: Model, devices: Sequence[Any], row: Mapping[str, Any]
 ) -> dict[str, float]:
-    """perf/flops_ metrics of a step that took row['time/step_s'] seconds on these devices."""
+    """Return the perf/flops_ metrics of a step that took row['time/step_s'] s on these devices."""
     flops = step_flops(cfg, config, row)
     if flops is None:
         return {}
-    found = {'perf/flops_per_s': flops / row['time/step_s']}
+    metrics = {'perf/flops_per_s': flops / row['time/step_s']}
     peak = hardware.peak_flops(devices[0])
     if peak is not None:
-        found['perf/flops_share'] = found['perf/flops_per_s'] / (peak * len(devices))
-    return found
+        metrics['perf/flops_share'] = metrics['perf/flops_per_s'] / (peak * len(devices))
+    return metrics
