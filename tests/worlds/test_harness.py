@@ -331,7 +331,7 @@ def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypa
     pool = workers.Workers('harness_clients:alone', 1)
     pool.enter()
     lease = pool.take()
-    with pytest.raises(WorldDown, match='all harness.workers=1 are at work'):
+    with pytest.raises(WorldDown, match='all harness.workers=1 are busy'):
         pool.take()
     lease.stop()
     assert 'exit code' in lease.play(Task(0, 'http://127.0.0.1:1/v1', 'k')).error

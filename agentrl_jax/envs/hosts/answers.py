@@ -1,7 +1,7 @@
-"""The action in what a policy wrote, as AgentGym's clients find it (arXiv:2406.04151).
+"""Readers that extract the action from a policy's text, as in AgentGym (arXiv:2406.04151).
 
-A reader takes the whole text of a turn and returns the action for the world, or raises Unreadable
-with what the policy is shown instead; the world is not asked then and no reward is given.
+A reader takes the full text of a turn and returns the action. If it raises Unreadable, the message
+becomes the observation, the world is not stepped, and there is no reward.
 """
 
 import re
@@ -18,40 +18,40 @@ Reader = Callable[[str], str]
 
 
 def whole(text: str) -> str:
-    """The text as it is."""
+    """Return the text unchanged."""
     return text
 
 
 def only_action(text: str) -> str:
-    """The line after the one `Action:`, of letters, digits, commas and single blanks alone."""
-    found = re.findall(r'Action:\s*(.*?)(?=\n|$)', text, re.DOTALL)
-    if len(found) > 1:
+    """Return the line after the only `Action:`, reduced to letters, digits, commas and blanks."""
+    lines = re.findall(r'Action:\s*(.*?)(?=\n|$)', text, re.DOTALL)
+    if len(lines) > 1:
         raise Unreadable(
             "Error: Only one 'Action' is allowed per response. Please adjust your response."
         )
-    kept = re.sub('[^A-Za-z0-9, ]+', '', found[0]) if found else ''
-    return ' '.join(kept.split())
+    action = re.sub('[^A-Za-z0-9, ]+', '', lines[0]) if lines else ''
+    return ' '.join(action.split())
 
 
 def last_action(text: str) -> str:
-    """All after the last `Action:`; without it nothing, or everything that holds a web action."""
+    """Return the text after the last `Action:`; without one, the text if it has a web action."""
     _, mark, tail = text.rpartition('Action:')
     return tail.strip() if mark or 'search[' in tail or 'click[' in tail else ''
 
 
 def first_action(text: str) -> str:
-    """After the first `Action:` up to the second one, or everything."""
+    """Return the text between the first and second `Action:`; without one, the full text."""
     parts = text.split('Action:')
     return parts[min(1, len(parts) - 1)].strip()
 
 
 def sql_block(text: str) -> str:
-    """The last block of SQL."""
+    """Return the last SQL block."""
     return text.split('```sql')[-1].split('```')[0].strip()
 
 
 def with_backticks(text: str) -> str:
-    """The text as it is, if an action between triple backticks is in it."""
+    """Return the text unchanged if it has an action between triple backticks."""
     if not re.search('```.*?```', text, re.DOTALL):
         raise Unreadable(
             'Cannot parse action from response. Your action should be inside triple backticks '
@@ -61,7 +61,7 @@ def with_backticks(text: str) -> str:
 
 
 def in_backticks(text: str) -> str:
-    """What is in the first pair of triple backticks."""
+    """Return the text in the first pair of triple backticks."""
     return re.search('```(.*?)```', with_backticks(text), re.DOTALL)[1].strip()
 
 
@@ -79,18 +79,18 @@ FRAMES = {'whole': '', 'sql_block': '```sql\n', 'with_backticks': '```', 'in_bac
 
 
 def framed(reader: str, actions: Iterable[str]) -> tuple[str, ...]:
-    """The shortest answers in which a reader finds actions; those may be forms (text.forms)."""
+    """Return the shortest answers from which a reader extracts actions or forms (text.forms)."""
     before = FRAMES.get(reader, 'Action: ')
     return tuple(before + action + '```' * before.startswith('```') for action in actions)
 
 
 class Read:
-    """A world that is given whole answers, in front of one that takes bare actions."""
+    """Wrap a world that takes bare actions into one that takes full answers."""
 
     def __init__(self, world: World, reader: str):
         self.world, self.reader_name, self.reader = world, reader, READERS[reader]
         self.deterministic = world.deterministic
-        self.success: bool | None = False  # so far; what cannot be read does not change it
+        self.success: bool | None = False  # so far; unreadable answers do not change it
 
     @property
     def instruction(self) -> str:
@@ -107,8 +107,8 @@ class Read:
     def step(self, action: str) -> Reply:
         try:
             action = self.reader(action)
-        except Unreadable as shown:
-            return Reply(str(shown), success=self.success, valid=False)
+        except Unreadable as unreadable:
+            return Reply(str(unreadable), success=self.success, valid=False)
         reply = self.world.step(action)
         self.success = reply.success
         return reply

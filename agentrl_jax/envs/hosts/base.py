@@ -1,7 +1,7 @@
-"""What a run must know of worlds on hosts before it has one: items, splits, words, how to make one.
+"""The description of a host environment: its items, splits, wording and factory of worlds.
 
-A subclass is a frozen dataclass whose fields are the section of its name in a config, as those of
-worlds on the device. Servers of worlds import its module, and no JAX with it.
+A subclass is a frozen dataclass. Its fields are the config section of its name, as for environments
+on the device. World servers import its module, so it must not import JAX.
 """
 
 import dataclasses
@@ -15,28 +15,27 @@ from agentrl_jax.settings.rules import must
 
 
 class Items(NamedTuple):
-    """A pool: what a level of it is called by the world."""
+    """A pool: the world's item of each level."""
 
     items: np.ndarray  # int32 [N]
 
 
 @dataclasses.dataclass(frozen=True)
 class HostEnvironment:
-    """Worlds of one kind, that differ in their items."""
+    """Worlds of one kind, which differ only in their items."""
 
     name: ClassVar[str]
-    instruction: ClassVar[str] = ''  # what the task is, the same for all items
+    instruction: ClassVar[str] = ''  # the task in words, the same for all items
     accepted: ClassVar[str] = ''  # fixed answer to it; '' = it is part of the system message
-    system: ClassVar[str] = ''  # '' = the instruction, or what the checkpoint's template says
+    system: ClassVar[str] = ''  # '' = the instruction, or the default of the checkpoint's template
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ()  # answers are free text
-    FIGURES: ClassVar[tuple[str, ...]] = ()  # names of what replies measure besides, for metrics
-    SOLVED: ClassVar[float] = 1.0  # return of a solved episode, where the world does not say
-    chats: ClassVar[bool] = False  # observations are Messages, the first ones with all that a
-    # conversation begins with
+    FIGURES: ClassVar[tuple[str, ...]] = ()  # names of additional values in replies, for metrics
+    SOLVED: ClassVar[float] = 1.0  # return of a solved episode, if the world reports no success
+    chats: ClassVar[bool] = False  # observations are Messages; the first have the full prompt
     context: ClassVar[int] = 0  # tokens of one of several conversations; 0 = of an episode
-    finishes: ClassVar[bool] = False  # an episode that is cut may still earn something
-    plays_at_random: ClassVar[bool] = True  # the player can do without its expert
-    quick: ClassVar[bool] = False  # the player can play the held-out items in every run
+    finishes: ClassVar[bool] = False  # an episode that is cut may still earn a reward
+    plays_at_random: ClassVar[bool] = True  # the player supports random play
+    quick: ClassVar[bool] = False  # the player is fast enough for the held-out items in every run
 
     RUN_RULES = (
         must(
@@ -51,38 +50,38 @@ class HostEnvironment:
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """What answers must look like (text.forms), for rollout.constrain; () = any text."""
+        """Answer forms (text.forms) for rollout.constrain; () = any text."""
         return ()
 
     @property
     def here(self) -> bool:
-        """Whether worlds are in this process."""
+        """Whether worlds live in this process."""
         return True
 
     def for_validation(self) -> 'HostEnvironment':
-        """The same worlds as validation plays them."""
+        """Return the environment that validation uses."""
         return self
 
     def check(self) -> None:
-        """Raises what a world needs and is not installed, by name."""
+        """Raise an error that names any dependency that is not installed."""
 
     def make(self) -> World:
-        """A world; called in the thread that will use it."""
+        """Create a world; called in the thread that will use it."""
         raise NotImplementedError
 
     def player(self) -> Player:
-        """Who plays without a policy, where there is somebody."""
+        """Create the player that plays without a policy, if there is one."""
         raise NotImplementedError
 
     def has_player(self) -> bool:
         return type(self).player is not HostEnvironment.player
 
     def item_range(self, split: str) -> range | np.ndarray:
-        """The items of a split; those of different splits share none."""
+        """Return the items of a split; splits are disjoint."""
         raise NotImplementedError
 
     def make_params(self, split: str = 'train', *, num_levels: int = 1024, seed: int = 0) -> Items:
-        """Up to num_levels items of a split, in an order that the seed decides."""
+        """Return up to num_levels items of a split, in an order determined by the seed."""
         known = np.asarray(self.item_range(split), np.int32)
         if not len(known):
             raise ValueError(f'{self.name} has no items in the split {split!r}')
@@ -92,15 +91,15 @@ class HostEnvironment:
         return len(params.items)
 
     def solved(self, returned: float) -> bool:
-        """Whether an episode of this return counts as solved, where the world does not say."""
+        """Return whether this return counts as solved, if the world reports no success."""
         return bool(returned >= self.SOLVED)
 
     def episode_metrics(self, actions: Any, level: Any, params: Items) -> dict[str, Any]:
-        """Figures of this environment's own, as TextEnvironment.episode_metrics."""
+        """Return environment-specific metrics, as TextEnvironment.episode_metrics does."""
         del actions, level, params
         return {}
 
 
 def hashed(items: range, split: str) -> np.ndarray:
-    """The items of a split, by a digest of their numbers; int32."""
+    """Return the items of a split, int32, assigned by a digest of their numbers."""
     return np.array([i for i in items if level_split(str(i).encode()) == split], np.int32)

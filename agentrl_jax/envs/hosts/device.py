@@ -1,8 +1,8 @@
-"""Any world on the device behind the face of one on a host, to be served an action at a time.
+"""Device environments through the World interface, so that a server can step them.
 
-An item is the number of a level in the pool of a split. All that is random comes from the item and
-the number of the action, so a fresh world that gets the same actions says the same. Worlds are
-programs of JAX: a process that serves them leaves accelerators to policies.
+An item is the index of a level in the pool of a split. All randomness derives from the item and the
+action count, so a new world that gets the same actions gives the same replies. The environments are
+JAX programs; a process that serves them leaves accelerators to policies.
 """
 
 import functools
@@ -20,12 +20,12 @@ UNKNOWN = 'No such action. The actions are: '
 
 @functools.cache
 def programs(env: TextEnvironment) -> tuple[Callable, Callable]:
-    """Jitted (reset_level, step_env), which the worlds of a process share."""
+    """Return jitted (reset_level, step_env), shared by the worlds of a process."""
     return jax.jit(env.reset_level), jax.jit(env.step_env)
 
 
 class Device:
-    """A world by its name, with its settings and a pool of `levels` levels."""
+    """A device environment by name, with its settings and a pool of `levels` levels."""
 
     deterministic = True
 
@@ -48,11 +48,11 @@ class Device:
 
     @staticmethod
     def check() -> None:
-        """Once in a process that serves worlds."""
+        """Select the CPU; called once in a process that serves worlds."""
         jax.config.update('jax_platforms', 'cpu')
 
     def reset(self, item: int) -> str:
-        """The first observation of a level."""
+        """Return the first observation of a level."""
         count = self.env.num_levels(self.params)
         if not 0 <= item < count:
             raise ValueError(f'item {item} is not in 0..{count - 1}')
@@ -61,7 +61,7 @@ class Device:
         return self.env.observation_text(self.state)
 
     def step(self, action: str) -> Reply:
-        """An action by its name; any other changes nothing, not even luck."""
+        """Step with a named action; other text changes nothing, not even the random stream."""
         name, env = action.strip(), self.env
         if name not in self.actions:
             return Reply(f'{UNKNOWN}{", ".join(self.actions)}.', valid=False)
@@ -70,7 +70,7 @@ class Device:
         after = programs(env)[1](key, self.state, chosen, self.params)
         _, self.state, reward, done, info = jax.device_get(after)
         self.played += 1
-        done = bool(done or env.is_truncated(self.state, self.params))  # its limit of steps
+        done = bool(done or env.is_truncated(self.state, self.params))  # its step limit
         success = bool(info['success']) if done else None
         return Reply(env.observation_text(self.state), float(reward), done, success, valid=True)
 

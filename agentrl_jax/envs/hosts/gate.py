@@ -1,6 +1,6 @@
-"""Shared parts of the servers of worlds: middleware, errors and addresses.
+"""Shared parts of the world servers: middleware, errors and addresses.
 
-A request is JSON of a bounded size, with a token if the server has one; /health needs none. Errors
+A request is JSON of limited size, with a token if the server has one; /health needs none. Errors
 are {error, code} with a status.
 """
 
@@ -28,18 +28,18 @@ STATUS = {
     'busy': 409,
     'not_reset': 409,
     'finished': 409,
-    'closed': 410,  # closed or its lease ended
+    'closed': 410,  # closed, or its lease ended
     'lost': 410,  # with its worker
     'too_large': 413,
     'invalid': 422,
     'no_such_item': 422,
-    'left': 499,  # the client has, and hears of it no more
+    'left': 499,  # the client has disconnected
     'fault': 500,  # of the world
     'no_room': 503,
-    'timeout': 504,  # the world does not come back
+    'timeout': 504,  # the world did not reply in time
 }
 CODES = {404: 'not_found', 405: 'not_found', 413: 'too_large'}  # of Starlette's errors
-LONGEST_ERROR = 1000  # characters of what is wrong with a request
+LONGEST_ERROR = 1000  # characters of an error message
 LEAST_TOKEN = 16  # characters
 
 
@@ -50,7 +50,7 @@ class Refused(Exception):
 
 
 class Answer(JSONResponse):
-    """JSON that can always be encoded: half a surrogate pair becomes a question mark."""
+    """JSON that can always be encoded: a lone surrogate becomes a question mark."""
 
     def render(self, content: Any) -> bytes:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(',', ':'))
@@ -67,7 +67,7 @@ class Gate:
     def __init__(
         self, app: ASGIApp, *, most_bytes: int, token: str, counts: collections.Counter[str]
     ):
-        """most_bytes: of a request; counts: of answers, by their status."""
+        """most_bytes: per request; counts: responses by status."""
         self.app, self.most_bytes, self.token = app, most_bytes, token.encode()
         self.counts = counts
 
@@ -81,7 +81,7 @@ class Gate:
             message = await receive()
             size += len(message.get('body', b''))
             if size > self.most_bytes:
-                raise HTTPException(413, f'a request of over {self.most_bytes} bytes')
+                raise HTTPException(413, f'the request has over {self.most_bytes} bytes')
             return message
 
         async def counted(message: Message) -> None:
@@ -89,8 +89,10 @@ class Gate:
                 self.counts[f'responses_{message["status"]}'] += 1
             await send(message)
 
-        given = dict(scope['headers']).get(b'authorization', b'')
-        allowed = scope['path'] == '/health' or hmac.compare_digest(given, b'Bearer ' + self.token)
+        authorization = dict(scope['headers']).get(b'authorization', b'')
+        allowed = scope['path'] == '/health' or hmac.compare_digest(
+            authorization, b'Bearer ' + self.token
+        )
         app = self.app
         if self.token and not allowed:
             app = refusal(Refused('unauthorized', 'a token is needed: Authorization: Bearer TOKEN'))
@@ -105,7 +107,7 @@ def gated(
     counts: collections.Counter[str],
     running: Callable[[], contextlib.AbstractAsyncContextManager],
 ) -> fastapi.FastAPI:
-    """An app without routes behind a Gate; running: the context in which it serves."""
+    """Create an app with a Gate and without routes; running: its lifespan context."""
     app = fastapi.FastAPI(
         lifespan=lambda app: running(),
         docs_url=None,
@@ -138,27 +140,27 @@ def gated(
 
 
 def resolved(address: str) -> list[tuple[socket.AddressFamily, str]]:
-    """(family, number) of an address to listen at, IPv4 first; ValueError where it is none."""
+    """Return (family, number) of a listening address, IPv4 first; raise ValueError if invalid."""
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
-        raise ValueError(f'--address={address} is no address of this machine: {error}') from error
-    known = [(family, place[0]) for family, _, _, _, place in found]
+        raise ValueError(f'--address={address} is not a local address: {error}') from error
+    known = [(family, place[0]) for family, _, _, _, place in infos]
     return sorted(known, key=lambda one: one[0] != socket.AF_INET)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+    """Return whether an address is reachable only from this machine."""
     return all(ipaddress.ip_address(number).is_loopback for _, number in resolved(address))
 
 
 def listening(address: str, port: int, setting: str = '--port') -> socket.socket:
-    """A socket that listens; setting: the flag or field of the port, for errors."""
+    """Open a listening socket; setting: the flag or field of the port, for errors."""
     family, number = resolved(address)[0]
     with listening_at(address, port, setting):
         listener = socket.create_server((number, port), family=family, backlog=1024)
-    # Else an answer's body waits for the client to acknowledge its headers, 40 ms on Linux; asyncio
-    # sets it only on sockets that name their protocol.
+    # Without it, a response body waits 40 ms on Linux for the client to acknowledge the headers.
+    # asyncio sets it only on sockets that name their protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -169,10 +171,10 @@ def url_of(listener: socket.socket) -> str:
 
 
 def read_token(path: str) -> str:
-    """The token that clients must show, the first line of a file; '' of no file."""
+    """Read the token that clients must send, the first line of a file; '' without a file."""
     token = token_in(path)
     if path and len(token) < LEAST_TOKEN:
         raise ValueError(
-            f'{path}: the first line must be a token of {LEAST_TOKEN} characters or more'
+            f'{path}: the first line must be a token of at least {LEAST_TOKEN} characters'
         )
     return token

@@ -1,4 +1,4 @@
-"""Random play and the expert on worlds on hosts, as far as a kind of worlds has a player."""
+"""Success of random play and of the expert on host environments that have a player."""
 
 from collections.abc import Callable
 
@@ -16,10 +16,9 @@ def reference_success(
     rollouts: int = 20,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Success of random play (key random, where there is some) and of the expert (oracle) within
-    some turns a trial.
+    """Return the success of random play ('random', if supported) and of the expert ('oracle').
 
-    Each item is played rollouts times at random and once by the expert.
+    Each item is played `rollouts` times at random and once by the expert, `turns` turns a trial.
     """
     player, generator = env.player(), np.random.default_rng(seed)
     plays: dict[str, tuple[Callable[[], str], int]] = {'oracle': (player.best, 1)}

@@ -1,23 +1,23 @@
-"""A server of worlds in AgentGym's protocol, with leases, limits and metrics.
+"""A world server with AgentGym's protocol, leases, limits and metrics.
 
   POST /create {lease_s?}           {id, key, instruction, settings, ...}; 503 if the server is full
   POST /reset {id, data_idx}        {id, observation, reward, done, success, turn, data_idx, ...}
-  POST /step {id, action}           the same after a step; valid: whether the world knows the action
+  POST /step {id, action}           the same after a step; valid: whether the action is valid
   POST /step_batch {steps: [{id, action}, ...]}    {results: [...]}, errors in place
   POST /close {id} or {key}         true; false if it was closed before
   GET /observation /detail ?id      the last reply again
   GET /health /metrics /            for monitoring; /health needs no token
 
 --env=searchqa, webshop and webarena serve search, shop and web with the calls of AgentGym's clients
-of SearchQA, WebShop and WebArena (see WORDINGS): a world is env_idx, and an item has another name.
+for SearchQA, WebShop and WebArena (see WORDINGS): a world is env_idx, and items have other names.
 
-A create may have a header X-World-Key, which closes the world if its answer was lost. Numbers of
-worlds start at random, so a client of an earlier server at this address gets an error.
+A create request may have a header X-World-Key. The key can close the world if the answer was lost.
+World ids start at a random number, so clients of an earlier server at this address get an error.
 
 A world without calls for lease_s is closed; a client may choose a shorter lease. Errors are {error,
-code}: 4xx if the caller is to blame or its world is gone, 5xx if a world or its worker failed; that
-world is then closed. Worker processes hold the worlds and restart when they hang, die or grow. Each
-worker makes one world before it is ready.
+code}: 4xx for an invalid call or a world that is gone, 5xx if a world or its worker failed; that
+world is then closed. Worker processes hold the worlds and restart when they hang, die or use too
+much memory. Each worker creates one world before it is ready.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ from agentrl_jax.envs.hosts.world import ANY
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.marks import In
 
-FINISHED = {'textcraft': False}  # whether a step after the end is an error; AgentGym's usual rule
+FINISHED = {'textcraft': False}  # whether a step after the end is an error; default True (AgentGym)
 SWEEP_S = 0.5
 
 
-# UTF-8: half of a surrogate pair is invalid
+# Rejects lone surrogates, which UTF-8 cannot encode
 Text = Annotated[str, pydantic.AfterValidator(lambda text: text.encode().decode())]
 
 
@@ -61,14 +61,14 @@ DAY_S = 86400
 @dataclasses.dataclass(frozen=True)
 class Limits:
     workers: Annotated[int, In(1, 1024)] = 1  # processes
-    worlds: Annotated[int, In(1, 65536)] = 64  # open in each
-    lease_s: Annotated[float, In(0.1, 7 * DAY_S)] = (
-        600.0  # until a world that nobody calls is closed
+    worlds: Annotated[int, In(1, 65536)] = 64  # open worlds per worker
+    lease_s: Annotated[float, In(0.1, 7 * DAY_S)] = 600.0  # idle time until a world is closed
+    step_s: Annotated[float, In(0.1, DAY_S)] = (
+        60.0  # timeout of a reset or step; it loses the world
     )
-    step_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # of a reset or step; a later one is lost
-    most_chars: Annotated[int, In(1, 2**26)] = 2**20  # of an observation
-    most_bytes: Annotated[int, In(1024, 2**28)] = 2**20  # of a request
-    worker_mb: Annotated[float, In(64, 2**24)] = 4096.0  # resident; above, it is started again
+    most_chars: Annotated[int, In(1, 2**26)] = 2**20  # per observation
+    most_bytes: Annotated[int, In(1024, 2**28)] = 2**20  # per request
+    worker_mb: Annotated[float, In(64, 2**24)] = 4096.0  # resident; above it, the worker restarts
     start_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # for a worker to be ready
 
     def __post_init__(self):
@@ -82,8 +82,8 @@ class Session:
     worker: Worker
     life: int
     lease_s: float
-    called: float  # when last
-    key: str = ''  # its client's name for it
+    called: float  # time of the last call
+    key: str = ''  # chosen by its client
     busy: bool = False
     turn: int = 0
     reply: dict | None = None  # the last reply
@@ -115,10 +115,10 @@ class Worlds:
             await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
 
     async def create(self, lease_s: float | None, key: str = '') -> tuple[int, dict]:
-        """Return (number, reply of its worker) of a new world; lease_s=None: the server's."""
+        """Create a world; return (number, its worker's reply). lease_s=None: the server's."""
         if lease_s is not None and lease_s > self.limits.lease_s:
-            most = self.limits.lease_s
-            raise Refused('invalid', f'lease_s={lease_s:g} is above that of this server, {most:g}')
+            limit_s = self.limits.lease_s
+            raise Refused('invalid', f'lease_s={lease_s:g} is above the server limit, {limit_s:g}')
         deadline = time.monotonic() + self.limits.start_s
         while not (ready := [worker for worker in self.workers if worker.ready]):
             if time.monotonic() > deadline:
@@ -146,9 +146,9 @@ class Worlds:
         session = self._session(number)
         if self.reply(number)['done'] and FINISHED.get(self.env, True):
             raise Refused('finished', f'The task with environment {number} has finished.')
-        began = time.monotonic()
+        started = time.monotonic()
         reply = await self._asked(number, session, 'step', action=action)
-        self.counts['step_seconds'] += time.monotonic() - began
+        self.counts['step_seconds'] += time.monotonic() - started
         session.turn += 1
         session.reply = {'id': number, **reply, 'turn': session.turn}
         return session.reply
@@ -172,7 +172,7 @@ class Worlds:
         return reply
 
     def _known(self, number: int) -> bool:
-        """Whether a world is open; Refused if it never was."""
+        """Return whether a world is open; raise Refused if it never was."""
         if not self.first_id <= number < self.next_id:
             raise Refused('unknown_id', f'The id {number} is not valid.')
         return number in self.sessions
@@ -185,7 +185,7 @@ class Worlds:
             self._drop(number)
             raise Refused('lost', f'world {number} was lost with its worker')
         if session.busy:
-            raise Refused('busy', f'world {number} is still at its last call')
+            raise Refused('busy', f'world {number} is still busy with its last call')
         return session
 
     async def _asked(self, number: int, session: Session, verb: str, **rest: Any) -> dict:
@@ -215,7 +215,7 @@ class Worlds:
     def _drop(self, number: int) -> None:
         """Forget a world; its slot is free once its thread has closed it."""
         session = self.sessions.pop(number, None)
-        # None: closed while it was at its last call; another life: it died with its worker
+        # None: closed during its last call; another life: it died with its worker
         if session is not None and session.life == session.worker.life:
             task = asyncio.create_task(self._closed(number, session.worker, session.life))
             self._closing.add(task)
@@ -256,7 +256,7 @@ class Worlds:
         }
 
     def metrics(self) -> str:
-        """Prometheus' text format."""
+        """Return the metrics in Prometheus text format."""
         gauges = {
             'worlds': len(self.sessions),
             'worlds_hung': sum(len(worker.hung) for worker in self.workers),
@@ -305,10 +305,10 @@ class Wording:
 
     quirks: Quirks = Quirks()
     default: Any = 0  # item of a /reset without one; ... = the field is required
-    first: Callable[[dict], Any] = dict  # what /reset answers
-    rest: dict | None = None  # further fields of /step's answer; None = all of ours
-    looks: tuple[str, ...] = ()  # further fields of the last reply for GET
-    resets: bool = False  # /create resets the world, to the item of its number
+    first: Callable[[dict], Any] = dict  # builds the answer of /reset
+    rest: dict | None = None  # additional fields of /step's answer; None = all of ours
+    looks: tuple[str, ...] = ()  # additional fields of the last reply for GET
+    resets: bool = False  # /create resets the world to the item of its number
 
     def created(self, made: dict) -> Any:
         if self.rest is None:
@@ -348,7 +348,7 @@ WORDINGS = {
 
 
 def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
-    """The calls of a client."""
+    """Add the routes that a client calls."""
     names = wording.quirks
     fields = pydantic.AliasChoices(names.id, 'id')
 
@@ -376,10 +376,10 @@ def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
     @app.post('/create')
     async def create(x_world_key: Key = '', body: Create | None = None) -> Any:
         lease_s = None if body is None else body.lease_s
-        number, made = await worlds.create(lease_s, x_world_key[:64])
+        number, created = await worlds.create(lease_s, x_world_key[:64])
         worlds.counts['created'] += 1
         reply = await worlds.reset(number, number) if wording.resets else {}
-        return wording.created({'id': number, 'key': x_world_key, **made, **reply})
+        return wording.created({'id': number, 'key': x_world_key, **created, **reply})
 
     @app.post('/reset')
     async def reset(body: Reset) -> Any:

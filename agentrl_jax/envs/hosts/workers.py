@@ -1,7 +1,7 @@
 """Worker processes of a server: one thread per world, JSON lines over pipes.
 
-`Worker` starts one and talks to it from an event loop. It ends when its input ends, with its worlds
-and everything that they have started.
+`Worker` starts a process and talks to it from an event loop. The process ends when its input ends,
+together with its worlds and everything that they have started.
 """
 
 import asyncio
@@ -55,16 +55,16 @@ GRACE_S = 3.0  # for worlds to close when their worker ends
 
 
 def place_of(env: str) -> tuple[str, str]:
-    """(module, class) of a name in WORLDS or of `module:class`."""
+    """Return (module, class) of a name in WORLDS or of `module:class`."""
     module, _, name = (WORLDS[env] if env in WORLDS else env).partition(':')
     if not module or not name:
         close = suggestion(env, WORLDS)
-        raise ValueError(f'--env={env} is none of {", ".join(WORLDS)} and not module:class{close}')
+        raise ValueError(f'--env={env} is not one of {", ".join(WORLDS)} or module:class{close}')
     return module, name
 
 
 def maker(env: str, settings: dict) -> functools.partial[World]:
-    """Makes worlds of a name in WORLDS or of `module:class`."""
+    """Return a factory of worlds from a name in WORLDS or `module:class`."""
     module, name = place_of(env)
     ours = env in WORLDS  # a package may be missing, which the command reports
     package = importlib.import_module(module) if ours else import_module(env, '--env')
@@ -78,24 +78,24 @@ def maker(env: str, settings: dict) -> functools.partial[World]:
     except TypeError as error:
         raise ValueError(f'--settings of {env}: {error}') from error
     if lacking := [call for call in NEEDED if not callable(getattr(kind, call, None))]:
-        raise ValueError(f'--env={env} is no world: it has no {" and no ".join(lacking)}')
+        raise ValueError(f'--env={env} is not a world: it has no {" and no ".join(lacking)}')
     return functools.partial(kind, **settings)
 
 
 def shared_settings(make: functools.partial[World]) -> dict[str, Any]:
-    """Settings that a client must share; none of a world without PLAY. Addresses may differ."""
+    """Return the settings that a client must share; {} without PLAY. Addresses may differ."""
     if not dataclasses.is_dataclass(getattr(make.func, 'PLAY', None)):
         return {}
-    played = dataclasses.asdict(make.func.PLAY(**make.keywords))
+    values = dataclasses.asdict(make.func.PLAY(**make.keywords))
     return {
         name: value
-        for name, value in played.items()
+        for name, value in values.items()
         if name not in PRIVATE and not str(value).startswith('http')
     }
 
 
 def longest_line(most_chars: int) -> int:
-    """The most bytes of a worker's line: the longest JSON of an observation, and a margin."""
+    """Return the maximum bytes per line: the longest JSON observation, plus a margin."""
     return 16 * most_chars + 2**16
 
 
@@ -110,7 +110,7 @@ def print_error(error: Exception) -> None:
 
 
 class WorkerKeeper(Keeper):
-    """Executes orders for a world; an error of its code is printed and ends this world only."""
+    """Execute orders for a world; print errors of its code, which end only this world."""
 
     def __init__(self, make: Callable[[], World], send: Callable[..., None], most_chars: int):
         super().__init__(make)
@@ -124,7 +124,7 @@ class WorkerKeeper(Keeper):
         with Foreign(self.failed):
             try:
                 answer = self.execute(order)
-                json.dumps(answer, allow_nan=False)  # what is no JSON is an error of the world
+                json.dumps(answer, allow_nan=False)  # a value that is not JSON is the world's error
                 message = answer
             except WorldError as error:
                 message = {'error': str(error), 'code': 'fault'}
@@ -153,7 +153,7 @@ class WorkerKeeper(Keeper):
         if not fits(reply.reward):
             raise WorldError(f'a reward of {reply.reward!r}, which {BOUNDS}')
         if len(reply.observation) > self.most_chars:
-            raise WorldError(f'an observation of over {self.most_chars} characters')
+            raise WorldError(f'an observation has over {self.most_chars} characters')
         message = {
             'observation': reply.observation,
             'reward': float(reply.reward),
@@ -174,13 +174,13 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
     def send(**message: Any) -> None:
         line = json.dumps(message).encode() + b'\n'
         if len(line) > longest_line(most_chars):
-            error = {'error': f'an answer of {len(line)} bytes, which is too long', 'code': 'fault'}
+            error = {'error': f'an answer of {len(line)} bytes is too long', 'code': 'fault'}
             line = json.dumps({'seq': message['seq'], **error}).encode() + b'\n'
         with lock:
             answers.write(line)
             answers.flush()
 
-    # A server whose worlds cannot be made ends at once
+    # Exit immediately if worlds cannot be created
     with contextlib.closing(make()) as world:
         json.dumps(world.instruction)
     send(ready=True)
@@ -209,43 +209,43 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
 
 
 class WorkerDied(RuntimeError):
-    """With all worlds that it held."""
+    """The worker died, with all its worlds."""
 
 
 class Worker:
-    """A worker process, started again when it dies."""
+    """A worker process, restarted when it dies."""
 
     def __init__(self, env: str, settings: dict, *, most_chars: int):
         self.spec = json.dumps({'env': env, 'settings': settings, 'most_chars': most_chars})
         self.limit = longest_line(most_chars)
-        self.life = 0  # how often it was started; worlds are of one life
+        self.life = 0  # number of starts; a world belongs to one life
         self.ready = False
         self.stillborn = False  # it ended before it was ready
         self.worlds: set[int] = set()
-        self.hung: set[int] = set()  # worlds whose threads hang; in `worlds` too
+        self.hung: set[int] = set()  # worlds with hung threads; also in `worlds`
         self._asked: dict[int, asyncio.Future] = {}
         self._numbers = itertools.count()  # of messages
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
-        """Keep a process alive until cancelled; wait longer each time it dies at once."""
+        """Keep a process alive until cancelled; wait longer each time it dies immediately."""
         wait_s = 0.0
         while True:
-            began = time.monotonic()
+            started = time.monotonic()
             await asyncio.sleep(wait_s)
             try:
                 await self._live()
             except asyncio.CancelledError:
-                if self._process is not None:  # its worlds have time to close
+                if self._process is not None:  # give its worlds time to close
                     self._process.stdin.close()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._process.wait(), GRACE_S + 1)
                 raise
             except (OSError, ValueError, LookupError, TypeError) as error:
-                print_error(error)  # not started, or no line of ours: half of one where it died
+                print_error(error)  # it did not start, or its last line was cut off when it died
             finally:
                 self._bury()
-            lived = time.monotonic() - began > 10
+            lived = time.monotonic() - started > 10
             wait_s = 0.0 if lived else min(2 * wait_s + 0.5, 10.0)
 
     async def _live(self) -> None:
@@ -266,18 +266,18 @@ class Worker:
             if 'ready' in message:
                 self.ready = True
             elif message['seq'] in self._asked:
-                asked = self._asked.pop(message['seq'])
-                if not asked.done():  # given up at this very moment
-                    asked.set_result(message)
+                future = self._asked.pop(message['seq'])
+                if not future.done():  # it may have just timed out
+                    future.set_result(message)
 
     def _bury(self) -> None:
         self.stillborn, self.ready = not self.ready, False
         self.worlds.clear()
         self.hung.clear()
         self.kill()
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(WorkerDied())
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(WorkerDied())
         self._asked.clear()
 
     def kill(self) -> None:
@@ -286,20 +286,20 @@ class Worker:
             children.kill_group(self._process.pid)
 
     async def ask(self, verb: str, world: int, *, timeout_s: float, **rest: Any) -> dict:
-        """The worker's answer; TimeoutError, or WorkerDied."""
+        """Send an order and return the worker's answer; raise TimeoutError or WorkerDied."""
         if not self.ready:
             raise WorkerDied
-        seq, asked = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._asked[seq] = asked
+        seq, future = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._asked[seq] = future
         order = {'seq': seq, 'verb': verb, 'id': world, **rest}
         try:
             self._process.stdin.write(json.dumps(order).encode() + b'\n')
-            return await asyncio.wait_for(asked, timeout_s)
+            return await asyncio.wait_for(future, timeout_s)
         finally:
             self._asked.pop(seq, None)
 
     def memory_mb(self) -> float:
-        """Resident memory of the worker; 0 if it is unknown."""
+        """Return the resident memory of the worker; 0 if unknown."""
         if not self.ready:
             return 0.0
         path = pathlib.Path(f'/proc/{self._process.pid}/statm')
@@ -313,6 +313,6 @@ if __name__ == '__main__':
     try:
         serve_pipes(maker(asked['env'], asked['settings']), asked['most_chars'])
     except (ValueError, OSError, ImportError, WorldError) as error:
-        # At once, for the server kills a worker whose pipe has closed
+        # Flush now: the server kills a worker when its pipe closes
         print(f'error: no world can be made: {shown(str(error))}', file=sys.stderr, flush=True)
         sys.exit(1)

@@ -1,6 +1,6 @@
-"""An example harness: find the box of the prize with a tool, in at most three calls.
+"""An example harness: find the box with the prize, using a tool, in up to three calls.
 
-It uses only Python's library. A hint tells the box of the prize; a wrong box names the right one.
+It uses only Python's standard library. A hint describes the right box; a wrong box names it.
 """
 
 import http.client
@@ -33,19 +33,19 @@ class Client:
         self.http = http.client.HTTPConnection(self.address.hostname, self.address.port)
 
     def ask(self) -> dict | None:
-        """The policy's next message; None if the request was rejected."""
+        """Return the policy's next message; None if the request was rejected."""
         body = json.dumps(self.more | {'messages': self.messages})
         self.http.request('POST', f'{self.address.path}/chat/completions', body)
         response = self.http.getresponse()
-        said = json.loads(response.read())
+        body_json = json.loads(response.read())
         if response.status != 200:
             return None
-        self.messages.append(said['choices'][0]['message'])
+        self.messages.append(body_json['choices'][0]['message'])
         return self.messages[-1]
 
 
 def expert(messages: list[dict], tools: list[dict], item: int) -> str:
-    """Opens the box that the hint is about, or that the content of a wrong one names."""
+    """Open the box that the hint describes, or that a wrong box named."""
     del tools, item
     known = [
         box
@@ -57,7 +57,7 @@ def expert(messages: list[dict], tools: list[dict], item: int) -> str:
 
 
 def play(task: Task) -> dict:
-    """Reward 1 for the prize in the first box, .7 in the second, .4 in the third."""
+    """Play an episode; the reward is 1 for the prize in the first box, then .7 and .4."""
     prize, key = task.item % len(BOXES), task.item // len(BOXES) % 2
     hint = f'It is like {HINTS[prize]}.' if key else 'Nobody knows which.'
     client = Client(task, f'Find the prize. {hint}', tools=[TOOL])
@@ -72,6 +72,6 @@ def play(task: Task) -> dict:
             break
         if box == BOXES[prize]:
             return {'reward': 1.0 - 0.3 * opened, 'success': True}
-        found = f'Empty. The {BOXES[prize]} one.' if box in BOXES else 'No such box.'
-        client.messages.append({'role': 'tool', 'tool_call_id': calls[0]['id'], 'content': found})
+        result = f'Empty. The {BOXES[prize]} one.' if box in BOXES else 'No such box.'
+        client.messages.append({'role': 'tool', 'tool_call_id': calls[0]['id'], 'content': result})
     return {'reward': 0.0, 'success': False}

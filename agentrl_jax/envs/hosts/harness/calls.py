@@ -1,14 +1,14 @@
-"""Tool calls: one reader for the text of an answer and for the messages of a request.
+"""Tool calls: one parser for the text of answers and the messages of requests.
 
 Grammar of an answer with tags (ChatML):
 
   answer  = (text | thought | call)*
-  thought = '<think>' text '</think>'          one without its end lasts to the end of the answer
+  thought = '<think>' text '</think>'          without a closing tag, it lasts to the end
   call    = '<tool_call>' object '</tool_call>'    the last closing tag may be missing
 
-A '</think>' outside a call ends a thought that the prompt opened: nothing before it counts. With
+A '</think>' outside a call ends a thought that the prompt opened; text before it is ignored. With
 'object' (Llama 3) a call is an object at the end of the answer that names a known tool and has
-parameters or arguments; '<|python_tag|>' announces one. A JSON decoder finds the end of an object,
+parameters or arguments; '<|python_tag|>' may precede it. A JSON decoder finds the end of an object,
 so tags inside its strings are text.
 """
 
@@ -52,7 +52,7 @@ def _check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
 
 
 def read_json(raw: str | bytes) -> Any:
-    """The value of a JSON text; ValueError for NaN, Infinity, deep nesting and invalid JSON."""
+    """Parse JSON; raise ValueError for NaN, Infinity, deep nesting and invalid JSON."""
     try:
         value = json.loads(raw, parse_constant=_reject, parse_float=_finite)
     except RecursionError as error:
@@ -62,7 +62,7 @@ def read_json(raw: str | bytes) -> Any:
 
 
 def _decode(text: str, at: int) -> tuple[Any, int]:
-    """(value, its end) of the JSON value at a position."""
+    """Return (value, its end) of the JSON value at a position."""
     try:
         value, end = DECODER.raw_decode(text, SPACE.match(text, at).end())
     except RecursionError as error:
@@ -72,19 +72,19 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
 
 
 def read_arguments(arguments: Any) -> dict:
-    """Arguments as an object: null and '' are {}, JSON in a string is decoded; else ValueError."""
+    """Return arguments as an object; null and '' are {}, and a JSON string is decoded."""
     while isinstance(arguments, str):
         arguments = read_json(arguments) if arguments.strip() else None
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):
         raise ValueError('arguments must be an object')
-    json.dumps(arguments, ensure_ascii=False).encode()  # ValueError for half a surrogate pair
+    json.dumps(arguments, ensure_ascii=False).encode()  # ValueError for a lone surrogate
     return arguments
 
 
 def read_call(function: Any) -> dict:
-    """{'name', 'arguments'} of a call; ValueError without a name or readable arguments."""
+    """Return {'name', 'arguments'} of a call; raise ValueError if one is missing or invalid."""
     name = function.get('name') if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise ValueError('a call needs a name')
@@ -96,9 +96,9 @@ def read_call(function: Any) -> dict:
 
 
 def find_calls(text: str, form: str, tools: Collection[str]) -> tuple[str, list[dict], int]:
-    """(text before the first call, calls, calls that cannot be read) of an answer.
+    """Return (text before the first call, calls, number of invalid calls) of an answer.
 
-    form: 'tags' or 'object'. tools: names that a call without tags may have.
+    form: 'tags' or 'object'. tools: tool names that a call without tags may use.
     """
     calls, bad, first, at = [], 0, None, 0
     marks = MARKS[form]
@@ -126,7 +126,7 @@ def find_calls(text: str, form: str, tools: Collection[str]) -> tuple[str, list[
 
 
 def _tagged(text: str, at: int) -> tuple[dict, int]:
-    """(call, its end) after an opening tag."""
+    """Return (call, its end) after an opening tag."""
     value, end = _decode(text, at)
     end = SPACE.match(text, end).end()
     if end < len(text) and not text.startswith(END_OF_CALL, end):
@@ -135,7 +135,7 @@ def _tagged(text: str, at: int) -> tuple[dict, int]:
 
 
 def _object(text: str, begin: int, at: int, tools: Collection[str]) -> tuple[dict | None, int]:
-    """(call or None, where to continue) at an object, or at the tag that announces a call."""
+    """Return (call or None, position to continue) at an object or a python tag."""
     announced = at - begin > 1
     try:
         value, end = _decode(text, at if announced else begin)
@@ -145,7 +145,7 @@ def _object(text: str, begin: int, at: int, tools: Collection[str]) -> tuple[dic
         return None, at
     if not _is_call(value, tools):
         if announced:
-            raise ValueError('no call of a known tool')
+            raise ValueError('the call does not name a known tool')
         return None, end
     if SPACE.match(text, end).end() < len(text):
         raise ValueError('a call must end the answer')
@@ -153,14 +153,14 @@ def _object(text: str, begin: int, at: int, tools: Collection[str]) -> tuple[dic
 
 
 def _is_call(value: Any, tools: Collection[str]) -> bool:
-    """Whether an object names a known tool and has arguments."""
+    """Return whether an object names a known tool and has arguments."""
     if not isinstance(value, dict) or not {'arguments', 'parameters'} & value.keys():
         return False
     return isinstance(value.get('name'), str) and value['name'] in tools
 
 
 def _is_attempt(text: str, begin: int, tools: Collection[str]) -> bool:
-    """Whether text that is not JSON looks like a call of a known tool."""
+    """Return whether text that is not JSON looks like a call of a known tool."""
     names = '|'.join(map(re.escape, tools))
     start = r'{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"?name"?\s*:\s*"?'
     return bool(names) and bool(re.match(rf'{start}(?:{names})\b', text[begin : begin + 400]))

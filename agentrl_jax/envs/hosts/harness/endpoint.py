@@ -1,12 +1,12 @@
 """The HTTP server that harnesses call: one per process, with an address for each episode.
 
   POST /episodes/<secret>/v1/chat/completions    a turn
-  POST /episodes/<secret>/reward                 {"reward": 1.0, "success": true}, the last counts
+  POST /episodes/<secret>/reward                 {"reward": 1.0, "success": true}; the last counts
   GET  /episodes/<secret>/v1/models
   GET  /health
 
-A served policy has the same paths without /episodes/<secret>, except for the reward. Each request
-for a completion has a thread, which waits for the answer.
+A served policy has the same paths without /episodes/<secret>, except for the reward. Each
+completion request has a thread that waits for the answer.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from agentrl_jax.envs.hosts.harness.episode import OVER, Caller, Episode
 from agentrl_jax.envs.hosts.harness.wire import Refused
 
 MOST_BYTES = 2**26  # of a request
-STREAM_AFTER_S = 0.5  # a stream starts then; an error before keeps its HTTP status
-COMMENT_EVERY_S = 15.0  # comments of a stream until the answer: clients give up silent servers
-CLOSED_S = 0.001  # for the event loop to see that a client closed its connection
+STREAM_AFTER_S = 0.5  # delay before a stream starts; earlier errors keep their HTTP status
+COMMENT_EVERY_S = 15.0  # interval of stream comments, since clients time out on silent servers
+CLOSED_S = 0.001  # for the event loop to notice that a client closed its connection
 MODEL = {'id': 'policy', 'object': 'model', 'created': 0, 'owned_by': 'agentrl_jax'}
 EVENTS = {'Content-Type': 'text/event-stream', 'Cache-Control': 'no-cache'}
-# (body, whether a retry, client) -> the completion; of an episode, or of many conversations
+# (body, is a retry, client) -> (request, completion), for one episode or many conversations
 Ask = Callable[[bytes, bool, Caller], tuple[wire.Asked, dict]]
 CODES = {404: 'not_found', 405: 'method_not_allowed'}
 
@@ -57,7 +57,7 @@ async def read_body(request: fastapi.Request) -> bytes:
 
 
 def in_thread(ask: Ask, *args: Any) -> Future:
-    """Ask in a daemon thread: a request that waits must not keep the process alive."""
+    """Ask in a daemon thread, since a waiting request must not keep the process alive."""
     answer: Future = Future()
 
     def run() -> None:
@@ -71,14 +71,14 @@ def in_thread(ask: Ask, *args: Any) -> Future:
 
 
 async def watch(request: fastapi.Request, caller: Caller) -> None:
-    """Wait until the client closes its connection, after its body was read."""
+    """Wait until the client closes its connection; call it after reading the body."""
     while (await request.receive())['type'] != 'http.disconnect':
         pass
     caller.left = True
 
 
 async def complete(ask: Ask, request: fastapi.Request) -> Response:
-    """Answer a turn, at once or as a stream."""
+    """Answer a turn, as one response or as a stream."""
     raw = await read_body(request)
     retried = (request.headers.get('x-stainless-retry-count') or '0') != '0'
     caller = Caller()
@@ -91,22 +91,22 @@ async def complete(ask: Ask, request: fastapi.Request) -> Response:
     if not answer.done():
         return StreamingResponse(stream(answer, watching), headers=EVENTS)
     try:
-        asked, body = await answer
+        chat_request, body = await answer
     finally:
         await delivered(watching)
-    if not asked.fields.stream:
+    if not chat_request.fields.stream:
         return JSONResponse(body)
-    return Response(wire.streamed(body, asked.fields), headers=EVENTS)
+    return Response(wire.streamed(body, chat_request.fields), headers=EVENTS)
 
 
 async def stream(answer: asyncio.Future, watching: asyncio.Task) -> AsyncIterator[bytes]:
-    """Comments until the answer is there, and the answer or its error."""
+    """Yield comments until the answer is ready, then the answer or its error."""
     while not answer.done():
         yield b': waiting for the policy\n\n'
         await asyncio.wait([answer], timeout=COMMENT_EVERY_S)
     try:
-        asked, body = await answer
-        events = wire.streamed(body, asked.fields)
+        chat_request, body = await answer
+        events = wire.streamed(body, chat_request.fields)
     except Refused as refused:
         events = wire.stream_error(refused)
         refused.__traceback__ = None  # see on_refusal
@@ -115,13 +115,13 @@ async def stream(answer: asyncio.Future, watching: asyncio.Task) -> AsyncIterato
 
 
 async def delivered(watching: asyncio.Task) -> None:
-    """Stop watching a client whose answer is sent now; it has left if it closed earlier."""
+    """Stop watching a client, as its answer is sent now; if it closed earlier, it has left."""
     await asyncio.wait([watching], timeout=CLOSED_S)
     watching.cancel()
 
 
 def local_address() -> str:
-    """The address of this machine in its network; the loopback address without one."""
+    """Return this machine's address in its network; the loopback address without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(('192.0.2.1', 9))  # sends nothing
@@ -138,10 +138,10 @@ class Endpoint:
         host: str = '127.0.0.1',
         port: int = 0,
         *,
-        ask: Ask | None = None,  # of paths without an episode
+        ask: Ask | None = None,  # for paths without an episode
         setting: str = 'harness.port',  # flag or field of the port
     ):
-        self.episodes: dict[str, Episode] = {}  # by their secrets
+        self.episodes: dict[str, Episode] = {}  # by secret
         self.warned: set[str] = set()  # error codes and fields that were reported
         self._warning = threading.Lock()
         listener = gate.listening(host, port, setting)
@@ -160,12 +160,12 @@ class Endpoint:
         threading.Thread(target=serve, args=args, daemon=True, name='endpoint').start()
 
     def app(self, ask: Ask | None) -> fastapi.FastAPI:
-        """The paths of the server."""
+        """Build the app with its routes."""
         app = fastapi.FastAPI(openapi_url=None)
 
         @app.exception_handler(Refused)
         async def on_refusal(request: fastapi.Request, refused: Refused) -> Response:
-            refused.__traceback__ = None  # some live as long as the module and would keep episodes
+            refused.__traceback__ = None  # module-level errors would keep episodes alive
             return JSONResponse(refused.body, refused.status)
 
         @app.exception_handler(HTTPException)
@@ -214,7 +214,7 @@ class Endpoint:
         return app
 
     def warn_once(self, key: str, sentence: str) -> None:
-        """Print the first warning with a key."""
+        """Print a warning once per key."""
         with self._warning:
             if key in self.warned:
                 return
@@ -222,7 +222,7 @@ class Endpoint:
         print(f'WARNING: {sentence}', file=sys.stderr, flush=True)
 
     def open(self, episode: Episode, url: str = '') -> str:
-        """The address of an episode, to which /v1 is added; url: of the server, if not its own."""
+        """Register an episode and return its address, without /v1; url: overrides the server's."""
         self.episodes[episode.secret] = episode
         return f'{url.rstrip("/") or self.url}/episodes/{episode.secret}'
 

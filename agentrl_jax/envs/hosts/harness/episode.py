@@ -1,7 +1,7 @@
-"""An episode of a harness: its conversations, and the requests that wait for answers.
+"""A harness episode: its conversations and pending requests.
 
-A request that extends an earlier conversation of its episode continues it; any other opens a
-branch (`Episode.place`).
+A request that extends an earlier conversation of its episode continues it; any other request opens
+a branch (`Episode.place`).
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from agentrl_jax.envs.hosts.harness.calls import END_OF_THOUGHT
 from agentrl_jax.envs.hosts.harness.wire import Asked, Completion, Refused, Said
 from agentrl_jax.envs.hosts.world import Answer, Messages, fits, is_truth
 
-OVER = Refused(410, 'episode_over', 'this episode is over, or never was')  # SDKs retry a 409
+OVER = Refused(410, 'episode_over', 'this episode is over or unknown')  # SDKs retry a 409
 
 
 @dataclasses.dataclass(eq=False)
 class Request:
-    """A turn that waits for its answer."""
+    """A turn waiting for its answer."""
 
     asked: Asked
     branch: 'Branch'
@@ -37,31 +37,31 @@ class End:
     """How a harness ended."""
 
     returned: Any = None
-    error: str = ''  # its type and what it says
+    error: str = ''  # type and message
 
 
 @dataclasses.dataclass(eq=False)
 class Branch:
-    """A conversation of an episode, as its row of tokens holds it."""
+    """A conversation of an episode; it is one row of tokens."""
 
     number: int
     tools: tuple[dict, ...]
-    drops: bool = False  # the template keeps the thoughts of the last answer alone
+    drops: bool = False  # the template keeps only the thoughts of the last answer
     opening: bytes = b''  # digest of its first request
-    stream: int = 0  # of its answers' draws, see Messages
+    stream: int = 0  # random stream of its answers, see Messages
     refusal: Refused | None = None  # of all further requests
     known: list[list[Said]] = dataclasses.field(default_factory=list)  # forms of each message
     sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # index of each answer ->
     # whether the policy ended it
 
     def refuse(self, refusal: Refused, new: Messages) -> None:
-        """Reject every extension of the conversation before these messages."""
+        """Reject all requests that extend the conversation, and forget these new messages."""
         self.refusal = refusal
         if not new.opens:
             del self.known[len(self.known) - len(new.messages) :]
 
     def extended_by(self, asked: Asked) -> str | None:
-        """Text that a request appends to the newest answer; None if the request differs."""
+        """Return the text that a request appends to the newest answer; None if it differs."""
         count = len(self.known)
         if asked.tools != self.tools or len(asked.messages) <= count:
             return None
@@ -80,15 +80,15 @@ class Branch:
 
 @dataclasses.dataclass(eq=False)
 class Caller:
-    """A client that waits for an answer."""
+    """A client waiting for an answer."""
 
     streams: bool = False  # the answer is a stream
-    left: bool = False  # it closed its connection before its answer was delivered
+    left: bool = False  # it closed its connection before the answer was delivered
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-    """A request that has an answer or waits for one."""
+    """A request, answered or waiting."""
 
     caller: Caller
     answer: Future = dataclasses.field(default_factory=Future)
@@ -102,8 +102,8 @@ class Episode:
     """Conversations and requests of one episode."""
 
     def __init__(self, stops: Sequence[str] = (), branches: int = 1, drops: bool = False):
-        """stops: strings that may end answers; branches: the most conversations; drops: a request
-        after a thought opens one."""
+        """stops: strings that may end answers; branches: maximum number of conversations; drops: a
+        request after a thought opens a conversation."""
         self.drops = drops
         self.secret = secrets.token_urlsafe(18)
         self.stops, self.most_branches = tuple(stops), branches
@@ -111,10 +111,10 @@ class Episode:
         self.branches: list[Branch] = []
         self.refusal: Refused | None = None  # of all further requests
         self.reward: Any = None  # posted
-        self.bad_calls = 0  # that could not be read
-        self.refused: list[Refused] = []  # what requests got instead of an answer
+        self.bad_calls = 0  # that could not be parsed
+        self.refused: list[Refused] = []  # errors of rejected requests
         self.pending: Request | None = None
-        self._calls: dict[bytes, Call] = {}  # by digests of requests
+        self._calls: dict[bytes, Call] = {}  # by request digest
         self._turns = 0
         self._state = threading.Lock()
         self._one = threading.Lock()  # parallel requests are answered one after another
@@ -124,14 +124,14 @@ class Episode:
     ) -> tuple[Asked, dict]:
         """Wait for the completion that answers a request."""
         try:
-            asked = wire.read(raw, self.stops)
-            return self.answer_once(asked, digest_of(raw), retried, caller or Caller())
+            request = wire.read(raw, self.stops)
+            return self.answer_once(request, digest_of(raw), retried, caller or Caller())
         except Refused as refused:
             self.refused.append(refused)
             raise
 
     def repeats(self, digest: bytes, retried: bool) -> bool:
-        """Whether a request repeats an earlier one."""
+        """Return whether a request repeats an earlier one."""
         with self._state:
             return self._earlier(digest, retried) is not None
 
@@ -142,13 +142,13 @@ class Episode:
     def answer_once(
         self, asked: Asked, digest: bytes, retried: bool, caller: Caller
     ) -> tuple[Asked, dict]:
-        """Answer a request; a repeated one gets the same answer.
+        """Answer a request; a repeated request gets the same answer.
 
-        It is repeated if it is marked as retried, or if the client left before the first answer was
-        delivered.
+        A request is repeated if it is marked as retried, or if the client left before the first
+        answer was delivered.
         """
         caller.streams = asked.fields.stream
-        with self._state:  # now: it may wait long before it is placed
+        with self._state:  # register it now, since it may wait long before it is placed
             call = self._earlier(digest, retried)
             repeated = call is not None
             if repeated:
@@ -160,7 +160,7 @@ class Episode:
         try:
             call.answer.set_result((asked, self._answered(asked)))
         except Refused as refused:
-            with self._state:  # a later try may get an answer
+            with self._state:  # a retry may get an answer
                 if self._calls[digest] is call:
                     del self._calls[digest]
             call.answer.set_exception(refused)
@@ -179,18 +179,18 @@ class Episode:
             return request.answer.result()
 
     def place(self, asked: Asked) -> Request:
-        """Place a request in the longest branch that it extends, or in a new one."""
-        found = [(branch, branch.extended_by(asked)) for branch in self.branches]
-        found = [one for one in found if one[1] is not None]
-        if found:
-            branch, appended = max(found, key=lambda one: len(one[0].known))
+        """Place a request in the longest branch that it extends, or in a new branch."""
+        matches = [(branch, branch.extended_by(asked)) for branch in self.branches]
+        matches = [one for one in matches if one[1] is not None]
+        if matches:
+            branch, appended = max(matches, key=lambda one: len(one[0].known))
             if branch.refusal is not None:
                 raise branch.refusal
         elif len(self.branches) < self.most_branches:
             branch, appended = self._opened(asked), ''
             self.branches.append(branch)
         else:
-            sentence = 'the request extends no conversation of its episode: raise harness.branches='
+            sentence = 'the request extends no conversation: increase harness.branches='
             raise Refused(400, 'history_rewritten', f'{sentence}{self.most_branches}')
         count = len(branch.known)
         if appended:
@@ -210,9 +210,9 @@ class Episode:
         return Request(asked, branch, messages)
 
     def _opened(self, asked: Asked) -> Branch:
-        """Open a branch whose random stream depends on its first messages, not on time.
+        """Open a branch; its random stream depends on its first messages, not on timing.
 
-        Branches with the same first messages are numbered in their order.
+        Branches with the same first messages are numbered in order.
         """
         opening = hashlib.blake2b(repr((asked.messages, asked.tools)).encode(), digest_size=16)
         opening, stream = opening.digest(), 0
@@ -226,18 +226,18 @@ class Episode:
         with self._state:
             request, self.pending = self.pending, None
             self._turns += 1
-            made = wire.complete(answer, request.asked, f'{self.secret[:8]}-{self._turns}')
+            completion = wire.complete(answer, request.asked, f'{self.secret[:8]}-{self._turns}')
             branch = request.branch
             branch.sampled[len(branch.known)] = answer.closed
-            branch.known.append(list(made.forms))
-            self.bad_calls += made.bad_calls
-        request.answer.set_result(made.body)
-        return made
+            branch.known.append(list(completion.forms))
+            self.bad_calls += completion.bad_calls
+        request.answer.set_result(completion.body)
+        return completion
 
     def refuse(self, refusal: Refused, *, branch: bool = False) -> None:
-        """Reject the pending request and all later ones; the first reason stays.
+        """Reject the pending request and all later ones, with the first reason.
 
-        branch: only those of its conversation.
+        branch: reject only requests of its conversation.
         """
         with self._state:
             request, self.pending = self.pending, None

@@ -1,4 +1,4 @@
-"""A program that plays an episode: an agent in any language."""
+"""Harness programs, in any language."""
 
 import subprocess
 import threading
@@ -11,17 +11,17 @@ from agentrl_jax.machine import children
 
 
 class Program:
-    """One run of a program, which ends with everything that it has started."""
+    """One run of a program, which is killed together with its child processes."""
 
     def __init__(self, command: Sequence[str], blames: Sequence[str]):
-        """blames: errors of the policy, as the last line of the program names them."""
+        """blames: errors of the policy, as named in the program's last line."""
         self.command, self.blames = command, blames
         self.process: subprocess.Popen | None = None
         self.stopped = False
 
     def play(self, task: Task) -> End:
         address = task.base_url.removesuffix('/v1')
-        given = {
+        env = {
             'OPENAI_BASE_URL': task.base_url,
             'OPENAI_API_BASE': task.base_url,
             'OPENAI_API_KEY': task.api_key,
@@ -33,20 +33,20 @@ class Program:
         try:
             nothing = subprocess.DEVNULL
             pipes = dict(stdin=nothing, stdout=nothing, stderr=subprocess.PIPE)
-            self.process = process = children.start(words, env=given, **pipes)
+            self.process = process = children.start(words, env=env, **pipes)
         except OSError as error:
             return End(error=f'{type(error).__name__}: {error}')
         if self.stopped:  # in the meantime
             children.kill(process)
-        kept = []
+        lines = []
         reader = threading.Thread(
-            target=lambda: kept.append(last_line(process.stderr)), daemon=True
+            target=lambda: lines.append(last_line(process.stderr)), daemon=True
         )
         reader.start()
         code = process.wait()
-        children.kill(process)  # what it has left: it may hold stderr open, too
+        children.kill(process)  # leftover child processes, which may also keep stderr open
         reader.join(timeout=1.0)
-        last = kept[0] if kept else ''
+        last = lines[0] if lines else ''
         error = last if last.partition(':')[0] in self.blames else ''
         return End(error=error or (f'exit code {code}: {last}' if code else ''))
 
@@ -57,9 +57,9 @@ class Program:
 
 
 def last_line(stream: Any) -> str:
-    """The last line that a process writes, of at most 2,000 bytes."""
-    kept = b''
+    """Return the last line that a process writes, up to 2,000 bytes."""
+    tail = b''
     while some := stream.read1(2**16):
-        kept = (kept + some)[-2000:]
-    lines = kept.decode('utf-8', 'replace').strip().splitlines()
+        tail = (tail + some)[-2000:]
+    lines = tail.decode('utf-8', 'replace').strip().splitlines()
     return lines[-1] if lines else ''

@@ -1,14 +1,14 @@
-"""A harness that asks what a pretrained model may know: which colour a thing has.
+"""A harness that tests what a pretrained model may know: the colour of a thing.
 
-A prize is in one of six boxes, and the first message says which thing has the colour of its box.
-The policy names boxes, at most three. Things of validation and test items are in no training item.
+A prize is in one of six boxes, and the first message names a thing with the colour of its box.
+The policy names up to three boxes. Validation and test items use things of their own.
 """
 
 from agentrl_jax.envs.hosts.harness.boxes import Client
 from agentrl_jax.envs.hosts.harness.task import Task
 from agentrl_jax.envs.splits import SPLITS, level_split
 
-# Of each colour 24 things: 16 for training, four for validation and four for tests.
+# 24 things per colour: 16 for training, four for validation and four for tests.
 THINGS = {
     'red': (
         'blood, a ripe tomato, a strawberry, a fire engine, a stop sign, a ruby, a cherry, lava, '
@@ -50,25 +50,25 @@ EMPTY = 'Empty. Name another.'
 
 
 def listed(split: str) -> list[tuple[str, str]]:
-    """(colour, thing) of a split, colours in turn."""
-    found = [things.split(', ')[PLACES[split]] for things in THINGS.values()]
-    return [(COLOURS[i % 6], found[i % 6][i // 6]) for i in range(6 * len(found[0]))]
+    """Return the (colour, thing) pairs of a split, cycling through the colours."""
+    things_of = [things.split(', ')[PLACES[split]] for things in THINGS.values()]
+    return [(COLOURS[i % 6], things_of[i % 6][i // 6]) for i in range(6 * len(things_of[0]))]
 
 
 def riddle(item: int) -> tuple[str, str]:
-    """(colour, thing) of an item."""
-    found = listed(level_split(str(item).encode()))
-    return found[item % len(found)]
+    """Return the (colour, thing) of an item."""
+    pairs = listed(level_split(str(item).encode()))
+    return pairs[item % len(pairs)]
 
 
 def expert(messages: list[dict], tools: list[dict], item: int) -> str:
-    """Knows the colour."""
+    """Answer with the colour."""
     del messages, tools
     return riddle(item)[0]
 
 
 def play(task: Task) -> dict:
-    """Reward 1 for the prize in the first box, .7 in the second, .4 in the third."""
+    """Play an episode; the reward is 1 for the prize in the first box, then .7 and .4."""
     colour, thing = riddle(task.item)
     client = Client(task, OPENING.format(', '.join(COLOURS), thing))
     for opened in range(3):

@@ -15,7 +15,7 @@ from agentrl_jax.settings.callables import import_callable
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The argument of a harness."""
+    """The argument of a harness callable."""
 
     item: int
     base_url: str  # of an OpenAI client
@@ -24,7 +24,7 @@ class Task:
 
 
 class Call:
-    """A callable of this process that plays an episode; nobody can stop it."""
+    """A callable that plays an episode in this process; it cannot be stopped."""
 
     def __init__(self, name: str):
         self.name = name
@@ -33,17 +33,17 @@ class Call:
         try:
             returned = import_callable(self.name, 'harness.run')(task)
             return End(asyncio.run(returned) if inspect.iscoroutine(returned) else returned)
-        except BaseException as error:  # also SystemExit and CancelledError: the episode waits
+        except BaseException as error:  # includes SystemExit and CancelledError: the episode waits
             return End(error=f'{type(error).__name__}: {error}')
 
     def stop(self) -> None:
-        """Do nothing: its next request is rejected."""
+        """Do nothing; its next request is rejected."""
 
 
 def reward_of(earned: Any, error: str) -> tuple[float, bool | None]:
-    """(reward, success) that a harness returned or posted; WorldError if they are invalid.
+    """Return (reward, success) from a harness's result; raise WorldError if it is invalid.
 
-    Valid are a number, a bool, a pair (reward, success) and a mapping of both.
+    Valid results are a number, a bool, a pair (reward, success) and a mapping with both.
     """
     if isinstance(earned, bool | np.bool_):
         return float(earned), bool(earned)
@@ -53,8 +53,8 @@ def reward_of(earned: Any, error: str) -> tuple[float, bool | None]:
     elif isinstance(earned, tuple | list) and len(earned) == 2:
         earned, success = earned
     if not fits(earned):
-        said = error or f'the harness returned {earned!r:.80}, which is no reward'
-        raise WorldError(said)
+        message = error or f'the harness returned an invalid reward: {earned!r:.80}'
+        raise WorldError(message)
     if not is_truth(success):
-        raise WorldError(f'the harness says {success!r:.80} of its success: say true or false')
+        raise WorldError(f'the harness returned success={success!r:.80}: use true or false')
     return float(earned), None if success is None else bool(success)

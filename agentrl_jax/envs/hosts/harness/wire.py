@@ -1,8 +1,8 @@
 """OpenAI's chat completions: requests and answers.
 
-A client sends its own copy of every earlier message. Copies are compared by their content (`Said`):
-white space around a text, parts of a content, other keys, the spelling of a call's JSON and a stop
-string that was cut or added again make no difference.
+A client resends a copy of every earlier message. Copies are compared by content (`Said`). These
+differences are ignored: white space around a text, the parts of a content, other keys, the JSON
+formatting of a call, and a stop string that was cut or added.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from agentrl_jax.envs.hosts.world import Answer, Sampling
 
 ROLES = {name: name for name in ('system', 'user', 'assistant', 'tool')}
 ROLES |= {'developer': 'system', 'function': 'tool'}
-TEXTS = ('text', 'input_text', 'output_text', 'refusal')  # kinds of parts of a content
-# Bookkeeping of a provider; an answer does not depend on it
+TEXTS = ('text', 'input_text', 'output_text', 'refusal')  # types of content parts
+# Bookkeeping fields of providers, which do not affect an answer
 LABELS = {
     'model', 'user', 'metadata', 'store', 'service_tier', 'safety_identifier', 'prompt_cache_key',
     'prompt_cache_retention', 'request_id', 'cache_salt', 'priority',
 }  # fmt: skip
-SAMPLING = ('temperature', 'top_p', 'seed')  # that a served policy follows
+SAMPLING = ('temperature', 'top_p', 'seed')  # supported by a served policy
 PLAIN = {  # default values of other fields, which have no effect
     name: values
     for names, values in (
@@ -41,14 +41,14 @@ PLAIN = {  # default values of other fields, which have no effect
     )
     for name in names.split()
 }
-NEVER = {  # fields that are never ignored -> what to do
+NEVER = {  # fields that are always rejected -> alternative
     'functions': 'send tools instead',
     'function_call': 'send tool_choice instead',
     'continue_final_message': 'the answer is always a new message',
     'echo': 'read the prompt from the request',
     'audio': 'answers are text',
 }
-EMPTY = (None, '', [], {})  # values that ask for nothing
+EMPTY = (None, '', [], {})  # the same as a missing field
 NO_LIMIT = 2**31  # tokens
 Limit = Annotated[int, pydantic.Field(ge=1)]
 # Keys of messages that are read
@@ -65,7 +65,7 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict:
-        """As OpenAI's errors are."""
+        """The error in OpenAI's format."""
         about = {'type': 'invalid_request_error', 'param': self.param, 'code': self.code}
         return {'error': {'message': str(self)} | about}
 
@@ -80,18 +80,18 @@ class Said:
 
     @property
     def bare(self) -> 'Said':
-        """Without outer white space, and with sorted keys of calls."""
+        """The content without outer white space, and with sorted keys in calls."""
         calls = json.dumps(json.loads(self.calls), sort_keys=True) if self.calls else ''
         return dataclasses.replace(self, content=self.content.strip(), calls=calls)
 
     @property
     def message(self) -> dict:
-        """As chat templates expect it."""
-        found = {'role': self.role, 'content': self.content}
+        """The message as chat templates expect it."""
+        message = {'role': self.role, 'content': self.content}
         if self.calls:
             calls = json.loads(self.calls)
-            found['tool_calls'] = [{'type': 'function', 'function': call} for call in calls]
-        return found
+            message['tool_calls'] = [{'type': 'function', 'function': call} for call in calls]
+        return message
 
 
 class Function(pydantic.BaseModel):
@@ -108,7 +108,7 @@ class StreamOptions(pydantic.BaseModel):
 
 
 class Fields(pydantic.BaseModel):
-    """Fields of a request that are read; null, '', [] and {} are as good as none."""
+    """Supported fields of a request; null, '', [] and {} count as missing."""
 
     model_config = pydantic.ConfigDict(strict=True)
 
@@ -129,34 +129,34 @@ class Fields(pydantic.BaseModel):
 
     @property
     def token_limit(self) -> int:
-        """The smaller of both token limits; 0 = no limit."""
+        """The smaller of the two token limits; 0 = no limit."""
         limit = min(self.max_tokens, self.max_completion_tokens)
         return 0 if limit == NO_LIMIT else limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A request, read."""
+    """A parsed request."""
 
     fields: Fields
     messages: tuple[Said, ...]
     tools: tuple[dict, ...]
     stop: tuple[str, ...]
     model: str
-    sampling: Sampling | None  # None: the run's own
-    ignored: tuple[str, ...]  # fields that change nothing
+    sampling: Sampling | None  # None: the run's settings
+    ignored: tuple[str, ...]  # fields without effect
 
 
 def invalid(param: str, sentence: str, code: str = 'invalid_request') -> Refused:
-    """400 for a field."""
+    """Return a 400 error for a field."""
     return Refused(400, code, sentence, param)
 
 
 def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
-    """Read the body of a request; Refused if it is invalid or not supported.
+    """Parse the body of a request; raise Refused if it is invalid or not supported.
 
     stops: strings that may end an answer. serving: the request sets temperature, top_p and seed,
-    and a field without effect is an error. Otherwise such fields are listed in `ignored`.
+    and a field without effect is an error. Otherwise fields without effect are listed in `ignored`.
     """
     try:
         body = calls.read_json(raw)
@@ -166,7 +166,7 @@ def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
     ignored = _check_fields(body, serving)
     messages = tuple(map(said_by, fields.messages))
     if not messages or messages[-1].role == 'assistant':
-        raise invalid('messages', 'the last message must be of another role', 'unsupported_prefill')
+        raise invalid('messages', 'the last message is from the assistant', 'unsupported_prefill')
     ignored += dict.fromkeys(f'messages.{key}' for key in _unread_keys(fields.messages))
     tools = body['tools'] if fields.tools and fields.tool_choice != 'none' else ()
     stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
@@ -186,7 +186,7 @@ def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
 
 
 def _check_fields(body: Mapping, serving: bool) -> list[str]:
-    """Return the names of fields without effect; reject fields that are never ignored."""
+    """Return the names of fields without effect; raise Refused for fields in NEVER."""
     ignored = []
     for name, value in body.items():
         used = name in Fields.model_fields and name not in SAMPLING
@@ -204,7 +204,7 @@ def _check_fields(body: Mapping, serving: bool) -> list[str]:
     if serving and ignored:
         name = ignored[0]
         value = json.dumps(body[name])[:50]
-        sentence = f'{name}={value} is not supported: leave it out'
+        sentence = f'{name}={value} is not supported: remove it'
         raise invalid(name, sentence, 'unsupported_field')
     return ignored
 
@@ -218,7 +218,7 @@ def _unread_keys(messages: Sequence[Mapping]) -> Iterator[str]:
 
 
 def _fields(body: Any) -> Fields:
-    """Read the fields with a type; reject the first that has another type or is out of bounds."""
+    """Validate the typed fields; raise Refused for the first with a wrong type or value."""
     values = body
     if isinstance(body, dict):
         values = {name: value for name, value in body.items() if value not in EMPTY}
@@ -232,15 +232,15 @@ def _fields(body: Any) -> Fields:
 
 
 def said_by(message: Any) -> Said:
-    """The content of a message of a request."""
+    """Parse a message of a request."""
     role = message.get('role') if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
-        raise invalid('messages', f'no message of a known role: {message!r:.100}', 'invalid_role')
+        raise invalid('messages', f'unknown role in message {message!r:.100}', 'invalid_role')
     entries = message.get('tool_calls') or ()
     if not isinstance(entries, list | tuple):
-        raise invalid('messages', 'tool_calls are a list of objects')
+        raise invalid('messages', 'tool_calls must be a list of objects')
     functions = [one.get('function') if isinstance(one, dict) else one for one in entries]
-    if message.get('function_call') is not None:  # before there were tools
+    if message.get('function_call') is not None:  # older API, before tools
         functions.append(message['function_call'])
     functions = [_call_of(function) for function in functions]
     written = json.dumps(functions, ensure_ascii=False) if functions else ''
@@ -248,28 +248,28 @@ def said_by(message: Any) -> Said:
 
 
 def text_of(content: Any) -> str:
-    """The text of a content, which may have parts."""
+    """Return the text of a content, which may have parts."""
     if content is None or isinstance(content, str):
         return content or ''
-    found = []
+    texts = []
     for part in content if isinstance(content, list) else [content]:
         kind = part.get('type') if isinstance(part, dict) else type(part).__name__
         text = part.get('text', part.get('refusal')) if kind in TEXTS else None
         if not isinstance(text, str):
-            raise invalid('messages', f'a content of type {kind!r}', 'unsupported_content')
-        found.append(text)
-    return ''.join(found)
+            raise invalid('messages', f'unsupported content type {kind!r}', 'unsupported_content')
+        texts.append(text)
+    return ''.join(texts)
 
 
 def _call_of(function: Any) -> dict:
-    """{'name', 'arguments'} of an earlier call; arguments stay text if they are no object."""
+    """Return {'name', 'arguments'} of an earlier call; invalid arguments stay text."""
     try:
         return calls.read_call(function)
     except ValueError as error:
         if not isinstance(function, dict) or not isinstance(function.get('name'), str):
-            raise invalid('messages', f'no function of a call: {function!r:.100}') from error
+            raise invalid('messages', f'invalid function in a call: {function!r:.100}') from error
         if not isinstance(function.get('arguments'), str):
-            raise invalid('messages', f'arguments of a call: {error}') from error
+            raise invalid('messages', f'invalid arguments of a call: {error}') from error
         return {'name': function['name'], 'arguments': function['arguments']}
 
 
@@ -281,25 +281,25 @@ class Completion:
     """The answer to a request."""
 
     body: dict
-    forms: tuple[Said, ...]  # of the answer in later requests
-    bad_calls: int  # that could not be read
+    forms: tuple[Said, ...]  # how later requests may repeat the answer
+    bad_calls: int  # that could not be parsed
 
 
 def complete(answer: Answer, asked: Asked, name: str) -> Completion:
-    """The chat.completion of an answer; name: part of its id and of those of its calls.
+    """Return the chat.completion of an answer; name: part of the ids of the answer and its calls.
 
-    If a call cannot be read, the answer stays text, as in vLLM, and the call is counted.
+    If a call cannot be parsed, the answer stays text, as in vLLM, and the call is counted.
     """
-    whole = str(answer)
-    text = whole
+    full_text = str(answer)
+    text = full_text
     for stop in asked.stop:
         text = text.partition(stop)[0]
-    before, found, bad = text, [], 0
+    before, functions, bad = text, [], 0
     if asked.tools:
         names = {tool['function']['name'] for tool in asked.tools}
-        before, found, bad = calls.find_calls(text, answer.calls, names)
+        before, functions, bad = calls.find_calls(text, answer.calls, names)
     message: dict[str, Any] = {'role': 'assistant', 'content': text}
-    if found and not bad:
+    if functions and not bad:
         message['content'] = before.strip() or None
         message['tool_calls'] = [
             {
@@ -310,12 +310,12 @@ def complete(answer: Answer, asked: Asked, name: str) -> Completion:
                     'arguments': json.dumps(call['arguments'], ensure_ascii=False),
                 },
             }
-            for number, call in enumerate(found)
+            for number, call in enumerate(functions)
         ]
     forms = [said_by(message)]
-    if text != whole:
+    if text != full_text:
         forms += [Said('assistant', text + stop) for stop in asked.stop]
-        forms.append(Said('assistant', whole))
+        forms.append(Said('assistant', full_text))
     finish = 'tool_calls' if 'tool_calls' in message else answer.finish
     choice = {'index': 0, 'message': message, 'finish_reason': finish, 'logprobs': None}
     if asked.fields.logprobs:
@@ -341,7 +341,7 @@ def _logprob(piece: bytes, logprob: float) -> dict:
 
 
 def streamed(body: dict, fields: Fields) -> bytes:
-    """A completion as server-sent events, in one piece."""
+    """Encode a completion as server-sent events, with the answer in one event."""
     (choice,) = body['choices']
     base = {name: body[name] for name in ('id', 'created', 'model')}
     base['object'] = 'chat.completion.chunk'
@@ -358,5 +358,5 @@ def streamed(body: dict, fields: Fields) -> bytes:
 
 
 def stream_error(refused: Refused) -> bytes:
-    """An error as a server-sent event, after the headers of a stream were sent."""
+    """Encode an error as a server-sent event, for a stream that has sent its headers."""
     return f'data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n'.encode()

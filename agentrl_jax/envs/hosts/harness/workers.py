@@ -1,7 +1,7 @@
-"""Processes that play harnesses which are callables, one episode at a time.
+"""Worker processes for harness callables, one episode at a time each.
 
-A thread that hangs cannot be ended, but a worker can be killed with all that it has started. The
-next episode starts another one.
+A hung thread cannot be stopped, but a worker can be killed with all its child processes. The next
+episode then starts a new worker.
 """
 
 import dataclasses
@@ -15,18 +15,18 @@ from agentrl_jax.envs.hosts.harness.task import Call, Task, reward_of
 from agentrl_jax.envs.hosts.world import WorldDown, WorldError
 from agentrl_jax.machine import children
 
-WAIT_S = 30.0  # for a worker that is free, before the world counts as down and is asked again
+WAIT_S = 30.0  # for a free worker; after that, the world counts as down and is retried
 
 
 # ---- in the worker -----------------------------------------------------------------------------
 
 
 def serve(run: str) -> None:
-    """Plays the tasks that come, until the input ends."""
+    """Play the tasks from the input until it ends."""
     tasks, ends = children.take_pipes()
     for line in tasks:
-        given = Task(**json.loads(line)), ends
-        threading.Thread(target=play, args=(run, *given), daemon=True, name='harness').start()
+        args = Task(**json.loads(line)), ends
+        threading.Thread(target=play, args=(run, *args), daemon=True, name='harness').start()
     children.end_group()
 
 
@@ -37,7 +37,7 @@ def play(run: str, task: Task, ends: BinaryIO) -> None:
 
 
 def plain(returned: Any) -> Any:
-    """The reward and success that a harness returned, or a text if they are invalid."""
+    """Return the reward and success that a harness returned, or a text if they are invalid."""
     try:
         return None if returned is None else reward_of(returned, '')
     except WorldError:
@@ -48,10 +48,10 @@ def plain(returned: Any) -> Any:
 
 
 class Worker(children.Child):
-    """A process, as the run sees it."""
+    """The run's handle of a worker process."""
 
     def __init__(self, run: str):
-        env = {'JAX_PLATFORMS': 'cpu'}  # accelerators are the run's
+        env = {'JAX_PLATFORMS': 'cpu'}  # accelerators belong to the run
         super().__init__('agentrl_jax.envs.hosts.harness.workers', run, env=env)
 
     def play(self, task: Task) -> End:
@@ -64,9 +64,9 @@ class Worker(children.Child):
 
 
 class Workers:
-    """Up to `most` workers of a callable for the worlds of a process.
+    """A pool of up to `most` workers of a callable, shared by the worlds of a process.
 
-    Idle workers end when the last of these worlds is closed.
+    Idle workers end when the last world is closed.
     """
 
     def __init__(self, run: str, most: int):
@@ -88,9 +88,9 @@ class Workers:
             worker.kill()
 
     def take(self) -> 'Lease':
-        """Lease a worker for one episode; WorldDown if all are busy for long."""
+        """Lease a worker for one episode; raise WorldDown if none is free within WAIT_S."""
         if not self._free.acquire(timeout=WAIT_S):
-            raise WorldDown(f'all harness.workers={self.most} are at work')
+            raise WorldDown(f'all harness.workers={self.most} are busy')
         with self._state:
             self.idle = [worker for worker in self.idle if worker.alive]
             worker = self.idle.pop() if self.idle else None
@@ -101,12 +101,12 @@ class Workers:
             raise WorldDown(f'no worker can be started: {error}') from error
 
     def give(self, worker: Worker) -> None:
-        """Take a worker back after an episode, dead or alive."""
+        """Return a worker to the pool after an episode, dead or alive."""
         with self._state:
-            kept = worker.alive and self.worlds > 0
-            if kept:
+            is_reusable = worker.alive and self.worlds > 0
+            if is_reusable:
                 self.idle.append(worker)
-        if not kept:
+        if not is_reusable:
             worker.kill()
         self._free.release()
 
@@ -116,7 +116,7 @@ class Lease:
 
     def __init__(self, workers: Workers, worker: Worker):
         self.workers, self.worker = workers, worker
-        self.over = False  # the worker may be at another episode
+        self.over = False  # if set, the worker may be playing another episode
         self._state = threading.Lock()
 
     def play(self, task: Task) -> End:

@@ -1,7 +1,7 @@
-"""Any agent that calls OpenAI's chat completions, as a world.
+"""Agents that call OpenAI's chat completions, as environments.
 
-A harness is a function or a program that gets an address. Its requests are the observations, and
-its end is the end of the episode. It returns or posts the reward.
+A harness is a function or a program that receives an address. Its requests are the observations,
+and the episode ends when it ends. It returns or posts the reward.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from agentrl_jax.settings.rules import Rule, exclude, importable, must
 if TYPE_CHECKING:
     from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
 
-CUT = {  # why an episode is cut -> what its next request is answered
+CUT = {  # reason for cutting an episode -> answer to its next request
     'TOKEN_BUDGET': Refused(
         400, 'context_length_exceeded', "This model's maximum context length is exceeded."
     ),
@@ -38,7 +38,7 @@ FIGURES = ('requests', 'branches', 'refused', 'bad_calls')
 
 @functools.cache
 def endpoint(host: str, port: int) -> 'Endpoint':
-    """The server of this process."""
+    """Return the server of this process."""
     from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
 
     return Endpoint(host, port)
@@ -46,7 +46,7 @@ def endpoint(host: str, port: int) -> 'Endpoint':
 
 @functools.cache
 def workers(run: str, most: int) -> Workers:
-    """The workers of this process."""
+    """Return the workers of this process."""
     return Workers(run, most)
 
 
@@ -65,7 +65,7 @@ class Harness:
         self.episode: Episode | None = None
         self.player: Call | Lease | Program | None = None
         self.turns = 0
-        self.cut = False  # its last request was rejected for lack of turns or tokens
+        self.cut = False  # its last request was rejected because turns or tokens ran out
 
     def reset(self, item: int) -> Messages:
         self.leave()
@@ -93,26 +93,26 @@ class Harness:
 
     def step(self, action: Answer) -> Reply:
         self.turns, self.cut = self.turns + 1, False
-        made = self.episode.answer(action)
-        if made.bad_calls:
+        completion = self.episode.answer(action)
+        if completion.bad_calls:
             self.endpoint.warn_once(
                 'bad_calls',
                 'the first tool call that cannot be parsed (harness/bad_calls counts them): '
                 f'{shown(str(action)):.300}',
             )
-        return dataclasses.replace(self._reply(), valid=not made.bad_calls)
+        return dataclasses.replace(self._reply(), valid=not completion.bad_calls)
 
     def finish(self, reason: str) -> Reply:
         """Reject the pending request; the harness ends, and its reward counts.
 
-        If the conversation is too long, it may start another, such as a summary.
+        If the conversation is too long, it may start another one, such as a summary.
         """
         self.cut = True
         self.episode.refuse(CUT[reason], branch=reason == 'TOKEN_BUDGET')
         return self._reply()
 
     def leave(self) -> None:
-        """End the episode: kill its process; a thread gets no more answers."""
+        """End the episode: kill its process, or give its thread no more answers."""
         episode, self.episode = self.episode, None
         player, self.player = self.player, None
         if episode is not None:
@@ -127,7 +127,7 @@ class Harness:
 
     @property
     def refused(self) -> list[Refused]:
-        """Rejected requests, except for lack of turns or tokens: no mistake of the harness."""
+        """Rejected requests, except those for lack of turns or tokens, which are not errors."""
         return [one for one in self.episode.refused if one not in CUT.values()]
 
     def _figures(self) -> tuple[float, ...]:
@@ -136,20 +136,20 @@ class Harness:
         return tuple(map(float, figures))
 
     def _next(self, patience_s: float) -> Request | End:
-        """The next request or the end; reports each ignored field of requests once."""
+        """Wait for the next request or the end; report each ignored request field once."""
         try:
             event = self.episode.events.get(timeout=patience_s)
         except queue.Empty:
             self.leave()
             raise WorldError(
-                f'the harness neither asked nor ended within {patience_s:g} s (harness.start_s of '
-                'the first request, harness.silent_s of others)'
+                f'the harness neither sent a request nor ended within {patience_s:g} s '
+                '(harness.start_s for the first request, harness.silent_s for later ones)'
             ) from None
         for name in event.asked.ignored if isinstance(event, Request) else ():
             self.endpoint.warn_once(
                 name,
-                f'requests of the harness set {shown(name)}, which training ignores: the '
-                'sampling of the run applies',
+                f'harness requests set {shown(name)}, which training ignores: the sampling '
+                'settings of the run apply',
             )
         return event
 
@@ -160,7 +160,7 @@ class Harness:
         return Reply(event.new, figures=self._figures())
 
     def _over(self, end: End) -> Reply:
-        """The reply to the last answer of an episode."""
+        """Return the reply to the last answer of an episode."""
         earned = end.returned if self.episode.reward is None else self.episode.reward
         blamed = end.error.partition(':')[0] in self.settings.blames
         if earned is None and end.error and (self.cut or blamed):
@@ -169,8 +169,8 @@ class Harness:
         for one in [] if end.error else self.refused:
             self.endpoint.warn_once(
                 one.code,
-                'a harness earned a reward although a request was refused '
-                f'({one.code}: {shown(str(one))}); harness/refused counts such requests',
+                'a harness earned a reward although a request was rejected '
+                f'({one.code}: {shown(str(one))}); harness/refused counts rejected requests',
             )
         reply = Reply('', reward, done=True, success=success, figures=self._figures())
         self.leave()
@@ -178,7 +178,7 @@ class Harness:
 
 
 class Played(Harness):
-    """A harness whose requests an expert answers, as a player of worlds."""
+    """A harness that an expert plays instead of the policy."""
 
     def __init__(self, settings: 'HarnessEnvironment'):
         super().__init__(settings)
@@ -193,39 +193,39 @@ class Played(Harness):
         return super().step(Answer(action))
 
     def best(self) -> str:
-        asked = self.episode.pending.asked
-        messages = [one.message for one in asked.messages]
-        said = self.expert(messages, list(asked.tools), self.item)
-        if not isinstance(said, str) or not said:
-            raise WorldError(f'harness.expert={self.settings.expert!r} answers {said!r:.80}')
-        return said
+        request = self.episode.pending.asked
+        messages = [one.message for one in request.messages]
+        answer = self.expert(messages, list(request.tools), self.item)
+        if not isinstance(answer, str) or not answer:
+            raise WorldError(f'harness.expert={self.settings.expert!r} returned {answer!r:.80}')
+        return answer
 
 
 @dataclasses.dataclass(frozen=True)
 class HarnessEnvironment(HostEnvironment):
-    """Runs of a harness; an item is a number that it is given."""
+    """Runs of a harness; an item is a number passed to it."""
 
-    run: str = ''  # package.module:callable, which gets a Task and returns the reward
-    command: tuple[str, ...] = ()  # or a program, which posts it; {item} in a word is the item
-    workers: Annotated[int, ZERO] = 0  # processes that call run, an episode at a time each, and are
-    # killed where they hang; 0 = threads of the run
-    expert: str = ''  # package.module:function, which answers in the policy's place in order to be
-    # cloned: of (messages, tools, item), the text of an answer; '' = nobody
+    run: str = ''  # package.module:callable that takes a Task and returns the reward
+    command: tuple[str, ...] = ()  # or a program that posts it; {item} is replaced by the item
+    workers: Annotated[int, ZERO] = 0  # processes that call run, one episode at a time each, and
+    # are killed if they hang; 0 = threads of the run
+    expert: str = ''  # package.module:function that answers instead of the policy, for behaviour
+    # cloning: (messages, tools, item) -> the text of an answer; '' = none
     num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000
-    branches: Annotated[int, ONE] = 1  # conversations of an episode: a request that extends none
-    # opens another
-    context: Annotated[int, ZERO] = 0  # tokens of one of them; 0 = as many as of all together,
-    # rollout.max_tokens
-    thoughts: Literal['keep', 'drop'] = 'keep'  # in front of </think>, in earlier answers; drop, as
-    # Qwen3's template: each turn after one opens a conversation without it
-    start_s: Annotated[float, POSITIVE] = 100.0  # until its first request
-    silent_s: Annotated[float, POSITIVE] = 60.0  # between others, and to the end
-    blames: tuple[str, ...] = ()  # names of its errors that the policy is to blame for, ...
-    blamed_reward: float = 0.0  # ... and what the episode then earns
+    branches: Annotated[int, ONE] = 1  # conversations per episode; a request that extends no
+    # conversation opens a new one
+    context: Annotated[int, ZERO] = 0  # tokens per conversation; 0 = rollout.max_tokens, the limit
+    # of all conversations together
+    thoughts: Literal['keep', 'drop'] = 'keep'  # text before </think> in earlier answers; drop, as
+    # in Qwen3's template: each turn after a thought opens a conversation without it
+    start_s: Annotated[float, POSITIVE] = 100.0  # until the first request
+    silent_s: Annotated[float, POSITIVE] = 60.0  # between later requests, and until the end
+    blames: tuple[str, ...] = ()  # names of harness errors that count as errors of the policy, ...
+    blamed_reward: float = 0.0  # ... and the reward of such an episode
     stop: Annotated[tuple[str, ...], At('hosts.stop')] = ()
-    host: Literal['127.0.0.1', '0.0.0.0'] = '127.0.0.1'  # that the endpoint listens on
+    host: Literal['127.0.0.1', '0.0.0.0'] = '127.0.0.1'  # listening address of the endpoint
     port: Annotated[int, In(low=0, high=65535)] = 0  # 0 = any
-    public_url: str = ''  # where harnesses reach the endpoint, such as https://proxy:8443; '' =
+    public_url: str = ''  # address of the endpoint for harnesses, such as https://proxy:8443; '' =
     # http://<host>:<port>, with the address of this machine for 0.0.0.0
 
     name = 'harness'

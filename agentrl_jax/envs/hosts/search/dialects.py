@@ -1,8 +1,8 @@
-"""How a policy asks and answers, and how it is answered: four dialects as data.
+"""Four dialects of search and answer, as data.
 
-plain      search or answer between tags, without thoughts; in our words
+plain      search or answer between tags, without thoughts; our own wording
 agentgym   AgentGym's SearchQA: think, search, information, answer
-search_r1  Search-R1: the same tags in one prompt; what follows the first search is not read
+search_r1  Search-R1: the same tags in one prompt; text after the first search is ignored
 mt_grpo    MT-GRPO: reasoning, a tool called in JSON, result, answer
 """
 
@@ -21,30 +21,30 @@ Hits = Sequence[tuple[Document, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Act:
-    """What a policy wants: kind is search, answer, failed (a call that cannot be made) or ''."""
+    """The action that a turn requests."""
 
-    kind: str
-    content: str  # query, answer, or what is wrong with the call
+    kind: str  # search, answer, failed (an invalid call), or '' for no action
+    content: str  # query, answer, or the error of the call
 
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
     tags: Tags
-    instruction: str  # in front of every episode
-    accepted: str  # fixed answer to it; '' = it is a system message
+    instruction: str  # at the start of every episode
+    accepted: str  # fixed answer to the instruction; '' = it is a system message
     question: str  # first observation
     read: Callable[[str], Act]
     result: str  # observation of a call
-    show: Callable[[Hits], str]  # what is in it
-    topk: int  # documents of a result
-    invalid: str  # said to neither a call nor an answer
-    right: str = ''  # said to answers
+    show: Callable[[Hits], str]  # formats the documents of a result
+    topk: int  # documents per result
+    invalid: str  # observation after a turn without a call or an answer
+    right: str = ''  # observation after a right answer
     wrong: str = ''
-    thought: str = '<{tag}>{text}</{tag}>'  # what is around a thought and a call
+    thought: str = '<{tag}>{text}</{tag}>'  # template of a thought and a call
     call: Callable[[str], str] = str
 
     def searching(self, query: str) -> str:
-        """A turn of the oracle."""
+        """Return an expert turn that searches."""
         return self._turn(self.tags.call, self.call(query), f'I search for {query}.')
 
     def answering(self, answer: str) -> str:
@@ -52,31 +52,31 @@ class Dialect:
 
     @property
     def forms(self) -> tuple[str, str]:
-        """What turns look like (text.forms)."""
+        """Templates of the turns (text.forms)."""
         hole = '{}'
         search = self._turn(self.tags.call, self.call(hole), hole)
         return search, self._turn(self.tags.answer, hole, hole)
 
     def _turn(self, tag: str, content: str, thought: str) -> str:
-        said = {self.tags.think: thought, tag: content}
-        return ''.join(self.thought.format(tag=t, text=said[t]) for t in said if t)
+        content_of = {self.tags.think: thought, tag: content}
+        return ''.join(self.thought.format(tag=t, text=content_of[t]) for t in content_of if t)
 
 
 SEARCH_OR_ANSWER = re.compile(r'<(search|answer)>(.*?)</\1>', re.DOTALL)
 
 
 def read_first(text: str) -> Act:
-    """The first search or answer; of several answers the last."""
-    found = SEARCH_OR_ANSWER.search(text)
-    if found is None:
+    """Read the first search or answer; if an answer comes first, read the last answer."""
+    match = SEARCH_OR_ANSWER.search(text)
+    if match is None:
         return Act('', '')
-    if found[1] == 'answer':
+    if match[1] == 'answer':
         return Act('answer', TAGS.last_answer(text))
-    return Act('search', found[2].strip())
+    return Act('search', match[2].strip())
 
 
 def read_to_the_end_of_a_search(text: str) -> Act:
-    """As read_first, of the text up to the first end of a search, or else of an answer."""
+    """Apply read_first up to the first closing search tag, or else the first closing answer tag."""
     for end in ('</search>', '</answer>'):
         head, mark, _ = text.partition(end)
         if mark:
@@ -85,7 +85,7 @@ def read_to_the_end_of_a_search(text: str) -> Act:
 
 
 def read_tool(text: str) -> Act:
-    """An answer, or else a call: {"name": "wiki_search", "args": {"query": "..."}}."""
+    """Read an answer, or else a call: {"name": "wiki_search", "args": {"query": "..."}}."""
     answer, call = (TOOL_TAGS.within(name, text) for name in ('answer', 'tool'))
     if answer is not None:
         return Act('answer', answer)
@@ -110,7 +110,7 @@ def read_call(text: str) -> Act:
 
 
 def numbered(hits: Hits) -> str:
-    """Passages as Search-R1 shows them: the first line, with its quotes, is the title."""
+    """Format passages as Search-R1 does: the first line, with its quotes, is the title."""
     lines = []
     for number, (document, _) in enumerate(hits, 1):
         title, _, text = document['contents'].partition('\n')
@@ -119,14 +119,14 @@ def numbered(hits: Hits) -> str:
 
 
 def whole(hits: Hits) -> str:
-    """The documents as they are."""
+    """Format documents with their titles and texts unchanged."""
     if not hits:
         return 'Nothing was found.'
     return '\n\n'.join('\n'.join(title_and_text(document)) for document, _ in hits)
 
 
 def texts(hits: Hits) -> str:
-    """The documents without their titles, a line each."""
+    """Format documents without their titles, one per line."""
     return '\n'.join(title_and_text(document)[1] for document, _ in hits) or 'Nothing was found.'
 
 
@@ -147,9 +147,9 @@ PLAIN = Dialect(
     right='Right.',
     wrong='Wrong.',
 )
-# What checkpoints were trained on or compared with: the words of AgentGym's searchqa server (MIT)
-# and of Search-R1's published policies (Apache-2.0), said only where their dialect is named.
-# MT-GRPO's prompt says the same in other words.
+# Published checkpoints were trained on or compared with these prompts: AgentGym's searchqa server
+# (MIT) and Search-R1's policies (Apache-2.0). They are used only if their dialect is chosen.
+# MT-GRPO's prompt has the same content in our own wording.
 AGENTGYM = Dialect(
     tags=TAGS,
     instruction=(

@@ -1,4 +1,4 @@
-"""Experts of tasks of MiniWoB++: from an observation, and nothing else, to the next action."""
+"""Experts for MiniWoB++ tasks: each maps an observation to the next action."""
 
 import ast
 import dataclasses
@@ -12,7 +12,7 @@ EDITED = ('textbox', 'searchbox', 'spinbutton')
 
 
 class Element:
-    """A line of an observation; number: its place, from 1."""
+    """A line of an observation; number: its position, from 1."""
 
     def __init__(self, number: int, line: Line):
         self.role, self.name, self.more = line.role, line.name, dict(line.more)
@@ -26,14 +26,14 @@ class Element:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """An observation: the page, the task and the action before."""
+    """An observation: the page, the task and the previous action."""
 
     elements: tuple[Element, ...]
     task: str
     before: str
 
     def named(self, name: str, *roles: str) -> Element | None:
-        """The first element with this name, up to punctuation, and one of the roles."""
+        """Return the first element with this name and one of the roles, ignoring punctuation."""
         fitting = (e for e in self.elements if not roles or e.role in roles)
         return next((e for e in fitting if e.name.strip(' .,;"') == name.strip(' .,;"')), None)
 
@@ -42,22 +42,22 @@ class Seen:
 
     @property
     def ordinal(self) -> int:
-        """The place that the task names, such as 2nd, from 0; 0 without one."""
-        found = re.search(r'(\d+)(?:st|nd|rd|th)', self.task)
-        return int(found[1]) - 1 if found else 0
+        """Position in the task text, such as 2nd, counted from 0; 0 without one."""
+        match = re.search(r'(\d+)(?:st|nd|rd|th)', self.task)
+        return int(match[1]) - 1 if match else 0
 
     def quoted(self) -> list[str]:
         return re.findall('"(.*?)"', self.task)
 
     def press(self, name: str = 'Submit') -> str:
-        found = self.named(name, 'button')
-        return found.click if found else ''
+        element = self.named(name, 'button')
+        return element.click if element else ''
 
 
 def writes(wanted: list[tuple[Element, str]], then: str) -> str:
-    """Write texts into fields one after another; `then` is the next action.
+    """Return the action that writes the next text into its field; `then` if all are written.
 
-    A field for a password shows dots.
+    Password fields show dots.
     """
     for field, text in wanted:
         if field.value in (text, '•' * len(text)):
@@ -69,12 +69,12 @@ def writes(wanted: list[tuple[Element, str]], then: str) -> str:
 
 
 def button(seen: Seen) -> str:
-    """One button, which the task quotes or which is the only one."""
+    """Click the only button, or the one that the task quotes."""
     names = [*seen.quoted(), 'Cancel', 'OK', 'Close']
     if len(seen.of('button')) == 1:
         return seen.of('button')[0].click
-    found = [seen.named('Close' if n == 'x' else n, 'button') for n in names]
-    return next((e.click for e in found if e), '')
+    buttons = [seen.named('Close' if n == 'x' else n, 'button') for n in names]
+    return next((e.click for e in buttons if e), '')
 
 
 def first_button(seen: Seen) -> str:
@@ -87,8 +87,8 @@ def buttons_in_order(seen: Seen) -> str:
 
 
 def link(seen: Seen) -> str:
-    found = seen.named(seen.quoted()[0], 'link', 'StaticText', 'generic')
-    return found.click if found else ''
+    element = seen.named(seen.quoted()[0], 'link', 'StaticText', 'generic')
+    return element.click if element else ''
 
 
 def tab(seen: Seen) -> str:
@@ -96,7 +96,7 @@ def tab(seen: Seen) -> str:
 
 
 def link_behind(role: str, shown: str) -> Callable[[Seen], str]:
-    """Return an expert for a link behind one of several tabs, which it opens in their order."""
+    """Return an expert that opens tabs in order until it finds the link."""
 
     def play(seen: Seen) -> str:
         tabs, targets = seen.of('tab'), seen.of(role)
@@ -116,39 +116,39 @@ def section(seen: Seen) -> str:
 
 
 def option(seen: Seen) -> str:
-    wanted = seen.named(re.match('Select (.*) and click', seen.task)[1], 'radio')
-    return seen.press() if wanted.has('checked') else wanted.click
+    choice = seen.named(re.match('Select (.*) and click', seen.task)[1], 'radio')
+    return seen.press() if choice.has('checked') else choice.click
 
 
 def checkboxes(seen: Seen) -> str:
-    wanted = re.match('Select (.*) and click', seen.task)[1].split(', ')
+    names = re.match('Select (.*) and click', seen.task)[1].split(', ')
     for box in seen.of('checkbox'):
-        if (box.name in wanted) != box.has('checked'):
+        if (box.name in names) != box.has('checked'):
             return box.click
     return seen.press()
 
 
 def choice(seen: Seen) -> str:
-    wanted = re.match('Select (.*) from the (?:scroll )?list', seen.task)[1].split(', ')
+    names = re.match('Select (.*) from the (?:scroll )?list', seen.task)[1].split(', ')
     for element in seen.of('option'):
-        if element.name in wanted and not element.has('selected'):
+        if element.name in names and not element.has('selected'):
             return element.click
     return seen.press()
 
 
 def text(seen: Seen) -> str:
-    """The quoted text, into every field."""
-    said = seen.quoted()[0]
+    """Write the quoted text into every field."""
+    quote = seen.quoted()[0]
     if 'upper case' in seen.task:
-        said = said.upper()
+        quote = quote.upper()
     if 'lower case' in seen.task:
-        said = said.lower()
-    return writes([(field, said) for field in seen.of('textbox')], seen.press())
+        quote = quote.lower()
+    return writes([(field, quote) for field in seen.of('textbox')], seen.press())
 
 
 def login(seen: Seen) -> str:
-    wanted = list(zip(seen.of('textbox'), seen.quoted(), strict=False))
-    return writes(wanted, seen.press() or seen.press('Login'))
+    texts = list(zip(seen.of('textbox'), seen.quoted(), strict=False))
+    return writes(texts, seen.press() or seen.press('Login'))
 
 
 def focus(seen: Seen) -> str:
@@ -156,7 +156,7 @@ def focus(seen: Seen) -> str:
 
 
 def sum_of(seen: Seen) -> str:
-    """a + b = ?, and likewise for - and x."""
+    """Solve a + b = ?, and the same for - and x."""
     problem = next(e.name for e in seen.of('StaticText') if '=' in e.name)
     one, sign, other = re.match(r'(\S+) (\S) (\S+) =', problem).groups()
     signs = {'+': operator.add, '-': operator.sub, 'x': operator.mul}
@@ -164,30 +164,30 @@ def sum_of(seen: Seen) -> str:
 
 
 def unknown(seen: Seen) -> str:
-    """a + x = c, x + a = c, and likewise for -."""
+    """Solve a + x = c and x + a = c, and the same for -."""
     problem = next(e.name for e in seen.of('StaticText') if re.search(r'= -?\d', e.name))
     one, sign, other, total = re.match(r'(\S+) (\S) (\S+) = (\S+)', problem).groups()
     total = int(total)
     if one == 'x':
-        found = total - int(other) if sign == '+' else total + int(other)
+        solution = total - int(other) if sign == '+' else total + int(other)
     else:
-        found = total - int(one) if sign == '+' else int(one) - total
-    return writes([(seen.of('textbox')[0], str(found))], seen.press())
+        solution = total - int(one) if sign == '+' else int(one) - total
+    return writes([(seen.of('textbox')[0], str(solution))], seen.press())
 
 
 def spinner(seen: Seen) -> str:
-    """One key after another, up or down."""
-    wanted, field = int(re.search(r'-?\d+', seen.task)[0]), seen.of('spinbutton')[0]
+    """Press the up or down key until the value is right."""
+    target, field = int(re.search(r'-?\d+', seen.task)[0]), seen.of('spinbutton')[0]
     if not field.has('focused'):
-        return seen.press() if field.value == str(wanted) else field.click
+        return seen.press() if field.value == str(target) else field.click
     value = int(field.value or 0)
-    if value == wanted:
+    if value == target:
         return seen.press()
-    return 'press [ArrowUp]' if value < wanted else 'press [ArrowDown]'
+    return 'press [ArrowUp]' if value < target else 'press [ArrowDown]'
 
 
 def cell_beside(seen: Seen) -> str:
-    """Copy the cell next to its label into each field; the task names the label of a single one."""
+    """Copy the cell next to its label into each field; the task names the label of a lone field."""
     cells = seen.of('cell')
     rows = {a.name: b.name for a, b in zip(cells[0::2], cells[1::2], strict=True)}
     labels = [e.name.removesuffix(':') for e in seen.of('StaticText')]
@@ -202,7 +202,7 @@ def word(seen: Seen) -> str:
 
 
 def copy(seen: Seen) -> str:
-    """The text of a field into the one that is empty."""
+    """Copy the text of a field into the empty one."""
     fields = seen.of('textbox')
     full, empty = [f for f in fields if f.value], [f for f in fields if not f.value]
     if not empty:
@@ -211,7 +211,7 @@ def copy(seen: Seen) -> str:
 
 
 def odd_or_even(seen: Seen) -> str:
-    """The button next to each number, from the top."""
+    """Click the button next to each number, from the top."""
     rows = [e for e in seen.elements if e.name in ('Odd', 'Even') or e.role == 'StaticText']
     before = re.match(r'click \[(\d+)\]', seen.before)
     last = int(before[1]) if before else 0
@@ -221,7 +221,7 @@ def odd_or_even(seen: Seen) -> str:
     return seen.press()
 
 
-BY_PAGES = (  # of pages by name; items are numbered in this order
+BY_PAGES = (  # experts and the names of their pages; items are numbered in this order
     (button, 'click-test'),
     (first_button, 'click-test-2 click-test-transfer'),
     (button, 'click-button'),
@@ -252,9 +252,9 @@ EXPERTS: dict[str, Callable[[Seen], str]] = {
 
 
 def best(page: str, lines: Sequence[Line], task: str, before: str) -> str:
-    """The action of the expert of a page; '' if it has none.
+    """Return the action of a page's expert; '' if it has none.
 
-    lines, task, before: what the observation shows.
+    lines, task, before: the page, the task and the previous action.
     """
     elements = tuple(Element(number, line) for number, line in enumerate(lines, 1))
     return EXPERTS[page](Seen(elements, task, before))

@@ -1,8 +1,8 @@
 """WebArena's evaluators (arXiv:2307.13854). The score of an episode is their product.
 
-string_match compares the answer of `stop`, url_match the address of the last page, program_html
-what is on pages that it goes to. Answers that need not be literal are compared by a judge of
-the user's; WebArena uses a model.
+string_match compares the answer of `stop`, url_match the address of the last page, and program_html
+the contents of the pages it visits. Answers that need not be literal are compared by a judge that
+the user provides; WebArena uses a model.
 """
 
 import ast
@@ -22,7 +22,7 @@ from agentrl_jax.envs.hosts.web.tabs import Visitor
 from agentrl_jax.envs.hosts.web.tasks import EITHER, NOT_POSSIBLE, Target, Task
 from agentrl_jax.envs.hosts.world import WorldError
 
-Judge = Callable[[str, str, str], bool]  # answer, reference (or reason), intent: the same meaning?
+Judge = Callable[[str, str, str], bool]  # (answer, reference or reason, intent) -> same meaning
 TIMEOUT_S = 30.0
 ROLE = """(name => {
   const cells = [...document.querySelectorAll(
@@ -35,7 +35,7 @@ ROLE = """(name => {
 def score(
     task: Task, answer: str, visitor: Visitor, *, sites: Mapping[str, str], login: str, judge: Any
 ) -> float:
-    """1 for a task that was done, else 0. Programs leave the last page."""
+    """Return 1 if the task is solved, else 0. Programs navigate away from the last page."""
     total = 1.0
     programs = Programs(visitor, sites, login)
     if 'string_match' in task.evaluators:
@@ -51,7 +51,7 @@ def score(
 
 
 def plain(text: str) -> str:
-    """Lower case, without blanks around and one pair of quotes."""
+    """Lowercase a text and strip surrounding blanks and one pair of quotes."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in '\'"':
         text = text[1:-1]
@@ -59,26 +59,26 @@ def plain(text: str) -> str:
 
 
 def includes(text: str, part: str, *, as_word: bool = False) -> bool:
-    """as_word: a part of one character must be a word of the text, so 0 is not in 10."""
+    """as_word: a one-character part must be a separate word of the text, so 0 is not in 10."""
     text, part = plain(text), plain(part)
     return words.has_word(text, part) if as_word and len(part) == 1 else part in text
 
 
 def string_score(task: Task, answer: str, judge: Judge | None) -> float:
     right, answer = True, plain(answer)
-    for kind, wanted in task.answers:
+    for kind, references in task.answers:
         if kind == 'exact_match':
-            right &= answer == plain(wanted[0])
+            right &= answer == plain(references[0])
         elif kind == 'must_include':
-            alone = len(wanted) == 1
-            right &= all(includes(answer, part, as_word=alone) for part in wanted)
-        elif wanted == (NOT_POSSIBLE,):
-            said = answer == plain(NOT_POSSIBLE)
-            right &= said or judge is not None and bool(judge(answer, task.reason, task.intent))
+            alone = len(references) == 1
+            right &= all(includes(answer, part, as_word=alone) for part in references)
+        elif references == (NOT_POSSIBLE,):
+            literal = answer == plain(NOT_POSSIBLE)
+            right &= literal or judge is not None and bool(judge(answer, task.reason, task.intent))
         elif judge is None:
-            raise WorldError(f'task {task.number} needs a judge of answers: set web.judge')
+            raise WorldError(f'task {task.number} needs an answer judge: set web.judge')
         else:
-            right &= bool(answer) and all(judge(answer, part, task.intent) for part in wanted)
+            right &= bool(answer) and all(judge(answer, part, task.intent) for part in references)
     return float(right)
 
 
@@ -86,16 +86,16 @@ def string_score(task: Task, answer: str, judge: Judge | None) -> float:
 
 
 def url_score(url: str, wanted: tuple[str, ...]) -> float:
-    """One of the wanted host and paths is in the address, and a wanted value of each query."""
+    """Return 1 if the address has a reference's host and path and matches every query field."""
     place, query = parts(url)
     known = [parts(one) for one in wanted]
     values: dict[str, set[str]] = {}
     for _, more in known:
-        for name, found in more.items():
-            values.setdefault(name, set()).update(found)
-    there = any(base in place for base, _ in known)
-    asked = all(name in query and found & set(query[name]) for name, found in values.items())
-    return float(there and asked)
+        for name, options in more.items():
+            values.setdefault(name, set()).update(options)
+    in_place = any(base in place for base, _ in known)
+    in_query = all(name in query and options & set(query[name]) for name, options in values.items())
+    return float(in_place and in_query)
 
 
 def parts(url: str) -> tuple[str, dict[str, list[str]]]:
@@ -107,7 +107,7 @@ def parts(url: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def has_contents(target: Target, found: str) -> bool:
-    """Whether a text has the contents that a target wants."""
+    """Return whether a text has the contents that a target requires."""
     found = html.unescape(found)
     if target.kind == 'exact_match':
         return plain(found) == plain(target.contents[0])
@@ -115,7 +115,7 @@ def has_contents(target: Target, found: str) -> bool:
 
 
 class Programs:
-    """Programs that look at pages after an episode, with the visitor who played it."""
+    """Programs that inspect pages after an episode, in the browser session that played it."""
 
     def __init__(self, visitor: Visitor, sites: Mapping[str, str], login: str):
         self.visitor, self.sites, self.login = visitor, sites, login
@@ -124,7 +124,7 @@ class Programs:
     def holds(self, target: Target) -> bool:
         try:
             return has_contents(target, self.found_by(target))
-        except Unreadable:  # it leads to an address that cannot be visited
+        except Unreadable:  # its address cannot be visited
             return False
 
     def found_by(self, target: Target) -> str:
@@ -148,20 +148,20 @@ class Programs:
             return ''
 
     def call(self, text: str) -> str:
-        """The value of func:name(arguments), of WebArena's functions."""
+        """Return the value of func:name(arguments), a call of one of WebArena's functions."""
         node = ast.parse(text.removeprefix('func:').strip(), mode='eval').body
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            raise ValueError(f'{text!r} is no call')
+            raise ValueError(f'{text!r} is not a function call')
         name = node.func.id
-        given = [
+        args = [
             ast.literal_eval(a) for a in node.args if not (isinstance(a, ast.Name) and '__' in a.id)
         ]
-        given = [one.replace('__last_url__', self.last) for one in given]
+        args = [one.replace('__last_url__', self.last) for one in args]
         if name == 'reddit_get_post_url':
-            return post_of(*given)
-        if name == 'gitlab_get_project_memeber_role':  # as it is spelt there
+            return post_of(*args)
+        if name == 'gitlab_get_project_memeber_role':  # WebArena's spelling
             try:
-                return str(self.visitor.tab.evaluate(ROLE % json.dumps(given[0])))
+                return str(self.visitor.tab.evaluate(ROLE % json.dumps(args[0])))
             except Refused:
                 return ''
         if name == 'shopping_get_latest_order_url':
@@ -169,19 +169,19 @@ class Programs:
         reviews = 'shopping_get_sku_latest_review_'
         if name not in (f'{reviews}author', f'{reviews}rating'):
             raise ValueError(f'{name} is not a function of WebArena')
-        url = f'{self.sites["shopping"]}/rest/V1/products/{given[0]}/reviews'
-        found = asked(url, self.login)
-        if not found:
+        url = f'{self.sites["shopping"]}/rest/V1/products/{args[0]}/reviews'
+        entries = asked(url, self.login)
+        if not entries:
             return ''
-        last = found[-1]
+        last = entries[-1]
         return last['nickname'] if name.endswith('author') else str(last['ratings'][0]['percent'])
 
 
 def post_of(url: str) -> str:
-    """Return the address of a post, given it or a comment: /f/forum/number/."""
+    """Return the address of a post, /f/forum/number/, from its address or a comment's."""
     split = urllib.parse.urlsplit(url)
-    found = re.match(r'/f/([^/]*)/([^/]*)', split.path)
-    return f'{split.scheme}://{split.netloc}/f/{found[1]}/{found[2]}/' if found else url
+    match = re.match(r'/f/([^/]*)/([^/]*)', split.path)
+    return f'{split.scheme}://{split.netloc}/f/{match[1]}/{match[2]}/' if match else url
 
 
 def latest_order(shop: str, login: str) -> str:
@@ -197,7 +197,7 @@ def latest_order(shop: str, login: str) -> str:
 
 
 def asked(url: str, login: str) -> Any:
-    """JSON of the shop's own interface, as its administrator (login: name:password)."""
+    """Return JSON from the shop's REST API, as its administrator (login: name:password)."""
     split = urllib.parse.urlsplit(url)
     name, _, password = login.partition(':')
     request = urllib.request.Request(

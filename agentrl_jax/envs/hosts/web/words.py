@@ -1,22 +1,22 @@
-"""Whether a text has a character as a word of its own, as WebArena's evaluators find it.
+"""Test whether a character is a separate word of a text, as WebArena's evaluators do.
 
-They ask NLTK: its sentences (Punkt's English ones), then its words, which are those of the Penn
-Treebank (Marcus et al. 1993) with Unicode's quotes. Of its rules these are the ones that can set a
-single character apart, for texts in lower case: there a sentence never begins with a letter after
-a number or an initial. tests/data/webarena_words.tsv holds what NLTK says of hostile texts.
+They use NLTK: its English Punkt sentences, then its words, which follow the Penn Treebank (Marcus
+et al. 1993) plus Unicode quotes. The rules here are those that can separate a single character in
+lower-case text, where no sentence starts with a letter after a number or an initial.
+tests/data/webarena_words.tsv holds NLTK's results on adversarial texts.
 """
 
 import re
 
 INITIALS = 'cdefghklmnprstvw'  # letters that Punkt takes for abbreviations
-ALONE = r'(?:(?<![^\s()"`{[:;&#*@}\],-])|(?<=\.\.))'  # a word begins here
+ALONE = r'(?:(?<![^\s()"`{[:;&#*@}\],-])|(?<=\.\.))'  # start of a word
 CLOSING = r'"\')\]}‘’“”«»'
-# Ends of sentences: not the period of an initial, nor that of a number or letter before a letter
+# Ends of sentences: not the period of an initial, or of a number or letter before a letter
 END = re.compile(
     rf'{ALONE}[{INITIALS}]\.|{ALONE}[^\W_]\.(?=\s+[^\W\d_])'
     rf'|[.!?](?P<ends>[{CLOSING}]*\s|(?=[{CLOSING}({{[;:*@!?]))'
 )
-# In this order
+# Applied in this order
 RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -44,13 +44,13 @@ RULES = tuple(
 
 
 def sentences(text: str) -> list[str]:
-    """Pieces at whose ends a period is a word."""
-    cuts = [found.end() for found in END.finditer(text) if found['ends'] is not None]
+    """Split a text where a final period becomes a separate word."""
+    cuts = [match.end() for match in END.finditer(text) if match['ends'] is not None]
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def has_word(text: str, character: str) -> bool:
-    """text, character: in lower case."""
+    """Return whether a character is a word of a text; both must be in lower case."""
     for sentence in sentences(text):
         sentence = sentence.strip()
         for pattern, replacement in RULES:
