@@ -1,4 +1,4 @@
-"""Where the figures of a run come from: method, model, config, commit and machine."""
+"""Provenance of a run's figures: method, model, config, commit and machine."""
 
 import functools
 import os
@@ -17,16 +17,16 @@ COMMIT_DIGITS = 12
 
 
 def of_run(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str]:
-    """What the head of a page says of a run: label -> text.
+    """Facts about a run for the header of a page: label -> text.
 
-    config: the resolved config, a ConfigDict or what config.json holds; argv: the command line,
+    config: the resolved config, a ConfigDict or a dict from config.json; argv: the command line,
     which names the config file.
     """
     sizes, lora = config['model'], config['lora']['rank']
     model = Path(sizes['path']).name
     if not model:
         model = f'{sizes["num_layers"]} layers of {sizes["hidden_size"]}, from random weights'
-    found = {
+    facts = {
         'method': _method(config),
         'model': model + (f', LoRA rank {lora}' if lora else ''),
         'config': config_name(argv),
@@ -34,7 +34,7 @@ def of_run(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str
         'seed': str(config['seed']),
         'commit': short(commit()),
     }
-    return {label: text for label, text in found.items() if text}
+    return {label: text for label, text in facts.items() if text}
 
 
 def title(config: Mapping[str, Any]) -> str:
@@ -51,7 +51,7 @@ def _field(config: Mapping[str, Any], name: str) -> Any:
 
 
 def config_name(argv: Sequence[str]) -> str:
-    """The config file of a command line without the folders above its own; '' if there is none."""
+    """The config file of a command line with its parent folder only; '' without a config."""
     words = [*argv, '']
     for word, after in zip(words, words[1:], strict=False):
         flag, equals, value = word.partition('=')
@@ -62,12 +62,12 @@ def config_name(argv: Sequence[str]) -> str:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the code that runs: that of the first look, whatever is checked out later."""
+    """The commit of the running code, cached because the checkout may change during a run."""
     return provenance.commit()
 
 
 def short(commit: str | None) -> str:
-    """A commit with fewer digits, '-modified' kept; '' outside of a checkout."""
+    """Shorten a commit but keep '-modified'; '' outside of a checkout."""
     digits, dash, rest = (commit or '').partition('-')
     return digits[:COMMIT_DIGITS] + dash + rest
 
@@ -86,10 +86,10 @@ def machine() -> str:
 
 
 def joined(config_file: Path, new: str) -> str:
-    """`new` after the machines of earlier starts of the run: 'a; b' has no one clock."""
+    """Append `new` to the machines of earlier starts: 'a; b' if the run has moved."""
     try:
         old = files.read_json(config_file) if config_file.exists() else {}
-    except ValueError:  # broken by a crash of the machine: it is written anew now
+    except ValueError:  # damaged by a crash of the machine; the caller writes it again
         old = {}
     noted = old.get('machine') if isinstance(old, dict) else None
     parts = noted.split('; ') if isinstance(noted, str) and noted else []

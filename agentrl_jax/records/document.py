@@ -1,4 +1,4 @@
-"""Rollout documents: episodes as JSON, with the figures of the step they are taken from.
+"""Rollout documents: episodes as JSON, with the figures of their step.
 
 Training and evaluation write a document and its page (page_html). `Document` is the schema.
 """
@@ -30,7 +30,7 @@ from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 VERSION = 3
 ACTION_SHOWN = 80  # characters of an action that is free text
-REPLY_SHOWN = 4000  # ... of a world's text that is in no prompt
+REPLY_SHOWN = 4000  # characters of an environment's text that is not in a prompt
 
 
 # ---- schema ------------------------------------------------------------------------------------
@@ -38,21 +38,21 @@ REPLY_SHOWN = 4000  # ... of a world's text that is in no prompt
 Number = Annotated[float, Strict()] | Literal['nan', 'inf', '-inf']
 Count = Annotated[int, Strict(), Field(gt=-run_log.LARGEST, lt=run_log.LARGEST)]
 Truth = Annotated[bool, Strict()]
-Text = InstanceOf[str]  # str would reject half a surrogate pair, which a world may send
+Text = InstanceOf[str]  # str would reject half a surrogate pair, which an environment may send
 Grid = list[list[Text]] | None  # rows of cell names
 
 Totals = TypedDict(
     'Totals',
     {
         'episodes': Count,
-        'faulty': Count,  # episodes whose worlds failed; the other figures leave them out
+        'faulty': Count,  # episodes with a failed environment; not in the other figures
         'solved': Count,
-        'success_low': NotRequired[Number],  # 95 % interval; levels are taken as independent
+        'success_low': NotRequired[Number],  # 95 % interval, assuming independent levels
         'success_high': NotRequired[Number],
         'return': Number,  # mean
         'turns': Count,
-        'invalid': Number | None,  # turns; null if a world does not report it for all turns
-        'truncated': Count,  # episodes with a cut answer, or ended by the token budget
+        'invalid': Number | None,  # turns; null if the environment does not report all of them
+        'truncated': Count,  # episodes with a truncated answer or ended by the token budget
     },
 )
 Group = TypedDict(
@@ -73,42 +73,42 @@ Group = TypedDict(
 
 
 class Worlds(TypedDict):
-    """Replies of worlds on hosts in all episodes."""
+    """Replies of environments on hosts in all episodes."""
 
     replies: Count
-    seconds: Number  # of a reply, mean
+    seconds: Number  # per reply, mean
     slowest: Number
     retries: Count
-    faults: Count  # episodes that were given up
+    faults: Count  # abandoned episodes
 
 
 class Turn(TypedDict):
     index: Count
     stop: Text
-    valid: Truth | None  # null: the world does not report it
+    valid: Truth | None  # null: the environment does not report it
     reward: Number
     penalty: Number
     actions: list[Text]
     grid: Grid
     part: NotRequired[Text]  # a plan or a reflection
     branch: NotRequired[Count]  # conversation, if the episode has several
-    staleness: NotRequired[Count]  # updates between the weights that sampled and those that train
+    staleness: NotRequired[Count]  # updates between sampling and training
 
 
 class Reply(TypedDict):
-    """A reply of a world on a host."""
+    """A reply of an environment on a host."""
 
     turn: Count  # the turn that it opens; 0: the first reply
     seconds: Number  # of the last try
     tries: Count
     fault: Text  # why the episode ended here; '' if it did not
-    text: Text  # text that no prompt shows: the last reply
+    text: Text  # text that is not in a prompt: the last reply
 
 
 class Token(TypedDict):
     s: Text
     turn: Count
-    k: Text  # a: sampled by the policy, p: not
+    k: Text  # a: sampled by the policy; p: prompt
     lp: Number | None  # log-probability
     ratio: Number | None
     adv: Number | None
@@ -136,10 +136,10 @@ class Document(TypedDict):
     title: Text
     env: Text
     about: dict[Text, Text]  # model, config, commit, ...
-    every: Count  # every n-th episode played is in the document
-    totals: Totals  # of all episodes played
-    worlds: Worlds | None  # null for worlds on the device
-    groups: list[Group]  # of all members of each group that has an episode in the document
+    every: Count  # every n-th episode of the rollout is in the document
+    totals: Totals  # of all episodes of the rollout
+    worlds: Worlds | None  # null for environments on the device
+    groups: list[Group]  # groups with an episode in the document; figures of all their members
     episodes: list[Episode]
 
 
@@ -151,10 +151,10 @@ def check(document: Any) -> None:
     try:
         SCHEMA.validate_python(document)
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        field = '.'.join(map(str, wrong['loc'])) or 'the document'
-        value = '' if isinstance(wrong['input'], (dict, list)) else f', not {wrong["input"]!r:.80}'
-        raise ValueError(f'rollout document: {field}: {wrong["msg"]}{value}') from error
+        first = error.errors(include_url=False)[0]
+        field = '.'.join(map(str, first['loc'])) or 'the document'
+        value = '' if isinstance(first['input'], (dict, list)) else f', not {first["input"]!r:.80}'
+        raise ValueError(f'rollout document: {field}: {first["msg"]}{value}') from error
 
 
 # ---- from a rollout ----------------------------------------------------------------------------
@@ -174,13 +174,13 @@ def of_rollout(
     about: Mapping[str, str] | None = None,
     replies: Sequence[Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, Any]:
-    """Every `every`-th episode of a rollout as a document, and the figures of all of them.
+    """Return a document of every `every`-th episode of a rollout, with figures of all episodes.
 
-    action_names: of all levels or by level; None where the answers are the actions, in free text.
-    rollout: group-major host arrays of B rows, all of which count. grids[i][k]: for the i-th
-    episode taken, rows of cell names before turn k's answer, or None; one entry more than turns is
-    the world after the last turn. extras: 'ratio' and 'advantages', [B, T], nan where not trained.
-    replies[b]: the lines of the log of row b, where worlds are on hosts.
+    rollout: group-major host arrays of B rows, without padding rows. action_names: for all levels
+    or by level; None if actions are free text. grids[i][k]: for the i-th selected episode, rows of
+    cell names before turn k's answer, or None; one entry beyond the turns is the final board.
+    extras: 'ratio' and 'advantages', [B, T], nan where not trained. replies[b]: log lines of row b,
+    for environments on hosts.
     """
     required = [
         field.name
@@ -189,14 +189,14 @@ def of_rollout(
     ]
     fields = {name: np.asarray(getattr(rollout, name)) for name in required}
     for name, default in (('judged', True), ('branch', 0), ('staleness', 0)):
-        known = getattr(rollout, name)
-        known = np.full(fields['valid'].shape, default) if known is None else known
-        fields[name] = np.asarray(known)
+        values = getattr(rollout, name)
+        values = np.full(fields['valid'].shape, default) if values is None else values
+        fields[name] = np.asarray(values)
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
-    raw, taken = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
-    spread = extras.get('advantages')
+    raw, selected = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
+    advantages = extras.get('advantages')
     episodes = []
-    for i, b in enumerate(taken):
+    for i, b in enumerate(selected):
         row = {name: value[b] for name, value in fields.items()}
         of_row = {name: value[b] for name, value in extras.items()}
         boards = list(grids[i]) if grids is not None else []
@@ -228,19 +228,19 @@ def of_rollout(
         'every': every,
         'totals': totals(fields),
         'worlds': worlds(replies) if replies else None,
-        'groups': [group(fields, slice(a, a + group_size), group_size, spread) for a in starts],
+        'groups': [group(fields, slice(a, a + group_size), group_size, advantages) for a in starts],
         'episodes': episodes,
     }
 
 
 def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
-    """`Totals` of all episodes of a rollout, given as host arrays by name."""
+    """`Totals` of all episodes of a rollout. fields: host arrays by name."""
     healthy = fields['episode_stop'] != EpisodeStop.ENV_ERROR
-    played = np.arange(fields['rewards'].shape[1]) < fields['num_turns'][:, None]
-    played &= healthy[:, None]
-    cut = ((fields['turn_stop'] == TurnStop.LENGTH) & played).any(1)
+    is_turn = np.arange(fields['rewards'].shape[1]) < fields['num_turns'][:, None]
+    is_turn &= healthy[:, None]
+    cut = ((fields['turn_stop'] == TurnStop.LENGTH) & is_turn).any(1)
     out = fields['episode_stop'] == EpisodeStop.TOKEN_BUDGET
-    unknown = bool((played & ~fields['judged']).any())
+    unknown = bool((is_turn & ~fields['judged']).any())
     returns = (fields['rewards'] + fields['penalties']).sum(1)
     solved, levels = fields['success'] & healthy, fields['level']
     counted = {'tries': healthy, 'solved': solved}
@@ -253,8 +253,8 @@ def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
         'success_low': low,
         'success_high': high,
         'return': number(returns[healthy].mean()) if healthy.any() else 'nan',
-        'turns': int(played.sum()),
-        'invalid': None if unknown else int((played & ~fields['valid']).sum()),
+        'turns': int(is_turn.sum()),
+        'invalid': None if unknown else int((is_turn & ~fields['valid']).sum()),
         'truncated': int((cut | (out & healthy)).sum()),
     }
 
@@ -304,14 +304,14 @@ def _turn(
     grid: Any,
 ) -> dict[str, Any]:
     part = int(row['part'][k])
-    played = [int(action) for action in row['actions'][k] if action >= 0]
+    action_ids = [int(action) for action in row['actions'][k] if action >= 0]
     if part:
         actions = []
     elif names is None:
-        said = tokenizer.decode(row['tokens'][row['action_mask'] & (row['turn'] == k)])
-        actions = [textwrap.shorten(said, ACTION_SHOWN, placeholder=' ...')]
+        answer = tokenizer.decode(row['tokens'][row['action_mask'] & (row['turn'] == k)])
+        actions = [textwrap.shorten(answer, ACTION_SHOWN, placeholder=' ...')]
     else:
-        actions = [names[action] if action < len(names) else str(action) for action in played]
+        actions = [names[action] if action < len(names) else str(action) for action in action_ids]
     return {
         **({'part': agents.PARTS[part]} if part else {}),
         **({'branch': int(row['branch'][k])} if row['branch'].any() else {}),
@@ -329,12 +329,12 @@ def _turn(
 def _replies(
     lines: Sequence[Mapping[str, Any]], row: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    last = {line['turn']: line for line in lines}  # which the prompt shows: of a further trial
-    begun = np.flatnonzero(row['begin'])  # a prompt begins after the prefix
+    last = {line['turn']: line for line in lines}  # the prompt shows the last reply of its turn
+    prompt_turns = np.flatnonzero(row['begin'])  # prompts start after the prefix, not at 0
     replies = []
     for line in lines:
-        shown = line is last[line['turn']] and line['turn'] in begun
-        text = '' if shown else line['observation']
+        in_prompt = line is last[line['turn']] and line['turn'] in prompt_turns
+        text = '' if in_prompt else line['observation']
         if (left := len(text) - REPLY_SHOWN) > 0:
             text = f'{text[:REPLY_SHOWN]} [... {left} more characters]'
         replies.append({name: line[name] for name in ('turn', 'seconds', 'tries', 'fault')})
@@ -369,10 +369,10 @@ def _spellings(
 ) -> list[str]:
     """Text of each token, broken UTF-8 as \\xNN; special tokens by their names.
 
-    A sampled token is shown by itself. In prompts a character whose bytes are spread over several
-    tokens is shown with the last of them.
+    A sampled token is decoded separately. In prompts, a character whose bytes are spread over
+    several tokens belongs to the last of them.
     """
-    raw = [*raw, *[b''] * (max(ids, default=0) + 1 - len(raw))]  # rows of the model without a token
+    raw = [*raw, *[b''] * (max(ids, default=0) + 1 - len(raw))]  # the model's unused rows
     texts = []
     decoder = codecs.getincrementaldecoder('utf-8')('backslashreplace')
     for n, token in enumerate(ids):
@@ -388,30 +388,30 @@ def _spellings(
 
 
 def write(path: str | os.PathLike, document: dict[str, Any]) -> None:
-    """Writes the JSON document; the file is whole or not there."""
+    """Check and write a document atomically."""
     check(document)
     text = json.dumps(document, allow_nan=False, separators=(',', ':')) + '\n'
     files.write_atomic(path, text)
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-    """The document of a file; a ValueError names the file and what is wrong with it."""
-    found = files.read_json(path)
+    """Read a document. Raises ValueError with the file and the reason if it is invalid."""
+    document = files.read_json(path)
     try:
-        check(found)
+        check(document)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from error
-    return found
+    return document
 
 
 def find(source: str | os.PathLike) -> Path:
-    """The file itself, or the last *.json by name under <workdir>/rollouts."""
+    """Return the file itself, or for a workdir its last rollouts/*.json by name."""
     source = Path(source)
     if source.is_dir():
-        found = sorted((source / 'rollouts').glob('*.json'))
-        if not found:
-            raise FileNotFoundError(f'{source / "rollouts"} holds no rollouts (*.json)')
-        return found[-1]
+        paths = sorted((source / 'rollouts').glob('*.json'))
+        if not paths:
+            raise FileNotFoundError(f'{source / "rollouts"} contains no rollouts (*.json)')
+        return paths[-1]
     if source.suffix != '.json' or not source.exists():
-        raise FileNotFoundError(f'{source} is neither a run directory nor a rollout document')
+        raise FileNotFoundError(f'{source} is not a run directory or a rollout document')
     return source

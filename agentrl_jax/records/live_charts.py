@@ -24,8 +24,8 @@ WIDTH, HEIGHT = 340, 180  # of a chart, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 22  # margins; long labels widen the left one
 CHARACTER = 6.2  # width of a letter
 LARGER = 1.7  # factor of text in a wide chart on a narrow screen
-MOST = 160  # points of a line
-TICKS = 5  # intervals of an axis, at most
+MOST = 160  # maximum points per line
+TICKS = 5  # maximum intervals per axis
 SPARK = (110, 20)  # size of a line without axes
 
 
@@ -59,8 +59,8 @@ def chart(
 ) -> Markup:
     """Draw one metric over x; '' if it was not measured.
 
-    references: values of lines across the chart. others: (CSS class, rows) of other runs. Metrics
-    with `_low` and `_high` have a band.
+    references: values of horizontal lines. others: (CSS class, rows) of other runs. Metrics with
+    `_low` and `_high` have a band.
     """
     lines = references or {}
     runs = {f'other {css}': more for css, more in others} | {'own': rows}

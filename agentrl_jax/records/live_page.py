@@ -243,15 +243,15 @@ def _charts(
             if name.endswith('/success') and prefix + line in run.reference
         }
         rows = _before(run.rows, axis) if name.startswith('eval') else run.rows
-        shown = overlay if first else ()
-        svg = chart(rows, name, x=axis, references=lines, others=shown, wide=first)
+        other_runs = overlay if first else ()
+        svg = chart(rows, name, x=axis, references=lines, others=other_runs, wide=first)
         if svg:
             charts.append((name, titles[name], {k: short(v) for k, v in lines.items()}, svg))
     return charts
 
 
 def _before(rows: Sequence[Row], axis: str) -> list[Row]:
-    """Rows at the x where their step started: validation is the first part of a step."""
+    """Rows at the x where their step started, because each step starts with validation."""
     if axis == 'step':
         return list(rows)
     places = [0, *(row.get(axis, math.nan) for row in rows)]

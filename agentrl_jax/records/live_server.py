@@ -17,17 +17,17 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from agentrl_jax.machine import files
 from agentrl_jax.records import live_page, run_log
 
-MOST_RUNS = 20  # other runs of a page, the newest ones
+MOST_RUNS = 20  # maximum number of other runs on a page; the newest are kept
 COMMON = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'; "
 POLICY = f"{COMMON}script-src 'self'; connect-src 'self'; frame-src 'self'; frame-ancestors 'none'"
 ROLLOUT_POLICY = f"{COMMON}frame-ancestors 'self'"
 
 
 def run_names(workdir: Path) -> list[str]:
-    """Names of the runs in the folder of a run, the last changed first."""
+    """Names of the runs in a run's parent folder, the most recently changed first."""
     changed = {workdir.name: 0.0}
     for folder in workdir.parent.iterdir():
-        with contextlib.suppress(OSError):  # a folder of another user
+        with contextlib.suppress(OSError):  # another user's folder
             if folder.is_dir() and live_page.is_run(folder):
                 path = folder / run_log.METRICS_FILE
                 changed[folder.name] = path.stat().st_mtime if path.exists() else 0.0
@@ -42,7 +42,7 @@ def build_app(workdir: Path) -> fastapi.FastAPI:
     """Return the application that serves the runs in the folder of `workdir`."""
     workdir = workdir.absolute()
     app = fastapi.FastAPI(openapi_url=None, redirect_slashes=False)
-    # Rejects requests of web sites whose names resolve to this machine
+    # Reject requests from web sites with names that resolve to this machine.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=['127.0.0.1', 'localhost'])
 
     def response(content: str | bytes, kind: str = 'text/html', policy: str = POLICY) -> Response:

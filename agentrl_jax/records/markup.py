@@ -1,4 +1,4 @@
-"""HTML of pages: Jinja templates of this folder that escape every value."""
+"""HTML of pages from the Jinja templates of this folder, with every value escaped."""
 
 import functools
 import html
@@ -13,7 +13,7 @@ from agentrl_jax.envs.hosts.world import UNSEEN, spelled
 
 
 def escape(text: Any) -> Markup:
-    """Text for HTML and its attributes; unprintable characters become \\xNN or \\uNNNN."""
+    """Escape text for HTML and attributes; unprintable characters become \\xNN or \\uNNNN."""
     return Markup(UNSEEN.sub(lambda match: spelled(match[0]), html.escape(str(text))))
 
 

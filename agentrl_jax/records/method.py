@@ -1,20 +1,20 @@
-"""The name of what a config trains with, for titles, legends and pages.
+"""The name of a config's method, for titles, legends and pages.
 
-It is the name of the algorithm, except that
-  StarPO-S           is ppo with the parts of RAGEN's stable variant (arXiv:2504.20073, 4.2): only
-                     groups whose returns vary most are kept (filter.rule=top_k, filter.keep below
-                     1, not filter.smallest), no KL term (loss.kl_coef=0), and clip-higher
-                     (loss.clip_high above loss.clip_low);
-  ..., filtered      is any other config that does not train on all groups, but for DAPO's own rule,
+It is the name of the algorithm, with these exceptions:
+  StarPO-S           ppo with the parts of RAGEN's stable variant (arXiv:2504.20073, 4.2): only the
+                     groups with the largest variation of returns are kept (filter.rule=top_k,
+                     filter.keep below 1, not filter.smallest), no KL term (loss.kl_coef=0), and
+                     clip-higher (loss.clip_high above loss.clip_low);
+  ..., filtered      any other config that does not train on all groups, except DAPO with its rule
                      filter.rule=varied;
-  ..., ScalingInter  is one whose turns grow over training (curriculum.rounds has several stages,
+  ..., ScalingInter  the number of turns grows over training (curriculum.rounds has several stages,
                      arXiv:2509.08755).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-NAMES = {  # where the name is not the config's own in capitals
+NAMES = {  # exceptions; other names are the config's algorithm in capitals
     'dr_grpo': 'Dr. GRPO',
     'reinforce_pp': 'REINFORCE++',
     'reinforce_pp_baseline': 'REINFORCE++-baseline',
@@ -24,7 +24,7 @@ NAMES = {  # where the name is not the config's own in capitals
     'vine': 'Vine',
     'agent_evol': 'AgentEvol',
 }
-FIELDS = (  # what the rules look at
+FIELDS = (  # inputs of the rules
     'algorithm',
     'filter.rule',
     'filter.keep',
@@ -37,10 +37,10 @@ FIELDS = (  # what the rules look at
 
 
 def method(fields: Mapping[str, Any]) -> str:
-    """The name of a config given as dotted fields.
+    """Return the name of a config's method. fields: values by dotted name.
 
-    A rule whose fields are missing (an older record) or unset (they mean nothing to the algorithm)
-    does not apply.
+    Rules with missing fields (older records) or unset fields (unused by the algorithm) do not
+    apply.
     """
     known = {name: fields[name] for name in FIELDS if name in fields and fields[name] is not None}
     algorithm = str(fields['algorithm'])

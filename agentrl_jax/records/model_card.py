@@ -1,4 +1,4 @@
-"""README.md of an exported folder: what it is, how it is loaded, what it scored, its config."""
+"""README.md of an exported folder: facts, how to load it, metrics and config."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any
 from agentrl_jax.records import run_log
 from agentrl_jax.records.about import of_run
 
-METRICS = (  # besides eval/...
+METRICS = (  # in addition to eval/...
     'rollout/success',
     'rollout/return',
     'rollout/valid_format',
@@ -17,7 +17,7 @@ METRICS = (  # besides eval/...
     'policy/kl_ref',
 )
 LOAD = """\
-The model needs torch beside transformers: `pip install "torch>=2.6" transformers`.
+The model needs torch and transformers: `pip install "torch>=2.6" transformers`.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,29 +30,30 @@ inputs = tokenizer(text + '{opening}', return_tensors='pt', add_special_tokens=F
 print(tokenizer.decode(model.generate(**inputs)[0]))
 ```
 
-Every answer of the run began with `{opening}`, which the program wrote; greedy decoding is the
-default, and `do_sample=True, temperature={temperature}, top_k=0` draws as training did.
+In training, every answer started with `{opening}`, inserted by the program. Greedy decoding is the
+default; `do_sample=True, temperature={temperature}, top_k=0` samples as in training.
 """
 GRAMMAR = """
-## Sample it under its grammar
+## Constrain sampling to its grammar
 
-In training only tokens were sampled that can still become an answer of this regular expression
-(`rollout.constrain={spelling}`), after the opening. Without it the policy may write anything:
+In training, sampling was restricted to tokens that can still form an answer of this regular
+expression (`rollout.constrain={spelling}`), after the opening. Otherwise the policy may write
+anything:
 
 ```text
 {pattern}
 ```
 
-A server that constrains its sampling takes it as it is, vLLM as
-`extra_body={{'structured_outputs': {{'regex': ...}}}}` of a request.
+Servers with constrained sampling accept it unchanged; in a request to vLLM, set
+`extra_body={{'structured_outputs': {{'regex': ...}}}}`.
 """
 ADAPTER = """\
-The adapters need torch beside PEFT: `pip install "torch>=2.6" transformers peft`.
+The adapters need torch, transformers and PEFT: `pip install "torch>=2.6" transformers peft`.
 
 ```python
 from peft import PeftModel
 
-# base: the model named in adapter_config.json, or if it names none what --part=base exports
+# base: the model named in adapter_config.json; if none is named, the export of --part=base
 model = PeftModel.from_pretrained(base, '{folder}')
 ```
 """
@@ -68,10 +69,10 @@ def text(
     opening: str,
     pattern: str = '',
 ) -> str:
-    """The card.
+    """Return the model card.
 
-    origin: saved_config.Origin.fields(); record: the folder of the run; opening: what is forced in
-    front of answers; pattern: a regular expression of what was legal, '' = everything.
+    origin: saved_config.Origin.fields(); record: the folder of the run; opening: the text inserted
+    before answers; pattern: a regular expression of legal answers, '' = unconstrained.
     """
     noted = record / run_log.CONFIG_FILE
     commit = run_log.read_json(noted).get('commit') if noted.is_file() else ''
@@ -93,7 +94,7 @@ def text(
     load = load.format(folder=name, opening=opening, temperature=cfg.rollout.temperature)
     if pattern:
         load += GRAMMAR.format(spelling=cfg.rollout.constrain, pattern=pattern)
-    # What adapters were trained on is not what the run measured
+    # The run did not measure the base model of its adapters.
     metrics = {} if part == 'base' else latest(record / run_log.METRICS_FILE, origin['step'])
     measured = ''.join(
         f'| {key} | {value:.4g} | {step} |\n' for key, (value, step) in sorted(metrics.items())
@@ -111,12 +112,12 @@ def text(
 
 
 def latest(path: Path, step: int) -> dict[str, tuple[float, int]]:
-    """The newest value, up to a step, of the metrics that a card shows: (value, its step)."""
-    found = {}
+    """(value, step) of the card's metrics: the newest values up to a step."""
+    newest = {}
     for row in run_log.read_metrics(path):
         if row['step'] > step:
             continue
         for name, value in row.items():
             if (name.startswith('eval/') or name in METRICS) and not math.isnan(value):
-                found[name] = (value, row['step'])
-    return found
+                newest[name] = (value, row['step'])
+    return newest

@@ -11,13 +11,13 @@ from markupsafe import Markup
 
 from agentrl_jax.records.markup import escape, to_float
 
-LONG_PROMPT = 700  # characters; longer prompts are folded, and those with a board
-LONG_REPLY = 2500  # characters; longer replies of worlds on hosts are folded
+LONG_PROMPT = 700  # characters; longer prompts and prompts with a board are folded
+LONG_REPLY = 2500  # characters; longer replies of environments on hosts are folded
 LOGPROB_EDGES = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)  # of -log p
 RATIO_EDGES = (0.02, 0.1, 0.2, 0.5)  # of |log ratio|
 ADVANTAGE_EDGES = (0.02, 0.25, 0.5, 0.75)  # of |advantage| / the largest on the page
 COLOURS = ('red', 'green', 'blue', 'purple', 'yellow', 'grey')  # drawn as first and last letter
-SIGNS = {  # of coloured things
+SIGNS = {  # of coloured objects
     'key': '⚷',
     'ball': '●',
     'box': '□',
@@ -49,13 +49,13 @@ Episode = Mapping[str, Any]
 
 
 def flags_of(episode: Episode) -> dict[str, bool]:
-    """Outcomes that the filters of the page use."""
-    lost = {reply['turn'] - 1 for reply in episode['replies'] if reply['fault']}
+    """Outcomes for the filters of the page."""
+    faulty = {reply['turn'] - 1 for reply in episode['replies'] if reply['fault']}
     turns = episode['turns']
     cut = any(turn['stop'] == 'length' for turn in turns)
     return {
         'success': bool(episode['success']),
-        'invalid': any(turn['valid'] is False for turn in turns if turn['index'] not in lost),
+        'invalid': any(turn['valid'] is False for turn in turns if turn['index'] not in faulty),
         'truncated': cut or episode['episode_stop'] == 'token_budget',
         'faulty': episode['episode_stop'] == 'env_error',
     }
@@ -64,7 +64,7 @@ def flags_of(episode: Episode) -> dict[str, bool]:
 def view(episode: Episode, largest: float, *, common: int, opened: bool) -> dict[str, Any]:
     """Return an episode of a document with the values that the template needs.
 
-    largest: the largest advantage on the page; common: number of tokens that its group shows.
+    largest: the largest advantage on the page; common: number of tokens displayed by the group.
     """
     advantages = [to_float(t['adv']) for t in episode['tokens'] if t['adv'] is not None]
     trained = not advantages or not all(map(math.isnan, advantages))
@@ -82,7 +82,7 @@ def view(episode: Episode, largest: float, *, common: int, opened: bool) -> dict
         turn = turns.get(index)
         reply = replies[index][-1] if replies[index] else None  # opened the turn
         board = draw_board(turn and turn['grid'])
-        # Replies that no prompt shows. If two open a turn, the first ended a trial.
+        # Replies that are not in a prompt. If two open a turn, the first ended a trial.
         first = [r for r in replies[0] if r['fault'] or r['text']] if index == 0 else []
         last = replies[index + 1][:-1] if index + 1 in tokens else replies[index + 1]
         cards = [
@@ -121,7 +121,7 @@ def prompt(
     folded: bool = False,
     reply: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Card of tokens that the policy read; reply: of a world on a host, if they show one."""
+    """Card of tokens that the policy read; reply: the host environment's reply in them, if any."""
     texts = [token['s'] for _, token in run]
     long = sum(map(len, texts)) > (LONG_PROMPT if reply is None else LONG_REPLY)
     return {
@@ -142,8 +142,8 @@ def _answer(
 
 
 def _marked(text: str) -> Markup:
-    shown = escape(text)
-    return Markup(f'<b class="special">{shown}</b>') if text in SPECIALS else shown
+    escaped = escape(text)
+    return Markup(f'<b class="special">{escaped}</b>') if text in SPECIALS else escaped
 
 
 def _token(position: int, token: Mapping[str, Any], largest: float, trained: bool) -> str:
@@ -165,8 +165,8 @@ def _token(position: int, token: Mapping[str, Any], largest: float, trained: boo
     values = [token[field] for field in fields if token[field] is not None]
     if not all(math.isfinite(float(value)) for value in values):
         classes.append('odd')
-    shown = str(_marked(token['s'])).replace('\n', '<i></i>\n')
-    return f'<span class="{" ".join(classes)}" title="{"; ".join(notes)}">{shown}</span>'
+    text = str(_marked(token['s'])).replace('\n', '<i></i>\n')
+    return f'<span class="{" ".join(classes)}" title="{"; ".join(notes)}">{text}</span>'
 
 
 def _signed(letter: str, value: float, edges: Sequence[float]) -> str:
@@ -174,7 +174,7 @@ def _signed(letter: str, value: float, edges: Sequence[float]) -> str:
 
 
 def draw_board(grid: Iterable[Sequence[str]] | None) -> Markup:
-    """Draw a world cell by cell; '' without cells."""
+    """Draw a board cell by cell; '' without cells."""
     rows = list(grid or ())
     columns = max(map(len, rows), default=0)
     if not columns:

@@ -27,7 +27,7 @@ HEATS = {  # heat map -> label, field of a token
     'advantage': ('advantage', 'adv'),
     'mask': ('mask (trained)', 's'),
 }
-# Only files with such names are linked to: they are safe in an address and an attribute.
+# Only files with these names are linked: they are safe in URLs and attributes.
 NAV = re.compile('<nav>.*?</nav>', re.DOTALL)
 PAGE_NAME = re.compile(r'([A-Za-z][\w.=,+-]*?)(\d*)\.html', re.ASCII)
 
@@ -38,7 +38,7 @@ def render_page(
     max_episodes: int = MAX_EPISODES,
     links: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the page of up to max_episodes and MAX_TOKENS; it counts the episodes left out.
+    """Return a page of up to max_episodes and MAX_TOKENS, with the number of omitted episodes.
 
     links: label -> name of a file in the same folder.
     """
@@ -113,7 +113,7 @@ def _scales(largest: float) -> dict[str, list[tuple[str, str]]]:
 def _groups(
     document: Mapping[str, Any], episodes: Sequence[Episode], largest: float
 ) -> list[dict[str, Any]]:
-    """Groups in the order of play; members that start with the same prompt show it once."""
+    """Groups in the order of play; a prompt common to all members is displayed once."""
     figures = {group['group']: group for group in document['groups']}
     groups = []
     for number, members in itertools.groupby(episodes, lambda episode: episode['group']):
@@ -139,7 +139,7 @@ def _groups(
 
 
 def _common_prompt(episodes: Sequence[Episode]) -> int:
-    """Number of tokens before the first answer if all episodes start with the same ones, else 0."""
+    """Number of tokens before the first answer if these are equal in all episodes, else 0."""
 
     def start(episode: Episode) -> tuple:
         tokens = itertools.takewhile(lambda t: t['k'] != 'a' and t['turn'] == 0, episode['tokens'])
@@ -159,7 +159,7 @@ def write(path: Path, document: dict[str, Any], *, max_episodes: int = MAX_EPISO
 
 
 def link_before(page: Path) -> None:
-    """Write the links of the page of the previous step again."""
+    """Update the links of the previous step's page."""
     if before := neighbours(page)[0]:
         text = files.read_text(before)
         files.write_atomic(before, NAV.sub(lambda _: nav(links(before)), text, count=1))
@@ -174,20 +174,20 @@ def neighbours(page: Path) -> tuple[Path | None, Path | None, list[Path]]:
     for path in page.parent.glob('*.html'):
         if name := PAGE_NAME.fullmatch(path.name):
             series[name[1]].append((int(name[2] or -1), path))
-    own = PAGE_NAME.fullmatch(page.name)
-    prefix, number = (own[1], int(own[2] or -1)) if own else ('', -1)
-    mates = series.pop(prefix, [])
-    before = max((mate for mate in mates if mate[0] < number), default=(0, None))[1]
-    after = min((mate for mate in mates if mate[0] > number), default=(0, None))[1]
-    return before, after, [max(found)[1] for _, found in sorted(series.items())]
+    match = PAGE_NAME.fullmatch(page.name)
+    prefix, number = (match[1], int(match[2] or -1)) if match else ('', -1)
+    siblings = series.pop(prefix, [])
+    before = max((mate for mate in siblings if mate[0] < number), default=(0, None))[1]
+    after = min((mate for mate in siblings if mate[0] > number), default=(0, None))[1]
+    return before, after, [max(pages)[1] for _, pages in sorted(series.items())]
 
 
 def links(page: Path) -> dict[str, str]:
     """Label -> file name of the other pages of a folder."""
     before, after, others = neighbours(page)
-    found = {f'← {page_label(before.name)}': before.name} if before else {}
-    found |= {f'{page_label(after.name)} →': after.name} if after else {}
-    return found | {page_label(other.name): other.name for other in others}
+    by_label = {f'← {page_label(before.name)}': before.name} if before else {}
+    by_label |= {f'{page_label(after.name)} →': after.name} if after else {}
+    return by_label | {page_label(other.name): other.name for other in others}
 
 
 def nav(links: Mapping[str, str]) -> Markup:

@@ -1,4 +1,4 @@
-"""The rollout page of a run: replays the worlds of a rollout, and writes document and page."""
+"""Rollout pages of a run: replay the environments of a rollout and write document and page."""
 
 import functools
 import re
@@ -20,9 +20,9 @@ from agentrl_jax.types import Rollout, TurnStop
 
 FOLDER = 'rollouts'  # below the workdir
 PAGE_EPISODES = 64  # episodes on a rollout page
-OF_STEP = re.compile(r'(?:.*_)?step_(\d+)')  # name of a training page: of a mixture each world's
+OF_STEP = re.compile(r'(?:.*_)?step_(\d+)')  # training page; mixtures have one per environment
 
-# One program for all pages of a run: their tasks and numbers of episodes are the same, but where
+# One program for all pages of a run: their tasks and numbers of episodes are the same, unless
 # dynamic sampling did not fill a batch.
 play_turns = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
 
@@ -30,29 +30,29 @@ play_turns = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
 def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Tokenizer) -> tuple:
     """(parts int32 [B, A], matched bool [B]) of turn k, parsed again on the host.
 
-    Those of a snapshot, whose tokens are none of action_mask, are what it did.
+    Turns of an opponent have no tokens in action_mask: their recorded actions are used.
     """
     parts, matched = [], []
     for b in range(rollout.tokens.shape[0]):
         sampled = rollout.action_mask[b] & (rollout.turn[b] == k)
         ids = rollout.tokens[b][sampled]
         ended = bool(rollout.turn_stop[b, k] == TurnStop.EOS)
-        said = tokenizer.decode_bytes(ids[: len(ids) - ended]) + END * ended
+        answer = tokenizer.decode_bytes(ids[: len(ids) - ended]) + END * ended
         part, per_turn = rollout.part[b, k], task.max_actions_per_turn
         extra = rollout.extra
         if 'learner' in extra and extra['seats'][b, k] != extra['learner'][b]:
-            found = bool(rollout.valid[b, k])
+            is_match = bool(rollout.valid[b, k])
             row = [action if action >= 0 else ABSENT for action in rollout.actions[b, k]]
         elif part == agents.ACT:
-            found, row = parse_answer(
-                said, task.env.ACTION_NAMES, max_actions=per_turn, opening=task.opening
+            is_match, row = parse_answer(
+                answer, task.env.ACTION_NAMES, max_actions=per_turn, opening=task.opening
             )
         else:
-            found = parse_written(said, agents.WRITTEN[int(part)].closing)
+            is_match = parse_written(answer, agents.WRITTEN[int(part)].closing)
             row = [ABSENT] * per_turn
         parts.append(row)
-        matched.append(found)
-    # Of no rows as well, where dynamic sampling kept nothing
+        matched.append(is_match)
+    # The reshape handles 0 rows: dynamic sampling may keep nothing.
     parts = np.asarray(parts, np.int32).reshape(-1, task.max_actions_per_turn)
     return parts, np.asarray(matched, bool)
 
@@ -60,10 +60,10 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Tokeniz
 def worlds_of(
     rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Tokenizer, key: jax.Array
 ) -> Iterator[Any]:
-    """The states of all worlds [B, ...] before each turn and after the last, as they are played.
+    """Yield the states of all environments [B, ...] before each turn and after the last.
 
-    rollout: host arrays of B rows; streams int32 [B] their world streams; key: that of collect.
-    What follows the last turn of an episode that ended earlier means nothing.
+    rollout: host arrays of B rows; streams int32 [B]: their world streams; key: the key of collect.
+    States after the end of an episode are meaningless.
     """
     task = jax.tree.map(jnp.asarray, jax.device_get(task))
     k_world = jax.random.split(key)[1]
@@ -79,9 +79,9 @@ def worlds_of(
 def replay(
     rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Tokenizer, key: jax.Array
 ) -> list[list]:
-    """The worlds before each turn and after the last: grids[b][k] = rows of cell names.
+    """Boards before each turn and after the last: grids[b][k] = rows of cell names.
 
-    Arguments as of worlds_of.
+    Arguments: see worlds_of.
     """
     grids: list[list] = [[] for _ in range(rollout.tokens.shape[0])]
     for k, states in enumerate(worlds_of(rollout, streams, task, tokenizer, key)):
@@ -91,10 +91,10 @@ def replay(
 
 
 def every_nth(count: int, limit: int, group_size: int) -> int:
-    """The smallest step n with which at most `limit` of `count` rows are taken, from all groups.
+    """Return the smallest stride n that selects at most `limit` of `count` rows.
 
-    n divides group_size, so that as many members of each group are taken; where one of each is too
-    many, n skips whole groups.
+    n divides group_size, so that each group contributes the same number of members. If one member
+    per group is still too many, n skips entire groups.
     """
     for n in range(1, group_size + 1):
         if group_size % n == 0 and count <= n * limit:
@@ -118,48 +118,47 @@ def write(
     about: Mapping[str, str] | None = None,
     replies: Sequence[Sequence[Mapping[str, Any]]] | None = None,
 ) -> Path:
-    """Writes <workdir>/rollouts/<name>.json and .html; its head is of all rows of the rollout.
+    """Write <workdir>/rollouts/<name>.json and .html; the header covers all rows of the rollout.
 
-    Where there are more than `limit` episodes, every n-th one is shown (every_nth). about: label ->
-    text, what the head says of the run (about.of_run). replies: of worlds on hosts, the lines of
-    the log of each row (rollout/replies.py). The page of the step before gets a link to this
-    one.
+    With more than `limit` episodes, only every n-th is included (every_nth). about: label -> text
+    for the header (about.of_run). replies: for environments on hosts, the log lines of each row
+    (rollout/replies.py). Also links the previous step's page to this one.
     """
     every = every_nth(len(rollout.tokens), limit, group_size)
     host = jax.tree.map(np.asarray, rollout)
     head = jax.tree.map(lambda x: x[::every], host)
     folder = Path(workdir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(task, HostTask):  # its world is what it says, which is in the conversation
-        shown = dict(action_names=None)
+    if isinstance(task, HostTask):  # no boards: the conversation shows its observations
+        boards = dict(action_names=None)
     else:
         grids = replay(head, np.asarray(streams)[::every], task, tokenizer, key)
         names = functools.partial(task.env.names_of, params=jax.device_get(task.env_params))
-        shown = dict(action_names=names, grids=grids)
-    made = document.of_rollout(
+        boards = dict(action_names=names, grids=grids)
+    page_document = document.of_rollout(
         host,
         tokenizer,
         task.env.name,
         every=every,
         group_size=group_size,
-        **shown,
+        **boards,
         extras=extras,
         title=title,
         about=about,
         replies=replies,
     )
-    document.write(folder / f'{name}.json', made)
+    document.write(folder / f'{name}.json', page_document)
     page = folder / f'{name}.html'
-    page_html.write(page, made, max_episodes=limit)
+    page_html.write(page, page_document, max_episodes=limit)
     page_html.link_before(page)
     return page
 
 
 def cut(workdir: Path, step: int) -> None:
-    """Removes the training pages of `step` and later steps, for a run that goes on from there.
+    """Remove the training pages of `step` and later, before a run resumes from there.
 
-    A page links to those that are there: what a killed run wrote of steps that are played again
-    would otherwise change the links of those before.
+    Pages link to the existing pages of their folder. Leftover pages of a killed run would change
+    the links of earlier pages.
     """
     later = [
         path

@@ -1,7 +1,7 @@
 """Learning curves as PNG and SVG: thin seeds, their mean with an interval, reference lines.
 
-Up to MAX_TOGETHER labels share a panel. More become small multiples: a panel for each label, in
-which the means of the others are grey. A panel in which nothing was measured is left out.
+Up to MAX_TOGETHER labels share a panel. With more, each label gets its own panel, with the means
+of all other labels in grey (small multiples). Panels without data are left out.
 """
 
 import os
@@ -27,23 +27,23 @@ from agentrl_jax.records.series import (
     y_range,
 )
 
-# Okabe and Ito's colours: that colour-blind readers tell apart too; grey is for references.
-# More labels than colours: the same colours again in another dash.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; grey is for references.
+# Further labels repeat the colours with another dash.
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')
 DASHES = ('-', (0, (4, 1.2)), (0, (1, 1)))
 REFERENCE_COLOUR = '#555555'
 REFERENCE_STYLES = ('--', ':', '-.')
-OTHERS_COLOUR = '#c4c4c4'  # of the other labels' means in small multiples
+OTHERS_COLOUR = '#c4c4c4'  # means of other labels in small multiples
 MAX_TOGETHER = 3  # labels in one panel
-MULTIPLE_COLUMNS = (4, 3)  # of small multiples of one panel: whichever leaves fewer places empty
-LINES_APART = {8: 0.06, 7: 0.2}  # font size of lines' names -> least distance, of the range of y
-LETTER = 0.078  # inches, of a letter of size 9
+MULTIPLE_COLUMNS = (4, 3)  # of small multiples; the choice that leaves fewer cells empty is used
+LINES_APART = {8: 0.06, 7: 0.2}  # font size -> minimum distance of names, as a share of the y range
+LETTER = 0.078  # inches; width of a letter at font size 9
 ENDINGS = ('png', 'svg')
 DPI = 150
-PNG_COLOURS = 256  # a palette of these looks the same and takes a third of the bytes
+PNG_COLOURS = 256  # a palette of this size looks the same and takes a third of the bytes
 STYLE = {
-    'svg.hashsalt': 'agentrl_jax',  # otherwise ids, and so the bytes, are random
-    'font.family': 'DejaVu Sans',  # comes with matplotlib
+    'svg.hashsalt': 'agentrl_jax',  # otherwise ids and therefore the bytes are random
+    'font.family': 'DejaVu Sans',  # included in matplotlib
     'font.size': 10,
     'axes.titlesize': 11,
     'axes.spines.top': False,
@@ -53,20 +53,20 @@ STYLE = {
     'legend.frameon': False,
     'legend.fontsize': 9,
 }
-# Colours of few pixels count as much as others: with the usual choice, thin lines change theirs.
+# The default method favours colours with many pixels and would change the colours of thin lines.
 PALETTE = {'method': Image.Quantize.MAXCOVERAGE, 'dither': Image.Dither.NONE}
 AXIS_LABELS = {'time_s': 'seconds', 'tokens': 'tokens sampled'}
 
 
 class Look(NamedTuple):
-    """How all panels of a figure are drawn."""
+    """Settings of all panels of a figure."""
 
     x: str
-    most: int  # points of a line
-    limits: Mapping[str, tuple[float, float]]  # range of y of a metric; others have their own
+    most: int  # maximum points per line
+    limits: Mapping[str, tuple[float, float]]  # y range of a metric; default: from the data
     width: float  # of the thick lines
-    size: int  # of the names of references
-    letters: int  # of a line of these names
+    size: int  # font size of the references' names
+    letters: int  # maximum letters per line of these names
 
 
 def draw(
@@ -81,8 +81,8 @@ def draw(
 ) -> tuple[Path, ...]:
     """Draw panels row by row into files stem.<ending>; () if nothing was measured.
 
-    columns: of panels with few labels; limits: y range of a metric. The same input gives the same
-    bytes.
+    columns: number of columns, unless small multiples are used; limits: y range of a metric. The
+    same input gives the same bytes.
     """
     panels = [
         panel
@@ -106,7 +106,7 @@ def draw(
 
 
 def _draw_together(figure: Figure, panels: Sequence[Panel], look: Look, columns: int) -> None:
-    """All labels of a panel in one pair of axes; one legend for all panels."""
+    """Draw all labels of a panel in one pair of axes; one legend for all panels."""
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)
     figure.set_size_inches((6.4, 4.4) if len(panels) == 1 else (4.2 * columns, 3.1 * lines + 0.5))
@@ -121,7 +121,7 @@ def _draw_together(figure: Figure, panels: Sequence[Panel], look: Look, columns:
         _finish(axis, panel, panel.references, look)
     for unused in axes[len(panels) :]:
         unused.set_visible(False)
-    shades = set().union(*(found for found, _ in drawn))
+    shades = set().union(*(kinds for kinds, _ in drawn))
     handles, texts = _legend(axes[: len(panels)], drawn)
     wide = figure.get_figwidth()
     fitting = int(wide / (0.6 + LETTER * max(map(len, texts), default=0)))
@@ -136,7 +136,7 @@ def _draw_together(figure: Figure, panels: Sequence[Panel], look: Look, columns:
 
 
 def _draw_multiples(figure: Figure, panels: Sequence[Panel], look: Look) -> None:
-    """A row for each label and a column for each panel; labels of a single panel in a grid."""
+    """Draw one row per label and one column per panel; for a single panel, a grid of labels."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.runs))
     alone = len(panels) == 1
     wide = len(panels)
@@ -152,8 +152,8 @@ def _draw_multiples(figure: Figure, panels: Sequence[Panel], look: Look) -> None
     for k, axis in enumerate(axes.flatten()[: len(labels) * len(panels)]):
         i, j = divmod(k, len(panels))
         panel, label = panels[j], labels[i]
-        found, count = _draw_among(axis, panel, curves[j], label, i, look)
-        shades |= found
+        kinds, count = _draw_among(axis, panel, curves[j], label, i, look)
+        shades |= kinds
         _finish(axis, panel, _own_references(panel, label, labels), look)
         axis.tick_params(labelsize=8, labelbottom=alone or i == high - 1)
         if alone:
@@ -177,7 +177,7 @@ def _draw_among(
     index: int,
     look: Look,
 ) -> tuple[set[str], str]:
-    """One label in its colour before the grey means of the others; (intervals, number of seeds)."""
+    """Draw one label over the grey means of all others; return (intervals, number of seeds)."""
     for other, curve in curves.items():
         if curve and other != label:
             axis.plot(curve.x, curve.centre, color=OTHERS_COLOUR, linewidth=0.8, zorder=1)
@@ -191,7 +191,7 @@ def _draw_among(
 
 
 def _own_references(panel: Panel, label: str, labels: Sequence[str]) -> dict[str, float]:
-    """Lines that all rows share, and those of this row without its name."""
+    """References shared by all rows, and this row's references without its name."""
     of_others = tuple(f'{other}: ' for other in labels if other != label)
     return {
         name.removeprefix(f'{label}: '): value
@@ -216,28 +216,28 @@ def _draw_panel(
     join: int,
     first: int = 0,
 ) -> tuple[set[str], dict[str, str]]:
-    """Draws all labels; returns which kinds of intervals they have, and how many seeds each.
+    """Draw all labels; return their kinds of intervals and the number of seeds of each.
 
-    first: number of the first label's colour.
+    first: index of the first label's colour.
     """
     shades, counts = set(), {}
     for index, (label, seeds) in enumerate(panel.runs.items(), first):
         curve = curves[label]
         partial = panel.unfinished[label] if label in panel.unfinished else ()
-        found, planned = len(curve.seeds) if curve else 0, len(seeds) + len(partial)
-        counts[label] = f'{found}' if found == planned else f'{found} of {planned}'
+        finished, planned = len(curve.seeds) if curve else 0, len(seeds) + len(partial)
+        counts[label] = f'{finished}' if finished == planned else f'{finished} of {planned}'
         colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
         thin = {'color': colour, 'linewidth': 0.7}
         for rows in partial:
             axis.plot(*points(rows, panel.metric, look.x, join), linestyle=':', **thin)
-        if not curve:  # a missing run is shown, not dropped
+        if not curve:  # missing runs appear in the legend
             axis.plot([], [], color=colour, linestyle=dash, label=label)
             continue
-        if found > 1:
+        if finished > 1:
             for seed in curve.seeds:
                 axis.plot(*seed, alpha=0.45, linestyle=dash, **thin)
         if curve.low is not None:
-            shades.add('bootstrap' if found > 1 else 'Wilson')
+            shades.add('bootstrap' if finished > 1 else 'Wilson')
             axis.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
         axis.plot(
             curve.x,
@@ -253,7 +253,7 @@ def _draw_panel(
 
 
 def _finish(axis: Axes, panel: Panel, references: Mapping[str, float], look: Look) -> None:
-    """Ranges, ticks and the lines across a panel."""
+    """Set ranges and ticks, and draw the reference lines of a panel."""
     join = joined(panel, look.x, look.most)
     if panel.metric in look.limits:
         axis.set_ylim(*look.limits[panel.metric])
@@ -269,36 +269,36 @@ def _finish(axis: Axes, panel: Panel, references: Mapping[str, float], look: Loo
         axis.xaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)))
         axis.xaxis.set_major_formatter(EngFormatter(sep=' '))
     elif look.x == 'step':
-        whole = MaxNLocator('auto', steps=(1, 2, 5, 10), integer=True, min_n_ticks=1)
-        axis.xaxis.set_major_locator(whole)
+        locator = MaxNLocator('auto', steps=(1, 2, 5, 10), integer=True, min_n_ticks=1)
+        axis.xaxis.set_major_locator(locator)
     _draw_references(axis, references, look)
 
 
 def _legend(axes: Sequence[Axes], drawn: Sequence[tuple[set[str], dict[str, str]]]) -> tuple:
-    """(lines, texts) of all labels; where panels have different numbers of seeds, all of them."""
+    """(lines, texts) of all labels, with each panel's number of seeds if they differ."""
     lines, counts = {}, {}
-    for axis, (_, found) in zip(axes, drawn, strict=True):
+    for axis, (_, numbers) in zip(axes, drawn, strict=True):
         for line, label in zip(*axis.get_legend_handles_labels(), strict=True):
             lines.setdefault(label, line)
-            counts.setdefault(label, []).append(found[label])
+            counts.setdefault(label, []).append(numbers[label])
     texts = [
-        f'{label} (n = {found[0] if len(set(found)) == 1 else " | ".join(found)})'
-        for label, found in counts.items()
+        f'{label} (n = {numbers[0] if len(set(numbers)) == 1 else " | ".join(numbers)})'
+        for label, numbers in counts.items()
     ]
     return list(lines.values()), texts
 
 
 def _draw_references(axis: Axes, references: Mapping[str, float], look: Look) -> None:
-    """Lines across a panel, named beside it, where no curve is.
+    """Draw reference lines with names to the right of the panel, clear of the curves.
 
-    Of many, only those have a name that are far enough from the next below.
+    A line that is too close to the named line below it gets no name.
     """
     low, high = axis.get_ylim()
-    apart, named = LINES_APART[look.size] * (high - low), -float('inf')
+    gap, named = LINES_APART[look.size] * (high - low), -float('inf')
     for index, (name, value) in enumerate(sorted(references.items(), key=lambda line: line[1])):
         style = REFERENCE_STYLES[index % len(REFERENCE_STYLES)]
         axis.axhline(value, color=REFERENCE_COLOUR, linewidth=1, linestyle=style)
-        if value - named < apart:
+        if value - named < gap:
             continue
         named = value
         axis.annotate(
@@ -314,15 +314,15 @@ def _draw_references(axis: Axes, references: Mapping[str, float], look: Look) ->
 
 
 def _explain(look: Look, shades: set[str], panels: Sequence[Panel]) -> list[str]:
-    """What the lines and shades mean that are there."""
-    seeds = max(len(found) for panel in panels for found in panel.runs.values())
+    """Explain the lines and shades in a figure."""
+    seeds = max(len(runs) for panel in panels for runs in panel.runs.values())
     parts = ['thin: seeds', 'thick: interquartile mean'] if seeds > 1 else []
     if shades == {'bootstrap', 'Wilson'}:
         parts.append('shade: 95 % bootstrap interval, of one seed Wilson')
     elif shades:
         of_what = ' of the validation' if shades == {'Wilson'} else ''
         parts.append(f'shade: 95 % {min(shades)} interval{of_what}')
-    if any(found for panel in panels for found in panel.unfinished.values()):
+    if any(runs for panel in panels for runs in panel.unfinished.values()):
         parts.append('dotted: unfinished or refused, in no summary')
     join = max(joined(panel, look.x, look.most) for panel in panels)
     if join > 1:
@@ -331,20 +331,20 @@ def _explain(look: Look, shades: set[str], panels: Sequence[Panel]) -> list[str]
 
 
 def _fold(parts: Sequence[str], inches: float) -> str:
-    """The parts in lines that a figure is wide enough for."""
-    kept = '   '.join(part.replace(' ', '\xa0') for part in parts)
-    lines = textwrap.wrap(kept, int(inches / LETTER), break_long_words=False)
+    """Wrap the parts into lines that fit the width of a figure."""
+    text = '   '.join(part.replace(' ', '\xa0') for part in parts)
+    lines = textwrap.wrap(text, int(inches / LETTER), break_long_words=False)
     return '\n'.join(lines).replace('\xa0', ' ')
 
 
 def save(figure: Figure, stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
-    """Writes next to the files' final place first, so that no half-written one is left."""
+    """Write the files next to their final paths, then rename them: no partial file is left."""
     written = []
     for ending in endings:
         path = stem.with_name(f'{stem.name}.{ending}')
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f'{path.name}.tmp')
-        # No date and no version of matplotlib inside.
+        # Without the date and the version of matplotlib, equal figures have equal bytes.
         nothing = {'Date': None, 'Creator': None} if ending == 'svg' else {'Software': None}
         figure.savefig(partial, format=ending, dpi=DPI, metadata=nothing)
         if ending == 'png':

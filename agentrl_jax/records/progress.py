@@ -37,14 +37,14 @@ Watch = Callable[[], Mapping[str, Any] | None]  # current figures, None = no lin
 
 
 def _line(label: str, watch: Watch) -> Text:
-    """The figures of a watch, which the terminal's thread redraws several times a second."""
+    """The current figures of a watch; the terminal's thread calls this several times a second."""
     figures = watch()
     text = '' if figures is None else f'{label}  {_pairs(figures)}'
     return Text(text, no_wrap=True, overflow='ellipsis')
 
 
 class Compiling:
-    """Report with `say` each program that XLA compiles for LONG_S or more, and how long it took.
+    """Reports each program that XLA compiles for LONG_S or more, and its compile time.
 
     A second thread polls, because the compiling one reports nothing until it is done.
     """
@@ -90,9 +90,9 @@ class Compiling:
         while not self._stop.wait(self._long_s / 4):
             with self._lock:
                 name, seconds = self._compiles.running()
-                news = seconds >= self._long_s and not self._reported
-                self._reported |= news
-            if news:
+                is_new = seconds >= self._long_s and not self._reported
+                self._reported |= is_new
+            if is_new:
                 self._say(f'compiling {self._title(name)}')
 
 
@@ -184,7 +184,7 @@ class Progress(contextlib.ExitStack):
         return self
 
     def _say_program(self, text: str) -> None:
-        if not self._bar or text.startswith('compiled '):  # its live line shows what compiles
+        if not self._bar or text.startswith('compiled '):  # a live line shows current compilations
             self.say(text)
 
     @contextlib.contextmanager

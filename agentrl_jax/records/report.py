@@ -1,4 +1,4 @@
-"""What a run reports of itself: its curves while it trains, and a summary at its end."""
+"""Reports of a run: curves while it trains, and a summary at its end."""
 
 import collections
 import json
@@ -21,25 +21,25 @@ from agentrl_jax.text.conversation import HostTask
 
 REFERENCE_FILE = run_log.REFERENCE_FILE
 PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
-FIRST_S = 20.0  # of a start, after which curves are drawn for the first time
-SHARE = 0.02  # of the time of a run that drawing may take
+FIRST_S = 20.0  # after the start, until curves are drawn for the first time
+SHARE = 0.02  # maximum share of a run's time spent on drawing
 
 
 def reference(task: Any, levels: int | None = None) -> dict[str, float]:
-    """Success of random play and of the best player on the pool of a task, in all its trials.
+    """Success of random play and of the oracle on a task's pool, in all of its trials.
 
-    levels: how many of it are played, from the first on; None: all. Nothing of worlds on hosts that
-    nobody else plays, or not quickly.
+    levels: number of levels to play, starting with the first; None: all. Returns {} for
+    environments on hosts that are slow.
     """
     turns = task.agent.acting_turns(task.max_turns)
     if isinstance(task, HostTask) and not task.env.quick:
         return {}
     count = task.env.num_levels(task.env_params)
 
-    def played(x):
+    def first_levels(x):
         return x[:levels] if np.shape(x)[:1] == (count,) else x
 
-    env_params = jax.tree.map(played, jax.device_get(task.env_params))
+    env_params = jax.tree.map(first_levels, jax.device_get(task.env_params))
     if isinstance(task, HostTask):
         return reference_on_hosts(task.env, env_params, turns, trials=task.agent.trials)
     env_params = jax.tree.map(jnp.asarray, env_params)
@@ -50,16 +50,16 @@ def reference(task: Any, levels: int | None = None) -> dict[str, float]:
 def write_reference(
     workdir: Path, pools: Mapping[str, Any], worlds: int = 1, levels: int | None = None
 ) -> None:
-    """Keeps the references of pools (tasks by the prefixes of their metrics) in the workdir.
+    """Save the references of pools (tasks by the prefix of their metrics) in the workdir.
 
-    levels: as of reference. Without a prefix: the mean over the first `worlds` pools, which are
-    those of the worlds that the run trains on; it lacks what one of them lacks.
+    levels: see reference. Figures without a prefix are means over the first `worlds` pools, the
+    environments that the run trains on. A figure that one of these lacks is omitted.
     """
-    found = {prefix: reference(task, levels) for prefix, task in pools.items()}
-    own = list(found.values())[:worlds]
-    names = set.intersection(*map(set, own))
-    figures = {name: sum(one[name] for one in own) / worlds for name in names}
-    for prefix, figures_of in found.items():
+    by_prefix = {prefix: reference(task, levels) for prefix, task in pools.items()}
+    trained = list(by_prefix.values())[:worlds]
+    names = set.intersection(*map(set, trained))
+    figures = {name: sum(one[name] for one in trained) / worlds for name in names}
+    for prefix, figures_of in by_prefix.items():
         if prefix != 'eval':
             figures |= {f'{prefix}/{name}': x for name, x in figures_of.items()}
     text = json.dumps(figures, sort_keys=True) + '\n'
@@ -67,7 +67,7 @@ def write_reference(
 
 
 def write_curves(workdir: Path, title: str) -> Path | None:
-    """Learning curves of a run as PNG and SVG; the path of the PNG, None before any measurement."""
+    """Write learning curves as PNG and SVG; return the PNG's path, None before any measurement."""
     workdir = Path(workdir)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     if not any(points(rows, name, 'step')[0].size for name in PANELS):
@@ -82,9 +82,9 @@ def write_curves(workdir: Path, title: str) -> Path | None:
 
 
 class Curves:
-    """The curves of a run that trains, redrawn now and then; on process 0 only.
+    """Redraws the curves of a run while it trains; on process 0 only.
 
-    They take at most SHARE of the run's time: the duration of one sets when the next is due.
+    Drawing takes at most SHARE of the run's time: its duration sets when the next one is due.
     """
 
     def __init__(self, workdir: Path, config: Any, *, clock: Callable[[], float] = time.monotonic):
@@ -92,29 +92,29 @@ class Curves:
         self._due = clock() + FIRST_S
 
     def draw_if_due(self) -> None:
-        """Between two steps."""
+        """Call this between steps."""
         if self._clock() >= self._due:
             self.draw()
 
     def draw(self) -> None:
         if jax.process_index() or not (self._workdir / run_log.METRICS_FILE).exists():
             return
-        began = self._clock()
+        start = self._clock()
         write_curves(self._workdir, about.title(self._config))
         now = self._clock()
-        self._due = now + (now - began) / SHARE
+        self._due = now + (now - start) / SHARE
 
 
 def stopped(workdir: Path, command: str) -> str:
-    """The closing words of a run that was asked to stop."""
+    """The final message of an interrupted run."""
     step = run_log.newest_checkpoint(workdir)
     if step is None:
-        return f'stopped before anything was saved; the same command begins anew: {command}'
-    return f'stopped; step {step} is saved, and the same command resumes: {command}'
+        return f'stopped before anything was saved; run the same command to start over: {command}'
+    return f'stopped; step {step} is saved. Run the same command to resume: {command}'
 
 
 def finished(workdir: Path, command: str) -> str:
-    """The words of a run that is finished when it is started again."""
+    """The message if a finished run is started again."""
     rows = run_log.read_metrics(Path(workdir) / run_log.METRICS_FILE)
     step = run_log.finished_step(workdir)
     evaluated = [row for row in rows if 'eval/success' in row]
@@ -126,7 +126,7 @@ def finished(workdir: Path, command: str) -> str:
 
 
 def summary(workdir: Path, command: str) -> str:
-    """The closing words of a run."""
+    """The final message of a run."""
     workdir = Path(workdir)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
@@ -153,40 +153,40 @@ def summary(workdir: Path, command: str) -> str:
 def _others(
     first: Mapping[str, float], last: Mapping[str, float], success: dict[str, float]
 ) -> list[str]:
-    """A line for each further pool, of another split or world."""
-    ending = '/success'
+    """One line for each further pool (another split or environment)."""
+    suffix = '/success'
     return [
         f'{prefix} {_interval(first, prefix)} -> {_interval(last, prefix)}; '
         f'{players(success, f"{prefix}/")}'
-        for prefix in (name.removesuffix(ending) for name in last if name.endswith(ending))
+        for prefix in (name.removesuffix(suffix) for name in last if name.endswith(suffix))
         if prefix.startswith('eval_')
     ]
 
 
 def _training_warnings(rows: list[dict[str, float]]) -> list[str]:
-    """Sentences about what did not train, such as skipped steps and faults; none if all did."""
+    """Warnings about lost training, such as skipped steps and faults."""
     trained = [row for row in rows if 'update/skipped' in row]
     skipped = sum(row['update/skipped'] for row in trained)
-    # A row may have been changed by hand, which is no reason to refuse a run its end
+    # Rows may have been edited by hand: missing values must not fail the report.
     rows = [collections.defaultdict(float, row) for row in trained]
     empty = sum(row['filter/empty'] for row in rows)
-    alike = sum(row['group/zero_std_frac'] == 1 > row['group/all_pass_frac'] for row in rows)
+    constant = sum(row['group/zero_std_frac'] == 1 > row['group/all_pass_frac'] for row in rows)
     steps = max(len(rows), 1)
-    played = [row for row in rows if row['rollout/env_error'] < 1]
-    cut = sum(row['rollout/token_budget_stop'] for row in played) / max(len(played), 1)
+    healthy = [row for row in rows if row['rollout/env_error'] < 1]
+    cut = sum(row['rollout/token_budget_stop'] for row in healthy) / max(len(healthy), 1)
     faults = sum(row['rollout/env_error'] for row in rows) / steps
-    said = {
+    warnings = {
         f'{skipped:.0f} optimiser steps were skipped: loss or gradient was not finite': skipped,
         f'{empty:.0f} of {steps} steps kept nothing to train on (filter/empty)': empty,
-        f'{alike} of {steps} steps had no group that varied (group/zero_std_frac)': alike,
+        f'{constant} of {steps} steps had no group that varied (group/zero_std_frac)': constant,
         f'{100 * cut:.1f} % of episodes were cut by rollout.max_tokens': cut,
         f'{100 * faults:.1f} % of episodes were lost to environment faults': faults,
     }
-    return [f'WARNING: {sentence}' for sentence, amount in said.items() if amount > 0]
+    return [f'WARNING: {sentence}' for sentence, amount in warnings.items() if amount > 0]
 
 
 def players(figures: dict[str, float], prefix: str = '') -> str:
-    """What random play and the oracle reach; a world without an expert has no oracle."""
+    """Success of random play and the oracle; environments without an expert have no oracle."""
     names = ('random', 'random play'), ('oracle', 'oracle')
     return ', '.join(
         f'{name} {100 * figures[prefix + key]:.1f} %' if prefix + key in figures else f'no {name}'

@@ -19,23 +19,23 @@ from agentrl_jax.machine.files import read_bytes, read_json, read_text, write_at
 
 METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
-REFERENCE_FILE = 'reference.json'  # success of random play and of the best player
+REFERENCE_FILE = 'reference.json'  # success of random play and of the oracle
 FINISHED_FILE = 'finished.json'
 NOW_FILE = 'now.json'  # written by progress.beacon
 REDACTED = '***'
-WANDB_FILE = 'wandb_id'  # the run's name at W&B, drawn when it began
+WANDB_FILE = 'wandb_id'  # the run's id at W&B, drawn at its start
 SENT_FILE = 'wandb_sent'  # number of steps that W&B had when the run last started
 CHECKPOINTS = 'checkpoints'  # folder of a run; a folder below it is named for its step
 NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
-LARGEST = 2**63  # of an integer: a larger one is no count, and not every float can hold it
+LARGEST = 2**63  # bound of integers: larger ones are not counts and may not fit in a float
 
 
 class RunLog(contextlib.AbstractContextManager):
     """Writes the metrics of a run; does nothing on processes other than 0.
 
-    Rows of steps >= resume_step are dropped when it opens, so a resumed run continues the file as
-    if it had never stopped; `time_s` goes on from the last row that is kept. W&B cannot drop rows,
-    and a resumed run repeats them exactly, so W&B gets each step once.
+    Opening it drops rows of steps >= resume_step, so a resumed run continues the file as if it had
+    never stopped; `time_s` continues from the last remaining row. W&B cannot drop rows, but a
+    resumed run repeats them exactly. Each step is therefore sent to W&B once.
     """
 
     def __init__(
@@ -52,46 +52,46 @@ class RunLog(contextlib.AbstractContextManager):
         if not self._enabled:
             return
         workdir = Path(workdir)
-        # Imported before anything is written: a missing package is known before time is spent.
+        # Import first, so that a missing package fails before any work is done.
         tensorboardx = importlib.import_module('tensorboardX') if tensorboard else None
         wandb = importlib.import_module('wandb') if wandb_project else None
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
         rows = read_metrics(path)
-        kept = [row for row in rows if row['step'] < resume_step]
-        lost = gaps({row['step'] for row in kept}, resume_step)
-        if lost:  # loud, but the run goes on: what it learned is in the checkpoint
+        rows_before = [row for row in rows if row['step'] < resume_step]
+        missing = gaps({row['step'] for row in rows_before}, resume_step)
+        if missing:  # only a warning: the training state is in the checkpoint
             print(
-                f'warning: {path} lacks the rows of steps {lost}, which the checkpoint of step '
-                f'{resume_step} has behind it: curves, tables and alarms will not know them',
+                f'warning: {path} has no rows of steps {missing}, which precede the checkpoint of '
+                f'step {resume_step}: curves, tables and alarms will lack them',
                 file=sys.stderr,
                 flush=True,
             )
         if wandb:  # before rows are dropped
             self._unsent = first_unsent(workdir, rows)
-        write_atomic(path, ''.join(json_line(row) for row in kept))
+        write_atomic(path, ''.join(json_line(row) for row in rows_before))
         self._file = path.open('a', encoding='utf-8')
-        self._start = time.monotonic() - max((row['time_s'] for row in kept), default=0.0)
+        self._start = time.monotonic() - max((row['time_s'] for row in rows_before), default=0.0)
         self._tensorboard = self._wandb = None
         if tensorboardx:
             self._tensorboard = tensorboardx.SummaryWriter(
                 str(workdir / 'tensorboard'), purge_step=resume_step
             )
         if wandb:
-            given = dict(project=wandb_project, name=workdir.name, id=wandb_id(workdir))
-            given |= dict(resume='allow', dir=str(workdir), config=redact(config))
-            try:  # metadata would hold the command line, and with it secrets
-                self._wandb = wandb.init(**given, settings={'x_disable_meta': True})
+            options = dict(project=wandb_project, name=workdir.name, id=wandb_id(workdir))
+            options |= dict(resume='allow', dir=str(workdir), config=redact(config))
+            try:  # W&B's metadata would include the command line, which may contain secrets
+                self._wandb = wandb.init(**options, settings={'x_disable_meta': True})
             except wandb.Error as error:
                 raise ValueError(
-                    f'log.wandb_project={wandb_project!r}: W&B did not begin the run ({error}); '
-                    "'' trains without it"
+                    f'log.wandb_project={wandb_project!r}: W&B did not start the run ({error}); '
+                    "set it to '' to train without W&B"
                 ) from error
-            # Its own count only rises, and would drop what is played again after a roll back
+            # W&B's step count only rises: it would drop steps that are repeated after a rollback.
             self._wandb.define_metric('*', step_metric='step')
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
-        """Appends one row: step, time_s, then the metrics by name."""
+        """Append one row: step, time_s, then the metrics by name."""
         if not self._enabled:
             return
         row = {'step': int(step), 'time_s': round(time.monotonic() - self._start, 3)}
@@ -107,7 +107,7 @@ class RunLog(contextlib.AbstractContextManager):
             self._wandb.log(row)
 
     def close(self) -> None:
-        """Closes the file and ends the other writers."""
+        """Close the file, TensorBoard and W&B."""
         if not self._enabled:
             return
         self._file.close()
@@ -121,10 +121,10 @@ class RunLog(contextlib.AbstractContextManager):
 
 
 def wandb_id(workdir: str | os.PathLike) -> str:
-    """The id of a run at W&B: drawn once and kept in the workdir, so that it ends with it.
+    """The id of a run at W&B: drawn once and saved in the workdir.
 
-    Where a run lies says nothing: two containers may use the same path, and a folder that was
-    removed may be made again.
+    The path of the workdir would not be unique: two containers may use the same one, and a removed
+    folder may be created again.
     """
     path = Path(workdir) / WANDB_FILE
     known = read_text(path).strip() if path.exists() else ''
@@ -135,9 +135,9 @@ def wandb_id(workdir: str | os.PathLike) -> str:
 
 
 def first_unsent(workdir: Path, rows: list[dict[str, Any]]) -> int:
-    """Return the first step that W&B lacks; rows: all of metrics.jsonl.
+    """Return the first step that W&B does not have; rows: all rows of metrics.jsonl.
 
-    The workdir keeps it, because a resume drops rows and may crash before it has repeated them.
+    Also saves it in the workdir: a resumed run drops rows and may crash before repeating them.
     """
     if not (workdir / WANDB_FILE).exists():  # this run has not used W&B yet
         return 0
@@ -149,7 +149,7 @@ def first_unsent(workdir: Path, rows: list[dict[str, Any]]) -> int:
 
 
 def plain_number(value: Any) -> int | float:
-    """A Python number for a scalar; a float32 gets its shortest decimal form (0.1, not 0.100...01).
+    """A scalar as a Python number; float32 in its shortest decimal form (0.1, not 0.100...01).
 
     Shortest forms are unique, so equal runs write equal bytes.
     """
@@ -163,7 +163,7 @@ def plain_number(value: Any) -> int | float:
 
 
 def plain_row(step: int, metrics: dict[str, Any]) -> dict[str, int | float]:
-    """A row as read_metrics will return it: what follows from it is the same after a resume."""
+    """A row as read_metrics will return it, so that decisions are the same after a resume."""
     return {'step': int(step)} | {name: plain_number(value) for name, value in metrics.items()}
 
 
@@ -172,12 +172,12 @@ def json_line(row: dict[str, int | float]) -> str:
 
 
 def plain(value: float | None) -> float | str | None:
-    """A value for JSON, which has no nan and inf: they become 'nan', 'inf' and '-inf'."""
+    """A value for JSON, which lacks nan and inf: they become 'nan', 'inf' and '-inf'."""
     return value if value is None or math.isfinite(value) else str(value)
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:
-    """Rows of a metrics.jsonl, [] if there is none; a half-written last line is left out."""
+    """Rows of a metrics.jsonl; [] if it does not exist. Skips an incomplete last line."""
     path = Path(path)
     if not path.exists():
         return []
@@ -189,14 +189,14 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, int | float]]:
         try:
             rows.append(parse_row(line))
         except ValueError as error:
-            if number == len(lines):  # no newline after it: the process died while writing
+            if number == len(lines):  # no newline: the process was killed while writing
                 break
             raise ValueError(f'{path}, line {number}: {error}') from error
     return rows
 
 
 def parse_row(line: bytes) -> dict[str, int | float]:
-    """One line of a metrics.jsonl; ValueError says what is wrong with it."""
+    """Parse one line of a metrics.jsonl. Raises ValueError with the reason."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -206,16 +206,16 @@ def parse_row(line: bytes) -> dict[str, int | float]:
     row = {name: to_number(value) for name, value in row.items()}
     wrong = [name for name, value in row.items() if value is None]
     if wrong:
-        raise ValueError(f'{wrong[0]!r} is no number')
+        raise ValueError(f'{wrong[0]!r} is not a number')
     if not {'step', 'time_s'} <= row.keys():
         raise ValueError('step or time_s is missing')
     if not isinstance(row['step'], int) or row['step'] < 0:
-        raise ValueError(f'step {row["step"]} is no count')
+        raise ValueError(f'step {row["step"]} is not a count')
     return row
 
 
 def to_number(value: Any) -> int | float | None:
-    """The number of a JSON value, or of 'nan', 'inf', '-inf'; None if it is none."""
+    """A JSON value or 'nan', 'inf', '-inf' as a number; None for other values."""
     if isinstance(value, str) and value in NOT_FINITE:
         return NOT_FINITE[value]
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST):
@@ -224,7 +224,7 @@ def to_number(value: Any) -> int | float | None:
 
 
 def gaps(steps: set[int], end: int) -> str:
-    """Which of the steps 0 to end - 1 are not in a set: '' or '0 to 3, 7'."""
+    """The steps 0 to end - 1 that are not in a set, as text: '' or '0 to 3, 7'."""
     ranges, before = [], -1
     for step in [*sorted(step for step in steps if step < end), end]:
         if step > before + 1:
@@ -234,7 +234,7 @@ def gaps(steps: set[int], end: int) -> str:
 
 
 def newest_checkpoint(workdir: str | os.PathLike) -> int | None:
-    """The largest step that has a checkpoint, by the names of folders alone; None without any."""
+    """The largest step with a checkpoint, by folder names only; None without checkpoints."""
     folder = Path(workdir) / CHECKPOINTS
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return max((int(name) for name in names if re.fullmatch('[0-9]{1,18}', name)), default=None)
@@ -248,15 +248,16 @@ ASSIGNMENT = re.compile(r'(?<![\w.-])([\w.-]+)=([^&\s]+)')
 
 
 def is_secret_name(name: str) -> bool:
-    """api_key, HF_TOKEN, accessToken, db.password; not tokenizer or max_tokenizer_length."""
+    """Whether a name sounds secret: api_key, HF_TOKEN, accessToken, db.password; not tokenizer."""
     return any(SECRET_WORD.search(word) for word in WORDS.findall(name))
 
 
 def redact(tree: Any, name: str = '') -> Any:
-    """Copy of a config as plain JSON values, without secrets.
+    """Copy a config as plain JSON values without secrets.
 
-    Strings whose field name sounds secret, user-info of URLs, name=secret pairs inside strings and
-    the values of secret-sounding environment variables become '***'. Numbers stay: max_tokens.
+    Replaced by '***': strings in fields with secret-sounding names, user-info of URLs, values of
+    name=secret pairs in strings, and values of secret-sounding environment variables. Numbers stay
+    (max_tokens).
     """
     if hasattr(tree, 'items'):
         return {
@@ -287,8 +288,8 @@ def _mask(name: str, text: str) -> str:
 
 
 def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = ()) -> None:
-    """config.json: the resolved config, the command line, commit and machine; secrets redacted."""
-    from agentrl_jax.records import about  # here: who only reads records needs no JAX
+    """Write config.json: resolved config, command line, commit and machine; secrets redacted."""
+    from agentrl_jax.records import about  # imported here so that reading records needs no JAX
 
     path = Path(workdir) / CONFIG_FILE
     document = {
@@ -301,23 +302,23 @@ def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = 
 
 
 def write_finished(workdir: str | os.PathLike, step: int) -> None:
-    """finished.json: all of a run is on disk. Written last; without it a run must be resumed."""
+    """Write finished.json last: it marks the run as complete; without it, a run can be resumed."""
     write_atomic(Path(workdir) / FINISHED_FILE, json.dumps({'step': step}) + '\n')
 
 
 def finished_step(workdir: str | os.PathLike) -> int | None:
-    """The last step of a run that is finished, None of any other."""
+    """The last step of a finished run; None if it is not finished."""
     path = Path(workdir) / FINISHED_FILE
     if not path.exists():
         return None
     document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get('step'), int):
-        raise ValueError(f'{path}: an object with the last step is expected')
+        raise ValueError(f'{path}: expected a JSON object with the last step')
     return document['step']
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
-    """The value may follow '=' or be the next argument: --api_key=x, --api_key x."""
+    """Redact a command line. Values follow '=' or are the next word: --api_key=x, --api_key x."""
     redacted, flag = [], ''
     for arg in argv:
         name, equals, value = arg.partition('=')

@@ -1,4 +1,4 @@
-"""What learning curves draw: a metric of many seeds over steps, summarised and thinned out."""
+"""Data of learning curves: a metric of several seeds over steps, summarised and thinned out."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,21 +7,21 @@ import numpy as np
 
 from agentrl_jax.measure import stats
 
-MIN_BAND_SEEDS = 5  # a bootstrap interval of fewer holds the truth too seldom to be drawn
-FLAT = 1e-7  # a smaller range is rounding: the axis would be of digits that mean nothing
-LOG_RATIO = 10  # of the largest value to the median: more, and a single spike fills a linear axis
+MIN_BAND_SEEDS = 5  # bootstrap intervals of fewer seeds have too little coverage
+FLAT = 1e-7  # a smaller range is rounding: its axis labels would be meaningless digits
+LOG_RATIO = 10  # largest value / median; above it, a single spike fills a linear axis
 PAD = 0.04  # of the range of y, above and below
 TRIALS = ('first', 'second', 'third', 'fourth', 'fifth')
 SUCCESSES = ('success', *(f'success_{trial}' for trial in TRIALS))
-# Metrics from 0 to 1, by how their names end
+# Suffixes of metrics from 0 to 1.
 SHARES = (*SUCCESSES, 'valid_format', 'pass_at_n', '_frac', '_actions', 'plan_followed')
 Rows = Sequence[Mapping[str, float]]
 
 
 class Curve(NamedTuple):
-    """One label's seeds and their summary; low and high are None when there is no interval."""
+    """One label's seeds and their summary; low and high are None without an interval."""
 
-    seeds: list[tuple[np.ndarray, np.ndarray]]  # (x, y) of each run that has the metric
+    seeds: list[tuple[np.ndarray, np.ndarray]]  # (x, y) of each run with the metric
     x: np.ndarray  # [n]
     centre: np.ndarray  # [n]
     low: np.ndarray | None
@@ -29,24 +29,24 @@ class Curve(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One pair of axes: for each label its seeds, and values of lines across it."""
+    """One pair of axes: the seeds of each label, and the values of reference lines."""
 
     title: str
     metric: str
     runs: Mapping[str, Sequence[Rows]]
     references: Mapping[str, float]
-    unfinished: Mapping[str, Sequence[Rows]] = {}  # drawn, and in no summary
+    unfinished: Mapping[str, Sequence[Rows]] = {}  # drawn, but excluded from summaries
     y_label: str = ''
 
 
 def all_runs(panel: Panel) -> list[Rows]:
     """The rows of every run of a panel, finished or not."""
-    every = [*panel.runs.values(), *panel.unfinished.values()]
-    return [rows for seeds in every for rows in seeds]
+    groups = [*panel.runs.values(), *panel.unfinished.values()]
+    return [rows for seeds in groups for rows in seeds]
 
 
 def joined(panel: Panel, x: str, most: int) -> int:
-    """How many neighbouring values become one point, so that no run has more points than `most`."""
+    """Number of neighbouring values to average so that no run has more than `most` points."""
     longest = max((points(rows, panel.metric, x)[0].size for rows in all_runs(panel)), default=0)
     return max(1, -(-longest // most))
 
@@ -61,9 +61,9 @@ def summarise(
 ) -> Curve | None:
     """Return seeds and their summary; None if no run has the metric.
 
-    Several seeds: the interquartile mean over x that all of them cover (linear interpolation), with
-    MIN_BAND_SEEDS or more with its 95 % bootstrap interval. One seed: its logged Wilson interval.
-    join: number of neighbouring values that become one mean; most: points of a curve.
+    Several seeds: the interquartile mean over the x range that all of them cover (linear
+    interpolation); from MIN_BAND_SEEDS on, with a 95 % bootstrap interval. One seed: its logged
+    Wilson interval. join: number of values per mean; most: maximum number of points.
     """
     seeds = [seed for rows in runs if (seed := points(rows, metric, x, join))[0].size]
     if not seeds:
@@ -74,7 +74,7 @@ def summarise(
         if low.size == high.size == seeds[0][0].size:
             return Curve(seeds, *seeds[0], low, high)
         return Curve(seeds, *seeds[0], None, None)
-    # The points of all runs (thinned out) where all runs have values
+    # The points of all runs, thinned out, in the range that all runs cover.
     first, last = max(x[0] for x, _ in seeds), min(x[-1] for x, _ in seeds)
     at = np.unique(np.concatenate([x for x, _ in seeds]))
     at = at[(at >= first) & (at <= last)]
@@ -88,7 +88,7 @@ def summarise(
 
 
 def points(rows: Rows, metric: str, x: str, join: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """(x, y) of the rows that have both as finite numbers, by rising x; means of `join` each."""
+    """(x, y) of rows with finite values of both, sorted by x; means of `join` values each."""
     pairs = [(row[x], row[metric]) for row in rows if x in row and metric in row]
     table = np.array(pairs, np.float64).reshape(-1, 2)
     table = table[np.isfinite(table).all(axis=1)]
@@ -101,7 +101,7 @@ def points(rows: Rows, metric: str, x: str, join: int = 1) -> tuple[np.ndarray, 
 
 
 def y_range(panels: Sequence[Panel], x: str = 'step', join: int = 1) -> tuple[float, float]:
-    """Limits that hold all seeds, single runs' intervals and references of some panels."""
+    """Limits that contain all seeds, single runs' intervals and references of the panels."""
     finite = _values(panels, x, join)
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
     share = panels[0].metric.endswith(SHARES)
@@ -115,7 +115,7 @@ def y_range(panels: Sequence[Panel], x: str = 'step', join: int = 1) -> tuple[fl
 
 
 def spiky(panel: Panel, x: str = 'step', join: int = 1) -> bool:
-    """Whether a few values are so much larger than the rest that only a log axis shows both."""
+    """Whether a few values are so large that only a log axis can display the rest as well."""
     values = _values([panel], x, join)
     if panel.metric.endswith(SHARES) or not values.size or values.min() <= 0:
         return False
@@ -123,7 +123,7 @@ def spiky(panel: Panel, x: str = 'step', join: int = 1) -> bool:
 
 
 def _values(panels: Sequence[Panel], x: str, join: int) -> np.ndarray:
-    """Every finite value that some panels draw."""
+    """Every finite value in the panels."""
     names = {panel.metric + end for panel in panels for end in ('', '_low', '_high')}
     lines = [value for panel in panels for value in panel.references.values()]
     drawn = [

@@ -1,4 +1,4 @@
-"""Cells of a table: the runs of a row and column, their statistics, and the lines to compare with.
+"""Cells of a table: the runs of a row and column, and their statistics.
 
 Random play, the oracle, the starting policies and the expert's clones are further lines.
 """
@@ -41,8 +41,8 @@ LINE_NAMES = {
     RANDOM: 'random play',
     ORACLE: 'oracle',
 }
-PAYMENT = re.compile('reward|cost|penalty|graded')  # fields of a world that do not change play
-CLONE_FIELDS = (  # fields that a clone shares with the runs it is compared with
+PAYMENT = re.compile('reward|cost|penalty|graded')  # environment fields that do not change play
+CLONE_FIELDS = (  # fields in which a clone and the runs it is compared with must agree
     'env.name',
     'env.pool_seed',
     'env.eval_levels',
@@ -84,7 +84,7 @@ class Table:
     """All figures of a table; build() fills in the two frames last.
 
     entries: one line per run of a cell. Columns: kind, row, column, seed, run, step, steps,
-      finished, counts (it enters the statistics), value, wilson_low, wilson_high, fault, `also`.
+      finished, counts (is in the statistics), value, wilson_low, wilson_high, fault, `also`.
     cells: one line per cell. kind is RUNS or a key of LINE_NAMES. planned is 0 if no run
       contributes to the figure. p_holm is adjusted for all comparisons; values is an array.
     """
@@ -92,7 +92,7 @@ class Table:
     spec: Spec
     rows: Sequence[str]
     columns: Sequence[str]
-    also: tuple[str, ...]  # names in spec.also that some run measured
+    also: tuple[str, ...]  # names in spec.also that at least one run measured
     seeds: Sequence[Any]
     runs: Groups
     tokens: Mapping[str, int]  # by column: the number of sampled tokens; empty if not equal
@@ -122,28 +122,28 @@ def _records(frame: pd.DataFrame, keys: Sequence[str]) -> dict[tuple[str, ...], 
 
 
 def build(runs: Sequence[Run], spec: Spec, clones: Sequence[Run] = ()) -> Table:
-    """Build the table that a spec describes.
+    """Build the table of a spec.
 
-    clones: runs whose clones, of the same seeds and without a step of RL, are compared with the
-    runs that have the same CLONE_FIELDS.
+    clones: behaviour clones without a step of RL. Each is compared with the runs of the same seed
+    and the same CLONE_FIELDS.
     """
     runs = choose(runs, spec)
     groups = group_runs(runs, spec)
     rows, columns = (ordered({key[i] for key in groups}, spec.labels) for i in (0, 1))
     if spec.baseline and spec.baseline not in rows:
-        raise ValueError(f'baseline {spec.baseline!r} is no row; rows are {rows}')
+        raise ValueError(f'baseline {spec.baseline!r} is not a row; rows are {rows}')
     measured = {name for r in runs for row in r.rows for name, x in row.items() if x == x}
     also = tuple(name for name in spec.also if name in measured)
     seeds = sorted({field(run, 'seed') for run in runs}, key=rank)
     tokens = _equal_tokens(groups, spec) if spec.at in (EQUAL_TOKENS, AREA) else {}
     table = Table(spec, rows, columns, also, seeds, groups, tokens)
-    own = {
+    run_entries = {
         (row, column): {
             (None, i): _entry(run, spec, also, tokens.get(column)) for i, run in enumerate(members)
         }
         for (row, column), members in groups.items()
     }
-    lines = {RUNS: own, START: _starts(table)}
+    lines = {RUNS: run_entries, START: _starts(table)}
     lines[CLONE] = _clones(table, [run for run in clones if field(run, 'seed') in seeds])
     lines |= {kind: _references(table, kind) for kind in (RANDOM, ORACLE)}
     entries, cells = [], []
@@ -184,17 +184,17 @@ def _equal_tokens(groups: Groups, spec: Spec) -> dict[str, int]:
                 last = rows[-1]['tokens']
                 if not last:
                     raise ValueError(
-                        f'at={spec.at}: run {run.name} sampled no token before its last '
-                        f'{spec.metric}, as a clone does: leave it out, or choose at=last'
+                        f'at={spec.at}: run {run.name} sampled no tokens before its last '
+                        f'{spec.metric}, like a clone: leave it out, or choose at=last'
                     )
                 least[column] = min(last, least.get(column, last))
     return least
 
 
 def _at_tokens(rows: Sequence[Row], tokens: int) -> Row:
-    """The validation after a number of sampled tokens, interpolated; past the end: the last one.
+    """The interpolated validation after a number of sampled tokens; past the end, the last one.
 
-    The step is taken from the validation before.
+    The step is that of the preceding validation.
     """
     before = [row for row in rows if row['tokens'] <= tokens]
     if len(before) == len(rows):
@@ -213,9 +213,9 @@ def _last_three(rows: Sequence[Row], names: Sequence[str]) -> Row:
 
 
 def _area(rows: Sequence[Row], names: Sequence[str], tokens: int | None) -> Row:
-    """Means of metrics over the sampled tokens up to a number, linear between validations.
+    """Means of metrics over the sampled tokens, linearly interpolated between validations.
 
-    tokens: None means up to the last validation.
+    tokens: end of the range; None: the last validation.
     """
     end = rows[-1] if tokens is None else _at_tokens(rows, tokens)
     until = [*(row for row in rows if row['tokens'] < end['tokens']), end]
@@ -229,7 +229,7 @@ def _area(rows: Sequence[Row], names: Sequence[str], tokens: int | None) -> Row:
 
 
 def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None) -> Entry:
-    """The run's value at the place that the spec names; tokens: of its column, where equal."""
+    """The run's value at spec.at; tokens: of its column with AREA and EQUAL_TOKENS."""
     evaluated = [row for row in run.rows if spec.metric in row]
     finished = is_finished(run)
     if spec.at not in PLACES:
@@ -239,7 +239,7 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None) -> Ent
     if not evaluated:
         return _reading(run, {}, spec, also) | {'step': end, 'fault': run.fault}
     row = evaluated[-1]
-    if spec.at == BEST:  # the earliest of the best
+    if spec.at == BEST:  # the earliest in a tie
         known = [r for r in evaluated if math.isfinite(r.get(SUCCESS, math.nan))]
         row = max(known, key=lambda r: r[SUCCESS], default=row)
     elif spec.at == LAST_THREE:
@@ -258,7 +258,7 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None) -> Ent
 
 
 def _reading(run: Run, row: Row, spec: Spec, also: Sequence[str]) -> Entry:
-    """The metrics of one row of a run, before it is decided whether they count."""
+    """The entry of one row of a run; `finished` and `counts` are set by the caller."""
     ends = [row.get(f'{spec.metric}_{end}', math.nan) for end in ('low', 'high')]
     return {
         'seed': field(run, 'seed'),
@@ -279,7 +279,7 @@ def _reading(run: Run, row: Row, spec: Spec, also: Sequence[str]) -> Entry:
 
 
 def _starts(table: Table) -> Entries:
-    """Step 0 of all runs; rows have the same start if its first figures are the same."""
+    """Step 0 of all runs; runs with equal figures there count as the same start."""
     spec, starts = table.spec, {}
     for key, runs in table.runs.items():
         for run in runs:
@@ -292,23 +292,23 @@ def _starts(table: Table) -> Entries:
 
 
 def _clones(table: Table, clones: Sequence[Run]) -> Entries:
-    """Clones of the expert that see what the runs see.
+    """Clones of the expert with the same environment and observations as the runs.
 
-    Only the end of a clone is known, so none is compared with the area under a run's curve.
+    A clone has only a final value, so it is not compared with the area under a run's curve.
     """
     spec = table.spec
     if spec.metric != SUCCESS or spec.at == AREA:
         return {}
-    ended = [run for run in clones if _is_clone(run, spec.metric)]
-    firsts = {key: runs[0] for key, runs in table.runs.items()} if ended else {}
-    runs = complete([*ended, *firsts.values()])
-    ended, firsts = runs[: len(ended)], dict(zip(firsts, runs[len(ended) :], strict=True))
+    valid = [run for run in clones if _is_clone(run, spec.metric)]
+    firsts = {key: runs[0] for key, runs in table.runs.items()} if valid else {}
+    runs = complete([*valid, *firsts.values()])
+    valid, firsts = runs[: len(valid)], dict(zip(firsts, runs[len(valid) :], strict=True))
     nothing = dict.fromkeys(table.also, math.nan)
     return {
         key: {
             (None, i): _reading(clone, clone.rows[-1], spec, ())
             | {'finished': True, 'counts': True, **nothing}
-            for i, clone in enumerate(ended)
+            for i, clone in enumerate(valid)
             if _sees_the_same(clone, run)
         }
         for key, run in firsts.items()
@@ -316,17 +316,17 @@ def _clones(table: Table, clones: Sequence[Run]) -> Entries:
 
 
 def _is_clone(run: Run, metric: str) -> bool:
-    """Whether it is cloned from the expert's own play, untrained otherwise, and has its figure."""
+    """Whether a run only clones the expert, without RL, and has measured the metric."""
     cloned = run.fields.get('clone.episodes', 0) > 0 and run.fields.get('clone.oracle') == 1
-    ended = field(run, 'steps') == 0 and is_finished(run) and not run.fault
-    return cloned and ended and math.isfinite(run.rows[-1].get(metric, math.nan))
+    is_finished_clone = field(run, 'steps') == 0 and is_finished(run) and not run.fault
+    return cloned and is_finished_clone and math.isfinite(run.rows[-1].get(metric, math.nan))
 
 
 def _sees_the_same(clone: Run, run: Run) -> bool:
-    """Whether both have the same world, levels, prompts, budgets and policy.
+    """Whether both have the same environment, levels, prompts, budgets and policy.
 
-    Payments may differ, for clones do not learn from them. Both have the fields of one version; a
-    field that one of them still lacks, since its config cannot be read, is not compared.
+    Rewards may differ, because clones do not learn from them. Both have the fields of the same
+    version. A field that is missing in one of them (its config cannot be read) is not compared.
     """
     world = f'{run.fields["env.name"]}.'
     names = [n for n in run.fields if n.startswith(world) and not PAYMENT.search(n)]
@@ -347,7 +347,7 @@ def _references(table: Table, kind: str) -> Entries:
 
 
 def _merged(kind: str, entries: Entries, table: Table) -> list[tuple[str, list[list[Entry]]]]:
-    """(label, entries of each column) of the lines of a kind: one line if all rows share it."""
+    """(label, entries per column) of the lines of a kind: one line if it is equal for all rows."""
 
     def rows_agree(column: str) -> bool:
         keys = [entries.get((row, column), {}).keys() for row in table.rows]
@@ -368,7 +368,7 @@ def _merged(kind: str, entries: Entries, table: Table) -> list[tuple[str, list[l
             if kind == CLONE and len(set(seeds)) < len(seeds):
                 names = ', '.join(entry['run'] for entry in part)
                 raise ValueError(
-                    f'clones: {names} see the same, and some share a seed: name one set'
+                    f'clones: {names} have the same settings, and some the same seed: pass one set'
                 )
             parts.append(part)
         name = LINE_NAMES.get(kind, members[0])
@@ -380,7 +380,7 @@ def _merged(kind: str, entries: Entries, table: Table) -> list[tuple[str, list[l
 
 
 def _cell(kind: str, entries: Sequence[Entry], table: Table) -> Cell:
-    """The figure of the runs of one cell, or of random play or the oracle."""
+    """The statistics of one cell: of its runs, or of random play or the oracle."""
     if kind in (RANDOM, ORACLE):
         values = sorted(entry['value'] for entry in entries)
         return _constant(sum(values) / len(values) if values else math.nan, table.also)
@@ -410,7 +410,7 @@ def _constant(value: float, also: Sequence[str]) -> Cell:
 
 
 def _figure(strata: Sequence[np.ndarray]) -> Cell:
-    """Mean and IQM of all runs, and the bootstrap interval within strata."""
+    """Mean and IQM of all runs, with a bootstrap interval (resampled within strata)."""
     runs = np.concatenate([np.asarray(part, float) for part in strata] or [np.array([])])
     nothing = dict.fromkeys(('mean', 'std', 'iqm', 'low', 'high'), math.nan)
     if not strata or any(len(part) == 0 for part in strata):
@@ -424,9 +424,9 @@ def _figure(strata: Sequence[np.ndarray]) -> Cell:
 
 
 def _overall(cells: Sequence[Cell], also: Sequence[str]) -> Cell:
-    """All columns of a line together, each a stratum; nan unless all have equally many runs.
+    """Statistics over all columns of a line (strata); nan if their numbers of runs differ.
 
-    Unequal numbers of runs would weight the columns differently from row to row.
+    Unequal numbers would weight the columns differently in each row.
     """
     if not any(cell['planned'] for cell in cells):  # random play, the oracle
         return cells[0] | {
@@ -461,18 +461,18 @@ def _compare(cells: Sequence[Cell], entries: Sequence[Entry], spec: Spec) -> Non
 
 
 def _better(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Cell:
-    """P(a run of ours beats one of theirs) with its interval, mean over columns."""
+    """P(a run of ours beats one of theirs), averaged over columns, with its interval."""
     if min(values.size for values in [*ours, *theirs]) == 0:
         return {}
     low, high = stats.improvement_interval(ours, theirs, resamples=RESAMPLES)
-    if low == high:  # one run each, or all pairs equal: redrawing shows no uncertainty
+    if low == high:  # one run each, or all pairs equal: resampling has no variance
         low = high = math.nan
     p = stats.probability_of_improvement(ours, theirs)
     return {'p_better': p, 'p_low': low, 'p_high': high}
 
 
 def _gain(ours: Sequence[Entry], theirs: Sequence[Entry], margin: float) -> Cell:
-    """The mean difference seed by seed and its test; nothing if some seed has several runs."""
+    """The mean paired difference and its test; {} if a seed has several runs."""
     values = [{entry['seed']: entry['value'] for entry in part} for part in (ours, theirs)]
     seeds = sorted(values[0].keys() & values[1].keys(), key=rank)
     if not seeds or [len(each) for each in values] != [len(ours), len(theirs)]:

@@ -1,6 +1,6 @@
-"""Learning curves of a table: a panel for each column, a colour for each row.
+"""Learning curves of a table: one panel per column, one colour per row.
 
-With many rows plots.draw makes small multiples of them, a line of panels for each row.
+With many rows, plots.draw makes small multiples: a line of panels per row.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,11 @@ MAX_COLUMNS = 3
 
 
 def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
-    """curves_step, curves_tokens, curves_seconds and signals (or signals_<name>), in these formats.
+    """Write curves_step, curves_tokens, curves_seconds and signals (or signals_<name>).
 
-    An axis that no run knows is left out, and seconds unless all runs were trained on one machine
-    and it is known (several of one run are 'a; b'): else they compare machines. Panels of the
-    table's metric have one range of y; signals differ in size by environment, so each of their
-    panels has its own range.
+    Axes without data are left out. Seconds are left out unless all runs were trained on one known
+    machine, since they would compare machines (a run that moved has 'a; b'). Panels of the table's
+    metric share one y range. Signals differ in size between environments, so their panels do not.
     """
     panels = _panels(table, table.spec.metric)
     limits = {table.spec.metric: series.y_range(panels)}
@@ -40,7 +39,7 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
 
 
 def _write_signals(table: Table, folder: Path, endings: Sequence[str]) -> list[Path]:
-    """One figure of all signals; of small multiples with several columns, one for each signal."""
+    """Draw all signals in one figure; small multiples with several columns get one per signal."""
     of_signal = {name: _panels(table, name) for name in table.spec.signals}
     panels = [panel for found in of_signal.values() for panel in found]
     if not panels:
@@ -52,7 +51,7 @@ def _write_signals(table: Table, folder: Path, endings: Sequence[str]) -> list[P
             stem = folder / f'signals_{name.split("/")[-1]}'
             drawn += plots.draw(found, stem, x='step', columns=len(found), endings=endings)
         return drawn
-    columns = len(panels) // len(of_signal)  # a line a signal
+    columns = len(panels) // len(of_signal)  # one line per signal
     if not several:  # name the panel after the signal, not the single column
         panels = [p._replace(title=plain_name(p.metric), y_label='') for p in panels]
         columns = _columns(len(panels))
@@ -65,7 +64,7 @@ def _columns(panels: int) -> int:
 
 
 def _panels(table: Table, metric: str) -> list[series.Panel]:
-    """One per column; unfinished and missing runs are separate."""
+    """One panel per column; unfinished and missing runs are separate."""
     panels = []
     for i, column in enumerate(table.columns):
         if column == OVERALL:
@@ -78,7 +77,7 @@ def _panels(table: Table, metric: str) -> list[series.Panel]:
             unfinished[label] = [run.rows for run in runs if not state[run.name]]
             unfinished[label] += [[]] * (cells[i]['planned'] - len(runs))
         title, label = (column, plain_name(metric)) if table.spec.cols else (plain_name(metric), '')
-        references = {}  # random play and the oracle, of each row where rows differ
+        references = {}  # random play and the oracle, per row if they differ
         if metric == SUCCESS:
             references = {name: x[i]['mean'] for name, x in table.lines(RANDOM, ORACLE)}
         panels.append(series.Panel(title, metric, finished, references, unfinished, label))

@@ -1,4 +1,4 @@
-"""Forest plot of a table: what each row has more than the baseline, seed by seed."""
+"""Forest plot of a table: differences from the baseline, paired by seed."""
 
 import math
 import textwrap
@@ -21,7 +21,7 @@ GAIN = ['gain', 'gain_low', 'gain_high']
 
 
 class Difference(NamedTuple):
-    """One row's in one column; low and high are nan for one pair of runs."""
+    """The difference of one row in one column; low and high are nan for one pair of runs."""
 
     row: str
     mean: float
@@ -30,21 +30,21 @@ class Difference(NamedTuple):
 
 
 def differences(table: Table) -> dict[str, list[Difference]]:
-    """For each column the rows that were compared, from top to bottom; shares in per cent."""
+    """The compared rows of each column, from top to bottom; shares in per cent."""
     unit = 100 if is_share(table.spec.metric) else 1
     compared = table.cells[table.cells.gain.notna()]
-    found = {
+    by_column = {
         column: [
             Difference(label, *(unit * value for value in values))
             for label, *values in cells[['row', *GAIN]].itertuples(index=False)
         ]
         for column, cells in compared.groupby('column', sort=False)
     }
-    return {column: found[column] for column in table.columns if column in found}
+    return {column: by_column[column] for column in table.columns if column in by_column}
 
 
 def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
-    """forest.<ending>: a panel a column and a line a row; none without a comparison."""
+    """Write forest.<ending>: one panel per column, one line per row; [] without a comparison."""
     panels, spec = differences(table), table.spec
     if not panels:
         return []
@@ -63,7 +63,7 @@ def draw(
     unit: float = 100,
     margin: float = 0.0,
 ) -> list[Path]:
-    """path.<ending>: panels by title, each a line a row. unit: 100 where rows are in points."""
+    """Write path.<ending> from panels by title. unit: 100 if values are in percentage points."""
     heights = [len(rows) + 1 for rows in panels.values()]
     with matplotlib.rc_context(plots.STYLE):
         figure = Figure(layout='constrained')
@@ -72,8 +72,8 @@ def draw(
         for axis, (column, rows) in zip(axes[:, 0], panels.items(), strict=True):
             _draw(axis, rows, unit * margin)
             axis.set_title(column)
-        shown = [x for rows in panels.values() for row in rows for x in row[1:]]
-        axes[0, 0].set_xlim(*_range([*shown, unit * margin, -unit * margin], unit))
+        values = [x for rows in panels.values() for row in rows for x in row[1:]]
+        axes[0, 0].set_xlim(*_range([*values, unit * margin, -unit * margin], unit))
         parts = ['mean of runs of one seed', "95 % Student's interval"]
         parts += [f'grey: ±{unit * margin:g}'] * bool(margin)
         figure.supxlabel(f'{what}\n{"   ".join(parts)}', fontsize=9)
@@ -81,7 +81,7 @@ def draw(
 
 
 def _draw(axis: Axes, rows: Sequence[Difference], margin: float) -> None:
-    """The first row at the top."""
+    """Draw the rows, the first at the top."""
     colour = plots.COLOURS[0]
     if margin:
         axis.axvspan(-margin, margin, color=MARGIN_COLOUR, linewidth=0, zorder=0)
@@ -99,7 +99,7 @@ def _draw(axis: Axes, rows: Sequence[Difference], margin: float) -> None:
 
 
 def _range(values: Sequence[float], unit: float) -> tuple[float, float]:
-    """Limits that hold all values and 0; intervals of shares are cut at +-100 points."""
+    """Limits that contain all values and 0; shares are clipped at +-100 points."""
     finite = [0.0, *(value for value in values if math.isfinite(value))]
     low, high = min(finite), max(finite)
     if unit == 100:

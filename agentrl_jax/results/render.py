@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX and CSV; the same table, the same bytes."""
+"""Tables as Markdown, LaTeX and CSV; equal tables give equal bytes."""
 
 import math
 import re
@@ -34,7 +34,7 @@ SINGLE = 'ʷ'  # marks the interval of a single run
 P_NAME = 'p (Holm)'
 SAME = 'same'  # marks a difference that is significantly within the margin
 MORE_IS_BETTER = (*SUCCESSES, 'gain', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
-BOLD = ('\ue000', '\ue001')  # around a figure; of Unicode's characters without a meaning
+BOLD = ('\ue000', '\ue001')  # around a bold figure; from Unicode's private-use area
 LATEX = str.maketrans(
     {
         BOLD[0]: r'\textbf{',
@@ -52,7 +52,7 @@ LATEX = str.maketrans(
 
 
 def markdown(table: Table) -> str:
-    """The table, the runs of each figure, and notes."""
+    """Return the table, the runs of each figure, and notes."""
     parts = [
         _markdown_table(matrix(table)),
         _markdown_table(details(table)),
@@ -62,12 +62,12 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """The table as a tabular of booktabs, the best row of each column bold; notes are comments."""
+    """Return a booktabs tabular with the best row of each column in bold and notes as comments."""
     marked = [[_one_line(text).translate(LATEX) for text in x] for x in matrix(table, bold=True)]
     header, *lines = marked
-    own = len(table.lines(RUNS))
-    if len(lines) > own:
-        lines[own][0] = f'\\midrule\n{lines[own][0]}'
+    num_rows = len(table.lines(RUNS))
+    if len(lines) > num_rows:
+        lines[num_rows][0] = f'\\midrule\n{lines[num_rows][0]}'
     form = 'l' + 'r' * (len(header) - 1)
     text = pd.DataFrame(lines, columns=header).to_latex(index=False, column_format=form)
     remarks = ''.join(f'% {_one_line(note)}\n' for note in notes(table))
@@ -75,7 +75,7 @@ def latex(table: Table) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """One line per cell, to six digits; shares from 0 to 1."""
+    """Return one line per cell with six digits; shares from 0 to 1."""
     spec, cells = table.spec, table.cells.copy()
     cells['metric'] = spec.metric
     cells['at'] = ['0' if kind == START else spec.at for kind in cells.kind]
@@ -89,7 +89,7 @@ def csv_text(table: Table) -> str:
 
 
 def runs_csv(table: Table) -> str:
-    """One line per run: how far it is, its figure, and the Wilson interval of its episodes."""
+    """Return one line per run: its progress, figure and Wilson interval."""
     names = ['row', 'column', 'seed', 'run', 'step', 'steps', 'finished', 'counts', 'value']
     entries = table.entries[table.entries.kind == RUNS]
     return _csv(entries[[*names, 'wilson_low', 'wilson_high', *table.also]])
@@ -100,9 +100,9 @@ def _csv(lines: pd.DataFrame) -> str:
 
 
 def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
-    """Header and lines: for each column its figure and what is compared with it.
+    """Header and lines: for each column, its figure and the comparisons with it.
 
-    bold: the best figures of a column are between BOLD.
+    bold: mark the best figures of each column with BOLD.
     """
     spec = table.spec
     lines = table.lines()
@@ -132,7 +132,7 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
 
 
 def details(table: Table) -> list[list[str]]:
-    """One line per cell: mean, standard deviation, and the figure of every run by its seed."""
+    """One line per cell: mean, standard deviation, and the figure of each run with its seed."""
     spec = table.spec
     axes = [', '.join(spec.rows), ', '.join(spec.cols) or 'metric']
     seeds = ', '.join(map(str, table.seeds))
@@ -151,75 +151,75 @@ def details(table: Table) -> list[list[str]]:
 
 
 def notes(table: Table) -> list[str]:
-    """Notes for readers; only those that apply to this table."""
+    """The notes that apply to this table."""
     spec = table.spec
     unit = ' in per cent' if is_share(spec.metric) else ''
     kinds = set(table.cells.interval)
     place = PLACES.get(spec.at, f'at step {spec.at}')
-    found = [
+    lines = [
         f'`{spec.metric}`{unit} {place}: interquartile mean over seeds (runs that count / runs '
         'planned).'
     ]
     if 'bootstrap' in kinds:
-        found.append(
+        lines.append(
             f'[ ]: 95 % interval, runs redrawn within each cell {RESAMPLES:,} times. Of few seeds '
             'it is too short: of normal ones it holds the truth in 76 % of cases with 3, 90 % with '
             '5 and 93 % with 10.'
         )
     if 'wilson' in kinds:
-        found.append(f'{SINGLE}: one run; 95 % Wilson interval of its episodes.')
+        lines.append(f'{SINGLE}: one run; 95 % Wilson interval of its episodes.')
     if table.also:
         names = ' and '.join(map(plain_name, table.also))
         place = 'in the same way' if spec.at in (LAST_THREE, AREA) else 'at the same step'
-        found.append(f'{names[0].upper()}{names[1:]}: mean over the same runs, {place}.')
+        lines.append(f'{names[0].upper()}{names[1:]}: mean over the same runs, {place}.')
     if spec.at == BEST:
-        found.append('The best step was chosen on the episodes it is reported on: biased upwards.')
+        lines.append('The best step was chosen on the episodes it is reported on: biased upwards.')
     if table.tokens:
         each = ', '.join(f'{column} {count:,}' for column, count in table.tokens.items())
-        found.append(
+        lines.append(
             f'Sampled tokens: {each}, where the run of the column that sampled fewest ends; the '
             f'others are {"summed up to" if spec.at == AREA else "read"} there, linearly between '
             'two validations.'
         )
     if spec.baseline:
-        # A start is shared only if step 0 was measured and equal
+        # A start is shared only if step 0 was measured and is equal.
         starts = [label for label, _ in table.lines(START)]
         shared = 'start, levels and noise' if starts == [LINE_NAMES[START]] else 'levels and noise'
         if starts and starts != [LINE_NAMES[START]]:
             shared += ', not all of them the start'
-        found.append(
+        lines.append(
             f'P(> {spec.baseline}): share of pairs of runs that this row wins, ties half; no '
             'interval where redrawn runs are all alike.'
         )
-        found.append(
+        lines.append(
             f'Less {spec.baseline}: mean difference of runs of one seed, which share '
             f"{shared}, with Student's 95 % interval."
         )
     if tests := table.cells.p_holm.count():
-        found.append(
+        lines.append(
             f"{P_NAME}: Student's paired test of this difference, two-sided, adjusted for all such "
             f'tests of the table (Holm, n = {tests}).'
         )
     if spec.margin:
-        found.append(
+        lines.append(
             f'{SAME}: the 90 % interval of the difference lies within '
             f'±{number(spec.metric, spec.margin)} (two one-sided tests at 5 %).'
         )
     if spec.overall:
-        found.append(
+        lines.append(
             f'{OVERALL}: the runs of all columns, redrawn within each, where all have as many.'
         )
     if table.lines(CLONE):
-        found.append(
+        lines.append(
             'Expert clone: no RL, but clean play of an expert who is asked at will, cloned for the '
             f'cost that {" and ".join(spec.clones)} names.'
         )
     elif spec.clones and spec.metric == SUCCESS and spec.at != AREA:
-        found.append(f'No clone of {" and ".join(spec.clones)} sees what these runs see.')
+        lines.append(f'No clone of {" and ".join(spec.clones)} sees what these runs see.')
     if spec.where:
         chosen = '; '.join(f'{name} = {" or ".join(x)}' for name, x in spec.where.items())
-        found.append(f'Only runs with {chosen}.')
-    return found + _absent(table)
+        lines.append(f'Only runs with {chosen}.')
+    return lines + _absent(table)
 
 
 def is_share(metric: str) -> bool:
@@ -227,12 +227,12 @@ def is_share(metric: str) -> bool:
 
 
 def plain_name(metric: str) -> str:
-    """'eval/valid_format' is 'valid format'."""
+    """'eval/valid_format' becomes 'valid format'."""
     return metric.split('/')[-1].replace('_', ' ')
 
 
 def number(metric: str, value: float) -> str:
-    """A share in per cent with one decimal; anything else to four digits."""
+    """Shares in per cent with one decimal; other values with four digits."""
     if math.isnan(value):
         return NOTHING
     return f'{100 * value:.1f}' if is_share(metric) else f'{value:.4g}'
@@ -244,7 +244,7 @@ def published(spec: Spec, row: str, column: str) -> str:
 
 
 def _best(metric: str, cells: Sequence[Cell]) -> str:
-    """The best figure of the rows in a column as printed; '' for one row, or if none is better."""
+    """The best figure of a column, formatted; '' for a single row or a metric without a best."""
     known = [cell['iqm'] for cell in cells if cell['kind'] == RUNS and cell['iqm'] == cell['iqm']]
     rated = metric.split('/')[-1] in MORE_IS_BETTER
     return number(metric, max(known)) if rated and len(known) > 1 else ''
@@ -286,8 +286,8 @@ def _entry_text(entry: Entry, spec: Spec) -> str:
 
 
 def _progress(entry: Entry) -> str:
-    begun = not pd.isna(entry['step'])
-    return f'at step {entry["step"]} of {entry["steps"]}' if begun else 'not begun'
+    has_started = not pd.isna(entry['step'])
+    return f'at step {entry["step"]} of {entry["steps"]}' if has_started else 'not begun'
 
 
 def _missing_seeds(table: Table, entries: Sequence[Entry]) -> list[str]:
@@ -296,7 +296,7 @@ def _missing_seeds(table: Table, entries: Sequence[Entry]) -> list[str]:
 
 
 def _absent(table: Table) -> list[str]:
-    """Notes on faulty runs, unfinished runs and seeds without a run."""
+    """Notes on faulty and unfinished runs, and on seeds without a run."""
     refused, unfinished, missing = [], [], []
     for label, cells in table.lines(RUNS):
         for column in (cell['column'] for cell in cells if cell['column'] != OVERALL):

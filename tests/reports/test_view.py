@@ -201,7 +201,7 @@ def test_broken_files_break_no_page(tmp_path, text):
         (folder / name).write_text(text)
     assert bool(live_page.read(folder).problems) == (text == '{"a') and Page(live(folder)).text
     (folder / run_log.METRICS_FILE).write_text('{"step": 5, "time_s": "<i>"}\n')
-    assert "'time_s' is no number" in Page(live(folder)).text
+    assert "'time_s' is not a number" in Page(live(folder)).text
 
 
 def test_the_state_of_a_run(tmp_path):

@@ -110,7 +110,7 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     (older, step), rows = run.steps(), run.rows()
     assert 7 < step < 20 and rows[-1]['step'] == step - 1
     assert run.said().count('asked to stop') == 1
-    assert f'stopped; step {step} is saved, and the same command resumes: ' in run.said()
+    assert f'stopped; step {step} is saved. Run the same command to resume: ' in run.said()
     assert not (run.path / 'now.json').exists()
     assert run_log.finished_step(run.path) is None
     ahead = json.dumps({**rows[-1], 'step': step}) + '\n'
