@@ -3,14 +3,13 @@
 Three agents (agentrl_jax/text/README.md) play FrozenLake with 6 x 6 cells, where the goal can be
 ten moves away or more, and Sokoban. `act` answers with actions only, `think` writes a thought
 before each answer, and `plan` writes a plan before its first action. All train with turn GRPO and
-have three acting turns. They share a tokenizer in which the tags of every kind of turn are single
-tokens (tokens/agents.model). The arms `reflect` and `retry`, which have two trials and are rewarded
-for the last one, need agent.reward=gain. Commit 55cb303 was the last with that option.
+have three acting turns. They share a tokenizer with single tokens for the tags of all turns
+(tokens/agents.model). The arms `reflect` and `retry`, with two trials and a reward for the last
+one, need agent.reward=gain. Commit 55cb303 was the last with that option.
 
 Each arm has its own clone because its turns differ. Demonstrations follow the expert in the share
-clone.oracle of the acting turns. The written text, a thought or a plan, always names the expert's
-actions. Arms that write therefore learn more about the expert. They start from different policies,
-which have their own rows in the tables.
+clone.oracle of the acting turns, while a thought or plan always names the expert's actions. Arms
+that write therefore learn more about the expert; their starting policies have their own rows.
 
 Equal sampled tokens: as in turn_credit, each column is read at the tokens of its shortest run. Arms
 that write sample more tokens per step and take fewer steps.
@@ -28,7 +27,10 @@ from experiments.turn_credit import EPISODES, SAME
 
 CONFIG = 'configs/small.py'
 ROWS = ('agent.name', 'agent.trials', 'env.think')
-ACTS, NAMES_ALL = 9, 21  # sampled tokens of four actions, and of ten between tags, with their ends
+ACTS, NAMES_ALL = (
+    9,
+    21,
+)  # sampled tokens of four actions, and of ten between tags, with their ends
 ARMS = {
     'act': {'env.think': False, 'env.max_turns': 3, 'rollout.max_response': ACTS},
     'think': {
@@ -50,7 +52,7 @@ NAMES = {'sokoban': 'Sokoban', 'frozen_lake': 'FrozenLake'}
 
 
 def budget(arm, world):
-    """Tokens that hold the longest episode of an arm, in steps of 8."""
+    """Return the tokens of an arm's longest episode, rounded up to a multiple of 8."""
     longest = PREFIX + arm['env.max_turns'] * (TURN[world] + arm['rollout.max_response'])
     return 8 * -(-longest // 8)
 

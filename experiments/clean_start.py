@@ -13,7 +13,7 @@ import sys
 from experiments import common
 
 CLEAN = {'clone.oracle': 1.0, 'clone.episodes': 4096, 'clone.steps': 400, 'clone.lr': 4e-3}
-DEMO = {  # as it was: StarPO-S, the quarter of the groups whose returns vary most
+DEMO = {  # the original setting: StarPO-S with the most varied quarter of the groups
     'steps': 100,
     'optim.lr': 1e-3,
     'filter.keep': 0.25,

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SUCCESS = 'eval/success'
-COLLAPSED = 0.75  # of the best validation, or less
-START = 4  # last step of the start
+COLLAPSED = 0.75  # largest share of the best validation that counts as collapsed
+START = 4  # last step of the baseline
 Rows = Sequence[Mapping[str, float]]
 
 
 class Sign(NamedTuple):
     metric: str
-    direction: int  # 1: that it rises is bad, -1: that it falls
+    direction: int  # 1: rising is bad, -1: falling is bad
 
 
 SIGNS = {
@@ -36,7 +36,7 @@ SIGNS = {
 class Course(NamedTuple):
     """A finished run."""
 
-    arm: str  # runs of an arm differ in their seeds only
+    arm: str  # runs of an arm differ only in their seed
     seed: Any
     rows: Rows
 
@@ -53,17 +53,17 @@ class Area(NamedTuple):
     """Area under the ROC curve: P(a collapsed run has the larger value), ties half."""
 
     auc: float = math.nan
-    low: float = math.nan  # 95 % interval, seeds redrawn
+    low: float = math.nan  # 95 % interval, seeds resampled
     high: float = math.nan
     pairs: int = 0
 
 
 class Alarm(NamedTuple):
-    """What a threshold that no healthy run of some seeds crosses does on the other seeds."""
+    """A threshold calibrated on healthy runs of some seeds, and its alarms on the other seeds."""
 
     threshold: float
     leads: tuple[float, ...]  # steps from the alarm to the collapse, by run; nan without an alarm
-    false: int  # healthy runs with an alarm
+    false: int  # number of healthy runs with an alarm
     healthy: int
 
 
@@ -71,38 +71,38 @@ class Alarm(NamedTuple):
 
 
 def series(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values) of a metric, [n] each, where it is finite."""
-    found = [(row['step'], row[metric]) for row in rows if metric in row]
-    table = np.array(found, np.float64).reshape(-1, 2)
+    """Return (steps, values) of a metric, [n] each, without non-finite values."""
+    points = [(row['step'], row[metric]) for row in rows if metric in row]
+    table = np.array(points, np.float64).reshape(-1, 2)
     return tuple(table[np.isfinite(table[:, 1])].T)
 
 
 def has_collapsed(rows: Rows) -> bool:
-    """Whether the mean of the last three validations is at most COLLAPSED of the best, not 0."""
+    """Return whether the last three validations average at most COLLAPSED of a nonzero best."""
     _, success = series(rows, SUCCESS)
     best = success.max(initial=0.0)
     return bool(best > 0 and success[-3:].mean() <= COLLAPSED * best)
 
 
 def onset(rows: Rows) -> float:
-    """Step of the first validation from which on all are at most COLLAPSED of the best before.
+    """Return the step of the validation at which success falls for good, or nan.
 
-    nan if the last one is not.
+    It and all later validations are at most COLLAPSED of the best one before it.
     """
     steps, success = series(rows, SUCCESS)
-    found = math.nan
+    first = math.nan
     for k in range(success.size - 1, 0, -1):
         best = success[:k].max()
         if best <= 0 or success[k:].max() > COLLAPSED * best:
             break
-        found = steps[k]
-    return float(found)
+        first = steps[k]
+    return float(first)
 
 
 def change(rows: Rows, sign: Sign) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values) after the start: (x - start) / |start| in the bad direction.
+    """Return (steps, values) after the start: (x - start) / |start| in the bad direction.
 
-    start: mean over steps 0 to START; nothing where that is 0 or was not measured.
+    start: mean over steps 0 to START. Both are empty if it is 0 or was not measured.
     """
     steps, values = series(rows, sign.metric)
     first = values[steps <= START]
@@ -114,7 +114,7 @@ def change(rows: Rows, sign: Sign) -> tuple[np.ndarray, np.ndarray]:
 
 
 def early_change(rows: Rows, sign: Sign, first: int, last: int) -> float:
-    """Mean change in steps first to last; nan where it was not measured."""
+    """Return the mean change over steps first to last, or nan if it was not measured."""
     steps, values = change(rows, sign)
     inside = values[(steps >= first) & (steps <= last)]
     return float(inside.mean()) if inside.size else math.nan
@@ -131,10 +131,10 @@ def separation(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Area:
-    """How well values [N] tell collapsed runs from healthy ones; those of nan are left out.
+    """Return how well values [N] separate collapsed from healthy runs; nan values are left out.
 
-    within: pairs of one arm only, so that it is the mean of the arms' areas, each weighted by its
-    pairs. The runs of a seed share start and levels, so that the interval redraws seeds.
+    within: pairs of one arm only, which gives the mean of the arms' areas, weighted by pairs. The
+    interval resamples seeds, because the runs of a seed share start and levels.
     """
     known = [(c, x) for c, x in zip(courses, values, strict=True) if not math.isnan(x)]
     sides = [[pair for pair in known if pair[0].collapsed == side] for side in (True, False)]
@@ -148,20 +148,20 @@ def separation(
     seeds = list(dict.fromkeys(course.seed for course, _ in known))
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(len(seeds), [1 / len(seeds)] * len(seeds), resamples)  # [R, seeds]
-    # How often each run is drawn, [R, collapsed] and [R, healthy]: a pair counts their product
+    # Draws of each run, [R, collapsed] and [R, healthy]; a pair has the product as its weight
     n, m = (drawn[:, [seeds.index(c.seed) for c in side]] for side in (collapsed, healthy))
     counts, sums = ((n @ of_pairs * m).sum(axis=1) for of_pairs in (paired, wins))
     low, high = np.quantile(sums[counts > 0] / counts[counts > 0], (0.025, 0.975)).tolist()
-    if low == high:  # one seed, or all draws alike: redrawing says nothing of what is uncertain
+    if low == high:  # one seed, or identical draws: resampling gives no interval
         low = high = math.nan
     return Area(float(wins.sum() / paired.sum()), low, high, int(paired.sum()))
 
 
 def alarm(courses: Sequence[Course], sign: Sign, calibration: Sequence[Any]) -> Alarm:
-    """The alarm of a sign: its threshold is the largest change of healthy runs of these seeds.
+    """Return the alarm whose threshold is the largest change in healthy calibration runs.
 
-    Leads are of collapsed runs of the other seeds that have an onset; without a healthy run to
-    calibrate there is no alarm.
+    Leads are measured on collapsed runs of the other seeds that have an onset. Without a healthy
+    calibration run there is no alarm.
     """
     healthy = [course for course in courses if not course.collapsed]
     threshold = max(
@@ -176,7 +176,7 @@ def alarm(courses: Sequence[Course], sign: Sign, calibration: Sequence[Any]) -> 
 
 
 def _crossing(rows: Rows, sign: Sign, threshold: float) -> float:
-    """The first step at which the change is larger than the threshold; nan if it never is."""
+    """Return the first step at which the change exceeds the threshold, or nan."""
     steps, values = change(rows, sign)
     above = steps[values > threshold]
     return float(above[0]) if above.size else math.nan

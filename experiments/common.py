@@ -43,59 +43,59 @@ from agentrl_jax.sweeps.status import Overrides, under_existing_names
 
 FOLDER = Path(__file__).parent
 TINY, SECONDS = 'tiny', 'seconds'
-# Fields that the scale of seconds sets in all runs of the tiny scale
+# Fields that the scale of seconds overrides in all runs of the tiny scale
 SMALL = {
     'model.num_layers': 1,
     'env.eval_levels': 16,
     'eval.every': 1,
     'log.rollouts_every': 0,
 }
-# ... and of fields in which arms may differ: their values become multiples of these, in order
+# Fields in which arms may differ: their values become multiples of these, in order
 LEAST = {'steps': 2, 'clone.steps': 2, 'clone.episodes': 64, 'env.train_levels': 128}
-# XLA compiles in half the time; the figures of such short runs mean nothing anyway
+# Halves XLA's compile time; the figures of runs this short are meaningless anyway
 QUICK_TO_COMPILE = '--xla_backend_optimization_level=0'
 FIELD = '--config.'
-MODEL = 'model.path'  # the one field that has no value of an experiment's own
+MODEL = 'model.path'  # the only field that experiments leave to the command line
 
 
 class Plan(NamedTuple):
-    """An experiment at one scale: every cell is trained with every seed."""
+    """Cells and tables of an experiment at one scale; every cell trains with every seed."""
 
-    config: str  # file of the config that all runs start from
+    config: str  # file of the base config of all runs
     cells: tuple[Overrides, ...]  # dotted fields, as in a sweep
-    tables: Mapping[str, Mapping[str, Any]]  # by name, as in a table.json; of as many seeds as the
-    # command has unless a table says otherwise
+    # By name, as in a table.json; with the seeds of the command unless a table sets its own
+    tables: Mapping[str, Mapping[str, Any]]
 
 
 Scales = Mapping[str, Callable[[], Plan]]
 
 
 def load_config(path: str) -> Any:
-    """The config of configs/<name>.py."""
+    """Return the config of configs/<name>.py."""
     return importlib.import_module(path.removesuffix('.py').replace('/', '.')).get_config()
 
 
 def difference(base: str, other: str) -> Overrides:
-    """The overrides that make config file `base` equal to config file `other`."""
+    """Return the overrides that turn config file `base` into config file `other`."""
     start, goal = (tables_runs.flatten(load_config(path).to_dict()) for path in (base, other))
     return {name: value for name, value in goal.items() if value != start[name]}
 
 
 def cross(*factors: Iterable[Overrides]) -> tuple[Overrides, ...]:
-    """Every combination of the factors' overrides; the last factor changes fastest."""
+    """Return every combination of the factors' overrides; the last factor changes fastest."""
     return tuple(sweep_spec.Hyper.product([list(factor) for factor in factors]))
 
 
 def labels(config: str, cells: Mapping[str, Overrides], rows: Sequence[str]) -> dict[str, str]:
-    """{what a table would call the row: the name of the cell}."""
-    base, found = load_config(config), {}
+    """Return {label of the row in a table: name of the cell}."""
+    base, names = load_config(config), {}
     for name, overrides in cells.items():
         cfg, _ = sweep_spec.resolve(base, overrides, name)
         fields = tables_runs.flatten(effective(cfg).to_dict())
-        found[_text(fields, rows)] = name
-    if len(found) < len(cells):
-        raise ValueError(f'{", ".join(rows)} do not tell {", ".join(cells)} apart')
-    return found
+        names[_text(fields, rows)] = name
+    if len(names) < len(cells):
+        raise ValueError(f'some of the cells {", ".join(cells)} have the same {", ".join(rows)}')
+    return names
 
 
 def _as_json(value: Any) -> Any:
@@ -103,12 +103,12 @@ def _as_json(value: Any) -> Any:
 
 
 def make_plan(scales: Scales, scale: str) -> Plan:
-    """The plan of a scale; SECONDS is derived from the tiny scale."""
+    """Return the plan of a scale; SECONDS is derived from the tiny scale."""
     return of_seconds(scales[TINY]()) if scale == SECONDS else scales[scale]()
 
 
 def of_seconds(plan: Plan) -> Plan:
-    """The arms and tables of a plan with a few small steps, to check that a table can be made."""
+    """Shrink a plan to a few small steps, to check that its tables can be made."""
     base = load_config(plan.config)
 
     def fields_of(cell):
@@ -126,7 +126,7 @@ def of_seconds(plan: Plan) -> Plan:
     pairs = list(zip(before, map(fields_of, cells), strict=True))
 
     def renamed(*axes):
-        """Map the labels of rows or columns to the new labels; axes: the fields of each axis."""
+        """Map old labels of rows or columns to new ones; axes: the fields of each axis."""
         return {_text(old, names): _text(new, names) for names in axes for old, new in pairs}
 
     new_tables = {}
@@ -147,14 +147,14 @@ def of_seconds(plan: Plan) -> Plan:
 
 
 def _text(fields: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The label of the row or column of a run with these fields."""
+    """Return the label of a row or column for a run with these fields."""
     return ', '.join(show(_as_json(fields[name])) for name in names)
 
 
 def list_runs(plan: Plan, seeds: Sequence[int], taken: Iterable[str] = ()) -> list[Overrides]:
-    """The overrides of all runs, all seeds of the first cell first.
+    """Return the overrides of all runs, cell by cell.
 
-    taken: fields that the command line sets for all runs, and that no run sets for itself.
+    taken: fields that the command line sets for all runs; runs do not set them.
     """
     taken = set(taken)
     cells = [{name: x for name, x in cell.items() if name not in taken} for cell in plan.cells]
@@ -163,14 +163,14 @@ def list_runs(plan: Plan, seeds: Sequence[int], taken: Iterable[str] = ()) -> li
             arms = plan.cells[first].items() ^ plan.cells[number].items()
             names = ', '.join(f'{FIELD}{name}' for name in sorted({name for name, _ in arms}))
             raise ValueError(
-                f'{names} makes arms {first + 1} and {number + 1} the same run: they differ in '
-                'nothing else; leave it out'
+                f'{names} makes arms {first + 1} and {number + 1} the same run: nothing else '
+                'differs; omit it'
             )
     return [{'seed': seed} | cell for cell in cells for seed in seeds]
 
 
 def sweep_file(runs: Sequence[Overrides], command: str) -> str:
-    """A file for agentrl_jax.sweep that lists these runs."""
+    """Return the source of a file for agentrl_jax.sweep that lists these runs."""
     listed = pprint.pformat(list(runs), width=96, sort_dicts=False)
     return (
         f'"""Written by {command}."""\n\nRUNS = {listed}\n\n\n'
@@ -179,21 +179,21 @@ def sweep_file(runs: Sequence[Overrides], command: str) -> str:
 
 
 def given_fields(words: Sequence[str]) -> set[str]:
-    """The config fields that a command line sets."""
+    """Return the config fields that a command line sets."""
     return {word.removeprefix(FIELD).split('=')[0] for word in words if word.startswith(FIELD)}
 
 
 def config_of(words: Sequence[str]) -> Any:
-    """The config that a sweep with these words starts from: --config and --config.field=value."""
+    """Return the base config of a sweep command: --config with each --config.field=value."""
     values, argv = flags.FlagValues(), ['sweep', *words]
-    values.set_gnu_getopt()  # words that it does not know may lie between
+    values.set_gnu_getopt()  # allow unknown arguments in between
     config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=argv)
     values(argv, known_only=True)
     return values.config
 
 
 def run_names(listed: Sequence[Overrides], words: Sequence[str], workdir: Path) -> set[str]:
-    """The folders in `workdir` of the runs that a sweep with these words trains."""
+    """Return the names of the run folders that a sweep with these arguments trains."""
     runs = sweep_spec.expand(config_of(words), listed, source='the plan')
     return {run.name for run in under_existing_names(runs, workdir)}
 
@@ -204,9 +204,9 @@ def load_runs(
     metrics: Iterable[str],
     names: Container[str] | None = None,
 ) -> list[tables_runs.Run]:
-    """The runs of these seeds, and of these names where any are given.
+    """Load the runs with these seeds, and with these names unless `names` is None.
 
-    Others may be in the same workdir: those for tuning, or with other --config fields.
+    The workdir may contain other runs, such as tuning runs or runs with other --config fields.
     """
     return [
         run
@@ -218,12 +218,12 @@ def load_runs(
 def make_tables(
     plan: Plan, seeds: Sequence[int], workdir: Path, names: Container[str] | None = None
 ) -> None:
-    """Prints the tables of the runs as they stand and writes them to <workdir>/tables.
+    """Print the tables of the current runs and write them to <workdir>/tables.
 
-    names: of the only runs that count. Signals that no run has measured yet are left out.
+    names: run folders to include (None: all). Signals that no run has measured yet are left out.
     """
-    for name, given in plan.tables.items():
-        spec = make_spec({'seeds': len(seeds)} | given)
+    for name, fields in plan.tables.items():
+        spec = make_spec({'seeds': len(seeds)} | fields)
         runs = load_runs(workdir, seeds, metrics_of(spec), names)
         spec = dataclasses.replace(spec, signals=measured(spec.signals, runs))
         table = build(runs, spec, tables.clones(spec, FOLDER))
@@ -232,9 +232,9 @@ def make_tables(
 
 
 def measured(signals: Iterable[str], runs: Iterable[tables_runs.Run]) -> tuple[str, ...]:
-    """Those of the signals that any of the runs has measured."""
-    found = {metric for run in runs for row in run.rows for metric in row}
-    return tuple(metric for metric in signals if metric in found)
+    """Return the signals that at least one of the runs has measured."""
+    metrics = {metric for run in runs for row in run.rows for metric in row}
+    return tuple(metric for metric in signals if metric in metrics)
 
 
 def publish(
@@ -245,18 +245,18 @@ def publish(
     page: str,
     names: Container[str] | None = None,
 ) -> None:
-    """Keeps the compact metrics, the tables and the first README of an experiment in a folder.
+    """Write the compact metrics, tables and initial README of an experiment to a folder.
 
-    seeds: how many, from 0 on. page: the README, if there is none yet; the tables go between its
-    marks. `make tables` makes them again from what is kept. names: of the only runs to keep.
-    Signals that no run has measured yet are left out.
+    seeds: number of seeds, starting at 0. page: README to write if the folder has none; the tables
+    go between its marks. names: run folders to include (None: all). `make tables` rebuilds the
+    tables from these files. Signals that no run has measured yet are left out.
     """
-    specs = {name: {'seeds': seeds} | dict(given) for name, given in plan.tables.items()}
-    metrics = [name for given in specs.values() for name in metrics_of(make_spec(given))]
+    specs = {name: {'seeds': seeds} | dict(spec) for name, spec in plan.tables.items()}
+    metrics = [name for spec in specs.values() for name in metrics_of(make_spec(spec))]
     runs = load_runs(workdir, range(seeds), metrics, names)
-    for given in specs.values():
-        if 'signals' in given:
-            given['signals'] = ','.join(measured(make_spec(given).signals, runs))
+    for spec in specs.values():
+        if 'signals' in spec:
+            spec['signals'] = ','.join(measured(make_spec(spec).signals, runs))
     tables_runs.compact(runs, folder / tables.METRICS_FOLDER)
     text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
     files.write_atomic(folder / tables.SPEC_FILE, text)
@@ -266,13 +266,13 @@ def publish(
 
 
 def first_page(doc: str, command: str, names: Iterable[str]) -> str:
-    """A README with the question, the command, and the marks between which tables are written."""
+    """Return a README with the question, the command, and the marks around each table."""
     blocks = [f'<!-- table {name} -->\n<!-- end of table -->\n' for name in names]
     return '\n'.join([f'# {doc.strip()}\n', f'```sh\n{command}\n```\n', *blocks])
 
 
 def wait_for(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Exit code of a command; signals to end are passed on, since the sweep saves its runs."""
+    """Run a command and return its exit code; forward SIGTERM and SIGINT so that runs are saved."""
     child = subprocess.Popen(words, env=environment)
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda n, _: child.send_signal(n)) for number in numbers]
@@ -286,22 +286,22 @@ def wait_for(words: Sequence[str], environment: Mapping[str, str]) -> int:
 def arguments(
     name: str, doc: str, scales: Scales, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, list[str]]:
-    """What is said of the experiment, whose workdir is made, and the words for the sweep."""
+    """Parse argv and create the workdir; return the arguments and those for the sweep."""
     parser = argparse.ArgumentParser(
         prog=f'python -m experiments.{name}',
         description=doc,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='Other arguments go to agentrl_jax.sweep, --config.field=value among them.',
+        epilog='Other arguments go to agentrl_jax.sweep, including --config.field=value.',
     )
     add = parser.add_argument
     add('--scale', required=True, choices=[*scales, *([SECONDS] if TINY in scales else [])])
-    add('--seeds', type=int, help=f'runs of a cell; default: 5, or 1 of {SECONDS}')
-    add('--first_seed', type=int, default=0, help='100 for tuning: tables use 0, 1, ...')
-    add('--jobs', type=int, default=1, help='runs that train at once')
+    add('--seeds', type=int, help=f'runs per cell; default: 5, or 1 for {SECONDS}')
+    add('--first_seed', type=int, default=0, help='use 100 for tuning; tables use 0, 1, ...')
+    add('--jobs', type=int, default=1, help='number of concurrent runs')
     add('--workdir', default='', help=f'default: runs/{name}/<scale>')
     add('--launcher', default='local', choices=['local', 'print', 'slurm'])
-    add('--publish', action='store_true', help=f'write experiments/{name}_<scale> as well')
+    add('--publish', action='store_true', help=f'also write experiments/{name}_<scale>')
     args, rest = parser.parse_known_args(argv)
     small = args.scale in (TINY, SECONDS)
     if args.seeds is None:
@@ -309,16 +309,16 @@ def arguments(
     if args.seeds < 1:
         parser.error(f'--seeds={args.seeds} must be at least 1')
     if args.publish and args.scale == SECONDS:
-        parser.error(f'--publish is for results: --scale={SECONDS} has none')
+        parser.error(f'--publish needs results, which --scale={SECONDS} does not produce')
     if args.publish and args.first_seed:
-        parser.error('--publish is for seeds 0, 1, ...: others are for tuning')
+        parser.error('--publish needs --first_seed=0; other seeds are for tuning')
     if not small and MODEL not in given_fields(rest):
         parser.error(f'--scale={args.scale} needs --config.{MODEL}=<folder or .gguf>')
     folder, others = FOLDER / f'{name}_{args.scale}', sorted(given_fields(rest) - {MODEL})
     if args.publish and others and (folder / tables.METRICS_FOLDER).exists():
         parser.error(
-            f'--publish would replace the runs in experiments/{folder.name} by others with '
-            f'{", ".join(others)} set: leave one of them out'
+            f'--publish would replace the runs in experiments/{folder.name} with runs that set '
+            f'{", ".join(others)}; omit one of the two'
         )
     try:
         args.workdir = files.local_path(args.workdir or f'runs/{name}/{args.scale}')
@@ -329,7 +329,7 @@ def arguments(
 
 
 def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None) -> int:
-    """Trains what is not trained yet and shows the tables; the sweep's exit code."""
+    """Train the missing runs, print the tables and return the sweep's exit code."""
     name = Path(file).stem
     args, rest = arguments(name, doc, scales, argv)
     plan = make_plan(scales, args.scale)
@@ -364,8 +364,8 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
         names = run_names(listed, words[3:], workdir)
         make_tables(plan, seeds, workdir, names)
         if args.publish:
-            whole = shlex.join([*command.split(), *run_log.redact_argv(rest)])
-            page = first_page(doc, whole, plan.tables)
+            full_command = shlex.join([*command.split(), *run_log.redact_argv(rest)])
+            page = first_page(doc, full_command, plan.tables)
             publish(plan, args.seeds, workdir, FOLDER / f'{name}_{args.scale}', page, names)
     except (ValueError, OSError) as error:
         print(f'error: {files.in_words(error)}', file=sys.stderr)

@@ -26,9 +26,9 @@ from experiments.beyond_clone import FEW
 CONFIG = 'configs/demo.py'
 ROWS = ('algorithm', 'clone.steps')
 COLUMNS = (256, 1024)
-FREE = {'rollout.constrain': ''}  # base demonstrations do not go with a grammar
+FREE = {'rollout.constrain': ''}  # base demonstrations exclude a grammar
 RL = {'clone.steps': 150, 'steps': 200, 'optim.schedule_steps': 800, 'eval.every': 25}
-SHORT = {  # what PPO has here, in the place of GRPO's preset
+SHORT = {  # PPO's values here, instead of GRPO's preset
     'loss.kl_coef': 0.0,
     'loss.clip_low': 0.2,
     'loss.clip_high': 0.2,

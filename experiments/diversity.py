@@ -28,7 +28,7 @@ METHODS = {
 
 
 def possible(method, size):
-    """A group of one has no other member and no spread; of four groups a quarter is one."""
+    """Return whether a method works with this group size; RLOO and the filter need two members."""
     return size > 1 or method == 'PPO'
 
 

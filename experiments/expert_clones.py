@@ -2,14 +2,13 @@
 
 This is the row *expert clone* in the tables of other experiments: a policy of their size, with
 their prompts and limits. It spends the cost of one of their runs, including that run's clone, on
-unlimited clean play of the expert. Where this row is above an RL arm, the arm is not worth its
+unlimited clean play of the expert. If this row is above an RL arm, the arm is not worth its
 cost unless demonstrations are scarce or there is no expert.
 
 tiny   One clone per environment in the form that the tables use. FrozenLake has one whose answers
        include a thought and one with one move a turn; the one under the grammar is `clone` of
-       experiments/from_nothing.py. Each trains on 16,384 episodes for the core seconds that the
-       table of experiments/README.md lists for a run and its clone, at the rate and batch of
-       from_nothing.
+       experiments/from_nothing.py. Each trains on 16,384 episodes for the core seconds of a run and
+       its clone in the table of experiments/README.md, at the rate and batch of from_nothing.
 
 Endpoint: success at the end. Predicted before the first run: FrozenLake above every arm of
 ragen_starpo_vs_s, turn_credit and scaling_inter by more than five points, Sokoban above every arm
@@ -28,12 +27,12 @@ EXPERT = {
     'algorithm': 'grpo',
     'steps': 0,
 }
-SEEN = ('env', 'model', 'rollout', 'search', 'hosts', 'library', 'bandit')  # by the policy
+SEEN = ('env', 'model', 'rollout', 'search', 'hosts', 'library', 'bandit')  # fix the policy's task
 ROWS = ('env.name', 'env.max_turns')
 
 
 def world(module, name, config=''):
-    """What the first run in this world of an experiment has a policy see."""
+    """Return the SEEN fields of an experiment's first run in an environment."""
     plan = module.tiny()
     cell = next(cell for cell in plan.cells if cell.get('env.name', name) == name)
     fields = common.difference(BASE, config or plan.config) | cell
@@ -48,7 +47,7 @@ WORLDS = {
     'search': (world(mtgrpo_search, 'search'), 1000),
     'Bandit': (world(ragen_starpo_vs_s, 'bandit'), 100),
 }
-CELLS = {name: EXPERT | seen | {'clone.steps': steps} for name, (seen, steps) in WORLDS.items()}
+CELLS = {name: EXPERT | task | {'clone.steps': steps} for name, (task, steps) in WORLDS.items()}
 
 
 def tiny():

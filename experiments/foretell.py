@@ -26,13 +26,13 @@ NOTHING = '—'
 
 
 def arm(run: tables_runs.Run) -> str:
-    """What a run trains with, but for its seed."""
-    kept = {k: x for k, x in run.fields.items() if k != 'seed' and k.split('.')[0] not in FREE}
-    return json.dumps(kept, sort_keys=True)
+    """Return the settings of a run without its seed, as JSON."""
+    fields = {k: x for k, x in run.fields.items() if k != 'seed' and k.split('.')[0] not in FREE}
+    return json.dumps(fields, sort_keys=True)
 
 
 def read(folders: Sequence[str], where: Sequence[str] = ()) -> list[Course]:
-    """The runs that ended, by arm and seed; those that are refused or unfinished are left out."""
+    """Load the finished runs; invalid and unfinished ones are left out."""
     metrics = [sign.metric for sign in collapse_signs.SIGNS.values()]
     spec = make_spec({'rows': 'seed', 'where': tables.split_where(where)})
     chosen = choose(tables_runs.load(folders, metrics), spec)
@@ -44,7 +44,7 @@ def read(folders: Sequence[str], where: Sequence[str] = ()) -> list[Course]:
 
 
 def markdown(courses: Sequence[Course], calibration: Sequence, *, first: int, last: int) -> str:
-    """A line for each sign that was measured, and what must be known to read it."""
+    """Return a table with one row per measured sign, and notes that explain its columns."""
     lines = [HEADER, ['---'] * len(HEADER)]
     for name, sign in collapse_signs.SIGNS.items():
         changes = [early_change(course.rows, sign, first, last) for course in courses]
@@ -52,8 +52,8 @@ def markdown(courses: Sequence[Course], calibration: Sequence, *, first: int, la
             alarm = collapse_signs.alarm(courses, sign, calibration)
             lines.append([name, f'`{sign.metric}`', *_texts(courses, changes, alarm, last)])
     table = ''.join(f'| {" | ".join(line)} |\n' for line in lines)
-    found = notes(courses, calibration, first=first, last=last)
-    return table + '\n' + ''.join(f'- {note}\n' for note in found)
+    bullets = notes(courses, calibration, first=first, last=last)
+    return table + '\n' + ''.join(f'- {note}\n' for note in bullets)
 
 
 def _texts(
@@ -62,7 +62,7 @@ def _texts(
     alarm: Alarm,
     last: int,
 ) -> list[str]:
-    """What the table says of one sign."""
+    """Return the cells of one sign after its name and metric."""
     known = [c for c, x in zip(courses, changes, strict=True) if not math.isnan(x)]
     collapsed = sum(course.collapsed for course in known)
     later = [math.nan if c.onset <= last else x for c, x in zip(courses, changes, strict=True)]
@@ -87,16 +87,16 @@ def notes(courses: Sequence[Course], calibration: Sequence, *, first: int, last:
     below = f'at most {collapse_signs.COLLAPSED:g} of the best'
     return [
         f'{len(collapsed)} of {len(courses)} runs collapsed: the mean of their last three '
-        f'validations is {below}. {later} of them did after step {last}.',
-        'AUC: chance that a collapsed run has the larger change than a healthy one. Change: mean '
-        f'of steps {first} to {last} relative to that of steps 0 to {collapse_signs.START}, in the '
-        'direction of the sign. [ ]: 95 % interval, seeds redrawn; none where draws are all '
-        f'alike. Later collapses: without the runs that had collapsed by step {last}, whose signs '
-        f'foretell nothing. Within arms: pairs of the {len(mixed)} arms that have both kinds.',
-        'Alarm: a change larger than any of a healthy run of seeds '
-        f'{", ".join(map(str, calibration))}; none without such a run. Of the other seeds are the '
-        'false alarms and the leads: steps from the alarm to the first validation from which on '
-        f'all are {below} before.',
+        f'validations is {below}. {later} of them collapsed after step {last}.',
+        'AUC: probability that a collapsed run has a larger change than a healthy one. Change: '
+        f'mean of steps {first} to {last} relative to steps 0 to {collapse_signs.START}, in the '
+        'direction of the sign. [ ]: 95 % interval, seeds resampled; omitted if all draws are '
+        f'equal. Later collapses: without runs that had collapsed by step {last}, for which a sign '
+        f'is too late. Within arms: pairs of the {len(mixed)} arms that have both kinds.',
+        'Alarm: a change larger than any in a healthy run of seeds '
+        f'{", ".join(map(str, calibration))}; omitted without such a run. False alarms and leads '
+        'are measured on the other seeds. Lead: steps from the alarm to the first validation that '
+        f'is, like all later ones, {below} before it.',
     ]
 
 
@@ -108,15 +108,15 @@ def _area_text(area: Area) -> str:
 
 
 def calibrating(seeds: Sequence, names: Sequence[str]) -> list:
-    """The seeds of these names; without any the first half. ValueError if none is left over."""
+    """Return the calibration seeds, by default the first half; ValueError unless some are left."""
     if not names:
         return list(seeds[: (len(seeds) + 1) // 2])
     listed = ', '.join(map(str, seeds))
     missing = [name for name in names if name not in map(str, seeds)]
     if missing:
-        raise ValueError(f'--calibrate={missing[0]}: seeds of finished runs are {listed or "none"}')
+        raise ValueError(f'--calibrate={missing[0]}: seeds of finished runs: {listed or "none"}')
     if len(set(names)) == len(seeds):
-        raise ValueError(f'--calibrate names all seeds, {listed}: leave some to count alarms of')
+        raise ValueError(f'--calibrate names all seeds, {listed}; leave some to count alarms')
     return [seed for seed in seeds if str(seed) in names]
 
 
@@ -127,14 +127,14 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argp
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add('folders', nargs='+', help='runs, folders of runs, compact folders')
+    add('folders', nargs='+', help='run folders, folders of runs or compact folders')
     add('--where', action='append', default=[], help='only runs with field=value or value|value')
     add('--first', type=int, default=5, help='first step of the window of the change')
     add('--last', type=int, default=30, help='last one')
     add('--calibrate', default='', help='seeds that set the threshold; default: the first half')
     args = parser.parse_args(argv)
     if not collapse_signs.START < args.first <= args.last:
-        parser.error(f'--first must be larger than {collapse_signs.START}, and at most --last')
+        parser.error(f'--first must be larger than {collapse_signs.START} and at most --last')
     return parser, args
 
 

@@ -15,7 +15,7 @@ from experiments import common
 
 RL_STEPS, CLONE_STEPS = 450, 2500
 EXPERT = {'clone.episodes': 16384, 'clone.oracle': 1.0, 'clone.lr': 4e-3}
-CALM = {  # a clone does not stand the rate that random weights need
+CALM = {  # the rate that random weights need would destroy a clone
     'optim.lr': 2.5e-4,
     'optim.schedule_steps': 2 * RL_STEPS,
     'loss.entropy_coef': 0.0,

@@ -49,7 +49,7 @@ STEPS = 60
 
 
 def tiny():
-    """A turn of the catalogue takes at most 33 tokens."""
+    """Plan the tiny scale; a turn of the catalogue takes at most 33 tokens."""
     everywhere = (
         GRPO
         | FEW
@@ -78,10 +78,10 @@ def tiny():
     }
     tables = {}
     for paid, rewards in REWARDS.items():
-        alike = {'library.tool_reward': f'{rewards["library.tool_reward"]:g}'}
-        own = table | {'where': alike, 'baseline': f'long, {paid}, 0.00025'}
-        tables[paid] = own
-        tables[f'{paid}_tokens'] = own | {'at': 'equal-tokens', 'curves': False}
+        where = {'library.tool_reward': f'{rewards["library.tool_reward"]:g}'}
+        half = table | {'where': where, 'baseline': f'long, {paid}, 0.00025'}
+        tables[paid] = half
+        tables[f'{paid}_tokens'] = half | {'at': 'equal-tokens', 'curves': False}
     doubtful = tables['lookups']['where'] | {'optim.lr': '0.00025'}
     tables['ten'] = tables['lookups'] | {'where': doubtful, 'seeds': 10}
     tables['ten_tokens'] = tables['ten'] | {'at': 'equal-tokens', 'curves': False}

@@ -12,8 +12,8 @@ tiny   Environment, policy, start, rate and limits of experiments/mtgrpo_search.
 Endpoints: tool success, the share of episodes with a search (mean of the last three validations),
 and exact match. Predicted before the first run: where nothing is known every arm searches in more
 than 95 % of its episodes; where everything is, GRPO-OR in less than half, MR and MT, which are paid
-for it, in more than 90; where half is, GRPO-OR in 50 to 80. Where all is known, the three are
-within five points of each other in exact match: the collapse costs tool calls, not answers.
+for it, in more than 90; where half is, GRPO-OR in 50 to 80. Exact match of the three is within
+five points where all is known: the collapse costs tool calls, not answers.
 """
 
 import sys

@@ -17,10 +17,10 @@ FEW = {
 }
 BATCH = {'batch.minibatch_rows': 32, 'batch.microbatch_rows': 32}
 CONSTANT = {'optim.schedule': 'constant', 'optim.schedule_steps': 0, 'optim.final_lr': 0.0}
-EPISODES = 128  # of a step, as in RAGEN
-EVALUATIONS = 8  # of a run
+EPISODES = 128  # per step, as in RAGEN
+EVALUATIONS = 8  # per run
 RATES = (1e-3, 2.5e-4)
-PLAIN = {  # what the presets would set besides an estimator
+PLAIN = {  # fields other than the estimator that the presets would set
     'loss.kl_coef': 0.0,
     'loss.clip_low': 0.2,
     'loss.clip_high': 0.2,
@@ -32,7 +32,7 @@ PLAIN = {  # what the presets would set besides an estimator
 
 
 def plan(cells, more, rows, baseline, **fields):
-    """Cells by their names, all with `more`; tables of the last three validations and of area."""
+    """Return the plan of named cells, all with `more`, and its tables `last` and `area`."""
     cells = {label: FEW | CONSTANT | BATCH | more | arm for label, arm in cells.items()}
     table = {
         'rows': ','.join(rows),

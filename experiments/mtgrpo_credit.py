@@ -28,7 +28,7 @@ import sys
 from experiments import common
 
 ROWS = ('algorithm', 'turn_credit.mode', 'loss.reward_on')
-OWN = ('algorithm', 'turn_credit.outcome')  # fields that the arms set, not their config
+OWN = ('algorithm', 'turn_credit.outcome')  # fields that the arms set, not the config
 EXACT = {'library': 'exact match'}
 
 
@@ -78,13 +78,13 @@ def table(config, cells, rows, baseline, where):
 
 
 def library(base, other):
-    """What `other` sets beside `base`, without what the arms set."""
-    found = common.difference(base, other)
-    return {name: value for name, value in found.items() if name not in OWN}
+    """Return the fields that `other` changes in `base`, except for the arms' fields."""
+    fields = common.difference(base, other)
+    return {name: value for name, value in fields.items() if name not in OWN}
 
 
 def both_outcomes(config, more):
-    """All arms with binary and with graded outcome, a table for each."""
+    """Return a plan with all arms for binary and for graded outcomes, with a table for each."""
     outcomes = {'binary': False, 'graded': True}
     cells = common.cross(
         ARMS.values(), [{'library.graded': graded} for graded in outcomes.values()], [more]
@@ -121,7 +121,7 @@ def half_billion():
 
 
 def paper():
-    """v1: 2400 prompts in 150 rollouts of 16 x 21. v2: 512 episodes a step, 500 steps."""
+    """Plan v1 (2400 prompts in 150 rollouts of 16 x 21) and v2 (500 steps of 512 episodes)."""
     config = 'configs/base.py'
     rows = (*ROWS, 'env.format_penalty', 'library.lookup_cost')
     shared = library(config, 'configs/library.py') | {'rollout.stop_at_answer': True}

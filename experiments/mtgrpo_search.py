@@ -4,9 +4,8 @@ MT-GRPO (arXiv:2505.11821, version 1) uses TriviaQA questions that one search sh
 pays up to .7 for the search and 1.9 for answer and format. Its GRPO-OR receives the outcome alone
 and GRPO-MR the sum. MT-GRPO credits the search to the first turn. MT-PPO, of version 2, has a
 critic and pays each reward at the end of its turn. All arms here have the rewards of version 1,
-start from one clone per seed, and differ in credit only. The columns after exact match are the
-other metrics of its tables: tool success, answer presence (in the first result) and format, as
-shares of the maximum.
+start from one clone per seed, and differ in credit only. The other columns are from its tables:
+tool success, answer presence (in the first result) and format, as shares of the maximum.
 
 Equal sampled tokens: an arm that searches more samples more tokens per step. Each run is therefore
 read on its validation curve at the tokens of the shortest run; the last step has its own table.
@@ -70,11 +69,11 @@ def table(config, cells):
 
 
 def plan(config, cells):
-    shown = table(config, cells)
+    tokens = table(config, cells)
     return common.Plan(
         config,
         tuple(cells.values()),
-        {'equal_tokens': shown, 'last': shown | {'at': 'last', 'curves': False}},
+        {'equal_tokens': tokens, 'last': tokens | {'at': 'last', 'curves': False}},
     )
 
 

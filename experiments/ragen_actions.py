@@ -44,7 +44,7 @@ FIXED = [episode(count, -(-BUDGET // count), BUDGET) for count in COUNTS]  # tur
 
 
 def plan(config, episodes, more, worlds):
-    """All episodes in all worlds; a table for each budget, both of which hold what they share."""
+    """Return a plan of all episodes in all environments, with a table for each budget."""
     table = {
         'rows': 'env.max_actions_per_turn',
         'cols': 'env.name',
@@ -69,8 +69,8 @@ def every_episode():
 
 
 def tiny():
-    """An answer of n actions takes 2 n + 5 tokens of the demo's tokenizer, a prompt at most 19."""
-    answer = 2 * COUNTS[-1] + 5  # further actions of an answer are cut, as everywhere
+    """Plan tiny: n actions take 2 n + 5 tokens of the demo's tokenizer, a prompt at most 19."""
+    answer = 2 * COUNTS[-1] + 5  # more actions in an answer are cut, as always
     more = {
         'steps': 60,
         'eval.every': 20,
@@ -85,11 +85,11 @@ def tiny():
         'clone.max_actions_per_episode': 14,
         'clone.max_tokens': 8 + 2 * (21 + answer),
     }
-    made = plan('configs/demo_cloned.py', every_episode(), more, ['frozen_lake'])
+    base = plan('configs/demo_cloned.py', every_episode(), more, ['frozen_lake'])
     tokens = [
-        {'rollout.max_tokens': 8 + cell['env.max_turns'] * (21 + answer)} for cell in made.cells
+        {'rollout.max_tokens': 8 + cell['env.max_turns'] * (21 + answer)} for cell in base.cells
     ]
-    return made._replace(cells=tuple(c | t for c, t in zip(made.cells, tokens, strict=True)))
+    return base._replace(cells=tuple(c | t for c, t in zip(base.cells, tokens, strict=True)))
 
 
 def half_billion():

@@ -41,11 +41,11 @@ METHODS = {
         'loss.kl_in': 'loss',
         'loss.kl_estimator': 'k1',
         'loss.aggregation': 'token_mean',
-        'loss.reward_on': 'turn',  # of a critic's algorithm: without effect here
+        'loss.reward_on': 'turn',  # needs a critic: no effect here
     },
     'StarPO-S': PPO | FILTER | CLIP | NO_KL,
 }
-ALONE = {  # each differs from PPO in the one field that it names
+ALONE = {  # each differs from PPO in one field
     'PPO, filter alone': PPO | FILTER,
     'PPO, no KL alone': PPO | NO_KL,
     'PPO, clip-higher alone': PPO | CLIP,
@@ -75,7 +75,7 @@ AT_200 = {  # success after 200 steps
     'StarPO-S, 50 % kept': {'Sokoban': '16.0 (Fig 7)', 'FrozenLake': '23.8 (Fig 7)'},
     'StarPO-S, 75 % kept': {'Sokoban': '18.8 (Fig 7)', 'FrozenLake': '7.4 (Fig 7)'},
 }
-PEAK = {  # the best of a curve's validations
+PEAK = {  # best validation of each curve
     'PPO': {'Bandit': '74.8 (Fig 5)', 'Sokoban': '12.1 (Fig 5)', 'FrozenLake': '19.1 (Fig 5)'},
     'GRPO': {'Bandit': '19.1 (Fig 5)', 'Sokoban': '8.2 (Fig 5)', 'FrozenLake': '23.8 (Fig 5)'},
     'StarPO-S': {
@@ -91,7 +91,7 @@ PEAK = {  # the best of a curve's validations
 
 
 def plan(config, cells, worlds):
-    """All cells in all worlds, with the tables after the last step and at the best validation."""
+    """Return a plan of all cells in all environments, with tables `last` and `best`."""
     table = {
         'rows': ','.join(ROWS),
         'cols': 'env.name',
@@ -121,10 +121,10 @@ def tiny():
 
 
 def published_worlds():
-    """RAGEN's three, each with everything in which its config differs from FrozenLake's."""
+    """Return RAGEN's three environments, as differences of their configs from FrozenLake's."""
     files = [f'configs/{name}.py' for name in NAMES]
-    found = [common.difference('configs/frozen_lake.py', path) for path in files]
-    return [SIZES | {'env.name': name} | more for name, more in zip(NAMES, found, strict=True)]
+    fields = [common.difference('configs/frozen_lake.py', path) for path in files]
+    return [SIZES | {'env.name': name} | more for name, more in zip(NAMES, fields, strict=True)]
 
 
 def half_billion():

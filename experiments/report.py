@@ -26,19 +26,19 @@ PAGES = ('REPORT.md', 'README.md')
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """A row of a committed table less another one."""
+    """Difference of two rows of a committed table."""
 
     folder: str  # of experiments/
     table: str  # of its table.json
     row: str
-    less: str
+    less: str  # the row that is subtracted
     label: str
-    column: str = ''  # '' where the table has one
+    column: str = ''  # '' if the table has only one
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a paper says, and what is found here."""
+    """A claim of a paper, our verdict and the effects that support it."""
 
     text: str
     source: str
@@ -227,46 +227,46 @@ CLAIMS = (
 
 
 def difference(effect: Effect) -> forest.Difference:
-    """Of the table as it is committed, with the other row as its baseline; in points."""
+    """Return an effect in points: its row against `less` as the table's baseline."""
     folder = FOLDER / effect.folder
-    given = json.loads(files.read_text(folder / tables.SPEC_FILE))[effect.table]
-    given |= {'baseline': effect.less}
-    spec = make_spec(given)
+    fields = json.loads(files.read_text(folder / tables.SPEC_FILE))[effect.table]
+    fields |= {'baseline': effect.less}
+    spec = make_spec(fields)
     table = build(load([folder / tables.METRICS_FOLDER], (spec.metric,)), spec)
-    found = [
+    matches = [
         row
         for column, rows in forest.differences(table).items()
         for row in rows
         if row.row == effect.row and effect.column in ('', column)
     ]
-    if len(found) != 1:
-        raise ValueError(f'{effect} names {len(found)} cells of its table')
-    return found[0]._replace(row=effect.label)
+    if len(matches) != 1:
+        raise ValueError(f'{effect} matches {len(matches)} cells of its table, not 1')
+    return matches[0]._replace(row=effect.label)
 
 
 def effects() -> Iterator[tuple[int, Claim, list[forest.Difference]]]:
-    """(number, claim, its differences)."""
+    """Yield (number, claim, its differences)."""
     for number, claim in enumerate(CLAIMS, 1):
         yield number, claim, [difference(effect) for effect in claim.effects]
 
 
 def table() -> str:
-    """The claims in Markdown."""
+    """Return the claims as a Markdown table."""
     lines = [
         '| | claim | paper | our effect, points | verdict |',
         '| --- | --- | --- | --- | --- |',
     ]
-    for number, claim, found in effects():
-        each = [f'{one.row}: {one.mean:+.1f} [{one.low:+.1f}, {one.high:+.1f}]' for one in found]
-        listed = '<br>'.join(each) or '—'
-        row = (str(number), claim.text, claim.source, listed, f'**{claim.verdict}**')
-        lines.append(f'| {" | ".join(row)} |')
+    for number, claim, rows in effects():
+        texts = [f'{row.row}: {row.mean:+.1f} [{row.low:+.1f}, {row.high:+.1f}]' for row in rows]
+        effect = '<br>'.join(texts) or '—'
+        cells = (str(number), claim.text, claim.source, effect, f'**{claim.verdict}**')
+        lines.append(f'| {" | ".join(cells)} |')
     return '\n'.join(lines) + '\n'
 
 
 def main() -> int:
     rows = [
-        one._replace(row=f'{number}  {one.row}') for number, _, found in effects() for one in found
+        row._replace(row=f'{number}  {row.row}') for number, _, group in effects() for row in group
     ]
     forest.draw({'': rows}, FOLDER / 'claims', 'points', ('png',))
     text = table()

@@ -4,9 +4,8 @@ A second pass costs no episode, but the policy is no longer the one that played.
 these tokens differently. The clip of PPO and GRPO removes the gradient of tokens that have already
 moved in the intended direction. CISPO bounds their weight and keeps the gradient, DPPO drops a
 token by its probability, SAPO fades it out, and SAO drops it when it is far from the sampler on
-either side. Every cell has the same number of episodes, steps and sampled tokens; only the passes,
-and with them the updates per rollout, differ. Each cell runs at two rates; at the smaller one the
-policy stays closer to the one that played.
+either side. All cells have the same episodes, steps and sampled tokens; only the passes, and with
+them the updates per rollout, differ. Of the two rates, the smaller keeps the policy closer.
 
 tiny   FrozenLake under the grammar from a few clean demonstrations (experiments/lake_start.py), 40
        steps of 128 episodes in minibatches of 32. All losses are token means without KL. PPO and
@@ -34,7 +33,7 @@ LOSSES = {
     'SAPO': 'sapo',
     'SAO': 'sao',
 }
-SAME = {  # what the presets would set besides the loss
+SAME = {  # fields other than the loss that the presets would set
     'loss.kl_coef': 0.0,
     'loss.aggregation': 'token_mean',
     'filter.rule': 'all',
@@ -59,7 +58,7 @@ def tiny():
         'rollout.group_size': lake_start.EPISODES // GROUPS,
     }
     plan = lake_start.plan(CELLS, more, ROWS, '', signals='policy/kl_old_k3,policy/clip_frac_high')
-    # A loss is compared with itself: passes are rows, losses columns, and each rate has a table
+    # Each loss is compared with itself: rows are passes, columns losses, and a table per rate
     table = plan.tables['last'] | {
         'rows': 'batch.epochs',
         'cols': 'algorithm',

@@ -21,7 +21,7 @@ import sys
 from experiments import common
 
 ROWS = ('curriculum.rounds',)
-SCHEDULES = {  # released rounds and steps a stage
+SCHEDULES = {  # released rounds and steps per stage
     'WebArena': ((8, 12, 15), 80),
     'DeepSearch': ((5, 8, 10), 100),
     'TextCraft': ((10, 20, 30), 100),
@@ -42,12 +42,12 @@ GRPO = {
     'loss.kl_in': 'loss',
     'loss.kl_estimator': 'k3',
     'loss.aggregation': 'token_mean',
-    'loss.reward_on': 'turn',  # of a critic's algorithm: without effect here
+    'loss.reward_on': 'turn',  # needs a critic: no effect here
 }
 
 
 def plan(config, rounds, stage_steps, world, more):
-    """Fixed at the first of the rounds, fixed at the last, and growing through all."""
+    """Return a plan with the horizon fixed at the first round, at the last one, and growing."""
     horizons = {'fixed short': rounds[:1], 'fixed long': rounds[-1:], 'growing': rounds}
     cells = {name: {'curriculum.rounds': turns} for name, turns in horizons.items()}
     everywhere = GRPO | {
@@ -71,7 +71,7 @@ def plan(config, rounds, stage_steps, world, more):
 
 
 def tiny():
-    """An answer takes 7 tokens of the demo's tokenizer, a turn 28."""
+    """Plan the tiny scale: an answer takes 7 tokens of the demo's tokenizer, a turn 28."""
     more = {
         'steps': 150,
         'eval.every': 25,

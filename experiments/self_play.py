@@ -23,7 +23,7 @@ from experiments import common
 
 BASE = 'configs/self_play.py'
 LONGER = {'steps': 100, 'optim.schedule_steps': 400}
-ONE_SEAT = {'rollout.num_groups': 64, 'batch.minibatch_rows': 128}  # four optimiser steps, as all
+ONE_SEAT = {'rollout.num_groups': 64, 'batch.minibatch_rows': 128}  # also four optimiser steps
 SNAPSHOTS = {'self_play.snapshots': 4, 'self_play.every': 25} | ONE_SEAT
 ARMS = {
     'self-play, 0.3': {'loss.entropy_coef': 0.3},

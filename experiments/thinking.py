@@ -59,7 +59,7 @@ WORLDS = {
     'frozen_lake': {'frozen_lake.size': 6, 'clone.episodes': 256},
     'sokoban': {'clone.episodes': 256, 'loss.value_coef': 0.005},
 }
-CLEAN, HALF = 1.0, 0.5  # shares of turns in which the expert is followed
+CLEAN, HALF = 1.0, 0.5  # shares of turns that follow the expert
 SHARED = FEW | {
     'model.tokenizer': 'agentrl_jax/tokens/agents.model',
     'steps': STEPS,
@@ -71,7 +71,7 @@ SHARED = FEW | {
 
 
 def turns(arm):
-    """Limits of an arm: three turns of four actions."""
+    """Add the limits of an arm: three turns of four actions."""
     longest = ACTS + (NAMES_ALL if arm['env.think'] else 0)
     return arm | {'env.max_turns': 3, 'rollout.max_response': longest}
 

@@ -70,15 +70,15 @@ RULES = {
     },
 }
 TURNS = (1, 2, 3, 5, 8)
-TOLD_NOTHING = 'act, plain'  # the arm of which nothing is left to read in prompts
+TOLD_NOTHING = 'act, plain'  # the arm whose prompts omit the remaining actions
 TRIES = 16
 KEY = ('world', 'arm', 'seed', 'policy', 'cell')
-LONGEST_PROMPT = 80  # tokens of a turn's prompt, more than any world here shows
-ROLLOUTS = 320  # of random play on a level
+LONGEST_PROMPT = 80  # tokens of a turn's prompt; an upper bound for these environments
+ROLLOUTS = 320  # of random play per level
 
 
 def tiny():
-    """`act` of experiments/thinking.py with prompts that do not count."""
+    """Plan `act` of experiments/thinking.py with prompts that omit the remaining actions."""
     arm = thinking.ARMS['act']
     plain = [
         cell | {'env.prompt': 'plain', 'env.max_actions_per_episode': 12}
@@ -89,7 +89,7 @@ def tiny():
 
 
 def cells(world, arm):
-    """{name: (overrides of a cell, levels, episodes of each)}."""
+    """Return {name: (overrides of a cell, levels, episodes per level)}."""
     if arm != TOLD_NOTHING:
         return {name: (more, 512, 1) for name, more in RULES[world].items()}
     names = 'env.max_turns', 'env.max_actions_per_episode'
@@ -100,8 +100,8 @@ def cells(world, arm):
 
 
 def runs(folder, seeds):
-    """{(world, arm, seed): workdir} of finished runs on clean episodes."""
-    found = {}
+    """Return {(world, arm, seed): workdir} of finished runs on clean episodes."""
+    workdirs = {}
     for path in sorted(pathlib.Path(folder).glob('*/finished.json')):
         cfg = files.read_json(path.parent / 'run.json')['config']
         clone, env = cfg['clone'], cfg['env']
@@ -110,12 +110,12 @@ def runs(folder, seeds):
         ours = clone['oracle'] == thinking.CLEAN and clone['steps'] == thinking.SHORT
         ours &= cfg['steps'] == thinking.STEPS
         if ours and arm in (*ARMS, TOLD_NOTHING) and cfg['seed'] in seeds:
-            found[env['name'], arm, cfg['seed']] = path.parent
-    return found
+            workdirs[env['name'], arm, cfg['seed']] = path.parent
+    return workdirs
 
 
 def start_of(workdir, folder):
-    """A run of no steps in `folder`, which clones again what the run in workdir began from."""
+    """Recreate the clone that the run in workdir started from, as a run of 0 steps in `folder`."""
     if not (folder / 'finished.json').exists():
         cfg = saved_config.get_config(str(newest(workdir)))
         cfg.steps = 0
@@ -128,7 +128,7 @@ def newest(workdir):
 
 
 def play(workdir, cell, out):
-    """The record of one cell of a policy, without what it is of."""
+    """Evaluate a policy in one cell and return its record without the KEY fields."""
     overrides, levels, tries = cell
     cfg = saved_config.get_config(str(newest(workdir)))
     cfg.update_from_flattened_dict(overrides)
@@ -136,32 +136,32 @@ def play(workdir, cell, out):
     longest = cfg.rollout.max_response + LONGEST_PROMPT
     cfg.rollout.max_tokens = 8 * math.ceil((agents.PREFIX + cfg.env.max_turns * longest) / 8)
     with contextlib.redirect_stdout(sys.stderr):
-        found = evaluate.evaluate(cfg, str(workdir), str(out), None, transfer=True)
+        metrics = evaluate.evaluate(cfg, str(workdir), str(out), None, transfer=True)
     names = ('eval/success', 'eval/valid_format', 'reference/random', 'reference/oracle')
-    record = {name.partition('/')[2]: found[name] for name in names}
+    record = {name.partition('/')[2]: metrics[name] for name in names}
     if tries > 1:
-        kept = files.read_json(pathlib.Path(out) / 'evaluation_test.json')
-        record['pass'] = kept['pass_at'][str(tries)]['mean']
+        details = files.read_json(pathlib.Path(out) / 'evaluation_test.json')
+        record['pass'] = details['pass_at'][str(tries)]['mean']
         record['random_pass'] = random_pass(cfg.to_json(), tries)
     return record
 
 
 @functools.cache
 def random_pass(config, tries):
-    """Success of random play within this many tries at a level; config: as JSON."""
+    """Return the success of random play within `tries` tries per level; config: JSON."""
     cfg = read(ml_collections.ConfigDict(json.loads(config)), None)
     env, env_params = parts.build_environment(cfg, 'test')
     actions = min(cfg.env.max_actions_per_episode, cfg.env.max_turns * cfg.env.max_actions_per_turn)
-    found = reference_success(env, env_params, actions, trials=tries, rollouts=ROLLOUTS)
-    return found['random']
+    success = reference_success(env, env_params, actions, trials=tries, rollouts=ROLLOUTS)
+    return success['random']
 
 
 def measure(folder, seeds, only=''):
-    """Plays every cell that results.jsonl lacks; records are appended as they come."""
+    """Play every cell that results.jsonl lacks; each record is appended immediately."""
     known = {tuple(record[name] for name in KEY) for record in load()}
     FOLDER.mkdir(exist_ok=True)
     for (world, arm, seed), workdir in runs(folder, seeds).items():
-        begun = folder.parent / 'starts' / f'{world}-{arm}-{seed}'
+        start = folder.parent / 'starts' / f'{world}-{arm}-{seed}'
         for policy in ('clone', 'RL'):
             todo = {
                 name: cell
@@ -170,7 +170,7 @@ def measure(folder, seeds, only=''):
             }
             if not todo:
                 continue
-            player = start_of(workdir, begun) if policy == 'clone' else workdir
+            player = start_of(workdir, start) if policy == 'clone' else workdir
             for name, cell in todo.items():
                 with tempfile.TemporaryDirectory() as out:
                     record = dict(zip(KEY, (world, arm, seed, policy, name), strict=True))
@@ -180,7 +180,7 @@ def measure(folder, seeds, only=''):
 
 
 def load():
-    """All records, in the order in which they were made."""
+    """Return all records, oldest first."""
     if not RESULTS.exists():
         return []
     return [json.loads(line) for line in RESULTS.read_text(encoding='utf-8').splitlines()]
@@ -190,42 +190,42 @@ def load():
 
 
 def values(records, field):
-    """{(world, arm, policy, cell): {seed: value in per cent}}."""
-    found = collections.defaultdict(dict)
+    """Return {(world, arm, policy, cell): {seed: value in per cent}}."""
+    by_cell = collections.defaultdict(dict)
     for record in records:
         world, arm, seed, policy, cell = (record[name] for name in KEY)
         if field in record:
-            found[world, arm, policy, cell][seed] = 100 * record[field]
-    return found
+            by_cell[world, arm, policy, cell][seed] = 100 * record[field]
+    return by_cell
 
 
 def spread(x):
-    """'mean ± s.d.' of the values of seeds."""
+    """Format the values of seeds as 'mean ± s.d.'."""
     x = list(x)
     return f'{np.mean(x):.1f} ± {np.std(x, ddof=1):.1f}' if len(x) > 1 else f'{x[0]:.1f}'
 
 
 def rows_of(records, world, columns, field, arms):
-    """A line a policy: success in each column."""
-    found = values(records, field)
+    """Return one table row per policy: success in each column."""
+    by_cell = values(records, field)
     lines = []
     for arm in arms:
         for policy in ('clone', 'RL'):
-            cells_of = [found.get((world, arm, policy, column)) for column in columns]
-            if all(cells_of):
-                shown = ' | '.join(spread(x.values()) for x in cells_of)
-                lines.append(f'| {arm}, {policy} | {shown} |')
+            by_seed = [by_cell.get((world, arm, policy, column)) for column in columns]
+            if all(by_seed):
+                texts = ' | '.join(spread(x.values()) for x in by_seed)
+                lines.append(f'| {arm}, {policy} | {texts} |')
     return lines
 
 
 def reference_row(records, world, columns, field, label):
-    """A line of what does not depend on the policy."""
-    found = values([r for r in records if r['world'] == world], field)
-    shown = []
+    """Return the table row of a reference that does not depend on the policy."""
+    by_cell = values([r for r in records if r['world'] == world], field)
+    texts = []
     for column in columns:
-        of_cell = [x for key, by in found.items() if key[3] == column for x in by.values()]
-        shown.append(f'{np.mean(of_cell):.1f}' if of_cell else '')
-    return f'| {label} | {" | ".join(shown)} |'
+        of_cell = [x for key, by in by_cell.items() if key[3] == column for x in by.values()]
+        texts.append(f'{np.mean(of_cell):.1f}' if of_cell else '')
+    return f'| {label} | {" | ".join(texts)} |'
 
 
 def heading(columns):
@@ -237,42 +237,42 @@ def turns_cell(turns):
 
 
 def tables(records):
-    """{name: markdown}: of each world its rules, its turns, and its turns with many tries."""
-    found = {}
+    """Return {name: Markdown table}: rules, turns and turns with many tries of each world."""
+    by_name = {}
     for world in RULES:
         rules, turns = list(RULES[world]), list(map(turns_cell, TURNS))
         if not any(record['world'] == world for record in records):
             continue
-        own = heading(rules) + rows_of(records, world, rules, 'success', ARMS)
+        lines = heading(rules) + rows_of(records, world, rules, 'success', ARMS)
         for field, label in (('random', 'random play'), ('oracle', 'oracle')):
-            own.append(reference_row(records, world, rules, field, label))
-        found[f'{world}_rules'] = '\n'.join(own) + '\n'
+            lines.append(reference_row(records, world, rules, field, label))
+        by_name[f'{world}_rules'] = '\n'.join(lines) + '\n'
         for name, field, player in (
             ('turns', 'success', 'random'),
             ('pass', 'pass', 'random_pass'),
         ):
-            own = heading(turns) + rows_of(records, world, turns, field, [TOLD_NOTHING])
-            own.append(reference_row(records, world, turns, player, 'random play'))
+            lines = heading(turns) + rows_of(records, world, turns, field, [TOLD_NOTHING])
+            lines.append(reference_row(records, world, turns, player, 'random play'))
             if field == 'success':
-                own.append(reference_row(records, world, turns, 'oracle', 'oracle'))
-            found[f'{world}_{name}'] = '\n'.join(own) + '\n'
-    return found
+                lines.append(reference_row(records, world, turns, 'oracle', 'oracle'))
+            by_name[f'{world}_{name}'] = '\n'.join(lines) + '\n'
+    return by_name
 
 
 def draw(records, path):
-    """Success over turns, once and in many tries: seeds thin, their mean thick."""
+    """Plot success over turns, for one and for many tries; thin: seeds, thick: their mean."""
     worlds = [world for world in RULES if any(r['world'] == world for r in records)]
     kinds = (('success', 'random', 'success'), ('pass', 'random_pass', f'pass@{TRIES}'))
     with matplotlib.rc_context(plots.STYLE):
         figure = Figure(figsize=(8, 6), layout='constrained')
         panels = figure.subplots(2, len(worlds), sharex=True, sharey='row', squeeze=False)
         for (field, player, name), row in zip(kinds, panels, strict=True):
-            found = values(records, field)
+            by_cell = values(records, field)
             random = values(records, player)
             for world, panel in zip(worlds, row, strict=True):
                 for policy, colour in zip(('clone', 'RL'), plots.COLOURS, strict=False):
                     of_turns = [
-                        found[world, TOLD_NOTHING, policy, turns_cell(turns)] for turns in TURNS
+                        by_cell[world, TOLD_NOTHING, policy, turns_cell(turns)] for turns in TURNS
                     ]
                     for seed in of_turns[0]:
                         panel.plot(TURNS, [x[seed] for x in of_turns], color=colour, lw=0.7)
@@ -294,7 +294,7 @@ def draw(records, path):
 
 
 def embed(page, found):
-    """The page with the tables between their marks."""
+    """Return the page with the tables inserted between their marks."""
     for name, table in found.items():
         begin, end = f'<!-- {name} -->\n', f'<!-- end of {name} -->'
         before, _, rest = page.partition(begin)
@@ -309,7 +309,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--runs', default='', help='workdir of experiments.thinking')
     parser.add_argument('--seeds', type=int, default=3)
-    parser.add_argument('--only', default='', help='cells whose name holds this')
+    parser.add_argument('--only', default='', help='only cells whose name contains this text')
     parser.add_argument('--table', action='store_true', help='write the tables into the page')
     args = parser.parse_args()
     if args.runs:

@@ -10,15 +10,14 @@ steps and passes. Turn PPO adds a value head to the policy.
 
 Equal sampled tokens: an arm with longer episodes samples more per step. Each column is read at the
 tokens of its shortest run, on each run's validation curve, linearly between two validations. No run
-is stopped by tokens, and the last step has its own table. The catalogue's policies are trained for
-the return with lookup costs, which has its own table too.
+is stopped by tokens. The last step has its own table, as has the catalogue's return, which includes
+lookup costs and is what its policies are trained for.
 
 tiny   The demo's policy; 16 x 8 episodes, four optimiser steps on them, one pass. A run takes
        about 50 CPU-seconds and Sokoban's clone 170, on a busy machine. On Sokoban GRPO fell from 31
-       to 20 % at a rate of 1e-3 and at 3e-4, where turn GRPO rose to 48 % (seed 100). RLOO is
-       included because it also has one advantage an episode, but does not divide by the group's
-       std. The catalogue's clone is mtgrpo_credit's: after 500 steps it did not read (8 %), and
-       GRPO stopped looking up.
+       to 20 % at a rate of 1e-3 and at 3e-4, where turn GRPO rose to 48 % (seed 100). RLOO also
+       has one advantage an episode, but does not divide by the group's std. The catalogue's clone
+       is mtgrpo_credit's: after 500 steps it did not read (8 %), and GRPO stopped looking up.
 
 Tuning: --first_seed=100 --workdir=runs/tuning, as in ragen_starpo_vs_s.
 """
@@ -29,7 +28,7 @@ from experiments import common
 
 CONFIG = 'configs/small.py'
 ROWS = ('algorithm', 'turn_credit.mode')
-SAME = {  # what the presets would set besides credit
+SAME = {  # fields other than credit that the presets would set
     'loss.kl_coef': 0.0,
     'loss.clip_low': 0.2,
     'loss.clip_high': 0.2,
@@ -52,7 +51,7 @@ ARMS = {
     'GTPO': turns('gtpo'),
     'GiGPO': {'algorithm': 'gigpo'},
     'turn PPO': {'algorithm': 'ppo', 'loss.estimator': 'turn'},
-    'vine': {  # its continuations are sampled too: 48 episodes, not 128, in as many minibatches
+    'vine': {  # also samples continuations: 48 episodes instead of 128, same number of minibatches
         'algorithm': 'vine',
         'rollout.num_groups': 12,
         'rollout.group_size': 4,
@@ -75,13 +74,15 @@ V2 = {  # rewards of MT-GRPO v2
     'library.lookup_cost': 0.1,
 }
 NAMES = {'library': 'catalogue', 'sokoban': 'Sokoban', 'frozen_lake': 'FrozenLake'}
-OF_ALGORITHMS = ('algorithm', 'turn_credit', 'filter', 'loss')  # the configs' own are not wanted
+OF_ALGORITHMS = ('algorithm', 'turn_credit', 'filter', 'loss')  # not taken from the configs
 
 
 def world(path):
-    """What a config file says of its world, its episodes and its clone."""
-    found = common.difference(CONFIG, path)
-    return {name: value for name, value in found.items() if name.split('.')[0] not in OF_ALGORITHMS}
+    """Return the fields of a config file that describe its environment, episodes and clone."""
+    fields = common.difference(CONFIG, path)
+    return {
+        name: value for name, value in fields.items() if name.split('.')[0] not in OF_ALGORITHMS
+    }
 
 
 def tiny():
@@ -95,7 +96,7 @@ def tiny():
         'frozen_lake': {'steps': 40, 'eval.every': 10, 'clone.steps': 500},
     }
     cells = tuple(
-        arm | {'env.name': name} | more | EPISODES | SAME | arm  # an arm's own wins
+        arm | {'env.name': name} | more | EPISODES | SAME | arm  # the arm's fields take precedence
         for arm in ARMS.values()
         for name, more in worlds.items()
     )

@@ -31,8 +31,8 @@ from configs import smollm2_frozen_lake, smollm2_library
 RESULTS = pathlib.Path(__file__).parent / 'zero_shot' / 'results.jsonl'
 PROMPTS = ('plain', 'brief', 'ragen', 'tools')
 LONGEST = {'plain': 256, 'brief': 256}  # tokens of an episode; other prompts are longer
-KEY = ('model', 'answers', 'levels', 'world', 'prompt')  # of a cell; the last record of it counts
-UNIFORM = 'uniform'  # no model: all legal tokens are as probable
+KEY = ('model', 'answers', 'levels', 'world', 'prompt')  # of a cell; its last record counts
+UNIFORM = 'uniform'  # no model: all legal tokens are equally probable
 
 
 def lake():
@@ -61,7 +61,7 @@ WORLDS = {'frozen_lake': lake, 'library': catalogue, 'bandit': bandit, 'sokoban'
 
 
 def config(world, prompt, constrain, model, levels):
-    """The ConfigDict of a cell."""
+    """Return the ConfigDict of a cell."""
     cfg = WORLDS[world]()
     cfg.model.path = '' if model == UNIFORM else model
     cfg.env.prompt, cfg.env.think = prompt, False
@@ -75,7 +75,7 @@ def config(world, prompt, constrain, model, levels):
 
 
 def name_of(model):
-    """Of a folder or a .gguf; other dots are part of it, as in Qwen2.5-0.5B-Instruct."""
+    """Return the name of a folder or .gguf; it may contain dots, as in Qwen2.5-0.5B-Instruct."""
     return pathlib.Path(model).name.removesuffix('.gguf')
 
 
@@ -88,7 +88,7 @@ def loaded(path):
 
 
 def uniform(tokenizer):
-    """(sizes, parameters) of a model that finds all tokens as likely."""
+    """Return (sizes, parameters) of a model with equal probability for all tokens."""
     sizes = DRAWN(
         vocab_size=tokenizer.vocab_size,
         hidden_size=8,
@@ -107,18 +107,18 @@ def mesh():
 
 
 def play(path, model, world, prompt, constrain, levels):
-    """The record of a cell; path: of the checkpoint that has the tokenizer."""
-    tokenizer, found = loaded(path)
-    given = config(world, prompt, constrain, model, levels)
-    cfg = read(given, None)
+    """Play a cell and return its record; path: the checkpoint with the tokenizer."""
+    tokenizer, checkpoint = loaded(path)
+    config_dict = config(world, prompt, constrain, model, levels)
+    cfg = read(config_dict, None)
     task = parts.build_text_task(cfg, tokenizer, 'validation', mesh())
-    sizes, params = uniform(tokenizer) if model == UNIFORM else found
-    began = time.time()
+    sizes, params = uniform(tokenizer) if model == UNIFORM else checkpoint
+    start = time.time()
     collect = parts.build_collect(cfg, sizes, mesh(), training=False)
     episodes = every_level(levels, task.env.num_levels(task.env_params), 1, 1)
     out, _ = jax.device_get(collect(params, task, episodes, jax.random.key(cfg.seed)))
     solved = int(out.success.sum())
-    played = np.arange(out.valid.shape[1])[None] < out.num_turns[:, None]
+    is_turn = np.arange(out.valid.shape[1])[None] < out.num_turns[:, None]
     low, high = wilson_interval(solved, levels)
     return {
         'model': name_of(model),
@@ -129,26 +129,26 @@ def play(path, model, world, prompt, constrain, levels):
         'success': solved / levels,
         'low': float(low),
         'high': float(high),
-        'valid': float(out.valid[played].mean()),
+        'valid': float(out.valid[is_turn].mean()),
         'random': report.reference(task)['random'],
-        'seconds': round(time.time() - began, 1),
+        'seconds': round(time.time() - start, 1),
         'says': [tokenizer.decode(out.tokens[b][out.action_mask[b]]) for b in range(2)],
     }
 
 
 def table(records):
-    """Markdown: a row for each model and kind of answers, a column for each world and prompt.
+    """Return Markdown: a row per model and kind of answers, a column per world and prompt.
 
-    Where these were played on different numbers of levels, each number has a row and is said.
+    Results on different numbers of levels have separate rows, labelled with the number.
     """
     last = {tuple(x[name] for name in KEY): x for x in records}
     rows, columns = sorted({key[:3] for key in last}), sorted({key[3:] for key in last})
-    alike = [row[:2] for row in rows]
+    pairs = [row[:2] for row in rows]
     lines = ['| model | answers | ' + ' | '.join(f'{w}, {p}' for w, p in columns) + ' |']
     lines += ['| --- ' * (2 + len(columns)) + '|']
     for row in rows:
         cells = [last.get((*row, *column)) for column in columns]
-        shown = [
+        texts = [
             ''
             if x is None
             else f'{100 * x["success"]:.1f} [{100 * x["low"]:.1f}, {100 * x["high"]:.1f}]'
@@ -156,10 +156,10 @@ def table(records):
             for x in cells
         ]
         model, answers, levels = row
-        model += f', {levels} levels' * (alike.count(row[:2]) > 1)
-        lines.append('| ' + ' | '.join([model, answers, *shown]) + ' |')
-    found = {key[3:]: x['random'] for key, x in last.items()}
-    random = [f'{100 * found[column]:.1f}' for column in columns]
+        model += f', {levels} levels' * (pairs.count(row[:2]) > 1)
+        lines.append('| ' + ' | '.join([model, answers, *texts]) + ' |')
+    by_column = {key[3:]: x['random'] for key, x in last.items()}
+    random = [f'{100 * by_column[column]:.1f}' for column in columns]
     lines.append('| random play | names | ' + ' | '.join(random) + ' |')
     return '\n'.join(lines)
 
@@ -180,10 +180,10 @@ def main():
                 for kind in args.answers.split(','):
                     model = UNIFORM if kind == UNIFORM else args.model
                     spelled = 'own' if kind == UNIFORM else kind
-                    found = play(args.model, model, world, prompt, spelled, args.levels)
+                    record = play(args.model, model, world, prompt, spelled, args.levels)
                     with open(RESULTS, 'a') as f:
-                        print(json.dumps(found), file=f)
-                    print(json.dumps(found), file=sys.stderr, flush=True)
+                        print(json.dumps(record), file=f)
+                    print(json.dumps(record), file=sys.stderr, flush=True)
     if args.table:
         print(table([json.loads(line) for line in RESULTS.read_text().splitlines()]))
 
