@@ -1,17 +1,16 @@
 """Tables and learning curves of many runs, with intervals, random play and the oracle.
 
   python -m agentrl_jax.tables runs/sweep --rows=method --cols=env.name --out=runs/sweep/table
-  python -m agentrl_jax.tables --compact runs/sweep experiments/demo_cloned/metrics
+  python -m agentrl_jax.tables --compact runs/sweep experiments/demo_cloned
   python -m agentrl_jax.tables --rebuild experiments
-  python -m agentrl_jax.tables --rebuild experiments/demonstrations_tiny
 
-The first prints Markdown and writes table.md, table.tex, table.csv, runs.csv, the curves and, with
-a baseline, a forest plot of the differences. The second keeps what tables need of every run, small
-enough to be committed; tables come out of that folder with the same numbers. The third makes every
-table that an experiment's table.json describes ({"<name>": {"rows": "algorithm", ...}}, keys as the
-fields of results.spec.Spec) from its metrics/, into a folder of that name, and writes it between
-<!-- table <name> --> and <!-- end of table --> wherever the experiment's README.md has these lines.
-The fourth does so for one experiment.
+The first command prints Markdown and writes table.md, table.tex, table.csv, runs.csv, the curves
+and, with a baseline, a forest plot of the differences. The second writes runs.jsonl.xz, the part of
+the runs that tables need, which is small enough to commit and gives the same tables. The third
+rebuilds the tables of every experiment, or of one (--rebuild experiments/demo_cloned), from that
+file. An experiment's table.json describes them: {"<name>": {"rows": "algorithm", ...}}, with the
+fields of results.spec.Spec. Each table goes between <!-- table <name> --> and <!-- end of table -->
+in README.md. Figures that README.md shows as <name>/<figure>.png are drawn again.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.records import plots
 from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import Table, build
-from agentrl_jax.results.runs import COMMON_FILE, Run, compact, load, read_as
+from agentrl_jax.results.runs import COMPACT_FILE, Run, compact, compact_lines, load, read_as
 from agentrl_jax.results.spec import (
     COUNT,
     LAST,
@@ -40,12 +39,12 @@ from agentrl_jax.results.spec import (
 )
 from agentrl_jax.run import command, usage
 
-SPEC_FILE, METRICS_FOLDER = 'table.json', 'metrics'
-PAGE_ENDINGS = ('png',)  # of curves of experiments: what their READMEs show
+SPEC_FILE = 'table.json'
 STEMS = ('curves_*', 'signals*', forest.STEM)
 FIGURES = tuple(f'{stem}.{end}' for stem in STEMS for end in plots.ENDINGS)
 FOLDER_NAME = r'[A-Za-z0-9_][A-Za-z0-9_.-]*'
 FolderName = Annotated[str, Field(pattern=f'^{FOLDER_NAME}$')]
+Specs = Annotated[dict[FolderName, dict[str, JsonValue]], Field(min_length=1)]  # table.json
 OPTIONS = {  # fields of Spec that are flags
     'rows': 'fields that name a row: algorithm,filter.keep; or method (StarPO-S)',
     'cols': 'config fields that name a column',
@@ -66,10 +65,15 @@ OPTIONS = {  # fields of Spec that are flags
 BLOCK = '(<!-- table {} -->\n).*?(<!-- end of table -->)'
 
 
-def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
-    """Every form of a table as files, figures in these formats; the same runs, the same bytes.
+def figures(table: Table) -> dict[str, plots.Draw]:
+    """{name without ending: how to draw it}."""
+    return curves.figures(table) | forest.figures(table)
 
-    Figures of these names that belong to the table no more are removed.
+
+def write(table: Table, folder: Path) -> list[Path]:
+    """Write a table in every format, with its figures; equal runs give equal bytes.
+
+    Older figures of these names are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
@@ -80,63 +84,73 @@ def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) ->
     }
     for name, text in texts.items():
         files.write_atomic(folder / name, text)
-    drawn = curves.write(table, folder, endings) if table.spec.curves else []
-    drawn += forest.write(table, folder, endings)
+    drawn = [path for stem, draw in figures(table).items() for path in draw(folder / stem)]
     before = [path for name in FIGURES for path in folder.glob(name)]
     for path in set(before) - set(drawn):
         path.unlink()
     return [*(folder / name for name in texts), *drawn]
 
 
+def experiment(folder: Path) -> dict[str, Table]:
+    """Return the tables of an experiment by name, from table.json and the committed runs."""
+    path = folder / SPEC_FILE
+    built = {}
+    for name, fields in read_as(Specs, files.read_json(path), path).items():
+        try:
+            spec = make_spec(fields)
+            built[name] = build(load([folder]), spec, clones(spec, folder.resolve().parent))
+        except ValueError as error:
+            one_line = ' '.join(str(error).split())
+            raise ValueError(f'{path}, {name}: {one_line}') from error
+    return built
+
+
 def rebuild(folder: Path) -> list[Path]:
-    """Build the tables of an experiment, or of all experiments in a folder, from their metrics.
+    """Rebuild what the READMEs of an experiment, or of all experiments in a folder, show.
 
     Returns the files that were written.
     """
-    if (folder / SPEC_FILE).is_file():
-        experiments, paths = folder.resolve().parent, [folder / SPEC_FILE]
-    else:
-        experiments, paths = folder, sorted(folder.glob(f'*/{SPEC_FILE}'))
-    if not paths:
+    inside = (
+        [folder / SPEC_FILE] if (folder / SPEC_FILE).is_file() else folder.glob(f'*/{SPEC_FILE}')
+    )
+    folders = sorted(path.parent for path in inside)
+    if not folders:
         raise FileNotFoundError(
             f'{folder} holds no experiment: neither {SPEC_FILE} nor */{SPEC_FILE} is there'
         )
     written = []
-    for path in paths:
-        specs = read_as(dict[FolderName, dict[str, JsonValue]], files.read_json(path), path)
-        if not specs or METRICS_FOLDER in specs:
-            raise ValueError(f'{path}: tables by their names are expected, none {METRICS_FOLDER!r}')
-        for name, given in specs.items():
-            try:
-                spec = make_spec(given)
-                runs = load([path.parent / METRICS_FOLDER])
-                table = build(runs, spec, clones(spec, experiments))
-            except ValueError as error:
-                one_line = ' '.join(str(error).split())
-                raise ValueError(f'{path}, {name}: {one_line}') from error
-            written += write(table, path.parent / name, PAGE_ENDINGS)
-            written += _embed(path.parent / 'README.md', name, render.markdown(table))
+    for folder in folders:
+        page = folder / 'README.md'
+        old = text = files.read_text(page)
+        for name, table in experiment(folder).items():
+            text = _embed(text, name, render.markdown(table))
+            shown = {
+                stem: draw
+                for stem, draw in figures(table).items()
+                if f'({name}/{stem}.png)' in text
+            }
+            for stem, draw in shown.items():
+                (folder / name).mkdir(exist_ok=True)
+                written += draw(folder / name / stem, endings=('png',))
+        if text != old:
+            files.write_atomic(page, text)
+            written.append(page)
     return written
 
 
 def clones(spec: Spec, experiments: Path) -> list[Run]:
-    """The committed runs of the experiments whose clones a table shows."""
-    folders = [experiments / name / METRICS_FOLDER for name in spec.clones]
-    missing = [folder for folder in folders if not (folder / COMMON_FILE).is_file()]
+    """Return the committed runs of the experiments whose clones a table shows."""
+    folders = [experiments / name for name in spec.clones]
     plain = all(re.fullmatch(FOLDER_NAME, name) for name in spec.clones)
-    if not plain or missing or len(set(folders)) < len(folders):
-        raise ValueError(f'clones={spec.clones} must be different experiments with {COMMON_FILE}')
+    if not plain or not all(map(compact_lines, folders)) or len(set(folders)) < len(folders):
+        raise ValueError(f'clones={spec.clones} must be different experiments with {COMPACT_FILE}')
     return load(folders) if folders else []
 
 
-def _embed(readme: Path, name: str, text: str) -> list[Path]:
-    """Puts a table between its two marks in a README that has them."""
-    old = files.read_text(readme) if readme.exists() else ''
+def _embed(page: str, name: str, table: str) -> str:
+    """Replace what is between the two marks of a table."""
     pattern = re.compile(BLOCK.format(re.escape(name)), re.DOTALL)
-    new, count = pattern.subn(lambda match: match[1] + text + match[2], old)
-    if count:
-        files.write_atomic(readme, new)
-    return [readme] * bool(count)
+    return pattern.sub(lambda match: match[1] + table + match[2], page)
 
 
 def split_where(given: Sequence[str]) -> dict[str, str]:
@@ -179,9 +193,9 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError('--compact needs the folders of the runs and, last, its own')
         *sources, folder = args.folders
         more = (args.metric, *split_names(args.also), *split_names(args.signals))
-        written = compact(load(sources, more), folder)
-        size = sum(path.stat().st_size for path in written)
-        print(f'{len(written)} runs, {size / 1000:.0f} kB in {folder}')
+        runs = load(sources, more)
+        path = compact(runs, folder)
+        print(f'{len(runs)} runs, {path.stat().st_size / 1000:.0f} kB in {path}')
     else:
         given = {name: value for name, value in vars(args).items() if name in OPTIONS}
         spec = make_spec(given | {'where': split_where(args.where)})

@@ -2,9 +2,11 @@
 
   python -m experiments.ragen_actions --scale=tiny --seeds=5 --jobs=2
   python -m experiments.ragen_actions --scale=seconds
+  python -m experiments.ragen_actions --show
 
-An experiment is one file: its question as docstring, a function per scale that returns a Plan, and
-`common.main(__file__, __doc__, SCALES)`. The command writes the runs to <workdir>/sweep.py, hands
+An experiment is one folder. Its __main__.py has the question as docstring, a function per scale
+that returns a Plan, and `common.main(__file__, __doc__, SCALES)`. --show rebuilds and prints its
+tables from the committed runs. Otherwise the command writes the runs to <workdir>/sweep.py, hands
 them to agentrl_jax.sweep (the same command resumes) and prints the tables, which are also written
 to <workdir>/tables. --scale=seconds trains all arms of the tiny scale with one seed for a few small
 steps: it checks that the tables can be made here. Other arguments go to the sweep: --launcher,
@@ -257,7 +259,7 @@ def publish(
     for spec in specs.values():
         if 'signals' in spec:
             spec['signals'] = ','.join(measured(make_spec(spec).signals, runs))
-    tables_runs.compact(runs, folder / tables.METRICS_FOLDER)
+    tables_runs.compact(runs, folder)
     text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
     files.write_atomic(folder / tables.SPEC_FILE, text)
     if not (folder / 'README.md').exists():
@@ -267,7 +269,11 @@ def publish(
 
 def first_page(doc: str, command: str, names: Iterable[str]) -> str:
     """Return a README with the question, the command, and the marks around each table."""
-    blocks = [f'<!-- table {name} -->\n<!-- end of table -->\n' for name in names]
+    blocks = [
+        f'![Learning curves]({name}/curves_step.png)\n\n'
+        f'<!-- table {name} -->\n<!-- end of table -->\n'
+        for name in names
+    ]
     return '\n'.join([f'# {doc.strip()}\n', f'```sh\n{command}\n```\n', *blocks])
 
 
@@ -283,6 +289,11 @@ def wait_for(words: Sequence[str], environment: Mapping[str, str]) -> int:
             signal.signal(number, handler)
 
 
+def folder_of(name: str, scale: str) -> Path:
+    """Return the folder of an experiment's results, the tiny scale's next to its __main__.py."""
+    return FOLDER / (name if scale == TINY else f'{name}_{scale}')
+
+
 def arguments(
     name: str, doc: str, scales: Scales, argv: Sequence[str] | None
 ) -> tuple[argparse.Namespace, list[str]]:
@@ -295,14 +306,19 @@ def arguments(
         epilog='Other arguments go to agentrl_jax.sweep, including --config.field=value.',
     )
     add = parser.add_argument
-    add('--scale', required=True, choices=[*scales, *([SECONDS] if TINY in scales else [])])
+    add('--scale', choices=[*scales, *([SECONDS] if TINY in scales else [])])
     add('--seeds', type=int, help=f'runs per cell; default: 5, or 1 for {SECONDS}')
     add('--first_seed', type=int, default=0, help='use 100 for tuning; tables use 0, 1, ...')
     add('--jobs', type=int, default=1, help='number of concurrent runs')
     add('--workdir', default='', help=f'default: runs/{name}/<scale>')
     add('--launcher', default='local', choices=['local', 'print', 'slurm'])
-    add('--publish', action='store_true', help=f'also write experiments/{name}_<scale>')
+    add('--publish', action='store_true', help='write the runs and tables to experiments/')
+    add('--show', action='store_true', help='rebuild and print the tables of the committed runs')
     args, rest = parser.parse_known_args(argv)
+    if args.show:
+        return args, rest
+    if not args.scale:
+        parser.error('--scale or --show is required')
     small = args.scale in (TINY, SECONDS)
     if args.seeds is None:
         args.seeds = 1 if args.scale == SECONDS else 5
@@ -314,8 +330,9 @@ def arguments(
         parser.error('--publish needs --first_seed=0; other seeds are for tuning')
     if not small and MODEL not in given_fields(rest):
         parser.error(f'--scale={args.scale} needs --config.{MODEL}=<folder or .gguf>')
-    folder, others = FOLDER / f'{name}_{args.scale}', sorted(given_fields(rest) - {MODEL})
-    if args.publish and others and (folder / tables.METRICS_FOLDER).exists():
+    others = sorted(given_fields(rest) - {MODEL})
+    folder = folder_of(name, args.scale)
+    if args.publish and others and (folder / tables_runs.COMPACT_FILE).exists():
         parser.error(
             f'--publish would replace the runs in experiments/{folder.name} with runs that set '
             f'{", ".join(others)}; omit one of the two'
@@ -330,8 +347,13 @@ def arguments(
 
 def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None) -> int:
     """Train the missing runs, print the tables and return the sweep's exit code."""
-    name = Path(file).stem
+    name = Path(file).parent.name
     args, rest = arguments(name, doc, scales, argv)
+    if args.show:
+        tables.rebuild(FOLDER / name)
+        for table in tables.experiment(FOLDER / name).values():
+            print(render.markdown(table))
+        return 0
     plan = make_plan(scales, args.scale)
     workdir = args.workdir
     command = f'python -m experiments.{name} --scale={args.scale} --seeds={args.seeds}'
@@ -366,7 +388,7 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
         if args.publish:
             full_command = shlex.join([*command.split(), *run_log.redact_argv(rest)])
             page = first_page(doc, full_command, plan.tables)
-            publish(plan, args.seeds, workdir, FOLDER / f'{name}_{args.scale}', page, names)
+            publish(plan, args.seeds, workdir, folder_of(name, args.scale), page, names)
     except (ValueError, OSError) as error:
         print(f'error: {files.in_words(error)}', file=sys.stderr)
         return 1

@@ -232,7 +232,7 @@ def difference(effect: Effect) -> forest.Difference:
     fields = json.loads(files.read_text(folder / tables.SPEC_FILE))[effect.table]
     fields |= {'baseline': effect.less}
     spec = make_spec(fields)
-    table = build(load([folder / tables.METRICS_FOLDER], (spec.metric,)), spec)
+    table = build(load([folder], (spec.metric,)), spec)
     matches = [
         row
         for column, rows in forest.differences(table).items()
@@ -268,7 +268,7 @@ def main() -> int:
     rows = [
         row._replace(row=f'{number}  {row.row}') for number, _, group in effects() for row in group
     ]
-    forest.draw({'': rows}, FOLDER / 'claims', 'points', ('png',))
+    forest.draw({'': rows}, FOLDER / 'claims', what='points', endings=('png',))
     text = table()
     for page in PAGES:
         path = FOLDER / page

@@ -6,7 +6,7 @@ of all other labels in grey (small multiples). Panels without data are left out.
 
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,8 @@ LINES_APART = {8: 0.06, 7: 0.2}  # font size -> minimum distance of names, as a 
 LETTER = 0.078  # inches; width of a letter at font size 9
 ENDINGS = ('png', 'svg')
 DPI = 150
-PNG_COLOURS = 256  # a palette of this size looks the same and takes a third of the bytes
+Draw = Callable[..., tuple[Path, ...]]  # (path without ending, endings=...) -> files written
+PNG_COLOURS = 256  # a palette of these looks the same and takes a third of the bytes
 STYLE = {
     'svg.hashsalt': 'agentrl_jax',  # otherwise ids and therefore the bytes are random
     'font.family': 'DejaVu Sans',  # included in matplotlib

@@ -3,8 +3,7 @@
 With many rows, plots.draw makes small multiples: a line of panels per row.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+import functools
 
 from agentrl_jax.records import plots, series
 from agentrl_jax.results.cells import ORACLE, OVERALL, RANDOM, RUNS, SUCCESS, Table
@@ -14,49 +13,49 @@ from agentrl_jax.results.runs import AXES
 MAX_COLUMNS = 3
 
 
-def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
-    """Write curves_step, curves_tokens, curves_seconds and signals (or signals_<name>).
+def figures(table: Table) -> dict[str, plots.Draw]:
+    """Return curves_step, curves_tokens, curves_seconds and signals (or signals_<name>).
 
-    Axes without data are left out. Seconds are left out unless all runs were trained on one known
-    machine, since they would compare machines (a run that moved has 'a; b'). Panels of the table's
-    metric share one y range. Signals differ in size between environments, so their panels do not.
+    An axis is omitted if no run recorded it, and seconds unless all runs used one known machine
+    ('a; b' means several): otherwise the curves compare machines. Panels of the table's metric
+    share a y range. Signals differ in size between environments, so each panel has its own range.
     """
+    if not table.spec.curves:
+        return {}
     panels = _panels(table, table.spec.metric)
     limits = {table.spec.metric: series.y_range(panels)}
-    columns = _columns(len(panels))
     runs = [run for members in table.runs.values() for run in members if run.rows]
     machines = {run.machine for run in runs}
     one_machine = len(machines) == 1 and not any(x == '' or '; ' in x for x in machines)
-    written = []
+    drawings = {}
     for axis in AXES:
-        known = any(row.get(axis) for run in runs for row in run.rows)
-        if known and (axis != 'seconds' or one_machine):
-            stem = folder / f'curves_{axis}'
-            written += plots.draw(
-                panels, stem, x=axis, columns=columns, limits=limits, endings=endings
+        recorded = any(row.get(axis) for run in runs for row in run.rows)
+        if recorded and (axis != 'seconds' or one_machine):
+            drawings[f'curves_{axis}'] = functools.partial(
+                plots.draw, panels, x=axis, columns=_columns(len(panels)), limits=limits
             )
-    return [*written, *_write_signals(table, folder, endings)] if runs else written
+    return drawings | _signals(table) if runs else drawings
 
 
-def _write_signals(table: Table, folder: Path, endings: Sequence[str]) -> list[Path]:
-    """Draw all signals in one figure; small multiples with several columns get one per signal."""
+def _signals(table: Table) -> dict[str, plots.Draw]:
+    """One figure of all signals, or one per signal for small multiples with several columns."""
     of_signal = {name: _panels(table, name) for name in table.spec.signals}
-    panels = [panel for found in of_signal.values() for panel in found]
+    panels = [panel for own in of_signal.values() for panel in own]
     if not panels:
-        return []
-    several = any(len(found) > 1 for found in of_signal.values())
+        return {}
+    several = any(len(own) > 1 for own in of_signal.values())
     if several and max(len(panel.runs) for panel in panels) > plots.MAX_TOGETHER:
-        drawn = []
-        for name, found in of_signal.items():
-            stem = folder / f'signals_{name.split("/")[-1]}'
-            drawn += plots.draw(found, stem, x='step', columns=len(found), endings=endings)
-        return drawn
+        return {
+            f'signals_{name.split("/")[-1]}': functools.partial(
+                plots.draw, own, x='step', columns=len(own)
+            )
+            for name, own in of_signal.items()
+        }
     columns = len(panels) // len(of_signal)  # one line per signal
     if not several:  # name the panel after the signal, not the single column
         panels = [p._replace(title=plain_name(p.metric), y_label='') for p in panels]
         columns = _columns(len(panels))
-    stem = folder / 'signals'
-    return list(plots.draw(panels, stem, x='step', columns=columns, endings=endings))
+    return {'signals': functools.partial(plots.draw, panels, x='step', columns=columns)}
 
 
 def _columns(panels: int) -> int:

@@ -1,5 +1,6 @@
 """Forest plot of a table: differences from the baseline, paired by seed."""
 
+import functools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -43,23 +44,23 @@ def differences(table: Table) -> dict[str, list[Difference]]:
     return {column: by_column[column] for column in table.columns if column in by_column}
 
 
-def write(table: Table, folder: Path, endings: Sequence[str] = plots.ENDINGS) -> list[Path]:
-    """Write forest.<ending>: one panel per column, one line per row; [] without a comparison."""
+def figures(table: Table) -> dict[str, plots.Draw]:
+    """Return the forest plot, with a panel per column and a line per row; {} without a baseline."""
     panels, spec = differences(table), table.spec
     if not panels:
-        return []
+        return {}
     unit = 100 if is_share(spec.metric) else 1
     what = f'{plain_name(spec.metric)} less {spec.baseline}' + ', points' * (unit == 100)
     titled = panels if spec.cols else dict(zip([''], panels.values(), strict=True))
-    return draw(titled, folder / STEM, what, endings, unit=unit, margin=spec.margin)
+    return {STEM: functools.partial(draw, titled, what=what, unit=unit, margin=spec.margin)}
 
 
 def draw(
     panels: Mapping[str, Sequence[Difference]],
     path: Path,
+    *,
     what: str,
     endings: Sequence[str] = plots.ENDINGS,
-    *,
     unit: float = 100,
     margin: float = 0.0,
 ) -> list[Path]:

@@ -1,14 +1,15 @@
-"""Runs as tables read them: config, a few metrics, random play and oracle.
+"""Runs as the tables read them: config, selected metrics, random play and the oracle.
 
 A run is a folder with metrics.jsonl, reference.json and run.json (written when the run is planned,
-{"config": {...}}) or config.json (written by training). A compact folder holds the same numbers in
-a form to be committed: common.json with the config fields that all runs share, and one <run>.jsonl
-each, whose first line has the other fields, the reference and the names of the columns that follow.
-Both are rounded in the same way when they are read, so both give the same tables.
+{"config": {...}}) or config.json (written by training). A compact folder stores many runs in one
+file, runs.jsonl.xz, which is small enough to commit. Its first line has the config fields that all
+runs share. Each run follows with a header (name, other fields, reference, columns, number of rows)
+and one line per row. Values are rounded in both forms, so both give the same tables.
 """
 
 import collections
 import json
+import lzma
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
 
-COMMON_FILE, RUN_FILE = 'common.json', 'run.json'
+COMPACT_FILE, RUN_FILE = 'runs.jsonl.xz', 'run.json'
+COMMON_FILE = 'common.json'  # of compact folders before runs.jsonl.xz: one <run>.jsonl per run
 AXES = ('step', 'tokens', 'seconds')  # columns of every run, next to its metrics
 NOTES = ('fault', 'machine')  # texts about a run, kept where there are any
 DIGITS = 6  # significant digits that are kept
@@ -71,7 +73,7 @@ def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> l
     if empty:
         raise FileNotFoundError(
             f'no runs in {", ".join(empty)}: a run has {RUN_FILE} or {run_log.CONFIG_FILE}, a '
-            f'compact folder {COMMON_FILE}'
+            f'compact folder {COMPACT_FILE}'
         )
     return complete([run for _, runs in found for run in runs])
 
@@ -83,14 +85,16 @@ class Planned(BaseModel):
 
 
 class Common(BaseModel):
-    """common.json."""
+    """First line of a compact folder."""
 
     fields: dict[str, Any]
 
 
 class Header(BaseModel):
-    """The first line of a compact run."""
+    """First line of a compact run."""
 
+    name: str
+    rows: int
     fields: dict[str, Any]
     reference: dict[str, float]
     columns: list[str]
@@ -99,9 +103,8 @@ class Header(BaseModel):
 
 
 def _read_folder(folder: Path, kept: Sequence[str]) -> list[Run]:
-    if (path := folder / COMMON_FILE).is_file():
-        common = read_as(Common, files.read_json(path), path).fields
-        return [_read_compact_run(run, common) for run in sorted(folder.glob('*.jsonl'))]
+    if lines := compact_lines(folder):
+        return _read_compact(lines)
     inside = [folder] if _document(folder) or not folder.is_dir() else sorted(folder.iterdir())
     return [_read_run(path, kept) for path in inside if _document(path)]
 
@@ -131,8 +134,8 @@ def _with_later(run: Run, names: set[str]) -> Run:
     return run._replace(fields=dict(sorted((run.fields | later).items())))
 
 
-def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
-    """Writes runs as a compact folder, replacing what was compacted there before."""
+def compact(runs: Sequence[Run], folder: str | os.PathLike) -> Path:
+    """Write runs to folder/runs.jsonl.xz, replacing the runs that were there."""
     folder = files.local_path(folder)
     for path in (folder, *folder.glob('*')):
         if _document(path):
@@ -140,29 +143,24 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> list[Path]:
     counts = collections.Counter(run.name for run in runs)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(f'several runs are named {", ".join(twice)}: rename their folders')
-    stale = set(folder.glob('*.jsonl'))
-    if stale and not (folder / COMMON_FILE).exists():
-        raise ValueError(f'{folder} holds .jsonl files that are not compacted runs')
-    folder.mkdir(parents=True, exist_ok=True)
     common = _common_fields(runs)
-    text = json.dumps({'fields': common}, indent=1, sort_keys=True) + '\n'
-    files.write_atomic(folder / COMMON_FILE, text)
-    written = []
+    lines = [json.dumps({'fields': common}, sort_keys=True)]
     for run in runs:
         fields = {name: value for name, value in run.fields.items() if name not in common}
         measured = {name for row in run.rows for name in row}
         columns = [*AXES, *sorted(measured - set(AXES))]
-        header = {'fields': fields, 'reference': run.reference, 'columns': columns}
+        header = {'name': run.name, 'rows': len(run.rows), 'columns': columns}
+        header |= {'fields': fields, 'reference': run.reference}
         header |= {name: text for name in NOTES if (text := getattr(run, name))}
-        lines = [json.dumps(header, sort_keys=True)]
+        lines.append(json.dumps(header, sort_keys=True))
         for row in run.rows:
             lines.append(json.dumps([run_log.plain(row.get(name)) for name in columns]))
-        path = folder / f'{run.name}.jsonl'
-        files.write_atomic(path, '\n'.join(lines) + '\n')
-        written.append(path)
-    for path in stale - set(written):
-        path.unlink()
-    return written
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / COMPACT_FILE
+    partial = path.with_name(f'{path.name}.tmp')
+    partial.write_bytes(lzma.compress('\n'.join([*lines, '']).encode()))
+    os.replace(partial, path)
+    return path
 
 
 def _document(folder: Path) -> Path | None:
@@ -197,12 +195,50 @@ def _read_run(folder: Path, kept: Sequence[str]) -> Run:
     )
 
 
-def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
-    lines = enumerate(files.read_text(path).splitlines(), 1)
-    first, *table = [files.parse_json(line, str(path), n) for n, line in lines] or [None]
-    header = read_as(Header, first, path)
+Lines = list[tuple[Path, int, Any]]  # file, number and JSON value of each line
+
+
+def compact_lines(folder: Path) -> Lines:
+    """Return the lines of a compact folder; [] if it is none."""
+    path, common = folder / COMPACT_FILE, folder / COMMON_FILE
+    if path.is_file():
+        try:
+            return _json_lines(path, lzma.decompress(path.read_bytes()).decode())
+        except (lzma.LZMAError, UnicodeDecodeError) as error:
+            raise ValueError(f'{path}: not a file of compact runs: {error}') from error
+    lines = [(common, 1, files.read_json(common))] if common.is_file() else []
+    for path in sorted(folder.glob('*.jsonl')) if lines else []:
+        run = _json_lines(path, files.read_text(path))
+        if run and isinstance(run[0][2], dict):
+            run[0][2].update(name=path.stem, rows=len(run) - 1)
+        lines += run or [(path, 1, None)]
+    return lines
+
+
+def _json_lines(path: Path, text: str) -> Lines:
+    lines = enumerate(text.splitlines(), 1)
+    return [(path, n, files.parse_json(line, str(path), n)) for n, line in lines]
+
+
+def _read_compact(lines: Lines) -> list[Run]:
+    path, _, first = lines[0]
+    common, runs, at = read_as(Common, first, path).fields, [], 1
+    while at < len(lines):
+        path, _, first = lines[at]
+        header = read_as(Header, first, path)
+        table = lines[at + 1 : at + 1 + header.rows]
+        if len(table) < header.rows:
+            raise ValueError(
+                f'{path}: {header.rows - len(table)} rows of {header.name} are missing'
+            )
+        runs.append(_compact_run(header, table, common))
+        at += 1 + header.rows
+    return runs
+
+
+def _compact_run(header: Header, table: Lines, common: Mapping[str, Any]) -> Run:
     rows = []
-    for number, values in enumerate(table, 2):
+    for path, number, values in table:
         if not isinstance(values, list) or len(values) != len(header.columns):
             raise ValueError(f'{path}, line {number}: {len(header.columns)} values are expected')
         pairs = zip(header.columns, values, strict=True)
@@ -211,9 +247,10 @@ def _read_compact_run(path: Path, common: Mapping[str, Any]) -> Run:
         if wrong or not isinstance(row.get('step'), int) or row['step'] < 0:
             raise ValueError(f'{path}, line {number}: {(wrong or ["step"])[0]!r} is no number')
         rows.append(row)
-    fields = _checked_fields(dict(sorted((common | header.fields).items())), path)
+    fields = dict(sorted((common | header.fields).items()))
+    fields = _checked_fields(fields, table[0][0] if table else header.name)
     fault = header.fault or find_fault(rows, 0)
-    return Run(path.stem, fields, rows, header.reference, fault, header.machine)
+    return Run(header.name, fields, rows, header.reference, fault, header.machine)
 
 
 def read_as(kind: Any, value: Any, path: Path) -> Any:
@@ -226,7 +263,7 @@ def read_as(kind: Any, value: Any, path: Path) -> Any:
         raise ValueError(f'{path}: {name}: {first["msg"]}') from errors
 
 
-def _checked_fields(fields: dict[str, Any], path: Path) -> dict[str, Any]:
+def _checked_fields(fields: dict[str, Any], path: Path | str) -> dict[str, Any]:
     """The config of a run; what every table reads of it has the type that it needs."""
     if 'steps' in fields and type(fields['steps']) is not int:
         raise ValueError(f'{path}: steps={fields["steps"]!r} is no whole number')
