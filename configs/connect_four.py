@@ -7,7 +7,7 @@ random; seven discs of one's own. Needs pip install pgx.
 
 Hardware: one of two shared CPU cores.
 Time: 14 minutes for the 110 steps, busy with other work.
-Score: 68.9 % of 512 held-out seeds, seed 0 (experiments/beyond_clone_tiny), 8.8 % at step 0; random
+Score: 68.9 % of 512 held-out seeds, seed 0 (experiments/beyond_clone), 8.8 % at step 0; random
 play 9.3 %, the expert 88.1 %, its clone of equal cost 68.8 %.
 """
 

@@ -4,7 +4,7 @@
 
 Random weights and no demonstration: the policy samples only tokens that can still become a legal
 answer (rollout.constrain), so all there is to learn is where to go. The rate falls: at a constant
-1e-3 even a policy that begins at 82 % ends at 74.5 % (experiments/clean_start_tiny).
+1e-3 even a policy that begins at 82 % ends at 74.5 % (experiments/clean_start).
 
 Hardware: 2 shared CPU cores.
 Time: 272 s for the 450 steps, compiling included; 5 min 25 s with installing.

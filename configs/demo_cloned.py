@@ -4,7 +4,7 @@
 
 Seven of ten turns that are cloned were played at random, so the policy speaks the format and plays
 badly, and the rate is the one at which StarPO-S then ends at 72 %, from whatever start: a clone of
-clean play begins at 82 % and loses 8 points (experiments/clean_start_tiny). configs/demo.py needs
+clean play begins at 82 % and loses 8 points (experiments/clean_start). configs/demo.py needs
 no demonstration. Other configs of small policies begin from this one.
 
 Hardware: 2 shared CPU cores.

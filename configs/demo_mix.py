@@ -3,7 +3,7 @@
   python -m agentrl_jax.train --config=configs/demo_mix.py --workdir=runs/mix
 
 GRPO on all groups, without division by a group's deviation, with which Sokoban is not learned
-(experiments/turn_credit_tiny). For one world with as many episodes of it as here:
+(experiments/turn_credit). For one world with as many episodes of it as here:
 --config.env.mix='()' --config.env.name=sokoban --config.rollout.num_groups=16
 --config.clone.episodes=12288.
 

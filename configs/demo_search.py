@@ -7,7 +7,7 @@ not exist: they are drawn anew for each question, so nothing can be known by hea
 be copied out of the question into a search, and the country out of the sentence that is found, in
 three turns at most, with one document a search and one answer. Each name is a token, and so is all
 that stands around names. Rewards are those of MT-GRPO, whose arms are compared on this world in
-experiments/mtgrpo_search.py.
+experiments/mtgrpo_search.
 
 The policy starts from cloning turns of which two of five are the oracle's and the others random:
 searches for any words that were shown, and answers with any name among them.
@@ -15,7 +15,7 @@ searches for any words that were shown, and answers with any name among them.
 Hardware: one of two shared CPU cores.
 Time: 2 to 6 minutes, of which 70 to 160 s are cloning.
 Score: with --config.turn_credit.mode=mt_v1 84.6 % of 256 held-out questions after 80 steps, 17.3 %
-after cloning, seeds 0 to 2 (experiments/mtgrpo_search_tiny, which has or, mr and MT-PPO as well);
+after cloning, seeds 0 to 2 (experiments/mtgrpo_search, which has or, mr and MT-PPO as well);
 with the mode that is the default, mt_cumulative, seed 0: 14.1 % and 71.9 %. Random play 1.7 %,
 oracle 100 %.
 """

@@ -11,7 +11,7 @@ Hardware: 2 shared CPU cores.
 Time: not recorded.
 Score: none with these settings. With a filter of a quarter of the groups and clip-higher, which it
 had before, a run of 150 steps rose from 41 to 51 % of its validation maps, fixed 5 turns to 53 %
-(one seed, experiments/LOG.md). The table of five seeds in experiments/scaling_inter_tiny has other
+(one seed, experiments/LOG.md). The table of five seeds in experiments/scaling_inter has other
 horizons and one move a turn.
 """
 

@@ -6,12 +6,12 @@
 FrozenLake, 32 levels of 8 episodes a step, all of which train, from a clone of the expert. What
 belongs to an algorithm is left to it, so --config.algorithm=X is X as its paper has it
 (agentrl_jax/algorithms/PRESETS.md). At four times this rate the clone loses 4 points in 100
-steps, and 8 if a quarter of the groups trains (experiments/clean_start_tiny).
+steps, and 8 if a quarter of the groups trains (experiments/clean_start).
 
 Hardware: one CPU core.
 Time: about a minute of cloning; beside other work 1 to 2 s a step.
 Score: not run as it stands; with clip_high 0.28 and no entropy bonus 83.1 -> 86.6 % in 100 steps,
-three seeds (experiments/clean_start_tiny).
+three seeds (experiments/clean_start).
 """
 
 from configs import base

@@ -1,7 +1,7 @@
 """Which sign predicts collapse? A table of the runs of an experiment, usually echo_trap.
 
   python -m experiments.foretell runs/echo_trap/tiny --calibrate=0
-  python -m experiments.foretell experiments/ragen_starpo_vs_s_tiny/metrics --where=env.name=sokoban
+  python -m experiments.foretell experiments/ragen_starpo_vs_s --where=env.name=sokoban
 
 A run has collapsed if the mean of its last three validations is at most three quarters of its best.
 The signs and their definitions are in experiments/collapse_signs.py.

@@ -1,7 +1,7 @@
 """Shared start, step size and tables of the FrozenLake experiments.
 
 The start is a clean but improvable policy: 256 clean episodes of the expert, 150 steps of cloning,
-about 47 % of held-out maps. RL takes it to 75 % (experiments/beyond_clone_tiny). All arms of a seed
+about 47 % of held-out maps. RL takes it to 75 % (experiments/beyond_clone). All arms of a seed
 share it.
 """
 
@@ -40,7 +40,7 @@ def plan(cells, more, rows, baseline, **fields):
         'labels': common.labels(CONFIG, cells, rows),
         'at': 'last-three',
         'margin': 0.05,
-        'clones': 'from_nothing_tiny',
+        'clones': 'from_nothing',
     } | fields
     tables = {'last': table, 'area': table | {'at': 'area', 'curves': False}}
     return common.Plan(CONFIG, tuple(cells.values()), tables)

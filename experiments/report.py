@@ -48,14 +48,14 @@ class Claim:
 
 EXPLAINED, NOT_HERE, OPEN = 'explained by {}', 'not here', 'cannot say here'
 LAKE, SOKOBAN, CARDS = 'FrozenLake', 'Sokoban', 'catalogue'
-TRAP, RATE = ('ragen_starpo_vs_s_tiny', 'last'), ('echo_trap_tiny', 'last')
-FRESH, DIVERSE = ('freshness_again', 'ten'), ('diversity_tiny', 'last')
-CRITIC = ('mtgrpo_credit_tiny',)
-SHOWN = ('demonstrations_tiny', 'last')
+TRAP, RATE = ('ragen_starpo_vs_s', 'last'), ('echo_trap', 'last')
+FRESH, DIVERSE = ('freshness_again', 'ten'), ('diversity', 'last')
+CRITIC = ('mtgrpo_credit',)
+SHOWN = ('demonstrations', 'last')
 TURNS, PAID = ('horizon_again', 'ten'), 'lookups, 0.00025'
-KNOWN = ('known_facts_tiny', 'tools')
-RIVALS = ('estimators_tiny', 'last')
-CLEAN, SPOILT = ('thinking_tiny', 'clean'), ('agents_tiny', 'one_trial')
+KNOWN = ('known_facts', 'tools')
+RIVALS = ('estimators', 'last')
+CLEAN, SPOILT = ('thinking', 'clean'), ('agents', 'one_trial')
 CLAIMS = (
     Claim(
         'keeping the groups that vary most prevents collapse',
@@ -103,14 +103,14 @@ CLAIMS = (
             Effect(*TURNS, f'growing, {PAID}', f'long, {PAID}', f'growing less long, {CARDS}'),
             Effect(*TURNS, f'growing, {PAID}', f'short, {PAID}', '... less short'),
             Effect(
-                'horizon_tiny',
+                'horizon',
                 'outcome_tokens',
                 'growing, outcome, 0.00025',
                 'long, outcome, 0.00025',
                 '... less long, outcome alone',
             ),
             Effect(
-                'scaling_inter_tiny',
+                'scaling_inter',
                 'equal_tokens',
                 'growing',
                 'fixed long',
@@ -124,14 +124,10 @@ CLAIMS = (
         'RAGEN; AgentGym-RL',
         EXPLAINED.format('too few demonstrations'),
         (
-            Effect('from_nothing_tiny', 'last', 'nothing', 'clone', 'less clone, expert at will'),
-            Effect(
-                'beyond_clone_tiny', 'lake', 'clone, then RL', 'clone', 'less clone, 256 episodes'
-            ),
-            Effect('beyond_clone_tiny', 'sokoban', 'clone, then RL', 'clone', '... 32 of Sokoban'),
-            Effect(
-                'beyond_clone_tiny', 'library', 'clone, then RL', 'clone', '... 16 of the catalogue'
-            ),
+            Effect('from_nothing', 'last', 'nothing', 'clone', 'less clone, expert at will'),
+            Effect('beyond_clone', 'lake', 'clone, then RL', 'clone', 'less clone, 256 episodes'),
+            Effect('beyond_clone', 'sokoban', 'clone, then RL', 'clone', '... 32 of Sokoban'),
+            Effect('beyond_clone', 'library', 'clone, then RL', 'clone', '... 16 of the catalogue'),
             Effect(*SHOWN, 'PPO', 'AgentEvol', 'PPO less AgentEvol, 256 episodes', '256 episodes'),
             Effect(*SHOWN, 'PPO', 'AgentEvol', '... 1,024', '1,024 episodes'),
             Effect(*SHOWN, 'AgentEvol', 'clone', 'AgentEvol less clone, 256', '256 episodes'),
@@ -147,7 +143,7 @@ CLAIMS = (
             Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', '... half known', 'half known'),
             Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', '... none known', 'none known'),
             Effect(
-                'known_facts_tiny',
+                'known_facts',
                 'success',
                 'GRPO-OR',
                 'GRPO-MR',
@@ -219,8 +215,8 @@ CLAIMS = (
             Effect(*CLEAN, 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
             Effect(*SPOILT, 'think', 'act', f'thoughts know more, {LAKE}', LAKE),
             Effect(*SPOILT, 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
-            Effect('thinking_tiny', 'half', 'think', 'act', '... again, as many steps', LAKE),
-            Effect('thinking_tiny', 'half', 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
+            Effect('thinking', 'half', 'think', 'act', '... again, as many steps', LAKE),
+            Effect('thinking', 'half', 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
         ),
     ),
 )

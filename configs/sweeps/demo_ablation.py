@@ -9,7 +9,7 @@ python -m agentrl_jax.sweep --config=configs/demo_cloned.py \
     --sweep=configs/sweeps/demo_ablation.py --workdir=runs/demo_ablation --jobs=2
 
 Hardware, time and score: not run as it stands. The same question with five seeds, in another
-setting: experiments/ragen_starpo_vs_s_tiny/README.md.
+setting: experiments/ragen_starpo_vs_s/README.md.
 """
 
 NO_FILTER = {'filter.keep': 1.0, 'batch.minibatch_rows': 128}
