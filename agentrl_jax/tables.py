@@ -121,7 +121,7 @@ def rebuild(folder: Path) -> list[Path]:
     written = []
     for folder in folders:
         page = folder / 'README.md'
-        old = text = files.read_text(page)
+        old = text = files.read_text(page) if page.exists() else ''
         for name, table in experiment(folder).items():
             text = _embed(text, name, render.markdown(table))
             shown = {

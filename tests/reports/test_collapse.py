@@ -182,7 +182,7 @@ def raised(rows):
 
 
 def test_healthy_runs_raise_no_alarm():
-    runs = tables_runs.load([ROOT / 'experiments' / 'demo_cloned' / 'metrics'])
+    runs = tables_runs.load([ROOT / 'experiments' / 'demo_cloned'])
     assert len(runs) == 3 and min(len(run.rows) for run in runs) > 200
     assert [raised(run.rows) for run in runs] == [{}, {}, {}]
 

@@ -10,17 +10,14 @@ from agentrl_jax.results import runs as tables_runs
 from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec
 from agentrl_jax.sweeps import spec
-from experiments import (
-    common,
-    report,
-)
+from experiments import common, report
 
 NAMES = sorted(
-    path.stem
-    for path in common.FOLDER.glob('*.py')
-    if '\nSCALES = ' in path.read_text() and path.stem not in ('common', 'transfer')
+    path.parent.name
+    for path in common.FOLDER.glob('*/__main__.py')
+    if '\nSCALES = ' in path.read_text()
 )
-MODULES = {name: importlib.import_module(f'experiments.{name}') for name in NAMES}
+MODULES = {name: importlib.import_module(f'experiments.{name}.__main__') for name in NAMES}
 OFTEN = ('scaling_inter', common.TINY)
 PLANS = [
     pytest.param(name, scale, marks=[] if (name, scale) == OFTEN else pytest.mark.soak)
@@ -103,31 +100,33 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(common, 'wait_for', fake_sweep)
     monkeypatch.setattr(common, 'FOLDER', tmp_path / 'experiments')
     words = ['--scale=tiny', '--seeds=1', f'--workdir={tmp_path}/w']
-    return lambda scales, *more: common.main('small.py', 'Why?', scales, [*words, *more])
+    return lambda scales, *more: common.main('small/__main__.py', 'Why?', scales, [*words, *more])
 
 
 def test_the_command_trains_shows_and_publishes(start, tmp_path, capsys):
     assert start(small(signals='rollout/success'), '--seeds=2', '--publish') == 0
     assert '| ppo | 50.0 [40.0, 60.0]ʷ (1/2, 1 unfinished) |' in capsys.readouterr().out
-    folder = tmp_path / 'experiments' / 'small_tiny'
+    folder = tmp_path / 'experiments' / 'small'
     page = (folder / 'README.md').read_text()
     assert page.startswith('# Why?') and '| ppo |' in page
     before = {path: path.read_bytes() for path in folder.rglob('*.*') if path.is_file()}
     common.tables.rebuild(folder.parent)  # what `make tables` does
     assert before == {path: path.read_bytes() for path in folder.rglob('*.*') if path.is_file()}
+    assert common.main('small/__main__.py', 'Why?', {}, ['--show']) == 0
+    assert '| ppo |' in capsys.readouterr().out
     assert start(small(metric='eval/answers')) == 1
     assert 'eval/answers' in capsys.readouterr().err
 
 
 def test_published_runs_are_not_replaced_by_runs_with_other_fields(start, tmp_path, capsys):
     assert start(small(), '--publish', '--config.optim.lr=0.1') == 0
-    folder = tmp_path / 'experiments' / 'small_tiny'
+    folder = tmp_path / 'experiments' / 'small'
     assert '--config.optim.lr=0.1' in (folder / 'README.md').read_text()
-    before = {path: path.read_bytes() for path in (folder / 'metrics').iterdir()}
+    before = (folder / 'runs.jsonl.xz').read_bytes()
     with pytest.raises(SystemExit) as error:
         start(small(), '--publish', '--config.optim.lr=0.2')
     assert error.value.code == 2 and 'optim.lr' in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in (folder / 'metrics').iterdir()}
+    assert before == (folder / 'runs.jsonl.xz').read_bytes()
     assert start(small(), '--publish') == 0
 
 

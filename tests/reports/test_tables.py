@@ -1,6 +1,7 @@
 """Tables of runs whose figures are known: by hand, from folders, compacted and committed."""
 
 import json
+import lzma
 import math
 import pathlib
 
@@ -343,8 +344,8 @@ def test_missing_rows_are_a_fault(two):
     (two / 'run0' / 'checkpoints' / '12').mkdir(parents=True)
     runs = load([two])
     assert 'steps 0 to 11 are missing' in runs[0].fault
-    compact(runs, two / 'metrics')  # a refused run stays refused
-    assert load([two / 'metrics']) == runs
+    compact(runs, two / 'compact')  # a refused run stays refused
+    assert load([two / 'compact']) == runs
 
 
 # ---- what is refused ---------------------------------------------------------------------------
@@ -423,28 +424,46 @@ def test_a_broken_file_of_a_run_is_named(tmp_path, name):
 
 
 def test_a_compact_folder_gives_the_same_runs_and_tables(sweep, tmp_path):
-    runs, folder = load([sweep]), tmp_path / 'metrics'
-    written = compact(runs, folder)
-    assert load([folder]) == runs and len(written) == len(runs) == 11
-    assert json.loads((folder / 'common.json').read_text())['fields'] == {'steps': 20}
-    header = json.loads(written[0].read_text().splitlines()[0])
+    runs, folder = load([sweep]), tmp_path / 'compact'
+    path = compact(runs, folder)
+    assert load([folder]) == runs and len(runs) == 11
+    common, header, *_ = map(json.loads, lzma.decompress(path.read_bytes()).splitlines())
+    assert common['fields'] == {'steps': 20}
     assert header['fields'] == {'algorithm': 'grpo', 'env.name': 'bandit', 'seed': 0}
-    # Compacting what is compact changes nothing, and runs that are gone disappear.
-    before = [path.read_text().splitlines()[1:] for path in written[:5]]
-    compact(load([folder])[:5], folder)
-    assert [path.read_text().splitlines()[1:] for path in written[:5]] == before
-    assert len(list(folder.glob('*.jsonl'))) == 5
+    before = path.read_bytes()
+    compact(load([folder]), folder)
+    assert path.read_bytes() == before
+    compact(runs[:5], folder)
+    assert load([folder]) == runs[:5]
 
 
-def test_compacting_keeps_inf_and_deletes_no_files_of_others(tmp_path):
+def test_a_compact_folder_of_older_versions_is_read(sweep, tmp_path):
+    """common.json and a file for each run."""
+    runs = load([sweep])
+    common, *lines = lzma.decompress(compact(runs, tmp_path / 'a').read_bytes()).splitlines()
+    (tmp_path / 'common.json').write_bytes(common)
+    while lines:
+        header = json.loads(lines.pop(0))
+        name, rows = header.pop('name'), header.pop('rows')
+        text = [json.dumps(header), *(line.decode() for line in lines[:rows])]
+        (tmp_path / f'{name}.jsonl').write_text('\n'.join(text) + '\n')
+        del lines[:rows]
+    assert load([tmp_path]) == runs
+
+
+def test_compacting_keeps_inf_and_needs_one_name_per_run(tmp_path):
     run = Run('a', {'seed': 0, 'steps': 1}, [{'step': 0, 'x': math.inf}, {'step': 1}], {})
-    compact([run], tmp_path)
+    path = compact([run], tmp_path)
     assert load([tmp_path]) == [run]
-    (tmp_path / 'common.json').unlink()
-    with pytest.raises(ValueError, match='not compacted runs'):
-        compact([run], tmp_path)
     with pytest.raises(ValueError, match='several runs are named a'):
         compact([run, run], tmp_path / 'b')
+    lines = lzma.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(lzma.compress(b''.join(lines[:-1])))
+    with pytest.raises(ValueError, match='runs.jsonl.xz: 1 rows of a are missing'):
+        load([tmp_path])
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match='runs.jsonl.xz'):
+        load([tmp_path])
 
 
 @pytest.mark.parametrize('folder', ['.', 'run0'])
@@ -452,26 +471,25 @@ def test_runs_are_not_compacted_into_a_sweep_or_a_run(two, folder):
     """With the last folder forgotten a sweep became a compact folder, which hid its runs."""
     with pytest.raises(ValueError, match='is a run'):
         compact(load([two]), two / folder)
-    assert not list(two.rglob('common.json'))
+    assert not list(two.rglob('runs.jsonl.xz'))
 
 
 # ---- files -------------------------------------------------------------------------------------
 
 
-def test_seconds_are_drawn_where_all_runs_had_one_machine(two, monkeypatch):
+def test_seconds_are_drawn_where_all_runs_had_one_machine(two):
     """Seconds of different machines were one axis."""
-    monkeypatch.setattr(curves.plots, 'draw', lambda panels, stem, **_: [stem])
 
     def axes(*machines):
         for seed, machine in enumerate(machines):
             path = two / f'run{seed}' / 'config.json'
             path.write_text(json.dumps({'config': {}, 'machine': machine}))
-        return {path.name for path in curves.write(table_of(two), two)}
+        return set(curves.figures(table_of(two)))
 
     assert axes() == {'curves_step', 'curves_tokens'}
     assert 'curves_seconds' in axes('1 x a', '1 x a')
-    compact(load([two]), two / 'metrics')
-    assert load([two / 'metrics']) == load([two])
+    compact(load([two]), two / 'compact')
+    assert load([two / 'compact']) == load([two])
     assert 'curves_seconds' not in axes('1 x a', '1 x b')
     assert 'curves_seconds' not in axes('1 x a; 1 x b', '1 x a; 1 x b')
 
@@ -479,7 +497,7 @@ def test_seconds_are_drawn_where_all_runs_had_one_machine(two, monkeypatch):
 @pytest.fixture
 def no_figures(monkeypatch):
     for module in (curves, forest):
-        monkeypatch.setattr(module, 'write', lambda table, folder, endings: [])
+        monkeypatch.setattr(module, 'figures', lambda table: {})
 
 
 def test_the_command_line(sweep, tmp_path, capsys, no_figures):
@@ -490,7 +508,7 @@ def test_the_command_line(sweep, tmp_path, capsys, no_figures):
     printed = capsys.readouterr().out
     assert printed == (out / 'table.md').read_text()
     assert '| ppo |' in printed and '| grpo' not in printed
-    tables.main(['--compact', str(sweep), str(tmp_path / 'metrics')])
+    tables.main(['--compact', str(sweep), str(tmp_path / 'compact')])
     assert capsys.readouterr().out.startswith('11 runs, ')
 
 
@@ -516,30 +534,34 @@ def test_wrong_words_end_with_a_reason(sweep, tmp_path, words, message, capsys):
 
 @pytest.mark.parametrize('clones', ['nobody', '../try', 'try,try'])
 def test_clones_that_are_no_experiment_are_refused(sweep, tmp_path, clones):
-    compact(load([sweep]), tmp_path / 'try' / 'metrics')
+    compact(load([sweep]), tmp_path / 'try')
     spec = {'main': {'rows': 'algorithm', 'cols': 'env.name', 'clones': clones}}
     (tmp_path / 'try' / 'table.json').write_text(json.dumps(spec))
     with pytest.raises(ValueError, match='table.json, main: .*clones='):
         tables.rebuild(tmp_path)
 
 
-def test_experiments_are_rebuilt_one_by_one_or_together(
-    sweep, tmp_path, monkeypatch, capsys, no_figures
-):
+def test_experiments_are_rebuilt_one_by_one_or_together(sweep, tmp_path, monkeypatch, capsys):
+    def draw(path, endings):
+        path.with_name(f'{path.name}.{endings[0]}').write_text('drawn')
+        return [path]
+
+    monkeypatch.setattr(tables, 'figures', lambda table: {'curves_step': draw, 'signals': draw})
     for name in ('one', 'two'):
-        compact(load([sweep]), tmp_path / name / 'metrics')
+        compact(load([sweep]), tmp_path / name)
         spec = {'main': {'rows': 'algorithm', 'cols': 'env.name', 'clones': 'two'}}
         (tmp_path / name / 'table.json').write_text(json.dumps(spec))
     readme = tmp_path / 'one' / 'README.md'
-    readme.write_text('Before\n<!-- table main -->\nold\n<!-- end of table -->\nAfter\n')
+    page = 'Before\n![x](main/signals.png)\n<!-- table main -->\n{}<!-- end of table -->\nAfter\n'
+    readme.write_text(page.format('old\n'))
     for here, folder in ((tmp_path, 'one'), (tmp_path / 'one', '.')):
         monkeypatch.chdir(here)
         tables.main(['--rebuild', folder])
-    assert not (tmp_path / 'two' / 'main').exists()
-    table = (tmp_path / 'one' / 'main' / 'table.md').read_text()
-    text = f'Before\n<!-- table main -->\n{table}<!-- end of table -->\nAfter\n'
-    assert readme.read_text() == text and readme in tables.rebuild(tmp_path)
-    assert readme.read_text() == text and (tmp_path / 'two' / 'main').exists()
+    assert [path.name for path in (tmp_path / 'one' / 'main').iterdir()] == ['signals.png']
+    text = readme.read_text()
+    assert text == page.format(render.markdown(tables.experiment(tmp_path / 'one')['main']))
+    tables.rebuild(tmp_path)
+    assert readme.read_text() == text and not (tmp_path / 'two' / 'main').exists()
 
 
 @pytest.mark.parametrize(
@@ -550,17 +572,9 @@ def test_experiments_are_rebuilt_one_by_one_or_together(
     ],
     ids=lambda path: path.parent.name,
 )
-def test_committed_tables_are_what_their_metrics_give(path):
-    """Byte for byte; make tables writes them again."""
+def test_committed_tables_are_what_their_runs_give(path):
+    """Byte for byte; make tables writes them again, and the figures."""
     page = (path.parent / 'README.md').read_text()
-    for name, fields in json.loads(path.read_text()).items():
-        spec = tables.make_spec(fields)
-        clones = tables.clones(spec, ROOT / 'experiments')
-        table = build(load([path.parent / tables.METRICS_FOLDER]), spec, clones)
-        folder, text = path.parent / name, render.markdown(table)
-        assert (folder / 'table.md').read_text() == text
-        assert (folder / 'table.tex').read_text() == render.latex(table)
-        assert (folder / 'table.csv').read_text() == render.csv_text(table)
-        assert (folder / 'runs.csv').read_text() == render.runs_csv(table)
-        mark = f'<!-- table {name} -->\n'
-        assert mark not in page or f'{mark}{text}<!-- end of table -->' in page
+    for name, table in tables.experiment(path.parent).items():
+        text = render.markdown(table)
+        assert f'<!-- table {name} -->\n{text}<!-- end of table -->' in page

@@ -231,7 +231,9 @@ def listed():
     for path in ('configs/sweeps/demo_ablation.py', 'configs/sweeps/demo_algorithms.py'):
         yield path, [spec.resolve(demo, cell, path)[0] for cell in spec.load(ROOT / path)]
     for name in ('ragen_starpo_vs_s', 'ragen_actions', 'scaling_inter', 'mtgrpo_credit'):
-        for scale, make_plan in importlib.import_module(f'experiments.{name}').SCALES.items():
+        for scale, make_plan in importlib.import_module(
+            f'experiments.{name}.__main__'
+        ).SCALES.items():
             plan = make_plan()
             start = common.load_config(plan.config)
             cells = [spec.resolve(start, cell, name)[0] for cell in plan.cells]
