@@ -1,4 +1,4 @@
-"""From a config to a Run: its parts and its programs, checked; nothing is trained yet."""
+"""Build a Run from a config: check it, and assemble its parts and programs."""
 
 import dataclasses
 import functools
@@ -30,14 +30,14 @@ from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params, Rollout, Scores
 
-PRETRAINED_LR = 1e-4  # learning rates of pretrained weights are lower
+PRETRAINED_LR = 1e-4  # pretrained weights are trained with lower learning rates
 PRETRAINED_SIZE = 10**8  # parameters; larger models start from pretrained weights
 
 
 def measure_episodes(
     rollout: Rollout, agent: Any, *, cfg: Config, names_actions: bool = False
 ) -> dict[str, jax.Array]:
-    """Metrics of a rollout in whatever worlds."""
+    """Return the metrics of a rollout that any environment has."""
     common = metrics.rollout_metrics(rollout, cfg.rollout.group_size)
     for extension in cfg.extensions:
         common |= extension.metrics(rollout)
@@ -45,8 +45,8 @@ def measure_episodes(
 
 
 def measure_rollout(rollout: Rollout, task: Task, *, cfg: Config) -> dict[str, jax.Array]:
-    """Metrics of a rollout, the environment's own included."""
-    names = isinstance(task, TextTask)  # on hosts actions are texts
+    """Return the metrics of a rollout, including the environment's own."""
+    names = isinstance(task, TextTask)  # on hosts, actions are texts
     common = measure_episodes(rollout, task.agent, cfg=cfg, names_actions=names)
     return common | metrics.environment_metrics(rollout, task)
 
@@ -60,32 +60,32 @@ def scores_of(
     recompute: bool,
     how: Learning,
 ) -> Scores:
-    """Log-probabilities, if computed again, and values [B, T] of the tokens of a rollout."""
+    """Return values [B, T] of a rollout's tokens, and recomputed log-probabilities if requested."""
     windows = None if how.context is None else how.context.windows(rollout)
     models = params, critic_params, None
     return score(*models, rollout, fns=fns, how=how, recompute=recompute, windows=windows)
 
 
 def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, how: Learning) -> jax.Array:
-    """Log-probabilities [B, T] of a rollout's tokens under other parameters."""
+    """Return log-probabilities [B, T] of a rollout's tokens under other parameters."""
     fns = fns.replace(values=None)
     return scores_of(params, None, rollout, fns, recompute=True, how=how).old_logprobs
 
 
 def build_learning(cfg: Config, mesh: Mesh, task: Any, extras: tuple[Extra, ...] = ()) -> Learning:
-    """The settings of an update; task: one for the width of its prompts, where windows are cut."""
-    own = task.grammar if cfg.rollout.constrain else None
+    """Return the settings of an update. task: determines the prompt width if windows are cut."""
+    answers = task.grammar if cfg.rollout.constrain else None
     return learning_of(
         cfg,
         context=context_of(cfg, task),
-        bits=None if own is None else own.bits,
+        bits=None if answers is None else answers.bits,
         layout=sharding.shard_rows(mesh),
         extras=extras,
     )
 
 
 def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | None:
-    """What the policy sees of episodes of a task; None = everything."""
+    """Return the part of a task's episodes that the policy sees; None = everything."""
     if cfg.context.window:
         return windows.Context.of(task, cfg.context.window, cfg.rollout.max_response)
     if cfg.most_branches > 1:
@@ -94,19 +94,19 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | N
 
 
 def build_learn(fns: ModelFns, how: Learning) -> Callable:
-    """Jitted learn(state, frozen, rollout, key, lr_scale, base); the state is donated."""
+    """Return jitted learn(state, frozen, rollout, key, lr_scale, base), which donates the state."""
     return jax.jit(functools.partial(learn, fns=fns, how=how), donate_argnums=0)
 
 
 def warn_of_random_start(cfg: Config, model: Model) -> None:
-    """Prints a line for each setting that makes sense with pretrained weights only."""
+    """Warn about each setting that only makes sense with pretrained weights."""
     if not cfg.starts_at_random or jax.process_index():
         return
-    advice = 'set model.path, or clone demonstrations (clone.episodes)'
+    advice = 'set model.path or clone demonstrations (clone.episodes)'
     if cfg.optim.lr < PRETRAINED_LR or model.param_count() > PRETRAINED_SIZE:
         usage.warn(
             f'model.path is empty: {model.param_count() / 1e6:.3g} M random weights are trained '
-            f'with settings for pretrained ones (optim.lr={cfg.optim.lr:g}); {advice}'
+            f'with settings for pretrained weights (optim.lr={cfg.optim.lr:g}); {advice}'
         )
     if cfg.algorithm.kl.coef:
         usage.warn(
@@ -116,11 +116,10 @@ def warn_of_random_start(cfg: Config, model: Model) -> None:
 
 
 def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
-    """Checks a ConfigDict and assembles the parts of its run.
+    """Check a ConfigDict and assemble the parts of its run; usage.WrongUsage if it is invalid.
 
-    probe: whether a world of each kind on hosts is made and closed, so that one that cannot be made
-    ends the command now. learns: whether it may be trained. A usage.WrongUsage is about the
-    config.
+    probe: create and close an environment of each kind on hosts, so that a failure ends the command
+    now. learns: whether the run may be trained.
     """
     with usage.checked():
         face = effective(given)
@@ -163,7 +162,7 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
 
 
 def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> hooks.Setup:
-    """What extensions load their additions from."""
+    """Return what extensions need to load their additions."""
 
     def load_policy(path):
         config, params = parts.load_policy(path, mesh=mesh)
@@ -181,32 +180,32 @@ def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> 
 
 
 def build_tasks(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Task, ...]:
-    """The worlds that train, each as text."""
+    """Return the training environments as text tasks."""
     tasks = [parts.build_text_task(member, tokenizer, 'train', mesh) for member in cfg.members]
     if not cfg.rollout.constrain:
         return tuple(tasks)
     shared = grammar.share_columns([task.grammar for task in tasks])
-    tasks = [task.replace(grammar=own) for task, own in zip(tasks, shared, strict=True)]
+    tasks = [task.replace(grammar=columns) for task, columns in zip(tasks, shared, strict=True)]
     return tuple(tasks if mesh is None else sharding.replicate(tasks, mesh))
 
 
 def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[str, Task]:
-    """The pools that are validated on, by the prefix of their metrics; those of eval.split first.
+    """Return the validation pools by the prefix of their metrics, starting with eval.split.
 
-    Of several worlds each has its own pools: eval_sokoban, eval_test_sokoban.
+    With several environments, each has its own pools: eval_sokoban, eval_test_sokoban.
     """
-    own, pools = cfg.eval.split, {}
+    first, pools = cfg.eval.split, {}
     cfg = cfg.held_out
-    for split in (own, *cfg.eval.also):
+    for split in (first, *cfg.eval.also):
         for member in cfg.members:
-            prefix = 'eval' if split == own else f'eval_{split}'
+            prefix = 'eval' if split == first else f'eval_{split}'
             prefix = hosts.of_world(cfg, prefix, member.env.name)
             pools[prefix] = parts.build_text_task(member, tokenizer, split, mesh)
     return pools
 
 
 def build_draw(cfg: Config, task: Task) -> Callable:
-    """draw_episodes of a world."""
+    """Return draw_episodes for an environment."""
     return functools.partial(
         draw_episodes,
         levels=task.env.num_levels(task.env_params),
@@ -216,7 +215,7 @@ def build_draw(cfg: Config, task: Task) -> Callable:
 
 
 def build_training_draw(cfg: Config, task: Task) -> Callable:
-    """build_draw with what extensions add."""
+    """Return build_draw with the changes of extensions."""
     core = build_draw(cfg, task)
 
     def draw(key, step, first=0):
@@ -231,7 +230,7 @@ def build_training_draw(cfg: Config, task: Task) -> Callable:
 def build_collects(
     cfg: Config, mesh: Mesh, config: Model, worlds: dict[str, Worlds]
 ) -> tuple[Callable, ...]:
-    """collect of each world that trains."""
+    """Return `collect` of each training environment."""
     make = functools.partial(parts.build_collect, model=config, mesh=mesh, training=True)
     return tuple(make(member, worlds=worlds.get(member.env.name)) for member in cfg.members)
 
@@ -239,8 +238,8 @@ def build_collects(
 def build_play(
     cfg: Config, mesh: Mesh, tasks: tuple[Task, ...], collects: tuple[Callable, ...]
 ) -> tuple[Callable, Callable, Callable]:
-    """(draw, collect, metrics of a rollout) of the worlds that train."""
-    rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
+    """Return (draw, collect, metrics of a rollout) of the training environments."""
+    rows, replicated = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     one = functools.partial(measure_rollout, cfg=cfg)
     together = functools.partial(measure_episodes, agent=cfg.agent.build(), cfg=cfg)
     draws = [build_training_draw(*each) for each in zip(cfg.members, tasks, strict=True)]
@@ -259,8 +258,8 @@ def build_play(
         functools.partial(
             mixture.measure,
             split=jax.jit(split, out_shardings=rows),
-            one=jax.jit(one, out_shardings=whole),
-            together=jax.jit(together, out_shardings=whole) if cfg.env.mix else None,
+            one=jax.jit(one, out_shardings=replicated),
+            together=jax.jit(together, out_shardings=replicated) if cfg.env.mix else None,
         ),
     )
 
@@ -274,15 +273,15 @@ def build_training(
     tokenizer: Tokenizer,
     worlds: dict[str, Worlds],
 ) -> Training:
-    """The programs of a step."""
-    rows, whole = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
+    """Build the programs of a training step."""
+    rows, replicated = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     fns = parts.build_functions(cfg, config, mesh)
     extras = hooks.extras_of(additions, tasks[0])
     how = build_learning(cfg, mesh, tasks[0], extras)
     collects = build_collects(cfg, mesh, config, worlds)
     draw, collect, measure = build_play(cfg, mesh, tasks, collects)
     one = cfg.members[0]
-    made = Parts(
+    built = Parts(
         config=cfg,
         mesh=mesh,
         model=config,
@@ -296,17 +295,17 @@ def build_training(
         ),
         score=functools.partial(scores_of, recompute=False, how=how),
     )
-    probes = [build_information(made)] if cfg.alarm.mi_every else []
+    probes = [build_information(built)] if cfg.alarm.mi_every else []
     eval_probes = {}
     for extension in cfg.extensions:
-        probes += extension.probes(made)
-        eval_probes |= extension.eval_probes(made)
+        probes += extension.probes(built)
+        eval_probes |= extension.eval_probes(built)
     return Training(
         tasks=tasks,
         draw=draw,
         collect=collect,
         collects=collects,
-        pack=collecting.build_pack(how, rows, whole),
+        pack=collecting.build_pack(how, rows, replicated),
         metrics=measure,
         probes=tuple(probes),
         learn=build_learn(fns, how),
@@ -316,9 +315,9 @@ def build_training(
 
 
 def build_information(parts: Parts) -> Probe:
-    """The mutual information of prompts and answers."""
+    """Build the probe of the mutual information between prompts and answers."""
     cfg, fns = parts.config, parts.fns
-    whole = NamedSharding(parts.mesh, PartitionSpec())
+    replicated = NamedSharding(parts.mesh, PartitionSpec())
     settings = mutual_information.Settings(
         group_size=cfg.rollout.group_size,
         max_response=cfg.rollout.max_response,
@@ -333,10 +332,10 @@ def build_information(parts: Parts) -> Probe:
         settings=settings,
         hidden_fn=fns.hidden,
         head_fn=fns.head,
-        layout=whole,
+        layout=replicated,
         bits=parts.learning.bits,
     )
-    program = jax.jit(information, out_shardings=whole)
+    program = jax.jit(information, out_shardings=replicated)
 
     def measure(moment: Moment):
         key = moment.streams.key(PAIRS, moment.step)
@@ -353,14 +352,14 @@ def build_validations(
     additions: tuple[hooks.Addition, ...],
     worlds: dict[str, Worlds],
 ) -> tuple[Validation, ...]:
-    """The programs of all pools: eval.samples episodes on each of env.eval_levels levels.
+    """Build the programs of all pools: eval.samples episodes on each of env.eval_levels levels.
 
-    Pools on the device have one collect.
+    Pools on the device share one collect.
     """
     rows, shards = sharding.shard_rows(mesh), sharding.row_shards(mesh)
     make = functools.partial(parts.build_collect, cfg, config, mesh, training=False)
-    collects = {name: make(worlds=own) for name, own in worlds.items()}
-    on_device, whole = make(), NamedSharding(mesh, PartitionSpec())
+    collects = {name: make(worlds=host_worlds) for name, host_worlds in worlds.items()}
+    on_device, replicated = make(), NamedSharding(mesh, PartitionSpec())
     levels, samples = cfg.env.eval_levels, cfg.eval.samples
 
     def build(prefix, task):
@@ -372,7 +371,7 @@ def build_validations(
             task=task,
             episodes=jax.device_put(every_level(levels, pool, shards, samples), rows),
             collect=collects.get(task.env.name, on_device),
-            count=jax.jit(count, out_shardings=whole),
+            count=jax.jit(count, out_shardings=replicated),
             more=tuple(measure for measure in more if measure is not None),
         )
 

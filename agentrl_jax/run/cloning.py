@@ -1,4 +1,4 @@
-"""Demonstrations of a run, the policy cloned from them, and those that join its batches."""
+"""Demonstrations of a run: behaviour cloning, and rows that are added to its batches."""
 
 import functools
 
@@ -20,36 +20,36 @@ from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.types import Demonstrations, Params
 
-# The defaults of optim, but fixed: arms that differ in how they train start from the same clone.
+# Equal to optim's defaults, but fixed: runs with different optimisers start from the same clone.
 WEIGHT_DECAY, MAX_GRAD_NORM = 0.01, 1.0
 
 
 def find_demonstrations(run: Run) -> Demonstrations:
-    """Those of cfg.clone.file, or our own: oracle and random play of the training levels."""
-    found = read_demonstrations(run) if run.config.clone.file else demonstrations_of_all(run)
-    lengths, most = demonstrations.answer_lengths(found.mask), run.config.rollout.max_response
-    if long := int((lengths > most).sum()):
+    """Return the demonstrations in clone.file, or expert and random play of the training levels."""
+    examples = read_demonstrations(run) if run.config.clone.file else demonstrations_of_all(run)
+    lengths, limit = demonstrations.answer_lengths(examples.mask), run.config.rollout.max_response
+    if long := int((lengths > limit).sum()):
         usage.warn(
-            f'{long} of {len(lengths)} demonstrated answers have up to {lengths.max()} '
-            f'tokens, which rollout.max_response={most} cuts: the policy learns what it cannot '
-            'finish'
+            f'{long} of {len(lengths)} demonstrated answers have up to {lengths.max()} tokens, '
+            f'but rollout.max_response={limit} cuts longer ones: the policy learns answers that it '
+            'cannot finish'
         )
-    return found
+    return examples
 
 
 def demonstrations_of_all(run: Run) -> Demonstrations:
-    """Own demonstrations of every world that trains."""
+    """Return expert and random play of every training environment."""
     each = zip(run.config.members, run.training.tasks, strict=True)
-    found = [own_demonstrations(run, *one) for one in each if one[0].clone.episodes]
-    return found[0] if len(found) == 1 else demonstrations.join(found, run.tokenizer.pad_id)
+    parts = [own_demonstrations(run, *one) for one in each if one[0].clone.episodes]
+    return parts[0] if len(parts) == 1 else demonstrations.join(parts, run.tokenizer.pad_id)
 
 
 def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
-    """Oracle and random play of the training levels of one world."""
+    """Return expert and random play of one environment's training levels."""
     if cfg.clone.has_limits:
         cfg = cfg.with_clone_limits
         task = parts.build_text_task(cfg, run.tokenizer, 'train', run.mesh)
-    chosen = dict(
+    settings = dict(
         seed=cfg.seed,
         episodes=cfg.clone.episodes,
         oracle=cfg.clone.oracle,
@@ -60,18 +60,18 @@ def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
         player, conversation = task.env.player(), run.worlds[cfg.env.name].conversation
         try:
             with Progress(cfg.clone.episodes, 'demonstrating') as progress:
-                found, cut = demonstrations.demonstrate_on_hosts(
-                    task, conversation, player, report=progress.advance, **chosen
+                examples, cut = demonstrations.demonstrate_on_hosts(
+                    task, conversation, player, report=progress.advance, **settings
                 )
-        except WorldError as error:  # of a server, for one, that searches for it
-            raise ValueError(f'a world of the demonstrations failed: {error}') from error
+        except WorldError as error:  # for example from a search server
+            raise ValueError(f'an environment failed while demonstrating: {error}') from error
         if cut:
             bound = demonstrations.bound_of(task, cfg.rollout.max_tokens)
             usage.warn(
                 f'{cut} of {cfg.clone.episodes} demonstrated episodes of {cfg.env.name} '
-                f'do not fit into {bound}, and are left out from the first answer on that does not'
+                f'do not fit into {bound}; they are cut before the first answer that does not fit'
             )
-        return found
+        return examples
 
     def expert(states, used):
         return task.env.plans(states, used, cfg.env.max_actions_per_episode, task.env_params)
@@ -83,15 +83,15 @@ def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
             expert,
             thoughts=cfg.clone.thoughts,
             report=progress.advance,
-            **chosen,
+            **settings,
         )
 
 
 def read_demonstrations(run: Run) -> Demonstrations:
-    """The trajectories of cfg.clone.file that fit into rollout.max_tokens."""
+    """Return the trajectories of clone.file that fit into rollout.max_tokens."""
     cfg = run.config
     records = trajectories.read_records(cfg.clone.file)
-    found, dropped = trajectories.demonstrations_of(
+    examples, dropped = trajectories.demonstrations_of(
         records,
         run.tokenizer,
         max_tokens=cfg.rollout.max_tokens,
@@ -100,16 +100,16 @@ def read_demonstrations(run: Run) -> Demonstrations:
     )
     if dropped:
         usage.warn(
-            f'{dropped} of {len(records)} trajectories of {cfg.clone.file} have more '
-            f'than rollout.max_tokens={cfg.rollout.max_tokens} tokens and are left out'
+            f'{dropped} of {len(records)} trajectories in {cfg.clone.file} have more than '
+            f'rollout.max_tokens={cfg.rollout.max_tokens} tokens and are skipped'
         )
-    return found
+    return examples
 
 
 def optimiser(cfg: Config) -> optax.GradientTransformation:
-    """AdamW with clone.lr, which falls linearly to 0, and the betas of optim.
+    """Return AdamW with optim's betas and a learning rate that falls linearly from clone.lr to 0.
 
-    Weight decay and clipping are WEIGHT_DECAY and MAX_GRAD_NORM, not those of optim.
+    Weight decay and clipping are WEIGHT_DECAY and MAX_GRAD_NORM instead of optim's values.
     """
     rate = optax.linear_schedule(cfg.clone.lr, 0.0, cfg.clone.steps)
     moments = dict(b1=cfg.optim.beta1, b2=cfg.optim.beta2)
@@ -118,9 +118,9 @@ def optimiser(cfg: Config) -> optax.GradientTransformation:
 
 
 def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
-    """Behaviour-cloned policy parameters; None: of demonstrations made for it.
+    """Return behaviour-cloned policy parameters. examples: None to make demonstrations for it.
 
-    With clone.adapters its kernels have what adapters learnt; those of training start anew.
+    With clone.adapters, the trained adapters are merged; training starts with new ones.
     """
     examples = find_demonstrations(run) if examples is None else examples
     cfg, fns = run.config, parts.build_functions(run.config, run.model, run.mesh)
@@ -154,7 +154,7 @@ def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
 
 
 def draw_base(run: Run, base: Demonstrations | None, step: int) -> Demonstrations | None:
-    """Demonstrations that join the episodes of a step, laid out by rows; None if there are none."""
+    """Draw the demonstrations that are added to a step's episodes, sharded by row; None if none."""
     if base is None:
         return None
     cfg = run.config

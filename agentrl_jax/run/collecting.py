@@ -1,8 +1,8 @@
-"""The rollouts of a step: one, or with dynamic sampling as many as it takes to fill the batch.
+"""Collect the rollouts of a step: one, or with dynamic sampling several until the batch is full.
 
-Dynamic sampling (DAPO, arXiv:2503.14476): groups that the filter keeps are held, and other levels
-are played until there are as many groups as an update takes, or filter.refill further rollouts are
-played. Everything random is a function of seed, step and number of the rollout.
+Dynamic sampling (DAPO, arXiv:2503.14476) buffers the groups that the filter keeps and plays further
+levels, until the buffer holds an update's groups or filter.refill further rollouts are played.
+Everything random is a function of the seed, the step and the rollout's number.
 """
 
 import functools
@@ -28,37 +28,37 @@ Played = tuple[Rollout, tuple[Episodes, ...]]
 
 
 def check_counters(counters: Sequence[dict[str, Any]]) -> None:
-    """counters: of what was played, one for each world."""
-    lost = max((int(jnp.max(one['overflow'])) for one in counters), default=0)
-    if lost:
-        raise RuntimeError(f'{lost} observations were longer than the table of lines allows')
+    """Raise if an observation or a custom reward was invalid. counters: one per environment."""
+    overflows = max((int(jnp.max(one['overflow'])) for one in counters), default=0)
+    if overflows:
+        raise RuntimeError(f'{overflows} observations were longer than the lines table allows')
     for one in counters:
         faults = int(jnp.max(one['reward_faults'])) if 'reward_faults' in one else 0
         if faults:
             raise ValueError(
                 f'reward.function gave {faults} rewards that are not finite or beyond '
-                f'{rewards.LARGEST:g}, the first of them {float(jnp.max(one["reward_fault"]))}: '
-                'nothing was trained on them'
+                f'{rewards.LARGEST:g}. The first one is {float(jnp.max(one["reward_fault"]))}. '
+                'The rollout was not used for training'
             )
 
 
 def check_tokens(counts: dict[str, Any], tokens: int, where: str) -> None:
-    """Raises if sampled tokens have log-probabilities that are not finite, or no token was legal.
+    """Raise if sampled tokens have non-finite log-probabilities, or if no token was legal.
 
-    A policy without finite log-probabilities plays one and the same token: what it reaches is no
-    figure of a policy. counts: of token_counts; tokens: sampled ones.
+    A policy without finite log-probabilities always plays the same token, so its score is
+    meaningless. counts: from token_counts. tokens: number of sampled tokens.
     """
     if empty := int(counts['rollout/no_legal_token']):
         raise RuntimeError(
-            f'{where}: the grammar allowed no token for {empty} of {tokens} sampled tokens, which '
-            'is a bug. Set rollout.constrain to another spelling, and report it with the config'
+            f'{where}: the grammar allowed no token for {empty} of {tokens} sampled tokens. This '
+            'is a bug: please report it with the config. Another rollout.constrain may avoid it'
         )
     if nonfinite := int(counts['rollout/nonfinite']):
         raise files.Failure(
             f'{where}: {nonfinite} of {tokens} sampled tokens have log-probabilities that are not '
-            'finite: the weights are damaged or have diverged, or the config.json beside them is '
-            'not theirs (rms_norm_eps, rope_theta). Load the model anew, or go on from an earlier '
-            'checkpoint with a smaller optim.lr'
+            'finite. The weights are damaged or have diverged, or do not match their config.json '
+            '(rms_norm_eps, rope_theta). Reload the model, or resume from an earlier checkpoint '
+            'with a smaller optim.lr'
         )
 
 
@@ -70,23 +70,26 @@ def play(
     step: int,
     number: int = 0,
 ) -> tuple[Played, list[dict[str, Any]]]:
-    """(rollout and its episodes, counters of each world) of one rollout of a step; waits for it."""
+    """Play one rollout of a step and wait for it.
+
+    Returns (rollout and its episodes, counters of each environment).
+    """
     hosts.label(run, step=step, split='train', number=number)
     if run.config.rollout.staleness:
         return play_ahead(run, params, tasks, streams, step)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
     drawn = run.training.draw(levels, step, number * run.config.rollout.episodes)
     rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
-    check_counters(counters)  # the host's only look at it
+    check_counters(counters)  # the only check on the host
     return (rollout, drawn), counters
 
 
 def play_ahead(
     run: Run, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
 ) -> tuple[Played, list[dict[str, Any]]]:
-    """play of the one world of a run, while episodes of later steps are played beside.
+    """Play a rollout of the run's only environment while episodes of later steps are in flight.
 
-    Levels are those of a step that plays its own alone; streams number the episodes of the run.
+    Each step has the same levels as without staleness. Streams number the episodes of the run.
     """
     (task,), (collect,), cfg = tasks, run.training.collects, run.config
 
@@ -113,33 +116,33 @@ def collect(
     step: int,
     check: Callable[[str], None] = processes.go_on,
 ) -> tuple[Played, int, dict, int | None]:
-    """(what the update gets, tokens sampled, metrics, groups held) of a step; see play.
+    """Return (batch for the update, tokens sampled, metrics, groups held) of a step; see play.
 
-    The groups that dynamic sampling holds are the first ones; None without it. check: called
-    before each further rollout, see processes.Preemption.check.
+    The held groups come first in the batch; their number is None without dynamic sampling. check:
+    called before each further rollout (processes.Preemption.check).
     """
-    played, counted = play(run, params, tasks, streams, step)
-    measured = run.training.metrics(played[0], run.training.tasks) | {'filter/collects': 1}
+    collected, counted = play(run, params, tasks, streams, step)
+    measured = run.training.metrics(collected[0], run.training.tasks) | {'filter/collects': 1}
     if run.training.pack is None:
-        return played, sampled(counted), measured | counts(counted), None
-    groups, held, count, kept = run.config.rollout.num_groups, played, 0, 0
+        return collected, sampled(counted), measured | counts(counted), None
+    groups, held, count, total_passing = run.config.rollout.num_groups, collected, 0, 0
     for number in range(1 + run.config.algorithm.filter.refill):
         if number:
             check(f'rollout {number + 1} of step {step}')
-            played, counters = play(run, params, tasks, streams, step, number)
+            collected, counters = play(run, params, tasks, streams, step, number)
             counted += counters
-        # The count goes through the host: on devices it would have two layouts, so two programs.
-        held, filled, found = run.training.pack(held, np.int32(count), played)
-        count, kept = int(filled), kept + int(found)
+        # The count passes through the host: on devices, two layouts would compile two programs.
+        held, filled, passing = run.training.pack(held, np.int32(count), collected)
+        count, total_passing = int(filled), total_passing + int(passing)
         if count == groups:
             break
     measured['filter/collects'] = number + 1
-    measured['filter/kept'] = kept / (groups * (number + 1))
+    measured['filter/kept'] = total_passing / (groups * (number + 1))
     return held, sampled(counted), measured | counts(counted), count
 
 
 def counts(counted: list[dict[str, Any]]) -> dict[str, float]:
-    """Metrics that are counted in all rollouts of a step."""
+    """Return metrics that count over all rollouts of a step."""
     metrics = token_counts(counted)
     if restarted := [int(one['restarted'][0]) for one in counted if 'restarted' in one]:
         metrics['rollout/restarted'] = sum(restarted)
@@ -147,12 +150,12 @@ def counts(counted: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def sampled(counted: list[dict[str, Any]]) -> int:
-    """Tokens that rollouts sampled."""
+    """Return the number of sampled tokens."""
     return sum(int(counters['generated'].sum()) for counters in counted)
 
 
 def token_counts(counted: list[dict[str, Any]]) -> dict[str, int]:
-    """Metrics of sampled tokens that must be 0."""
+    """Return metrics of sampled tokens that must be 0."""
     return {
         f'rollout/{name}': sum(int(np.sum(counters.get(name, 0))) for counters in counted)
         for name in ('nonfinite', 'no_legal_token')
@@ -162,10 +165,10 @@ def token_counts(counted: list[dict[str, Any]]) -> dict[str, int]:
 def pack(
     held: Played, count: jax.Array, played: Played, *, how: Learning
 ) -> tuple[Played, jax.Array, jax.Array]:
-    """Appends the groups of `played` that the filter keeps to the `count` held.
+    """Append the groups of `played` that the filter keeps to the `count` groups in `held`.
 
-    What comes after the groups that are held is not
-    trained on: it is marked as faulty. Returns (held, count, groups kept of `played`).
+    Rows beyond these groups are marked as faulty, which excludes them from training. Returns
+    (held, count, number of groups kept from `played`).
     """
     group_size = how.group_size
     _, keep = how.algorithm.filter.keep_rows(
@@ -180,7 +183,7 @@ def pack(
 
 
 def build_pack(how: Learning, rows: Any, whole: Any) -> Any:
-    """Jitted pack over the mesh, None without dynamic sampling."""
+    """Return jitted `pack` over the mesh, or None without dynamic sampling."""
     if not how.algorithm.filter.refill:
         return None
     return jax.jit(functools.partial(pack, how=how), out_shardings=(rows, whole, whole))

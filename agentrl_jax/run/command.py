@@ -1,12 +1,12 @@
-"""The beginning of a command: flags are read before anything heavy is imported.
+"""Start a command: parse its flags before heavy imports.
 
   if __name__ == '__main__':
       flags.DEFINE_string('workdir', None, 'Folder of the run.')
       command.begin(__doc__, needs=('workdir',))
   import jax
 
-What is wrong with a command line is reported in one line (exit code 2), --help has exit code 0,
-and both answer before jax is imported.
+An invalid command line prints one line and exits with code 2; --help exits with code 0. Both happen
+before jax is imported.
 """
 
 import argparse
@@ -30,19 +30,19 @@ from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import USERS
 
 PLATFORMS = 'JAX_PLATFORMS'  # environment variable of jax: where it computes
-CHOSEN = PLATFORMS in os.environ  # by whoever started this process
-PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: where programs are kept
+CHOSEN = PLATFORMS in os.environ  # set by the caller
+PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: cache of compiled programs
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd', 'dxg')  # below /dev
-OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of others are not listed
+OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of other modules are not listed
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
 
 
 def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
-    """Parses the flags that the command has defined; ends it for --help and for what is wrong.
+    """Parse the command's flags; exit after --help or an invalid command line.
 
-    needs: flags without which it cannot begin. says: printed at once, since the imports that follow
-    take seconds. From then on Ctrl-C is reported in a line, unless interrupts.py handles it.
+    needs: required flags. says: text printed at once, since the following imports take seconds.
+    From here on, Ctrl-C prints one line, unless interrupts.py handles it.
     """
     if any(word in HELP for word in sys.argv[1:]):
         print(help_text(doc))
@@ -56,7 +56,7 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with the errors and the flag spellings of the other commands."""
+    """An ArgumentParser with the same errors and flag spellings as the other commands."""
 
     def __init__(self, doc: str, command: str):
         super().__init__(
@@ -74,11 +74,11 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(map(underscored, sys.argv[1:] if argv is None else argv))
 
     def error(self, message: str) -> NoReturn:
-        refuse(f'{message}; --help shows how to call it')
+        refuse(f'{message}; see --help')
 
 
 def report_interrupt(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
-    """An exception that ends the command: Ctrl-C needs no stack, nor does what is not installed."""
+    """Print a final exception; Ctrl-C and missing packages need no stack trace."""
     if issubclass(kind, KeyboardInterrupt):
         print('\ninterrupted', file=sys.stderr, flush=True)
     elif isinstance(error, ImportError) and 'pip install' in missing(error):
@@ -88,25 +88,25 @@ def report_interrupt(kind: type, error: BaseException, trace: types.TracebackTyp
 
 
 def check_backend() -> None:
-    """Ends a command in one line where jax cannot start the backend that JAX_PLATFORMS asks for."""
+    """Exit with one line if jax cannot start the backend in JAX_PLATFORMS."""
     import jax
 
     try:
         jax.devices()
-    except (RuntimeError, AssertionError) as error:  # the latter where its plugin is not installed
-        asked = os.environ['JAX_PLATFORMS'] if 'JAX_PLATFORMS' in os.environ else ''
-        said = ' '.join(str(error).split()).partition(' (you may need')[0][:300]
+    except (RuntimeError, AssertionError) as error:  # the latter if its plugin is not installed
+        platforms = os.environ['JAX_PLATFORMS'] if 'JAX_PLATFORMS' in os.environ else ''
+        reason = ' '.join(str(error).split()).partition(' (you may need')[0][:300]
         refuse(
-            f'JAX_PLATFORMS={asked!r} names a backend that jax cannot start'
-            f'{f" ({said})" if said else ""}: pip install "jax[cuda13]" for GPUs, "jax[tpu]" for '
-            'TPUs, or set JAX_PLATFORMS=cpu'
+            f'JAX_PLATFORMS={platforms!r} names a backend that jax cannot start'
+            f'{f" ({reason})" if reason else ""}: pip install "jax[cuda13]" for GPUs, "jax[tpu]" '
+            'for TPUs, or set JAX_PLATFORMS=cpu'
         )
 
 
 def config_of_run() -> str | None:
-    """The default of --config: the config of the run in --workdir; None where --help is asked for.
+    """Return the default of --config: the config of the run in --workdir. None for --help.
 
-    Reading it takes the import of jax, which help does without.
+    Reading it imports jax, which --help does not need.
     """
     if any(word in HELP for word in sys.argv[1:]):
         return None
@@ -118,38 +118,38 @@ def config_of_run() -> str | None:
 
 
 def define_config_of_run() -> None:
-    """--config, by default the config of the run in --workdir."""
-    help_ = "Config file; default: that of the workdir's run."
+    """Define --config; its default is the config of the run in --workdir."""
+    help_ = "Config file; default: the config of the workdir's run."
     try:
         config_flags.DEFINE_config_file('config', config_of_run(), help_)
-    except (flags.Error, *USERS) as error:  # a default reads --config.field=value at once
+    except (flags.Error, *USERS) as error:  # the default reads --config.field=value immediately
         refuse(one_line(error, sys.argv))
 
 
 def define_best() -> None:
-    """--best: the policy of the best validation instead of the newest checkpoint."""
-    flags.DEFINE_bool('best', False, 'Take the policy of the best validation (checkpoint.best).')
+    """Define --best: use the policy of the best validation instead of the newest checkpoint."""
+    flags.DEFINE_bool('best', False, 'Use the policy of the best validation (checkpoint.best).')
 
 
 def define_fallback() -> None:
-    """--fallback: what to do where the newest checkpoint is damaged."""
-    help_ = 'Where checkpoints are damaged, take the newest one that is whole.'
+    """Define --fallback: what to do if the newest checkpoint is damaged."""
+    help_ = 'If checkpoints are damaged, use the newest intact one.'
     flags.DEFINE_bool('fallback', wants_fallback(()), help_)
 
 
 def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
-    """flags.FLAGS of the command line; ends with one line if it is invalid."""
+    """Parse the command line into flags.FLAGS; exit with one line if it is invalid."""
     for path in config_files(argv):  # configs/demo.py imports configs.small, from any folder
         sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(path))))
     try:
         register_classes(argv)
-        left = flags.FLAGS(list(argv), known_only=False)[1:]
-        if left:
-            refuse(f'unknown argument {left[0]!r}; --help lists the flags')
+        unknown = flags.FLAGS(list(argv), known_only=False)[1:]
+        if unknown:
+            refuse(f'unknown argument {unknown[0]!r}; --help lists the flags')
         check_config_file()
         for name in needs:
             if flags.FLAGS[name].value in (None, ''):
-                refuse(f'--{name} is needed: {flags.FLAGS[name].help}')
+                refuse(f'missing --{name}: {flags.FLAGS[name].help}')
         check_checkpoint()
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
@@ -160,7 +160,7 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
 def underscored(words: Sequence[str]) -> list[str]:
     """Return the command line with underscores in the names of known flags.
 
-    Underscores are documented; hyphens are accepted.
+    The documentation uses underscores; hyphens are accepted too.
     """
     spelled = []
     for word in words:
@@ -172,7 +172,7 @@ def underscored(words: Sequence[str]) -> list[str]:
 
 
 def modernised(words: Sequence[str]) -> list[str]:
-    """Return the command line with config fields of earlier versions as those of this one."""
+    """Return the command line with config fields of earlier versions migrated to this one."""
     if not any(re.match('--?config[.]', word) for word in words):
         return list(words)
     from agentrl_jax.run import migration
@@ -189,11 +189,11 @@ def check_checkpoint() -> None:
     if 'workdir' in known and known['workdir'].value in (None, ''):
         for name in ('step', 'best'):
             if name in known and known[name].value not in (None, False):
-                refuse(f'--{name} chooses a checkpoint of a run: name its folder with --workdir')
+                refuse(f'--{name} selects a checkpoint of a run: set --workdir to its folder')
 
 
 def register_classes(argv: Sequence[str]) -> None:
-    """Registers classes outside the package, so that flags can set their fields."""
+    """Register classes from outside the package, so that flags can set their fields."""
     named = re.compile(r'--?config\.(env\.name|algorithm)=(.+:.+)').fullmatch
     if fields := dict(match.groups() for match in map(named, argv) if match):
         from agentrl_jax.run import outside
@@ -208,52 +208,52 @@ def check_config_file() -> None:
     path = flags.FLAGS['config'].config_filename
     name = path.partition(':')[0]
     if os.path.isdir(name):
-        raise ValueError(f'--config={name} is a folder; name a file in it')
+        raise ValueError(f'--config={name} is a folder; pass a file in it')
     if not os.path.exists(name):
         raise FileNotFoundError(f'no config file {path!r}; see configs/')
-    made = flags.FLAGS['config'].value
-    if not hasattr(made, 'update_from_flattened_dict'):
-        kind = type(made).__name__
-        raise ValueError(f'{path}: get_config must return a ConfigDict, and returns a {kind}')
+    config = flags.FLAGS['config'].value
+    if not hasattr(config, 'update_from_flattened_dict'):
+        kind = type(config).__name__
+        raise ValueError(f'{path}: get_config must return a ConfigDict, not a {kind}')
 
 
 def config_files(argv: Sequence[str]) -> list[str]:
-    """Paths given to --config, without the argument that follows a colon."""
+    """Return the paths passed to --config, without the argument after a colon."""
     named = [word for i, word in enumerate(argv) if argv[i - 1].lstrip('-') == 'config']
     named += [word.partition('=')[2] for word in argv if re.match('--?config=', word)]
     return [name.partition(':')[0] for name in named]
 
 
 def error_of_file(error: BaseException, argv: Sequence[str]) -> str:
-    """What went wrong in the file of --config, and in which line; '' if nothing did."""
+    """Describe an error in the --config file and its line; '' if the file is not involved."""
     causes = [error]
-    while within := causes[-1].__cause__ or causes[-1].__context__:  # flags wrap what a file raises
+    while within := causes[-1].__cause__ or causes[-1].__context__:  # flags wrap a file's errors
         causes.append(within)
     for path in config_files(argv)[-1:]:
         for cause in reversed(causes):
             if isinstance(cause, SyntaxError):
                 return f'{cause.filename or path}, line {cause.lineno or 1}: {cause.msg}'
             frames = traceback.extract_tb(cause.__traceback__)
-            own = [x for x in frames if os.path.abspath(x.filename) == os.path.abspath(path)]
-            if own:
-                said = ' '.join(str(cause).split())
-                return f'{path}, line {own[-1].lineno}: {type(cause).__name__}: {said}'
+            lines = [x for x in frames if os.path.abspath(x.filename) == os.path.abspath(path)]
+            if lines:
+                text = ' '.join(str(cause).split())
+                return f'{path}, line {lines[-1].lineno}: {type(cause).__name__}: {text}'
     return ''
 
 
 def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
-    """Refuses sizes of a random model where another one is loaded, which has its own.
+    """Reject sizes for a random model if a model is loaded, since that has its own sizes.
 
-    given: fields set in addition to those of the config file, whose sizes count if nothing is
-    loaded.
+    given: fields set on the command line. The config file may set sizes: they only apply if no
+    model is loaded.
     """
     if 'model' not in cfg or not cfg.model.path:
         return
     for name in (f'model.{size}' for size in SIZES):
         if name in given:
             raise ValueError(
-                f'{name}={given[name]!r} is a size of a model that is drawn, and '
-                f'model.path={cfg.model.path!r} brings its own: leave one of them out'
+                f'{name}={given[name]!r} is for random weights, but '
+                f'model.path={cfg.model.path!r} has its own sizes: remove one of them'
             )
 
 
@@ -265,24 +265,24 @@ def known_fields() -> dict[str, Any]:
 
 
 def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
-    """An exception on one line; argv: locates a field that the config lacks."""
+    """Format an exception on one line. argv: used to locate an unknown config field."""
     text = str(error.args[0] if error.args else error).replace('\\n', '\n').replace("\\'", "'")
     field = re.search(r"'(\w+)'\s+Did you mean \"(\w+)\"", text)
     field = field or re.fullmatch(r"[\"']*(\w+)[\"']*", text)
     if field is None:
         return ' '.join(text.split())
-    given = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
-    names = [match[1] for match in map(given.match, argv) if match]
+    pattern = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
+    names = [match[1] for match in map(pattern.match, argv) if match]
     return tree.no_field(names[0] if names else field[1], known_fields())
 
 
 def show_frames_of(path: str) -> None:
-    """A traceback that goes through the given file begins there: internal frames are hidden."""
-    wanted = os.path.abspath(path)
+    """Start tracebacks that pass through the given file there, which hides internal frames."""
+    source = os.path.abspath(path)
 
     def hook(kind, error, trace):
         frame = trace
-        while frame is not None and os.path.abspath(frame.tb_frame.f_code.co_filename) != wanted:
+        while frame is not None and os.path.abspath(frame.tb_frame.f_code.co_filename) != source:
             frame = frame.tb_next
         error = error if frame is None else error.with_traceback(frame)
         traceback.print_exception(kind, error, frame or trace, chain=frame is None)
@@ -291,7 +291,7 @@ def show_frames_of(path: str) -> None:
 
 
 def help_text(doc: str) -> str:
-    """The command's own words and its flags."""
+    """Return the help text: the command's docstring and its flags."""
     lines = [doc.strip(), '', 'flags:']
     for name in sorted(flags.FLAGS):
         if not flags.FLAGS.find_module_defining_flag(name).startswith(OWN_MODULES):
@@ -303,12 +303,12 @@ def help_text(doc: str) -> str:
 
 
 def resume_line(argv: Sequence[str], module: str) -> str:
-    """The command that goes on with this run, to be pasted into any shell."""
+    """Return the shell command that resumes this run."""
     return shlex.join(['python', '-m', module, *argv[1:]])
 
 
 def prepare_jax() -> None:
-    """What must be so before jax is imported: it reads the environment once."""
+    """Set up the environment before jax is imported, since jax reads it only once."""
     skip_tpu_search()
     if PROGRAMS not in os.environ:
         return
@@ -319,14 +319,14 @@ def prepare_jax() -> None:
 
 
 def skip_tpu_search() -> None:
-    """Where libtpu is installed but no accelerator is there, jax does not look for TPUs.
+    """Keep jax from searching for TPUs if libtpu is installed but there is no accelerator.
 
-    libtpu prints five lines of errors when it finds none.
+    Otherwise libtpu prints five lines of errors.
     """
     if PLATFORMS in os.environ or importlib.util.find_spec('libtpu') is None:
         return
     vendors = pathlib.Path('/sys/bus/pci/devices').glob('*/vendor')
     if any(path.read_text().strip() == GOOGLE for path in vendors):
         return
-    if not any(found for name in ACCELERATORS for found in pathlib.Path('/dev').glob(name)):
+    if not any(device for name in ACCELERATORS for device in pathlib.Path('/dev').glob(name)):
         os.environ[PLATFORMS] = 'cpu'

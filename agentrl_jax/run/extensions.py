@@ -1,4 +1,4 @@
-"""Find the extensions in agentrl_jax/extras: their algorithms and their sections of the config."""
+"""Load the extensions in agentrl_jax/extras: their algorithms and config sections."""
 
 import dataclasses
 import importlib
@@ -11,12 +11,12 @@ from agentrl_jax.algorithms import ALGORITHMS
 
 
 def _modules() -> Iterator[ModuleType]:
-    for found in pkgutil.iter_modules(extras.__path__, f'{extras.__name__}.'):
-        yield importlib.import_module(found.name)
+    for module in pkgutil.iter_modules(extras.__path__, f'{extras.__name__}.'):
+        yield importlib.import_module(module.name)
 
 
 def _sections() -> dict[str, type]:
-    """{section: class} of all extensions; adds their algorithms to ALGORITHMS."""
+    """Return {section: class} of all extensions, and add their algorithms to ALGORITHMS."""
     sections: dict[str, type] = {}
     for module in _modules():
         ALGORITHMS.update(getattr(module, 'ALGORITHMS', {}))

@@ -1,4 +1,4 @@
-"""Hooks by which an extension changes how a run is built, and what it measures."""
+"""Hooks that let an extension change how a run is built and what it measures."""
 
 from __future__ import annotations
 
@@ -21,69 +21,69 @@ from agentrl_jax.text.conversation import Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Frozen, Params, Rollout, TrainState
 
-Config = Any  # run.config.Config, whose sections are extensions
+Config = Any  # run.config.Config, which contains the sections of extensions
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a run is built of before its programs and settings."""
+    """The parts of a run that exist before its programs and update settings."""
 
     config: Config
     model: Model
     tokenizer: Tokenizer
     mesh: Mesh
     load_policy: Callable  # (path) -> (Model, parameters) of another checkpoint or run
-    load_tokenizer: Callable  # (path) -> the tokenizer of that checkpoint or run
+    load_tokenizer: Callable  # (path) -> tokenizer of that checkpoint or run
     functions: Callable  # (Model) -> its ModelFns, without a critic
 
 
 class Addition:
-    """What an extension adds to the update and the validation of a run; by default nothing."""
+    """An extension's additions to a run's update and validation; empty by default."""
 
     def extra(self, task: Task) -> Extra | None:
-        """The hooks of an update."""
+        """Return the hooks of an update."""
         return None
 
     def frozen(self, task: Task) -> dict[str, Any]:
-        """Trees of arrays for Frozen.extra; those of NumPy are put on every device."""
+        """Return trees of arrays for Frozen.extra; NumPy arrays are replicated on all devices."""
         return {}
 
     def saved(self) -> dict[str, Any]:
-        """Entries of the JSON that is saved with each checkpoint."""
+        """Return entries of the JSON that is saved with each checkpoint."""
         return {}
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Raise a ValueError if a run cannot resume from a checkpoint with these entries."""
 
     def measure(self, task: Task, context: Context | Branches | None) -> Callable | None:
-        """Jitted (params, rollout) -> sums of a validation (measure.validation.summarise)."""
+        """Return jitted (params, rollout) -> validation sums (measure.validation.summarise)."""
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What a run is built of, as far as it is there before its programs."""
+    """The parts of a run that exist before its programs."""
 
     config: Config
     mesh: Mesh
     model: Model
     fns: ModelFns
     learning: Learning
-    task: Task  # of the first world
+    task: Task  # of the first environment
     tokenizer: Tokenizer
-    draw: Callable  # (key, step) -> episodes of a step as the core draws them
-    collect: Callable  # (change of RolloutSettings) -> collect of the first world with it
-    score: Callable  # (params, critic_params, rollout, fns) -> its Scores
+    draw: Callable  # (key, step) -> episodes of a step, drawn without extensions
+    collect: Callable  # (change of RolloutSettings) -> collect of the first environment with it
+    score: Callable  # (params, critic_params, rollout, fns) -> Scores of the rollout
 
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """A step of training after its rollout and before its update."""
+    """A training step between its rollout and its update."""
 
     state: TrainState
     frozen: Frozen
-    policy: Params  # that played
-    tasks: tuple[Task, ...]  # with the turns that the step allows
+    policy: Params  # the policy that played
+    tasks: tuple[Task, ...]  # with the turn limit of the step
     rollout: Rollout
     streams: Streams
     step: int
@@ -91,69 +91,69 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Something that is measured now and then."""
+    """A measurement every few steps."""
 
     name: str  # for messages
     every: int  # steps
     measure: Callable[[Moment], tuple[dict[str, jax.Array], list[dict[str, jax.Array]]]]  # metrics,
-    # and the counters of what was played for them
+    # and the counters of the episodes played for them
 
 
 class Extension:
-    """Hooks of a section of the config that an extension adds; the defaults change nothing."""
+    """Hooks of an extension's config section; the defaults change nothing."""
 
     FREE_ON_RESUME: ClassVar[tuple[str, ...]] = ()  # fields that a resumed run may change
 
     def needs_plans(self, cfg: Config) -> bool:
-        """Whether training tasks need the plans of the world's best player."""
+        """Return whether training tasks need the plans of the environment's expert."""
         return False
 
     def load(self, setup: Setup, *, learns: bool) -> Addition:
-        """The addition to a run; learns: whether that run may be trained."""
+        """Return the addition to a run. learns: whether the run may be trained."""
         return Addition()
 
     def settings(self, settings: RolloutSettings, cfg: Config) -> RolloutSettings:
-        """The settings of the rollouts that train."""
+        """Return the settings of training rollouts."""
         return settings
 
     def draw(self, key: jax.Array, step: jax.Array, episodes: Episodes, *, cfg: Config) -> Episodes:
-        """The episodes of a step, from those drawn with the key."""
+        """Return the episodes of a step, given those drawn with the key."""
         return episodes
 
     def metrics(self, rollout: Rollout) -> dict[str, jax.Array]:
-        """Metrics of a rollout that trains; inside jit."""
+        """Return metrics of a training rollout; called inside jit."""
         return {}
 
     def probes(self, parts: Parts) -> Iterator[Probe]:
-        """What is measured during training."""
+        """Yield the measurements made during training."""
         yield from ()
 
     def eval_probes(self, parts: Parts) -> dict[str, Callable[[Params], float]]:
-        """Metrics of validation, each a function of the policy."""
+        """Return validation metrics, each a function of the policy."""
         return {}
 
     def start_state(self, policy: Params) -> dict[str, Any]:
-        """What TrainState.extra holds at step 0; pure."""
+        """Return the entries of TrainState.extra at step 0; a pure function."""
         return {}
 
     def begin_step(self, state: TrainState, step: int, *, first: bool) -> TrainState:
-        """The state before the rollout of a step; first: of this process, which compiles."""
+        """Return the state before a step's rollout. first: the first step of this process."""
         return state
 
     def actor(
         self, policy: Params, state: TrainState, base: Params, streams: Streams, step: int
     ) -> Params:
-        """The parameters that play; base: under adapters."""
+        """Return the parameters that play. base: the parameters under adapters."""
         return policy
 
 
 def frozen_of(additions: tuple[Addition, ...], task: Task, place: Callable) -> dict[str, Any]:
-    """Frozen.extra of a run; place: puts arrays of the host on the devices."""
+    """Return Frozen.extra of a run. place: puts NumPy arrays on the devices."""
     arrays = {n: x for addition in additions for n, x in addition.frozen(task).items()}
     return jax.tree.map(lambda x: place(x) if isinstance(x, np.ndarray) else x, arrays)
 
 
 def extras_of(additions: tuple[Addition, ...], task: Task) -> tuple[Extra, ...]:
-    """The hooks of an update of a task."""
+    """Return the hooks of an update for a task."""
     extras = (addition.extra(task) for addition in additions)
     return tuple(extra for extra in extras if extra is not None)

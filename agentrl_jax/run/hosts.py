@@ -1,6 +1,6 @@
-"""What a run does for its worlds on hosts: keeps what they say, and closes them.
+"""Environments on hosts during a run: log their replies and close them.
 
-Each function does nothing where the worlds are on the device.
+Each function does nothing for environments on the device.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.usage import WrongUsage
 
-# How what a rollout counts becomes a figure of a step: over its rollouts, then over the processes
+# How counters are aggregated into a step's metrics: over its rollouts, then over processes
 COUNTED = {
     'hosts/waited_s': (np.sum, np.max),
     'hosts/reply_s': (np.mean, np.mean),
@@ -34,21 +34,20 @@ COUNTED = {
 
 
 def log_name(stem: str = 'replies', process: int | None = None) -> str:
-    """Each process keeps what its own worlds say; None = this one."""
+    """Return the name of a process's reply log; None = this process."""
     process = jax.process_index() if process is None else process
     return f'{stem}{f"_{process}" if process else ""}.jsonl'
 
 
 def of_world(cfg: Any, stem: str, world: str) -> str:
-    """The name of what each world of env.mix has of its own: replies_sokoban, eval_sokoban."""
+    """Return a stem per environment of env.mix: replies_sokoban, eval_sokoban."""
     return f'{stem}_{world}' if cfg.env.mix else stem
 
 
 def probe(env: HostEnvironment, tries: int) -> None:
-    """Makes a world and closes it, where they are in this process; a ValueError says what failed.
+    """Create and close an environment that runs in this process; ValueError if that fails.
 
-    Before that it raises what is not installed. Servers are not asked: a run waits for those that
-    are down.
+    Missing packages raise first. Servers are not contacted: a run waits for those that are down.
     """
     env.check()
     if not env.here:
@@ -59,8 +58,8 @@ def probe(env: HostEnvironment, tries: int) -> None:
             env.make().close()
         if not response.fault or response.down:
             return
-    said = ' '.join(response.fault.split())
-    raise ValueError(f'env.name={env.name!r}: no world can be made: {said}')
+    reason = ' '.join(response.fault.split())
+    raise ValueError(f'env.name={env.name!r}: cannot create an environment: {reason}')
 
 
 @contextlib.contextmanager
@@ -72,10 +71,10 @@ def playing(
     stem: str = 'replies',
     replay: str = '',
 ) -> Iterator[None]:
-    """Keep what worlds say in logs of a folder, if any, after that of the steps before `step`.
+    """Log the environments' replies in a folder (None: nowhere), after those before `step`.
 
-    In the end the worlds are closed. asked: whether the run should stop, which ends a rollout by
-    processes.Interrupted. replay: the log of a run that answers in their place.
+    Closes the environments at the end. asked: returns whether the run should stop, which ends a
+    rollout with processes.Interrupted. replay: a run's log that supplies the replies instead.
     """
     with contextlib.ExitStack() as stack:
         for name, worlds in run.worlds.items():
@@ -85,7 +84,7 @@ def playing(
 
 
 def set_aside(run: Run, folder: Path, stem: str) -> None:
-    """Logs of earlier evaluations get another name: what worlds said there is needed to replay."""
+    """Rename the logs of earlier evaluations, which are needed to replay them."""
     for name in run.worlds:
         path = folder / log_name(of_world(run.config, stem, name))
         for log in (path, versions.path_beside(path)):
@@ -94,18 +93,18 @@ def set_aside(run: Run, folder: Path, stem: str) -> None:
 
 
 def check_replay(run: Run, path: str) -> None:
-    """WrongUsage where no log of replies can answer."""
+    """Raise WrongUsage if the run's environments cannot be replayed from a log."""
     if path and not run.worlds:
-        raise WrongUsage(f'--replay: env.name={run.config.env.name!r} has no worlds on hosts')
+        raise WrongUsage(f'--replay: env.name={run.config.env.name!r} does not run on hosts')
     if path and run.config.env.mix:
-        raise WrongUsage('--replay: a log is of one world, and env.mix has several')
+        raise WrongUsage('--replay: a log holds one environment, but env.mix has several')
 
 
 @contextlib.contextmanager
 def logged(
     worlds: host.Worlds, path: Path | None, step: int, asked: Callable[[], bool], replay: str
 ) -> Iterator[None]:
-    """`playing` for the worlds of one name."""
+    """`playing` for the environments of one name."""
     before = worlds.pool
     if replay:
         read = worlds.conversation.prompt
@@ -127,7 +126,7 @@ def logged(
 
 
 def label(run: Run, **about: int | str) -> None:
-    """Says of which rollout the next replies are."""
+    """Tag the next replies with their rollout."""
     for worlds in run.worlds.values():
         worlds.log.about = about
 
@@ -135,42 +134,42 @@ def label(run: Run, **about: int | str) -> None:
 def said(
     run: Run, world: str, path: Path, streams: Iterable[int], **about: int | str
 ) -> list[list[dict[str, Any]]] | None:
-    """The lines that the logs hold of each episode of a rollout, for its page; None on the device.
+    """Return the log lines of each episode of a rollout, for its page; None on the device.
 
-    path: the world's log of process 0, the others' lie beside it. streams int32 [B]: of the
-    episodes' tokens. Of an episode that was played again only the last time counts.
+    path: the environment's log of process 0, next to those of other processes. streams int32 [B]:
+    token streams of the episodes. If an episode was played again, only the last time counts.
     """
     if world not in run.worlds:
         return None
-    found: dict[int, list] = {}
+    lines: dict[int, list] = {}
     for process in range(jax.process_count()):
         log = path.with_name(log_name(path.stem, process)) if process else path
-        # Episodes of a step may have begun in earlier ones
+        # Episodes of a step may have started in earlier steps
         for line in replies.newest(log, int(about['step']) - run.config.rollout.staleness):
             if about.items() <= line.items():
-                before = found.get(line['stream'], []) if line['turn'] else []
-                found[line['stream']] = [*before, line]
-    return [found[stream] if stream in found else [] for stream in map(int, streams)]
+                before = lines.get(line['stream'], []) if line['turn'] else []
+                lines[line['stream']] = [*before, line]
+    return [lines[stream] if stream in lines else [] for stream in map(int, streams)]
 
 
 def in_flight(run: Run) -> dict[str, Any] | None:
-    """For a live line: where the rollout is that is being played; None = there is none."""
+    """Return the progress of the rollout in flight, for a live line; None if there is none."""
     playing = [worlds.rollout for worlds in run.worlds.values() if worlds.rollout is not None]
     if not playing:
         return None
-    return playing[0].in_flight()  # worlds of several names are played one after another
+    return playing[0].in_flight()  # environments of different names are played one at a time
 
 
 def figures(counters: list[dict[str, Any]]) -> dict[str, float]:
-    """hosts/ metrics of the rollouts of a step, of all processes; none for those on the device."""
+    """Return the hosts/ metrics of a step over all processes; {} on the device."""
     counters = [one for one in counters if COUNTED.keys() <= one.keys()]
     if not counters:
         return {}
-    own = [
+    local = [
         over_rollouts([float(one[name][0]) for one in counters])
         for name, (over_rollouts, _) in COUNTED.items()
     ]
-    every = processes.gather(np.array(own, np.float32))  # [P, n]
+    every = processes.gather(np.array(local, np.float32))  # [P, n]
     return {
         name: float(over_processes(every[:, i]))
         for i, (name, (_, over_processes)) in enumerate(COUNTED.items())

@@ -1,6 +1,6 @@
-"""Signals from the first import on: a command that resumes ends at once, to be started again.
+"""Signal handling from the first import on: a command that can be resumed ends at once.
 
-Imported before everything else, so it imports little itself.
+This module is imported before everything else, so it imports little itself.
 """
 
 import contextlib
@@ -12,20 +12,20 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
-EXIT_STOPPED, EXIT_KILLED = 75, 130  # as processes.EXIT_PREEMPTED; as a shell says of Ctrl-C
+EXIT_STOPPED, EXIT_KILLED = 75, 130  # processes.EXIT_PREEMPTED; the shell's code for Ctrl-C
 RESUMES = 'the same command resumes'
-BEGINS = 'the same command begins anew'
-LAST: list[Callable[[], None]] = []  # done before a second Ctrl-C ends the process
-NOTICES: list[Callable[[], str]] = []  # the last one answers the first signal of a training
+BEGINS = 'the same command starts over'
+LAST: list[Callable[[], None]] = []  # called before a second Ctrl-C ends the process
+NOTICES: list[Callable[[], str]] = []  # the last one answers a training run's first signal
 _listens = threading.Event()
 
 
 def stop_when_asked() -> None:
-    """SIGTERM or Ctrl-C outside of training ends the process at once with EXIT_STOPPED.
+    """Make SIGTERM or Ctrl-C outside of training end the process at once with EXIT_STOPPED.
 
-    What was saved is not lost. A thread listens, since Python's own handlers wait while a program
-    runs or compiles. Training has handlers of its own (processes.Preemption): then the thread
-    answers the first signal, and only a second Ctrl-C ends the process here.
+    A thread waits for signals, since Python's handlers are delayed while a program runs or
+    compiles. Training installs its own handlers (processes.Preemption). Then the thread answers the
+    first signal, and only a second Ctrl-C ends the process here.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -37,13 +37,13 @@ def stop_when_asked() -> None:
 
 
 def listens() -> bool:
-    """Whether the thread of stop_when_asked reports signals."""
+    """Return whether the thread of stop_when_asked reports signals."""
     return _listens.is_set()
 
 
 @contextlib.contextmanager
 def answering(notice: Callable[[], str]) -> Iterator[None]:
-    """Within it the first signal prints `notice()` at once."""
+    """Print `notice()` immediately at the first signal within this context."""
     NOTICES.append(notice)
     try:
         yield
@@ -52,7 +52,7 @@ def answering(notice: Callable[[], str]) -> Iterator[None]:
 
 
 def _ignore(number: int, frame: types.FrameType | None) -> None:
-    """The handler outside of training: the thread has received it already."""
+    """Do nothing: outside of training, the thread has already received the signal."""
 
 
 def _listen(reader: int) -> None:
@@ -65,20 +65,20 @@ def _listen(reader: int) -> None:
         if interrupts > 1:
             for do in LAST:
                 do()
-            _leave('interrupted twice: what was not saved is lost', EXIT_KILLED)
+            _leave('interrupted twice; unsaved progress is lost', EXIT_KILLED)
         if NOTICES and not answered:
             answered = True
             os.write(2, f'\n{NOTICES[-1]()}\n'.encode())
 
 
 def what_is_left(argv: Sequence[str]) -> str:
-    """What the same command will do, by the names of the checkpoints of a training's workdir."""
+    """Describe what rerunning the command will do, based on the workdir's checkpoint names."""
     words = [word.removeprefix('-').removeprefix('-') for word in argv]
-    given = [word.partition('=')[2] for word in words if word.startswith('workdir=')]
-    given += [after for word, after in zip(words, argv[1:], strict=False) if word == 'workdir']
-    if os.path.basename(argv[0]) != 'train.py' or not given or '://' in given[-1]:
-        return 'the same command goes on from what was saved'
-    folder = os.path.join(os.path.expanduser(given[-1]), 'checkpoints')
+    workdirs = [word.partition('=')[2] for word in words if word.startswith('workdir=')]
+    workdirs += [after for word, after in zip(words, argv[1:], strict=False) if word == 'workdir']
+    if os.path.basename(argv[0]) != 'train.py' or not workdirs or '://' in workdirs[-1]:
+        return 'the same command resumes from what was saved'
+    folder = os.path.join(os.path.expanduser(workdirs[-1]), 'checkpoints')
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if any(name.isdigit() for name in names):
         return f'step {max(int(name) for name in names if name.isdigit())} is saved, and {RESUMES}'

@@ -232,7 +232,7 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number
 
 
 def test_a_run_that_is_stopped_says_whether_anything_is_saved(tmp_path):
-    """It said 'goes on from what was saved' where nothing was."""
+    """It printed 'resumes from what was saved' when nothing was."""
     argvs = [
         ['/x/agentrl_jax/train.py', '--config=c.py', *form.format(tmp_path).split(' ')]
         for form in ('--workdir={}', '-workdir={}', '--workdir {}')

@@ -292,7 +292,7 @@ LAKE = {
 @pytest.mark.parametrize(
     'changes, words',
     [
-        ({'gymnasium.id': 'FrozenLak-v1'}, 'no world can be made: NameNotFound: .*FrozenLak'),
+        ({'gymnasium.id': 'FrozenLak-v1'}, 'cannot create an environment: NameNot.*FrozenLak'),
         ({'gymnasium.actions': ('Up',)}, 'gymnasium.actions names 1 of 4 actions'),
         (
             {'env.name': 'objects', 'objects.make_object': 'nowhere:Echo'},
