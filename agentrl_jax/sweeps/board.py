@@ -1,4 +1,4 @@
-"""How a sweep shows its runs: a live table on a terminal, plain lines elsewhere."""
+"""Terminal output of a sweep: a live table on a terminal, plain lines elsewhere."""
 
 import collections
 import sys
@@ -13,7 +13,7 @@ from rich.table import Table
 from agentrl_jax.records.progress import duration
 from agentrl_jax.sweeps.status import STATES, Status
 
-PLAIN_EVERY_S = 60.0  # between plain lines about runs that go on
+PLAIN_EVERY_S = 60.0  # between plain lines about running runs
 STYLES = {'running': 'cyan', 'failed': 'red', 'preempted': 'yellow', 'done': 'green'}
 
 
@@ -40,22 +40,24 @@ class Board:
             self._live.stop()
 
     def show(self, statuses: Sequence[Status]) -> None:
-        """The state of all runs; plain: what changed, and from time to time what goes on."""
+        """Display all runs. Plain output has only changes and, at intervals, running runs."""
         if self._live:
             self._live.update(table(statuses), refresh=True)
             return
         due = time.monotonic() - self._spoke >= self._every_s
         changes = [s for s in statuses if self._states.setdefault(s.name, 'waiting') != s.state]
         self._states |= {status.name: status.state for status in statuses}
-        news = changes + [s for s in statuses if due and s.state == 'running' and s not in changes]
-        for status in news:
+        reported = changes + [
+            s for s in statuses if due and s.state == 'running' and s not in changes
+        ]
+        for status in reported:
             print('  '.join(cells(status)).rstrip(), file=self._stream, flush=True)
-        if news:
+        if reported:
             print(counts(statuses), file=self._stream, flush=True)
             self._spoke = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Lines above the table."""
+        """Print lines above the table."""
         if self._live:
             self._live.console.print(text, markup=False, highlight=False)
         else:
@@ -63,7 +65,7 @@ class Board:
 
 
 def table(statuses: Sequence[Status]) -> Table:
-    """Running runs first, then those that need a look, then the rest."""
+    """Table of runs: running, then failed and preempted, then the rest."""
     grid = Table(title=counts(statuses), title_justify='left', box=None, pad_edge=False)
     for heading in ('run', 'state', 'step', 'success', 'left'):
         grid.add_column(heading, justify='left' if heading in ('run', 'state') else 'right')

@@ -1,8 +1,8 @@
-"""Runs of a sweep as child processes of this machine: claim, start, watch, retry.
+"""Runs of a sweep as child processes on this machine: claim, start, watch, retry.
 
-Several sweeps may work on one folder, and any of them may be killed at any moment. A run is started
-only by who holds its lock, and the lock belongs to the training process too, so an orphan whose
-sweep is gone is left alone until it ends, and its run is then looked at again.
+Several sweeps may work on one folder, and any of them may be killed at any moment. A sweep starts a
+run only while it holds the run's lock. The training process inherits the lock. If its sweep dies,
+the orphan keeps running, and other sweeps check the run again once it has ended.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ from agentrl_jax.run import command, interrupts
 from agentrl_jax.sweeps import status as sweep_status
 from agentrl_jax.sweeps.status import Run, Status
 
-POLL_S = 0.2  # between looks at the children
-REFRESH_S = 2.0  # between looks at all files
+POLL_S = 0.2  # between checks of the children
+REFRESH_S = 2.0  # between checks of all files
 PROGRAMS_FOLDER = 'programs'  # compiled programs of all runs, in the workdir
 LAST_LINES, LAST_BYTES = 8, 4000  # of a failure's output
-ASKED_TO_STOP = (processes.EXIT_PREEMPTED, -signal.SIGTERM)  # SIGTERM before training listens to it
+ASKED_TO_STOP = (processes.EXIT_PREEMPTED, -signal.SIGTERM)  # -SIGTERM: before its handler is set
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ class Child:
 
 @dataclasses.dataclass
 class Plan:
-    """A local sweep and its state while it runs, of which nothing is stored."""
+    """A local sweep and its state in memory; nothing of it is saved."""
 
     runs: Sequence[Run]
     workdir: Path
@@ -56,7 +56,7 @@ class Plan:
     statuses: dict[str, Status] = dataclasses.field(default_factory=dict, init=False)
 
     def __post_init__(self):
-        """Count the failures of each run before this sweep: every sweep tries anew."""
+        """Count earlier failures of each run: every sweep has its own retries."""
         self.before = {
             run.name: sweep_status.count_failures(self.workdir / run.name) for run in self.runs
         }
@@ -65,7 +65,7 @@ class Plan:
         return [s for s in self.statuses.values() if s.state not in ('done', 'failed')]
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: training finishes its step, saves and exits with 75."""
+        """Send SIGTERM: training finishes its step, saves and exits with 75."""
         for child in self.children:
             child.process.terminate()
 
@@ -73,7 +73,7 @@ class Plan:
 def train_all(
     plan: Plan, board: Any, *, poll_s: float = POLL_S, refresh_s: float = REFRESH_S
 ) -> int:
-    """Trains until every run is done or has failed; the exit code: 0, 1 (failures), 75 (stopped).
+    """Train until every run is done or has failed; return 0, 1 (failures) or 75 (interrupted).
 
     board: show(statuses) and say(text), see board.py.
     """
@@ -95,7 +95,7 @@ def train_all(
 
 
 def watch(plan: Plan, board: Any, stop: Any, poll_s: float, refresh_s: float) -> None:
-    """Starts runs and looks after them until none is open, or all children have stopped."""
+    """Start and monitor runs until none is open, or until all children have stopped."""
     last_look, stopping = -math.inf, False
     while True:
         exits = [child for child in plan.children if child.process.poll() is not None]
@@ -104,7 +104,7 @@ def watch(plan: Plan, board: Any, stop: Any, poll_s: float, refresh_s: float) ->
                 board.say(message)
             plan.children.remove(child)
         if stop.requested and not stopping:
-            board.say(f'asked to stop: {len(plan.children)} runs are saving')
+            board.say(f'stopping: {len(plan.children)} runs are saving')
             plan.ask_to_stop()
             stopping = True
         if exits or time.monotonic() - last_look >= refresh_s:
@@ -119,33 +119,33 @@ def watch(plan: Plan, board: Any, stop: Any, poll_s: float, refresh_s: float) ->
 
 
 def _unfinished(plan: Plan) -> list[Run]:
-    """Runs that are not known to be done: a run that is done stays so."""
+    """Runs that are not known to be done. A run that is done stays done."""
     done = {name for name, status in plan.statuses.items() if status.state == 'done'}
     return [run for run in plan.runs if run.name not in done]
 
 
 def look(plan: Plan) -> None:
-    """Brings the statuses up to date."""
-    own = {child.run.name for child in plan.children}
+    """Update the statuses."""
+    children = {child.run.name for child in plan.children}
     for run in _unfinished(plan):
         folder = plan.workdir / run.name
         plan.statuses[run.name] = sweep_status.status(
             run,
             folder,
-            locked=run.name in own or sweep_status.is_locked(folder),
+            locked=run.name in children or sweep_status.is_locked(folder),
             retries=plan.retries,
             before=plan.before[run.name],
         )
 
 
 def fill(plan: Plan) -> None:
-    """Starts runs in the free slots, those with the fewest attempts first."""
+    """Start runs in the free slots, those with the fewest attempts first."""
     if len(plan.children) == len(plan.slots):
         return
-    own = {child.run.name for child in plan.children}
-    waiting = [run for run in _unfinished(plan) if run.name not in own]
+    children = {child.run.name for child in plan.children}
+    waiting = [run for run in _unfinished(plan) if run.name not in children]
     waiting.sort(key=lambda run: len(sweep_status.read_attempts(plan.workdir / run.name)))
-    # An orphan still has the memory and the GPUs of the slot it was started in.
+    # An orphan still uses the memory and the GPUs of its slot.
     orphans = [sweep_status.orphan(plan.workdir / run.name) for run in waiting]
     free = set(range(len(plan.slots))) - {child.slot for child in plan.children}
     free -= {holder['slot'] for holder in orphans if holder}
@@ -158,12 +158,12 @@ def fill(plan: Plan) -> None:
 
 
 def claim_and_start(run: Run, plan: Plan, slot: int) -> Child | None:
-    """Starts a run unless another process has it, or it needs nothing more."""
+    """Start a run unless another process trains it, or it is done or has failed."""
     folder = plan.workdir / run.name
     lock = sweep_status.claim(folder)
     if lock is None:
         return None
-    # Files are read after the claim: another sweep may have finished the run a moment ago.
+    # Read files after the claim: another sweep may have just finished the run.
     exhausted = sweep_status.count_failures(folder) - plan.before[run.name] > plan.retries
     if exhausted or sweep_status.is_done(run, folder):
         os.close(lock)
@@ -175,16 +175,16 @@ def claim_and_start(run: Run, plan: Plan, slot: int) -> Child | None:
         log.write(f'--- attempt {attempt}: {shlex.join(words)}\n'.encode())
         log.flush()
         log_start = log.tell()
-        # Own session: Ctrl-C reaches the sweep alone, which then asks its children to save.
+        # A new session: only the sweep receives Ctrl-C, and it lets its children save.
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Each process of srun -n8 may be a sweep; a run is always one process.
+            # Each process of srun -n8 may be a sweep, but a run is always one process.
             env={
                 processes.COUNT: '1',
-                # Programs that another run compiled; jax keeps none of less than a second by itself
+                # Shares compiled programs between runs. By default, jax caches only slow compiles.
                 command.PROGRAMS: str((plan.workdir / PROGRAMS_FOLDER).absolute()),
                 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
                 **os.environ,
@@ -198,9 +198,9 @@ def claim_and_start(run: Run, plan: Plan, slot: int) -> Child | None:
 
 
 def finish(child: Child, plan: Plan) -> str:
-    """Records how a child ended and frees its run; a report of a failure, '' of any other end."""
+    """Record the end of a child and release its run; return a report if it failed, else ''."""
     code, name = child.process.returncode, child.run.name
-    # Files on disk count more than the exit code
+    # Files on disk take precedence over the exit code.
     outcome = 'preempted' if code in ASKED_TO_STOP else 'failed'
     if sweep_status.is_done(child.run, child.folder):
         outcome = 'done'

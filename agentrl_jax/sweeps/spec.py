@@ -1,4 +1,4 @@
-"""From a sweep file to resolved configs, names and commands; no file is written.
+"""From a sweep file to resolved configs, names and commands. Writes no files.
 
 A sweep file defines one of two functions:
 
@@ -9,7 +9,7 @@ A sweep file defines one of two functions:
               'seed': seed,           ])
           })
 
-Both give a list of overrides {dotted field: value}; a `config.` in front of a field is dropped.
+Both give a list of overrides {dotted field: value}; a `config.` prefix of a field is dropped.
 """
 
 import collections
@@ -31,8 +31,8 @@ from agentrl_jax.sweeps.status import Overrides, Run
 
 TRAIN = 'agentrl_jax.train'
 HASH_DIGITS, VALUE_LENGTH, NAME_LENGTH = 10, 24, 80
-UNSAFE = re.compile(r'[^A-Za-z0-9._+-]+')  # what no folder name has
-ON_COMMAND_LINE = (bool, int, float, str, tuple)  # types that a --config.field=value can give
+UNSAFE = re.compile(r'[^A-Za-z0-9._+-]+')  # characters that are replaced in folder names
+ON_COMMAND_LINE = (bool, int, float, str, tuple)  # types that --config.field=value supports
 
 
 class Hyper:
@@ -55,7 +55,7 @@ class Hyper:
 
     @staticmethod
     def zip(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
-        """The first of each, the second of each, ...; all must be equally long."""
+        """The first of each, the second of each, ...; all must have the same length."""
         return [_merge(parts) for parts in zip(*sweeps, strict=True)]
 
     @staticmethod
@@ -71,49 +71,49 @@ def _merge(parts: Iterable[Overrides]) -> Overrides:
     for part in parts:
         clash = sorted(union.keys() & part.keys())
         if clash:
-            raise ValueError(f'{", ".join(clash)} is set by two factors of one sweep')
+            raise ValueError(f'{", ".join(clash)} is set by two factors of the same sweep')
         union |= part
     return union
 
 
 def load(path: str | Path) -> list[Overrides]:
-    """The overrides that a sweep file lists, in its order."""
+    """The overrides of a sweep file, in its order."""
     path = Path(path)
     if path.is_dir():
-        raise ValueError(f'--sweep={path} is a folder; name a file in it')
+        raise ValueError(f'--sweep={path} is a folder; pass a file')
     if not path.is_file():
-        raise ValueError(f'--sweep={path}: there is no such file; see configs/sweeps/')
+        raise ValueError(f'--sweep={path}: no such file; see configs/sweeps/ for examples')
     spec = importlib.util.spec_from_file_location('sweep_file', path)
     if spec is None:
-        raise ValueError(f'--sweep={path} is no Python file: its name must end in .py')
+        raise ValueError(f'--sweep={path} is not a Python file: its name must end in .py')
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (SyntaxError, ImportError) as error:
         line = f', line {error.lineno}' if isinstance(error, SyntaxError) else ''
         raise ValueError(f'{path}{line}: {error.msg}') from error
-    habits = [name for name in ('sweep', 'get_hyper') if hasattr(module, name)]
-    if len(habits) != 1:
-        defined = 'both are' if habits else 'neither is'
+    functions = [name for name in ('sweep', 'get_hyper') if hasattr(module, name)]
+    if len(functions) != 1:
+        defined = 'both are' if functions else 'neither is'
         raise ValueError(f'{path} must define sweep(add) or get_hyper(h); {defined} there')
     runs: list[Overrides] = []
-    if habits == ['sweep']:
+    if functions == ['sweep']:
         module.sweep(lambda overrides={}, /, **fields: runs.append((overrides, fields)))
         runs = [o | f if isinstance(o, Mapping) else o for o, f in runs]
     else:
         runs = module.get_hyper(Hyper)
     listed = isinstance(runs, Sequence) and all(isinstance(one, Mapping) for one in runs)
     if not runs or not listed:
-        raise ValueError(f'{path}: {habits[0]} gives no list of overrides, but {runs!r}')
+        raise ValueError(f'{path}: {functions[0]} must give a list of overrides, not {runs!r}')
     return [dict(overrides) for overrides in runs]
 
 
 def expand(
     base: Any, listed: Sequence[Overrides], *, source: str, taken: Iterable[str] = ()
 ) -> list[Run]:
-    """One Run for each overrides; `source` is the file that errors name.
+    """Return one Run per overrides. source: the file name for error messages.
 
-    taken: fields that the command line sets for all runs, which the sweep must leave alone.
+    taken: fields that the command line sets for all runs; the sweep must not set them.
     """
     taken, resolved, numbers = set(taken), [], {}
     for number, overrides in enumerate(listed, 1):
@@ -121,7 +121,7 @@ def expand(
         cfg, settings = resolve(base, overrides, where)
         clash = sorted(taken & settings.keys())
         if clash:
-            raise ValueError(f'{where} sets {", ".join(clash)}, and so does the command line')
+            raise ValueError(f'{where} sets {", ".join(clash)}, but the command line also does')
         try:
             check_sizes(cfg, settings)
             config.read(cfg)
@@ -141,14 +141,14 @@ def expand(
 
 
 def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides]:
-    """(a copy of the config with the overrides set, the overrides as the config holds them)."""
+    """Return (a copy of the config with the overrides, the overrides as stored in the config)."""
     cfg, settings, known = copy.deepcopy(base), {}, tree.flat(base)
     for name, value in overrides.items():
         name = name.removeprefix('config.')
         inside = [other for other in known if other.startswith(f'{name}.')]
         if inside:
             raise ValueError(
-                f'{where} sets {name}, which is a group of fields: name one, such as {inside[0]}'
+                f'{where} sets {name}, which is a group: set one field of it, such as {inside[0]}'
             )
         if name not in known:
             raise ValueError(f'{where} sets {name}, but {tree.no_field(name, known)}')
@@ -156,19 +156,19 @@ def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides
         parent = functools.reduce(lambda part, key: part[key], groups, cfg)
         value, old = _plain(value), parent[leaf]
         if isinstance(old, bool) != isinstance(value, bool) and old is not None:
-            raise ValueError(f'{where} sets {name}={value!r} where the config has {old!r}')
+            raise ValueError(f'{where} sets {name}={value!r}, but the config has {old!r}')
         try:
             parent[leaf] = value
         except (TypeError, ValueError) as error:
             raise ValueError(f'{where} sets {name}={value!r}: {error}') from error
         settings[name] = _plain(parent[leaf])
         if not _can_be_given(settings[name]):
-            raise ValueError(f'{where} sets {name}={value!r}, which no command line can give')
+            raise ValueError(f'{where} sets {name}={value!r}: command lines cannot express it')
     return cfg, settings
 
 
 def _plain(value: Any) -> Any:
-    """NumPy scalars as numbers; a list as a tuple, which is what a config holds."""
+    """Convert NumPy scalars to numbers and lists to tuples, as in configs."""
     if isinstance(value, (list, tuple)):
         return tuple(_plain(part) for part in value)
     return value.item() if hasattr(value, 'item') else value
@@ -217,7 +217,7 @@ def run_names(listed: Sequence[Overrides], digests: Sequence[str]) -> list[str]:
 
 
 def _rank(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """The fields, seed first; each next one distinguishes most of what is still equal."""
+    """Order the fields greedily: seed first, then the field that distinguishes the most runs."""
     ranked = [field for field in columns if field == 'seed']
 
     def groups(field: str) -> int:
@@ -238,14 +238,14 @@ def _text_of(overrides: Overrides) -> str:
 
 
 def arguments(overrides: Overrides) -> list[str]:
-    """The overrides as ml_collections reads them; '=' protects a value that starts with '-'."""
+    """Overrides in ml_collections' syntax; '=' also permits values that start with '-'."""
     return [f'--config.{name}={value}' for name, value in overrides.items()]
 
 
 def command(
     run: Run, config_file: str, workdir: str, common: Overrides, *, python: str = 'python'
 ) -> list[str]:
-    """The words that start or resume a run; common: what the command line sets for all runs."""
+    """The command that starts or resumes a run; common: overrides from the command line."""
     words = [
         python,
         '-m',
@@ -259,16 +259,16 @@ def command(
 
 
 def check_one_line(words: Iterable[str]) -> None:
-    """A word with a line break would be two lines wherever commands are printed, one a line."""
+    """Raise ValueError for words with line breaks: commands are printed one per line."""
     broken = [word for word in words if '\n' in word or '\r' in word]
     if broken:
-        raise ValueError(f'{broken[0]!r} has a line break, which no line of commands can hold')
+        raise ValueError(f'{broken[0]!r} has a line break, but commands are printed one per line')
 
 
 def matches(run: Run, text: str) -> bool:
-    """Has a run all the values of `field=value,field=value`? Fields by full name or its last part.
+    """Whether a run has all values of `field=value,...`; fields by full name or its last part.
 
-    Of several fields with one last part (optim.lr, clone.lr) that one counts which the sweep sets.
+    If several fields have the same last part (optim.lr, clone.lr), the one set by the sweep counts.
     """
     pairs = [part.partition('=') for part in text.split(',')]
     if not all(name and equals for name, equals, _ in pairs):
@@ -285,14 +285,14 @@ def _full_name(name: str, run: Run, values: Mapping[str, Any]) -> str | None:
     if name in values:
         return name
     for known in (run.overrides, values):
-        found = [field for field in known if field.rsplit('.', 1)[-1] == name]
-        if len(found) == 1:
-            return found[0]
+        matching = [field for field in known if field.rsplit('.', 1)[-1] == name]
+        if len(matching) == 1:
+            return matching[0]
     return None
 
 
 def _equal(value: Any, text: str) -> bool:
-    """Is a text what a person writes for a value? 1e-3 and 0.001 are one, True and true too."""
+    """Whether a text spells a value: 1e-3 equals 0.001, and true equals True."""
     if isinstance(value, bool | None):
         return str(value).lower() == text.lower()
     try:

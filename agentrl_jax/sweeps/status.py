@@ -1,10 +1,10 @@
-"""The state of a run of a sweep, read from the files in its folder and from nothing else.
+"""The state of a run of a sweep, read only from the files in its folder.
 
-run.json       what the run is; written for all runs before the first one starts
-lock           locked (flock) as long as the training process lives, whoever started it; names who
-attempts.json  one entry for each start; 'outcome' is null when the sweep did not see the end
-output.txt     what training printed
-metrics.jsonl, finished.json   written by training itself (run_log)
+run.json       the definition of the run; written for all runs before the first one starts
+lock           locked (flock) while the training process lives; contains its holder
+attempts.json  one entry per start; 'outcome' is null if the sweep died before the run ended
+output.txt     the output of training
+metrics.jsonl, finished.json   written by training (run_log)
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from agentrl_jax.records import run_log
 
 RUN_FILE, LOCK_FILE, ATTEMPTS_FILE, OUTPUT_FILE = 'run.json', 'lock', 'attempts.json', 'output.txt'
 STATES = ('running', 'failed', 'preempted', 'waiting', 'done')  # in the order of the table
-TAIL_BYTES = 1 << 18  # of metrics.jsonl: some hundred rows
+TAIL_BYTES = 1 << 18  # of metrics.jsonl: a few hundred rows
 
 
 class Attempt(TypedDict):
-    """An entry of attempts.json, without what a sweep only writes."""
+    """An entry of attempts.json, without fields that are never read."""
 
     started: float
     outcome: str | None  # 'done', 'failed' or 'preempted'
@@ -44,7 +44,7 @@ class Run:
     """One run of a sweep."""
 
     name: str  # of its folder: readable overrides and a hash of the resolved config
-    overrides: Overrides  # what the sweep sets, as the config holds it
+    overrides: Overrides  # fields set by the sweep, as stored in the config
     config: dict[str, Any]  # the resolved config as plain JSON values
     steps: int
 
@@ -56,14 +56,14 @@ class Status:
     attempts: int = 0  # starts so far
     done_steps: int = 0
     steps: int = 0
-    success: float | None = None  # held out where measured, else of the last rollout
+    success: float | None = None  # held-out if measured, else of the last rollout
     left_s: float | None = None
 
 
 def under_existing_names(runs: Sequence[Run], workdir: Path) -> list[Run]:
-    """The runs, each named after the folder in `workdir` that has its hash, if there is one.
+    """Rename runs after the folder in `workdir` with the same hash, if it exists.
 
-    A name depends on what the other runs of the sweep set, and on the version that made the folder.
+    Names depend on the other runs of the sweep, and on the version that created the folder.
     """
     folders = {path.parent.name for path in workdir.glob(f'*/{RUN_FILE}')}
     by_hash = {name.rpartition('-')[2]: name for name in sorted(folders)}
@@ -76,11 +76,11 @@ def under_existing_names(runs: Sequence[Run], workdir: Path) -> list[Run]:
 
 
 def claim(folder: Path) -> int | None:
-    """A descriptor that holds the run's lock, to be handed to its child; None: it is taken.
+    """Lock a run and return the descriptor, to be inherited by its child; None if it is locked.
 
-    Taken too is what somebody trains without a sweep. The kernel frees the lock when every process
-    that has the descriptor is gone, kill -9 included. The file is never removed: a second file of
-    that name would be a second lock.
+    A run that is being trained without a sweep counts as locked. The kernel releases the lock when
+    all processes with the descriptor have ended, even after kill -9. The file is never removed: a
+    second file of that name would be a second lock.
     """
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -91,14 +91,14 @@ def claim(folder: Path) -> int | None:
         pass
     except OSError as error:
         os.close(descriptor)
-        text = 'this file system cannot lock files (flock); name another workdir'
+        text = 'this file system does not support locks (flock); use another workdir'
         raise OSError(error.errno, text, str(folder)) from error
     os.close(descriptor)
     return None
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether some process trains this run now."""
+    """Whether a process is training this run."""
     descriptor = claim(folder)
     if descriptor is not None:
         os.close(descriptor)
@@ -106,22 +106,22 @@ def is_locked(folder: Path) -> bool:
 
 
 def sign(descriptor: int, **holder: Any) -> None:
-    """Writes into a lock that is held who holds it."""
+    """Write the holder of a lock into its file; the caller must hold it."""
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(holder).encode() + b'\n', 0)
 
 
 def orphan(folder: Path) -> dict[str, Any] | None:
-    """Who trains this run on this machine though the sweep that started it is gone; else None."""
+    """The lock's holder if the run is training here but its sweep has died; else None."""
     if not is_locked(folder):
         return None
     path = folder / LOCK_FILE
     text = files.read_text(path)
-    if not text.endswith('\n'):  # just being signed
+    if not text.endswith('\n'):  # sign() is writing it
         return None
     holder = files.parse_json(text, str(path))
     if not isinstance(holder, dict) or not {'host', 'sweep', 'slot'} <= holder.keys():
-        raise ValueError(f'{path} does not say who trains here')
+        raise ValueError(f'{path} does not name the process that is training')
     gone = holder['host'] == socket.gethostname() and not _is_alive(holder['sweep'])
     return holder if gone else None
 
@@ -131,31 +131,31 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         return True
     return True
 
 
 def read_attempts(folder: Path) -> list[dict[str, Any]]:
     path = folder / ATTEMPTS_FILE
-    found = files.read_json(path) if path.exists() else []
+    attempts = files.read_json(path) if path.exists() else []
     try:
-        ATTEMPTS.validate_python(found, strict=True)
+        ATTEMPTS.validate_python(attempts, strict=True)
     except ValidationError as error:
-        text = f'{path}: a list of attempts is expected; remove it to count anew'
+        text = f'{path}: expected a list of attempts; remove the file to count again from 0'
         raise ValueError(text) from error
-    return found
+    return attempts
 
 
 def begin_attempt(folder: Path) -> int:
-    """Notes a start, the lock being held; the number of attempts, this one included."""
+    """Record a start and return the number of attempts so far; the caller must hold the lock."""
     attempts = [*read_attempts(folder), {'started': time.time(), 'code': None, 'outcome': None}]
     _write_attempts(folder, attempts)
     return len(attempts)
 
 
 def end_attempt(folder: Path, code: int, outcome: str, seconds: float) -> None:
-    """Notes how the newest attempt ended, and after how long, the lock being held."""
+    """Record the end and duration of the newest attempt; the caller must hold the lock."""
     *before, last = read_attempts(folder)
     last |= {'code': code, 'outcome': outcome, 'seconds': seconds}
     _write_attempts(folder, [*before, last])
@@ -174,7 +174,7 @@ def is_done(run: Run, folder: Path) -> bool:
 
 
 def status(run: Run, folder: Path, *, locked: bool, retries: int, before: int = 0) -> Status:
-    """The state of a run; failed after more than `retries` failures beyond those `before`."""
+    """The state of a run. It has failed after more than `before` + `retries` failures."""
     attempts = read_attempts(folder)
     failures = sum(attempt['outcome'] == 'failed' for attempt in attempts)
     if is_done(run, folder):
@@ -184,7 +184,7 @@ def status(run: Run, folder: Path, *, locked: bool, retries: int, before: int = 
     elif failures - before > retries:
         state = 'failed'
     elif attempts and attempts[-1]['outcome'] != 'failed':
-        state = 'preempted'  # asked to stop, or killed together with its sweep
+        state = 'preempted'  # interrupted, or killed together with its sweep
     else:
         state = 'waiting'
     rows = tail(folder / run_log.METRICS_FILE) if attempts or locked or state == 'done' else []
@@ -205,15 +205,15 @@ def tail(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     if not path.is_file():
-        raise ValueError(f'{path} is no regular file')
+        raise ValueError(f'{path} is not a regular file')
     with path.open('rb') as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - TAIL_BYTES, 0))
         lines = file.read().split(b'\n')
-    cut = 1 if size > TAIL_BYTES else 0  # the first line is but the end of one
-    whole = lines[cut:-1]  # what follows the last newline is still being written
+    cut = 1 if size > TAIL_BYTES else 0  # the first line is incomplete
+    complete = lines[cut:-1]  # text after the last newline is still being written
     try:
-        return [run_log.parse_row(line) for line in whole if line.strip()]
+        return [run_log.parse_row(line) for line in complete if line.strip()]
     except ValueError as error:
         raise ValueError(f'{path}: a row near its end: {error}') from error
 

@@ -1,22 +1,24 @@
-"""Trains the small tokenizer of the demo on the project's own prompts and environment texts.
+"""Train the small tokenizers on the project's prompts and environment texts.
 
   python -m agentrl_jax.tools.demo_tokenizer [--name=agents]
 
-A sentence of a prompt, a row of the default lake and room, one cell of any other grid, an action
-name, a tag and a separator are one token each (user-defined symbols); other words are pieces of a
-unigram model, and what it has never seen falls back to bytes. The same inputs give the same file.
-Rows are whole because they are the words of these worlds: a policy of 0.1 M parameters cloned for a
-minute reads a map of four row tokens, but not yet one of sixteen cells (experiments/LOG.md).
-BabyAI has a tokenizer of its own, for which the same holds: "red ball" and " 2 ahead" are tokens.
-TextCraft's has a token for each word of an item's name and for what stands around these. That of
-search has one for each country, and pieces for the names of regions, which must be copied: of the
-names that are trained on, so that held-out ones are made of pieces that have been copied too.
-Names of drawn questions are tokens. The shop's knows the words of its stalls.
-That of agents, for lakes of six by six and the default room, has the tags of written turns. A row
-of such a lake is two tokens, for there are 1792 rows but 80 halves; the room's rows are whole.
-That of harnesses has the words around tools and calls, and those of the boxes' agent.
-MiniWoB's has one for each number of an element, the same in a page and in an action, for each word
-of its filling texts, and for whole lines of the page with odd and even numbers.
+Each of these is one token (a user-defined symbol): a sentence of a prompt, a row of the default
+lake and room, a cell of any other grid, an action name, a tag, a separator. Other words are pieces
+of a unigram model, with byte fallback. The same inputs give the same file.
+
+Rows are single tokens so that tiny policies can read maps: after a minute of cloning, a policy of
+0.1 M parameters reads a map of four row tokens, but not of sixteen cells (experiments/LOG.md).
+
+agents     tags of written turns. A row of its 6 x 6 lakes is two tokens, because there are 1792
+           rows but only 80 halves; a row of the default room is one token.
+babyai     phrases: "red ball" and " 2 ahead" are tokens.
+textcraft  words of item names, and the texts around them.
+search     countries, names of drawn questions, and pieces of region names. The pieces come from
+           training regions, so that policies have copied the pieces of held-out names before.
+shop       words of the shop's stalls.
+miniwob    element numbers (the same token on a page and in an action), words of filler texts, and
+           full lines of pages with odd and even numbers.
+harness    texts around tools and calls, and texts of the boxes' agent.
 """
 
 import argparse
@@ -54,7 +56,7 @@ MINIWOB_VOCAB_SIZE = 949
 HARNESS_VOCAB_SIZE = 367
 TAGS = ('<think>', '</think>', '<answer>', '</answer>')
 ROLES = ('system\n', 'user\n', 'assistant\n')
-STYLES = (RAGEN, BRIEF)  # wordings it knows; others are spelled in smaller pieces
+STYLES = (RAGEN, BRIEF)  # prompt styles with sentence tokens; others use smaller pieces
 GRIDS = (frozen_lake.SYMBOLS, sokoban.SYMBOLS, sokoban.OTHER_SYMBOLS)
 TEMPLATES = ('system', 'reward', 'header', 'warning', 'tail')
 TURNS, ACTIONS, WORDS = 5, 10, 100  # as in configs/base.py; other numbers are single digits
@@ -63,9 +65,9 @@ BABYAI_ACTIONS = 16  # left of an episode with MiniGrid's own actions
 
 
 def environments() -> list:
-    """The environments and observation formats whose texts are made of whole words.
+    """Environments and observation formats with word tokens for their texts.
 
-    The library is not among them: it was worded in pieces that were there already.
+    The library is omitted: its texts use pieces that already exist.
     """
     return [
         frozen_lake.FrozenLake(),
@@ -83,7 +85,7 @@ def action_names() -> list[str]:
 
 
 def grid_symbols() -> list[str]:
-    """Every sign that can stand in a cell of a grid."""
+    """Every symbol of a grid cell."""
     return sorted(set(''.join(GRIDS)))
 
 
@@ -93,7 +95,7 @@ def rows() -> list[str]:
 
 
 def phrases() -> list[str]:
-    """What never changes within the prompts: sentences, and the words around a number or a tag."""
+    """Constant parts of the prompts: sentences, and the words around a number or a tag."""
     texts = [bandit.QUESTION, *(env.instruction for env in environments())]
     texts += [getattr(style, part) for style in STYLES for part in TEMPLATES]
     borders = r'\{\w+\}|\n|(?<=[.,:])(?= )|[()"\d]|' + '|'.join(TAGS)
@@ -103,9 +105,9 @@ def phrases() -> list[str]:
 
 
 def corpus() -> list[str]:
-    """Texts of episodes: system messages, parts of turns, answers. Grids are left out on purpose.
+    """Texts of episodes without grids: system messages, parts of turns, answers.
 
-    A piece can then not span two cells, and a row is as many tokens as it has cells.
+    Without grids, no piece spans two cells, so a row has one token per cell.
     """
     texts = []
     for env, style in itertools.product(environments(), STYLES):
@@ -125,7 +127,7 @@ def corpus() -> list[str]:
     texts += [bandit.QUESTION.format(a='Teacher', b='Trader'), *_coordinates(), *_thoughts()]
     words = {word for text in texts for word in re.split(r'[^A-Za-z]+', text) if len(word) > 2}
     texts += [f' {word}' for word in sorted(words)] * 2 + [word for word in sorted(words)] * 2
-    # Longer pieces than a line cannot exist: the newline is always a token of its own.
+    # Pieces never exceed a line, because the newline is always a separate token.
     return [line for text in texts for line in text.split('\n') if line]
 
 
@@ -138,7 +140,7 @@ def _coordinates() -> list[str]:
 
 
 def _thoughts() -> list[str]:
-    """Sentences an agent may think."""
+    """Example thoughts of an agent."""
     things = ('box', 'target', 'wall', 'hole', 'goal', 'player')
     places = ('above', 'below', 'left of', 'right of', 'next to')
     moves = ('up', 'down', 'left', 'right')
@@ -149,11 +151,11 @@ def _thoughts() -> list[str]:
 
 
 def babyai_symbols() -> list[str]:
-    """What BabyAI's short observations and instructions are made of, each a token."""
+    """Parts of BabyAI's short observations and instructions, one token each."""
     phrases = {babyai_words.phrase(n) for n in range(babyai_words.DESCRIPTIONS)}
-    told = {phrase.split(' ', 1)[1] for phrase in phrases}
+    descriptions = {phrase.split(' ', 1)[1] for phrase in phrases}
     where = [' in front of you', ' behind you', ' on your left', ' on your right']
-    things = {re.sub('|'.join(where), '', text) for text in told}
+    things = {re.sub('|'.join(where), '', text) for text in descriptions}
     verbs = [f'{verb} {article} ' for verb in (*sight.VERBS, 'next to') for article in ('the', 'a')]
     places = [f' {n} {side}' for n in range(1, 7) for side in ('ahead', 'left', 'right')]
     left = [f'{n} left' for n in range(BABYAI_ACTIONS + 1)]
@@ -174,7 +176,7 @@ def babyai_symbols() -> list[str]:
 
 
 def babyai_corpus() -> list[str]:
-    """All that its observations are made of, and digits; the rest is spelled."""
+    """Parts of BabyAI's observations, and digits; other texts are spelled in letters."""
     texts = [f'{n} left' for n in range(100)] + ['Right.', ', ', '<think>', 'a', 'the']
     return [*texts, *(line for line in BabyAI().lines() if len(line) < 40)]
 
@@ -197,7 +199,7 @@ def train_babyai(vocab_size: int = BABYAI_VOCAB_SIZE) -> bytes:
 
 
 def textcraft_symbols() -> list[str]:
-    """The words of items, each with the blank in front, numbers, and what stands around them."""
+    """Words of items with a leading blank, numbers, and the texts around them."""
     recipes = textcraft.load()
     names = (textcraft.spoken(name) for name in [*recipes.items, *recipes.tags])
     words = {f' {word}' for name in names for word in name.split()}
@@ -215,7 +217,7 @@ def train_textcraft(vocab_size: int = TEXTCRAFT_VOCAB_SIZE) -> bytes:
 
 
 def search_symbols() -> list[str]:
-    """Countries, and what stands around names in the questions and documents about regions."""
+    """Countries, and the texts around names in questions and documents about regions."""
     plain = dialects.PLAIN
     frame = ['Which country does the region ', ' belong to?', ' region belongs', ' ', '.']
     frame += [' is a region that belongs to the country ', ' is a country.', 'Nothing was found.']
@@ -223,53 +225,53 @@ def search_symbols() -> list[str]:
     frame += [f'{mark}{tag}>' for tag in ('search', 'answer') for mark in ('<', '</')]
     words = ['Which', 'country', 'does', 'region', 'belong', 'belongs']  # of random searches
     words += [f' {word}' for word in (*words, 'the', 'to', 'is', 'a', 'that')]
-    said = [plain.instruction, plain.invalid, plain.right, plain.wrong]
+    sentences = [plain.instruction, plain.invalid, plain.right, plain.wrong]
     names = [*drawn.REGIONS, *drawn.COUNTRIES, *(country.name for country in countries.load())]
-    return [*said, *frame, *words, *names]
+    return [*sentences, *frame, *words, *names]
 
 
 def search_corpus() -> list[str]:
-    """Names of the regions that are trained on, of one word."""
+    """One-word names of the training regions."""
     items = search.SearchEnvironment(hops=(1,)).our_items('train')
-    asked = [search.bank()[item] for item in items]
+    questions = [search.bank()[item] for item in items]
     short = re.compile('[A-Za-z]{1,12}')
-    regions = [question for question in asked if question.kind == countries.REGION]
+    regions = [question for question in questions if question.kind == countries.REGION]
     return [question.subject for question in regions if short.fullmatch(question.subject)]
 
 
 def train_search(vocab_size: int = SEARCH_VOCAB_SIZE) -> bytes:
-    """The serialised SentencePiece model of small policies that search."""
+    """The serialised SentencePiece model of search's small policies."""
     symbols = dict.fromkeys(['<think>', '</think>', '\n', *ROLES, *search_symbols()])
     letters = string.ascii_letters + string.digits + ',:;!?-\'"'
     return fit(list(symbols), search_corpus(), vocab_size, letters)
 
 
 def half_rows(size: int) -> list[str]:
-    """What the left and the right half of a row of a lake can show."""
+    """All left and right halves of rows of a lake."""
     lines = frozen_lake.FrozenLake(size=size).lines()
     return sorted({half for line in lines for half in (line[: size // 2], line[size // 2 :])})
 
 
 def agents_symbols() -> list[str]:
-    """Brief prompts, tags of all kinds of turns, and what the lake and the room look like."""
+    """Brief prompts, tags of all kinds of turns, and rows of the lake and the room."""
     written = [tag for part in agents.WRITTEN.values() for tag in (part.opening, part.closing)]
     lines = [BRIEF.plan, BRIEF.reflect, BRIEF.again, BRIEF.warning]
     tails = [BRIEF.tail.format(left=n) for n in range(ACTIONS + 1)]
     worlds = [frozen_lake.FrozenLake(), sokoban.Sokoban()]
     systems = [BRIEF.system.format(name=world.name) for world in worlds]
-    shown = [*half_rows(AGENTS_LAKE), *sokoban.Sokoban().lines()]
+    rows = [*half_rows(AGENTS_LAKE), *sokoban.Sokoban().lines()]
     frame = [*TAGS, *written, f' {SEPARATOR} ', '\n', *ROLES, *frozen_lake.FrozenLake.ACTION_NAMES]
-    return list(dict.fromkeys([*frame, *lines, *tails, *systems, *shown]))
+    return list(dict.fromkeys([*frame, *lines, *tails, *systems, *rows]))
 
 
 def train_agents(vocab_size: int = AGENTS_VOCAB_SIZE) -> bytes:
     """The serialised SentencePiece model of small policies that plan and reflect."""
-    letters = string.ascii_lowercase[:-1] + string.digits + ' '  # the blank replaces the last one
+    letters = string.ascii_lowercase[:-1] + string.digits + ' '  # the blank replaces 'z'
     return fit(agents_symbols(), list(letters) * 2, vocab_size, letters)
 
 
 def shop_symbols() -> list[str]:
-    """What the pages of stalls are made of: things, attributes, options, buttons, names."""
+    """Parts of the pages of stalls: products, attributes, options, buttons, names."""
     words = {*catalogue.STALL_KINDS}
     for kind in catalogue.STALL_KINDS:
         _, attributes, choices, _ = catalogue.KINDS[kind]
@@ -305,11 +307,11 @@ def train_shop(vocab_size: int = SHOP_VOCAB_SIZE) -> bytes:
 
 
 def miniwob_symbols() -> list[str]:
-    """Lines of pages and what they are made of, numbers of elements, filling words, actions."""
+    """Lines of pages and their parts, element numbers, filler words, actions."""
     names = ['submit', 'okay', 'ok', 'yes', 'no', 'cancel', 'next', 'previous', 'close']
     names += [name.capitalize() for name in names] + ['OK', 'x']
     lines = [" button 'Odd'", " button 'Even'", " button 'Submit'", " textbox ''", " dialog ''"]
-    lines += [f" StaticText '{n}'" for n in range(-5, 11)]  # those that are odd or even
+    lines += [f" StaticText '{n}'" for n in range(-5, 11)]  # of the odd-or-even task
     frame = [" StaticText '", " button '", "'", ' focused: True', ' value: ', '\t', '.', ',', ':']
     tasks = [
         'TASK: Click on the "',
@@ -325,8 +327,8 @@ def miniwob_symbols() -> list[str]:
     numbers = [f'[{n}]' for n in range(1, 21)]
     words = miniwob.filling_words()
     words += [word.capitalize() for word in words] + [f' {word}' for word in words]
-    said = [miniwob.SHORT_PROMPT, *lines, *(f'{line}\n' for line in lines), *frame, *tasks]
-    return [*said, *actions, *numbers, *names, *words]
+    texts = [miniwob.SHORT_PROMPT, *lines, *(f'{line}\n' for line in lines), *frame, *tasks]
+    return [*texts, *actions, *numbers, *names, *words]
 
 
 def train_miniwob(vocab_size: int = MINIWOB_VOCAB_SIZE) -> bytes:
@@ -338,7 +340,7 @@ def train_miniwob(vocab_size: int = MINIWOB_VOCAB_SIZE) -> bytes:
 
 
 def harness_symbols() -> list[str]:
-    """What the template says of tools, the call of a box, and the boxes' agent, in few pieces."""
+    """Texts of the chat template about tools, calls of a box, and the boxes' agent."""
     tool = json.dumps(boxes.TOOL)
     messages = [{'role': 'user', 'content': 'U'}]
     text = rendering.render(chat.CHATML_TOOLS, messages, tools=[boxes.TOOL])
@@ -351,14 +353,14 @@ def harness_symbols() -> list[str]:
 
 def train_harness(vocab_size: int = HARNESS_VOCAB_SIZE) -> bytes:
     """The serialised SentencePiece model of the small policy that a harness calls."""
-    # The blank has the id of '}', which is a byte: ids of earlier runs stay
+    # The blank takes the id of '}', which becomes a byte: other ids stay as in earlier runs.
     letters = string.ascii_letters + string.digits + ',:;!?-"{[]<>/_ '
     symbols = dict.fromkeys(['\n', *ROLES, *harness_symbols()])
     return fit(list(symbols), list(letters) * 2, vocab_size, letters)
 
 
 def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) -> bytes:
-    """A unigram model whose user-defined symbols are single tokens."""
+    """Train a unigram model with user-defined symbols as single tokens."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
@@ -388,7 +390,7 @@ def fit(symbols: list[str], texts: list[str], vocab_size: int, required: str) ->
 
 
 def check(model: bytes) -> None:
-    """Cells, newlines, rows, tags and action names must be one token each."""
+    """Raise ValueError unless cells, newlines, rows, tags and action names are single tokens."""
     tokenizer = unigram.load_model(model, 'the trained model')
     for grid in GRIDS:
         for a, b in itertools.product(grid, repeat=2):
@@ -400,7 +402,7 @@ def check(model: bytes) -> None:
             raise ValueError(f'{text!r} is not a single token')
 
 
-# File in tokens/ -> how it is trained
+# File in tokens/ -> function that trains it.
 WORLDS = {
     'demo': train,
     'agents': train_agents,
