@@ -1,15 +1,15 @@
 """collect: batched multi-turn episodes in one XLA program.
 
-A fixed number of slots play a longer list of episodes. The program alternates between
-  serve    up to `serve_rows` slots whose turn has ended step their worlds, get the next observation
-           written and prefilled as one block, or take over the next episode of the list;
-  decode   every generating slot samples one token and runs it through the model, again and again
-           until `serve_rows` slots wait or none generates.
-Nothing leaves the device, and rows whose turns end early do not wait for the longest one. Each
-token is read once, except with context.window, which reads the turns of the window again.
+A fixed number of slots plays a longer list of episodes. The program alternates between
+  serve    up to `serve_rows` slots at the end of a turn step their environments, and their next
+           observations are written and prefilled as one block, or they take the next episode;
+  decode   every generating slot samples a token and runs it through the model, repeatedly, until
+           `serve_rows` slots wait or none generates.
+Nothing leaves the device, and short turns do not wait for the longest one. Each token is read once,
+except with context.window, which reads the turns of the window again.
 
-The tokens, their cache and their random streams are rows (rollout.rows), which rollouts on hosts
-share; here each row also has a world, an answer parser and a place in the output (rollout.slots).
+Tokens, their cache and their random streams are rows (rollout.rows), shared with host rollouts.
+Here each row also has an environment, an answer parser and a row of the output (rollout.slots).
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def decode(
     settings: RolloutSettings,
     head: Any = None,
 ) -> Slots:
-    """Sample one token for every generating slot; its keys and values go into the cache."""
+    """Sample one token for every generating slot and append it to the cache."""
     live, player = slots.phase == GENERATING, settings.player
     out, length, grammar, allowed = slots.out, slots.rows.length, task.grammar, {}
     draw = functools.partial(
@@ -102,10 +102,9 @@ def finish_turn(
     *,
     max_response: int,
 ) -> tuple[Rollout, Turns, jax.Array]:
-    """Step the worlds of slots `which` int32 [w] with their parsed answers, and record the outcome.
+    """Step the environments of slots `which` int32 [w] and record the outcome.
 
-    episodes: those of Slots.out. Returns (out, the turns that follow, over bool [w]: slots whose
-    episode has ended).
+    episodes: as in Slots.out. Returns (out, the next turns, over bool [w]: the episode ended).
     """
     out = slots.out
     num_episodes, max_tokens = out.tokens.shape
@@ -144,7 +143,7 @@ def finish_turn(
 def begin_answers(
     place: grammars.Place | None, task: text.TextTask, which: jax.Array, world: text.Episode
 ) -> grammars.Place | None:
-    """Put slots `which` int32 [w] in front of the answer to what their worlds offer."""
+    """Reset the grammar state of slots `which` int32 [w] to the start of an offered answer."""
     if place is None:
         return None
     offered = grammars.pack(jax.vmap(text.offered, in_axes=(None, 0))(task, world.state))
@@ -159,10 +158,10 @@ def write_prompts(
     *,
     player: token_rows.Player,
 ) -> tuple[Rollout, jax.Array, jax.Array]:
-    """Write the prompt of the turn that each of w slots plays next, if it plays: playing bool [w].
+    """Write the prompt of the next turn of w slots; playing bool [w]: slots that have a turn.
 
-    Returns (out, tokens int32 [w, width] with pad_id after the end, count int32 [w], which is above
-    the width where tokens were lost).
+    Returns (out, tokens int32 [w, width] with pad_id after the end, count int32 [w]). The count is
+    larger than the width if tokens were lost.
     """
     num_episodes, max_tokens = out.tokens.shape
     episode, world, length = turns.episode, turns.world, turns.length
@@ -198,7 +197,7 @@ def serve(
     *,
     settings: RolloutSettings,
 ) -> Slots:
-    """Take up to serve_rows waiting slots to the start of their next answer."""
+    """Advance up to serve_rows waiting slots to the start of their next answer."""
     schedule, player = settings.schedule, settings.player
     num_slots, num_episodes = slots.phase.shape[0], slots.out.tokens.shape[0]
     # Padding rows point past the last slot: gathers clamp, scatters drop.
@@ -222,9 +221,9 @@ def serve(
         return into.at[which].set(value, mode='drop')
 
     rows = player.seat(slots.rows, which, task, world, out, episode)
-    wanted = jnp.any(playing & ~follows)
-    rows = token_rows.prefill(rows, params, which, block, player=player, wanted=wanted)
-    slots = slots.replace(reads=slots.reads + wanted, read=slots.read + block[2].sum())
+    any_reader = jnp.any(playing & ~follows)
+    rows = token_rows.prefill(rows, params, which, block, player=player, wanted=any_reader)
+    slots = slots.replace(reads=slots.reads + any_reader, read=slots.read + block[2].sum())
     stream = listed.token_stream[jnp.minimum(episode, num_episodes - 1)]
     slots = slots.replace(
         rows=rows.replace(length=put(rows.length, length + count), stream=put(rows.stream, stream)),
@@ -252,14 +251,14 @@ def collect(
     *,
     settings: RolloutSettings,
 ) -> tuple[Rollout, dict[str, jax.Array]]:
-    """Play the E episodes and return them in their order, with counters int32 [].
+    """Play E episodes and return them in their order, with counters int32 [].
 
-    head: Player.answer_head of the parameters, where it was made before; None: it is made here.
+    head: a precomputed Player.answer_head of the parameters; None: it is computed here.
 
     Counters: decodes and serves (iterations), generated (sampled tokens), reads (blocks), read
-    (tokens in them), overflow (must be 0), nonfinite (sampled tokens whose log-probability is not
-    finite, so that the draw is meaningless; must be 0), no_legal_token (sampled tokens for which
-    the grammar allowed no token; must be 0).
+    (tokens in them), overflow (must be 0), nonfinite (sampled tokens with a non-finite
+    log-probability, which are meaningless; must be 0), no_legal_token (sampled tokens at positions
+    where the grammar allowed no token; must be 0).
     """
     k_tokens, k_world = jax.random.split(key)
     player = settings.player
@@ -293,7 +292,7 @@ def play(
 ) -> Slots:
     """Serve and decode until every slot is idle.
 
-    keys: of tokens and of worlds. head: see collect.
+    keys: (of tokens, of environments). head: see collect.
     """
     k_tokens, k_world = keys
 
@@ -314,7 +313,7 @@ def play(
 def start(
     params: Params, task: text.TextTask, episodes: Episodes, *, settings: RolloutSettings
 ) -> Slots:
-    """All slots empty and waiting for their first episode; the common prefix is in their caches."""
+    """Return empty slots that wait for their first episode, with the prefix in their caches."""
     slots, player, zero = settings.slots, settings.player, jnp.int32(0)
     listed = settings.schedule.listed(episodes)
     world = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.zeros(slots, jnp.int32))
@@ -349,7 +348,7 @@ def start(
 
 
 def empty_place(task: text.TextTask, slots: int) -> grammars.Place | None:
-    """The grammar state of slots that are in no answer yet; None without a grammar."""
+    """Return the initial grammar state of all slots; None without a grammar."""
     if task.grammar is None:
         return None
     offered = (slots, grammars.words(len(task.env.ACTION_NAMES)))
@@ -357,11 +356,11 @@ def empty_place(task: text.TextTask, slots: int) -> grammars.Place | None:
 
 
 def collect_on_mesh(mesh: jax.sharding.Mesh, settings: RolloutSettings) -> Callable:
-    """collect over the mesh: each shard of ('data', 'fsdp') plays its own rows with its own slots.
+    """Return `collect` for a mesh: each ('data', 'fsdp') shard plays its own rows in its own slots.
 
-    Shards run their loops independently, without waiting for one another; parameters must be
+    Shards run their loops independently, without waiting for each other. Parameters must be
     replicated over both axes (sharding.rollout_rules) and may be split over 'tensor'.
-    settings.slots is the number for the whole mesh. Counters come back per shard, int32 [shards].
+    settings.slots is the number for the full mesh. Counters are returned per shard, int32 [shards].
     """
     rows = P(('data', 'fsdp'))
     shards = mesh.shape['data'] * mesh.shape['fsdp']
@@ -380,7 +379,7 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, settings: RolloutSettings) -> Calla
     def replicated(params, task, episodes, key):
         sharding.check_no_empty_array(task, mesh)
         head = settings.player.answer_head(params, task)
-        if head is not None:  # else shards of few columns would be padded within loops
+        if head is not None:  # replicate: shards of few columns would be padded inside the loops
             head = jax.lax.with_sharding_constraint(head, NamedSharding(mesh, P()))
         return shards_of(params, task, episodes, key, head)
 
@@ -396,10 +395,7 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, settings: RolloutSettings) -> Calla
 
 
 def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> int:
-    """Tokens of an episode in the worst case.
-
-    Raises on a token budget that cannot hold the first turn.
-    """
+    """Return the worst-case number of tokens of an episode; ValueError if no turn fits."""
     prefix, turn = task.prefix.shape[0], task.width + max_response
     if prefix + turn > max_tokens:
         raise ValueError(

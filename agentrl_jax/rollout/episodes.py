@@ -13,8 +13,8 @@ class Episodes:
     """The episodes to play, group-major."""
 
     level: jax.Array  # int32 [E]  level of the environment's pool; equal within a group
-    token_stream: jax.Array  # int32 [E]  random stream of the sampled tokens, different for all
-    world_stream: jax.Array  # int32 [E]  random stream of the world; equal = common random numbers
+    token_stream: jax.Array  # int32 [E]  random stream of the sampled tokens, distinct
+    world_stream: jax.Array  # int32 [E]  stream of the environment; equal = common random numbers
     extra: dict[str, Any] = struct.field(default_factory=dict)  # of extensions, by name
 
 
@@ -27,9 +27,10 @@ def draw_episodes(
     groups: int,
     group_size: int,
 ) -> Episodes:
-    """Levels of a step, without repetition where the pool allows; own random streams for all.
+    """Draw the levels of a step, without replacement if the pool has enough of them.
 
-    `first` is the number of the first stream: further rollouts of a step have other streams.
+    Each episode has its own random streams. `first` is the number of the first stream, so that
+    further rollouts of a step can use different streams.
     """
     k_levels = jax.random.fold_in(key, step)
     chosen = jax.random.choice(k_levels, levels, (groups,), replace=groups > levels)
@@ -42,9 +43,9 @@ def draw_episodes(
 
 
 def every_level(episodes: int, levels: int, shards: int, samples: int = 1) -> Episodes:
-    """`episodes` episodes over the levels of a pool in turn, `samples` times one after another.
+    """Return `episodes` episodes that cycle through a pool's levels, repeated `samples` times.
 
-    Filled up to a multiple of shards.
+    The number is padded to a multiple of shards.
     """
     total = episodes * samples
     rows = np.arange(-(-total // shards) * shards, dtype=np.int32)

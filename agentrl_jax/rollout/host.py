@@ -1,12 +1,12 @@
-"""collect: batched multi-turn episodes against worlds on hosts.
+"""collect: batched multi-turn episodes with environments on hosts.
 
-The device holds rows of tokens (programs.py); the host holds the episodes (host_rollout.py) and
-a world in a thread for each row (keepers.py), asks again where one fails (world_calls.py) and keeps
-what they say (replies.py).
+The device holds rows of tokens (programs.py). The host holds the episodes (host_rollout.py) and one
+environment thread per row (keepers.py), retries failed requests (world_calls.py) and logs all
+replies (replies.py).
 
-The clock decides when something happens, never what: chunks begin where an observation begins and
-have one width, and a token depends on parameters, key, episode and position only. Latencies,
-retries and the order of replies change no bit. A timeout is the one exception, and is logged.
+Timing decides when something happens, never what: chunks start with an observation and have a fixed
+width, and a token depends only on parameters, key, episode and position. Latencies, retries and the
+order of replies do not change a bit. Timeouts are the only exception, and they are logged.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from agentrl_jax.types import Params, Rollout
 
 
 def on_local_mesh(params: Params, mesh: jax.sharding.Mesh, local: jax.sharding.Mesh) -> Params:
-    """Parameters that no row axis splits, as arrays of the local part of the mesh; no copies."""
+    """Return parameters on the local mesh without copies; no row axis may split them."""
     if local is mesh:
         return params
 
@@ -49,14 +49,14 @@ def on_local_mesh(params: Params, mesh: jax.sharding.Mesh, local: jax.sharding.M
 
 
 def local_rows(x: Any) -> tuple[np.ndarray, list[int]]:
-    """(an array [E] of which only this process's rows are filled, those rows)."""
+    """Return (an array [E] filled only in this process's rows, the numbers of these rows)."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return np.asarray(x), list(range(len(x)))
-    found, rows = np.zeros(x.shape, x.dtype), set()
+    rows_of_process, rows = np.zeros(x.shape, x.dtype), set()
     for shard in x.addressable_shards:
-        found[shard.index] = shard.data
+        rows_of_process[shard.index] = shard.data
         rows.update(range(*shard.index[0].indices(len(x))))
-    return found, sorted(rows)
+    return rows_of_process, sorted(rows)
 
 
 def never() -> bool:
@@ -65,22 +65,22 @@ def never() -> bool:
 
 @dataclasses.dataclass(eq=False)
 class Worlds:
-    """The worlds of a run, which its rollouts of all kinds share, and the log of what they say."""
+    """The environments of a run, shared by all of its rollouts, and the log of their replies."""
 
     pool: Any
     conversation: Conversation
     log: Any = dataclasses.field(default_factory=ReplyLog)
-    rollout: HostRollout | None = None  # that is being played, for those who watch
+    rollout: HostRollout | None = None  # the one in progress, for status lines
     asked: Callable[[], bool] = never  # whether the run should stop
-    plan: Callable[[int, int], versions.Plan] | None = None  # of the first step and its episodes:
-    # which weights sample what, for episodes in flight
-    ahead: PartialRollout | None = None  # episodes in flight, with worlds of their own
-    version_log: Path | None = None  # the log of the weights that sampled their turns
-    restarted: int = 0  # episodes that were in flight when the run was ended, and begin again
+    plan: Callable[[int, int], versions.Plan] | None = None  # (first step, episodes per step) ->
+    # the recorded weights of each turn, to replay episodes in flight
+    ahead: PartialRollout | None = None  # episodes in flight, in separate environments
+    version_log: Path | None = None  # logs which weights sampled each turn of `ahead`
+    restarted: int = 0  # episodes in flight when the run stopped, which start over
 
     @contextlib.contextmanager
     def watched(self, playing: HostRollout) -> Iterator[None]:
-        """A context in which a live line may look at the rollout."""
+        """Expose the rollout to status lines within a context."""
         self.rollout = playing
         try:
             yield
@@ -88,7 +88,7 @@ class Worlds:
             self.rollout = None
 
     def close(self) -> None:
-        """Closes the worlds; what is in flight is over."""
+        """Close the environments and discard the episodes in flight."""
         self.pool.close()
         if self.ahead is not None:
             self.ahead.calls.pool.close()
@@ -97,24 +97,24 @@ class Worlds:
 
 @dataclasses.dataclass(eq=False)
 class HostCollect:
-    """collect(params, task, episodes, key) -> (Rollout, counters) against a pool of worlds.
+    """collect(params, task, episodes, key) -> (Rollout, counters) with a pool of environments.
 
-    As device.collect_on_mesh, but that worlds answer from hosts: parameters are those of the whole
-    mesh (sharding.rollout_rules), and each process plays its own rows on its own devices.
+    The host version of device.collect_on_mesh. Parameters are distributed over the full mesh
+    (sharding.rollout_rules), and each process plays its own rows on its own devices.
     """
 
     mesh: jax.sharding.Mesh
-    local: jax.sharding.Mesh  # the part of the mesh that this process has
+    local: jax.sharding.Mesh  # this process's part of the mesh
     worlds: Worlds
     _: dataclasses.KW_ONLY
-    settings: RolloutSettings  # slots: rows of the whole mesh
+    settings: RolloutSettings  # slots: rows of the full mesh
     strings: stops.StopTable
-    read_tokens: int  # of a chunk of an observation
+    read_tokens: int  # tokens per chunk of an observation
     policy: RetryPolicy
     poll: int = 8
-    prepare: Callable[[Params], Params] = lambda params: params  # from those trained to the actor's
-    reward: tuple[str, Callable] | None = None  # the name of a function of an episode, and itself,
-    # whose rewards take the place of the worlds'
+    prepare: Callable[[Params], Params] = lambda params: params  # trained -> actor parameters
+    reward: tuple[str, Callable] | None = None  # (name, function of an episode): replaces the
+    # rewards of the environments
 
     def __post_init__(self):
         slots = self.settings.slots
@@ -160,10 +160,10 @@ class HostCollect:
         last: int,
         staleness: int,
     ) -> tuple[Rollout, dict[str, np.ndarray]]:
-        """The same of one step of a run, while episodes of the next ones are played (partial.py).
+        """Collect one step of a run while episodes of the next steps are in flight (partial.py).
 
-        draw(step): its episodes, whose streams follow those of the step before; key: one for the
-        run; last: the last step of the run.
+        draw(step): the episodes of a step, with consecutive streams across steps. key: the same in
+        all steps. last: the last step of the run.
         """
         worlds, params = self.worlds, self.actor(params)
 
@@ -197,7 +197,7 @@ class HostCollect:
         return rollout, counters | {'restarted': np.asarray([restarted])}
 
     def actor(self, params: Params) -> Params:
-        """Those that play, of those that train."""
+        """Return the actor's parameters on the local mesh, from the trained ones."""
         return on_local_mesh(self.prepare(params), self.mesh, self.local)
 
     def begin(
@@ -213,7 +213,7 @@ class HostCollect:
         log: Any,
         **more: Any,
     ) -> HostRollout:
-        """A rollout that is about to be played; level, stream: int32 [E] of its episodes."""
+        """Create a rollout without playing it. level, stream: int32 [E] of its episodes."""
         task = jax.tree.map(lambda x: np.asarray(x), task)
         calls = WorldCalls(pool, self.policy, log=log, say=say, asked=self.worlds.asked)
         ends = Ends(task.eos_ids, self.strings, task.grammar, task.answer)
@@ -235,29 +235,29 @@ class HostCollect:
     def given(
         self, playing: HostRollout, out: Rollout, events: dict[int, list]
     ) -> tuple[Rollout, dict[str, np.ndarray]]:
-        """(the rollout over the mesh, counters) of what was played; events: of its rows."""
+        """Return (the rollout on the mesh, counters). events: by row of the rollout."""
         if self.reward is not None:
             name, function = self.reward
             rewards.replace(out, events, playing.items, function, name=name)
         layout = NamedSharding(self.mesh, P(('data', 'fsdp')))
 
-        def whole(x):
+        def global_array(x):
             return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
 
         sampled = out.action_mask
         nonfinite = sampled & ~np.isfinite(out.logprobs)
         illegal = out.no_legal_token
         counted = {'generated': sampled, 'nonfinite': nonfinite, 'no_legal_token': illegal}
-        return jax.tree.map(whole, out), counters_of(playing) | {
-            name: whole(x.sum(1, dtype=np.int32)) for name, x in counted.items()
+        return jax.tree.map(global_array, out), counters_of(playing) | {
+            name: global_array(x.sum(1, dtype=np.int32)) for name, x in counted.items()
         }
 
 
 def counters_of(played: HostRollout) -> dict[str, np.ndarray]:
-    """Counters as of a rollout on the device, and what hosts add; those are of this process."""
+    """Return the counters of a device rollout, and hosts/ counters of this process."""
     counted, steps = played.counted, played.counted['steps']
     slots = steps * len(played.slots)
-    found = {
+    counters = {
         'decodes': steps,
         'serves': counted['reads'],
         'overflow': 0,
@@ -265,8 +265,8 @@ def counters_of(played: HostRollout) -> dict[str, np.ndarray]:
         'hosts/idle_slots': 1 - counted['generated'] / slots if slots else 0.0,
     }
     plain = ('waited_s', 'slowest_s', 'retries', 'timeouts', 'faults', 'cut')
-    found |= {f'hosts/{name}': counted[name] for name in plain}
-    return {name: np.asarray([x]) for name, x in found.items()}
+    counters |= {f'hosts/{name}': counted[name] for name in plain}
+    return {name: np.asarray([x]) for name, x in counters.items()}
 
 
 def say(sentence: str) -> None:

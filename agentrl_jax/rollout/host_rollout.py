@@ -1,8 +1,8 @@
-"""The host's loop of a rollout against hosts: episodes, their worlds, and when to do what.
+"""Host loop of a rollout: tracks episodes and their environments, and schedules the device.
 
-A turn's answer comes down as token ids, its text goes to the world, and whenever enough replies are
-there they are read while the other rows go on sampling. So caches stay on the device between turns,
-nothing is read twice, and nobody waits for a straggler.
+Answers arrive as token ids, and their text goes to the environments. Replies are read as soon as
+enough of them have arrived, while the other rows keep sampling. Caches stay on the device between
+turns, so no conversation is read twice and no row waits for a straggler.
 """
 
 import collections
@@ -31,13 +31,13 @@ from agentrl_jax.text.conversation import Conversation, HostTask, Prompt, action
 from agentrl_jax.types import EpisodeStop, Params, TurnStop
 
 NO_LIMIT = 2**30
-FIRST_STEP_S = 0.01  # that a step of all rows takes, until one has been measured
-ROUNDS = 3  # times that faulty episodes are played before too few healthy ones are an error
+FIRST_STEP_S = 0.01  # assumed time of one decoding step of all rows until one has been measured
+ROUNDS = 3  # attempts at an episode before too few healthy episodes are an error
 
 
 @dataclasses.dataclass(eq=False)
 class HostRollout:
-    """One rollout while it is played; `play` returns when every episode is over."""
+    """A rollout in progress. `play` returns when all of its episodes are over."""
 
     programs: Programs
     conversation: Conversation
@@ -50,7 +50,7 @@ class HostRollout:
     level: np.ndarray
     stream: np.ndarray
     poll: int
-    remember: bool = False  # what happened in each episode, in `events`, for rewards.episode_of
+    remember: bool = False  # record what happens in each episode in `events`, for rewards
     step_s: float = FIRST_STEP_S  # running mean
 
     def __post_init__(self):
@@ -62,17 +62,17 @@ class HostRollout:
         self.state = self.programs.start(self.params, np.asarray(self.task.prefix), self.ends)
         self.slots = [Slot(number) for number in range(shards * self.settings.slots)]
         self.episodes: collections.deque = collections.deque()
-        self.events: dict[int, list] = {}  # of rows of the rollout
-        self.opens_at = len(self.task.prefix)  # where conversations begin in the cache
-        self.ready = [collections.deque() for _ in range(shards)]  # slots with chunks
-        self.copy([[] for _ in self.ready])  # compiled with the others, not when first wanted
+        self.events: dict[int, list] = {}  # by row of the rollout
+        self.opens_at = len(self.task.prefix)  # cache position where conversations start
+        self.ready = [collections.deque() for _ in range(shards)]  # slots with chunks to read
+        self.copy([[] for _ in self.ready])  # compile it now rather than at its first use
         self.live = np.zeros(shards, int)
-        self.left = np.zeros(shards, int)  # stopped rows that were not reported
+        self.left = np.zeros(shards, int)  # stopped rows that were not reported yet
 
     def in_flight(self) -> dict[str, Any]:
-        """Where the rollout is, for a live line; may be called from another thread."""
+        """Return the progress of the rollout for a status line. Other threads may call it."""
         now = time.monotonic()
-        calls = list(self.calls.under_way.values())  # at once, for it changes
+        calls = list(self.calls.under_way.values())  # a copy, because the loop changes it
         seated = sum(slot.episode >= 0 for slot in self.slots)
         return {
             'waited for': len(calls),
@@ -84,24 +84,24 @@ class HostRollout:
         }
 
     def play(self, episodes: list[int]) -> None:
-        """Plays the given rows of the rollout."""
+        """Play the given rows of the rollout."""
         self.episodes.extend(episodes)
         self.seat()
         while not self.is_over():
             self.advance()
 
     def seat(self) -> None:
-        """Slots without an episode begin the next ones."""
+        """Start the next episodes in slots without one."""
         for slot in self.slots:
             if slot.episode < 0:
                 self.begin_episode(slot)
 
     def is_over(self) -> bool:
-        """Whether all that is waited for has been played."""
+        """Return whether all requested episodes have been played."""
         return not (self.calls.under_way or self.is_sampling() or any(self.ready))
 
     def advance(self) -> None:
-        """Takes replies, reads what is due, and samples for a while."""
+        """Take replies, read the blocks that are due and sample for a while."""
         self.poll_replies()
         while self.is_due():
             self.read()
@@ -109,33 +109,33 @@ class HostRollout:
             self.decode()
 
     def play_until_healthy(self, episodes: list[int]) -> None:
-        """play, and faulty episodes again while too few are healthy."""
+        """Play episodes, and replay the faulty ones while too few are healthy."""
         again, least = episodes, self.calls.policy.min_healthy
         for turn in range(1, ROUNDS + 1):
             self.play(again)
             faulty = [b for b in again if self.out.episode_stop[b] == EpisodeStop.ENV_ERROR]
-            lost = f'{len(faulty)} of {len(episodes)} episodes were lost to their worlds'
+            summary = f'{len(faulty)} of {len(episodes)} episodes failed in their environments'
             if len(episodes) - len(faulty) >= least * len(episodes):
                 return
             if turn == ROUNDS:
                 raise WorldsFailed(
-                    f'{lost}, and {ROUNDS - 1} times more when they were played again '
+                    f'{summary}, also after {ROUNDS - 1} replays '
                     f'(hosts.min_healthy={least:g}): {self.calls.last_fault}'
                 )
-            self.calls.say(f'{lost} and are played again: {self.calls.last_fault}')
+            self.calls.say(f'{summary} and are replayed: {self.calls.last_fault}')
             self.empty(faulty, self.out.level[faulty])
             again = faulty
 
     def empty(self, rows: Any, level: np.ndarray) -> None:
-        """Empties rows of the record for episodes of levels int32."""
+        """Reset rows of the record for episodes of the given levels, int32."""
         fresh = empty_record(self.task, level, self.out.tokens.shape[1], self.words)
         for x, new in zip(jax.tree.leaves(self.out), jax.tree.leaves(fresh), strict=True):
             x[rows] = new
 
-    # -- episodes and worlds
+    # -- episodes and environments
 
     def begin_episode(self, slot: Slot) -> None:
-        """Gives a slot the next episode of the list, if there is one."""
+        """Start the next episode of the list in a slot, if there is one."""
         slot.episode = self.next_episode()
         slot.turn, slot.length, slot.actions, slot.replies = 0, len(self.task.prefix), (), ()
         slot.now = agents.begin(self.task.agent)
@@ -146,7 +146,7 @@ class HostRollout:
             self.ask(slot)
 
     def next_episode(self) -> int:
-        """Takes an episode from the list; -1 if none may begin."""
+        """Take an episode from the list; -1 if none may start."""
         return self.episodes.popleft() if self.episodes else -1
 
     def note(self, slot: Slot, event: Any) -> None:
@@ -154,7 +154,7 @@ class HostRollout:
             self.events[slot.episode].append(event)
 
     def ask(self, slot: Slot) -> None:
-        """Asks the world of a slot for the reply to the last of its actions."""
+        """Request the environment's reply to the last action of a slot."""
         request = Request(
             slot=slot.number,
             stream=int(self.stream[slot.episode]),
@@ -169,9 +169,9 @@ class HostRollout:
         self.calls.ask(request)
 
     def poll_replies(self) -> None:
-        """Takes the replies that are there.
+        """Take the replies that have arrived.
 
-        Waits for one where the device has nothing to do, and otherwise for as long as `grace`.
+        Wait for a reply if the device is idle, and otherwise for up to `grace` seconds.
         """
         began = time.monotonic()
         until = began + self.grace()
@@ -185,29 +185,29 @@ class HostRollout:
                 self.on_fault(slot)
             else:
                 self.on_reply(slot, response)
-            busy = self.is_sampling() or self.is_due()  # a row that copied a cache samples at once
+            busy = self.is_sampling() or self.is_due()  # copied rows sample immediately
             until = time.monotonic() + self.grace()
         if not self.is_sampling():
             self.counted['waited_s'] += time.monotonic() - began
 
     def grace(self) -> float:
-        """Seconds that rows which could sample wait for one more reply: a step's time, or none.
+        """Return how long rows that could sample wait for another reply: one step, or 0 seconds.
 
-        They wait where worlds answer within a step, and where most rows wait for worlds that are
-        not much slower: rows that go on together need fewer steps than rows one after another.
+        They wait if replies take less than a step. If most rows wait for replies, they also wait
+        for slower ones, up to `poll` steps: rows that sample together need fewer steps in total.
         """
         steps = self.poll if len(self.calls.under_way) > self.live.sum() else 1
         return self.step_s if self.calls.reply_s < self.step_s * steps else 0.0
 
     def on_fault(self, slot: Slot) -> None:
-        """The episode is lost to its world."""
+        """Record that the environment of a slot failed, and start the next episode."""
         b = slot.episode
         self.out.episode_stop[b], self.out.success[b] = EpisodeStop.ENV_ERROR, False
         self.out.num_turns[b] = slot.turn + bool(slot.actions and not slot.cut)
         self.begin_episode(slot)
 
     def on_reply(self, slot: Slot, response: Response) -> None:
-        """Records what the world said, to the last answer if there was one."""
+        """Record a reply as the outcome of the last answer, if there was one."""
         reply, b, k, out = response.reply, slot.episode, slot.turn, self.out
         if slot.cut and reply.done:
             self.on_earned(slot, response)
@@ -227,14 +227,14 @@ class HostRollout:
         self.go_on(slot, stop, fresh)
 
     def record_outcome(self, b: int, reply: Reply, rewards: np.ndarray) -> None:
-        """Success and figures of an episode by its last reply; rewards: of its trial."""
+        """Record success and figures from an episode's last reply; rewards: of its trial."""
         returned = self.task.env.solved(rewards.sum())
         self.out.success[b] = returned if reply.success is None else reply.success
         if self.out.figures is not None:
             self.out.figures[b] = figures_of(reply, self.task.env)
 
     def end_turn(self, slot: Slot, done: bool) -> tuple[EpisodeStop, bool]:
-        """(why the episode ends after this turn, whether a trial begins after it)."""
+        """Return (why the episode ends after this turn, whether a new trial follows)."""
         slot.turn += 1
         self.out.num_turns[slot.episode] = slot.turn
         stop, slot.now, fresh = agents.end_turn(
@@ -249,7 +249,7 @@ class HostRollout:
         return EpisodeStop(int(stop)), bool(fresh)
 
     def go_on(self, slot: Slot, stop: EpisodeStop, fresh: bool) -> None:
-        """The next turn of an episode, its next trial, or the next episode."""
+        """Start the next turn of an episode, its next trial, or the next episode."""
         if stop == EpisodeStop.NONE and fresh:
             slot.actions, slot.replies = (), ()
             self.ask(slot)
@@ -270,7 +270,7 @@ class HostRollout:
         self.begin_episode(slot)
 
     def room(self, slot: Slot, prompt: Prompt) -> int:
-        """Tokens that are left to the episode, and to the conversation of the prompt."""
+        """Return the remaining tokens of the episode and of the prompt's conversation."""
         left = self.out.tokens.shape[1] - slot.length
         if not self.task.env.context:
             return left
@@ -279,9 +279,9 @@ class HostRollout:
         return min(left, self.task.env.context - held)
 
     def missing_end(self, slot: Slot, prompt: Prompt) -> list[int]:
-        """The end of the last answer of the prompt's conversation, where nobody has written it.
+        """Return the end token of the conversation's last answer if it was not sampled, else [].
 
-        The prefix ends in the end of a turn, and so do answers that have one.
+        The prefix already ends with an end token.
         """
         before = slot.turn - 1
         if self.out.branch is not None:
@@ -291,17 +291,17 @@ class HostRollout:
         return [] if ended or prompt.ends else [self.conversation.chat.end_id]
 
     def most(self, prompt: Prompt) -> int:
-        """Tokens that an answer may have."""
+        """Return the maximum number of tokens of an answer."""
         longest = self.settings.max_response
         return min(prompt.most or longest, longest)
 
     def on_earned(self, slot: Slot, response: Response) -> None:
-        """Pay an episode that was cut, on its last turn; one without a turn is lost."""
+        """Add a truncated episode's final reward to its last turn; without a turn it is faulty."""
         reply, b, out = response.reply, slot.episode, self.out
         if not slot.turn:
             context = self.task.env.context
             self.calls.say(
-                'an episode is lost: its first request and an answer do not fit into '
+                'episode failed: its first request and an answer do not fit into '
                 f'rollout.max_tokens={out.tokens.shape[1]}'
                 + (f' and harness.context={context}' if context else '')
             )
@@ -315,20 +315,20 @@ class HostRollout:
         self.begin_episode(slot)
 
     def prompt(self, slot: Slot) -> Prompt:
-        """Of the turn about to be answered: what the world last said, and what is asked for."""
-        heard, now = slot.heard, slot.now
+        """Return the prompt of the next turn: the last observation and the turn's instruction."""
+        response, now = slot.heard, slot.now
         if now.part == agents.ACT and not now.begins_again:
-            return heard.prompt
-        made = self.conversation.prompt(heard.reply.observation, heard.instruction, now)
-        self.counted['cut'] += made.cut and not heard.prompt.cut
-        return made
+            return response.prompt
+        prompt = self.conversation.prompt(response.reply.observation, response.instruction, now)
+        self.counted['cut'] += prompt.cut and not response.prompt.cut
+        return prompt
 
     # -- rows
 
     def write_prompt(self, slot: Slot, prompt: Prompt, missing: list[int]) -> None:
-        """Writes the prompt of a turn into the record and has it read, in chunks.
+        """Write the prompt of a turn into the record and queue it for reading, in chunks.
 
-        missing: the end of the turn before, where that was not sampled.
+        missing: the end token of the previous turn if it was not sampled.
         """
         b, k, out, at = slot.episode, slot.turn, self.out, slot.length
         unread = np.array([*missing, *prompt.tokens], np.int32)
@@ -355,13 +355,13 @@ class HostRollout:
         self.enqueue(slot, at, unread)
 
     def enqueue(self, slot: Slot, at: int, unread: np.ndarray) -> None:
-        """Has a prompt read from a position of the cache on, or copied from another slot."""
-        width, begins = self.programs.width, at == self.opens_at
-        shares = begins and not self.settings.window
+        """Queue a prompt for reading from a cache position on, or for copying from another slot."""
+        width, is_start = self.programs.width, at == self.opens_at
+        shares = is_start and not self.settings.window
         donor, shared = self.donor(slot, unread) if shares else (None, 0)
         for i in range(shared, len(unread), width):
             slot.chunks.append((at + i, unread[i : i + width]))
-        if begins:
+        if is_start:
             slot.opening, slot.read = unread, 0
         if not donor:
             self.ready[slot.number // self.settings.slots].append(slot)
@@ -370,30 +370,30 @@ class HostRollout:
         self.release([donor])
 
     def donor(self, slot: Slot, unread: np.ndarray) -> tuple[Slot | None, int]:
-        """(a slot of the same shard whose conversation begins in the same way, tokens of that).
+        """Return (a slot of the same shard with the same first tokens, the number of these).
 
-        All of them, or whole chunks, so that the rest is read as it would be without a donor, and
-        not the last one, which the row has to read itself.
+        The number covers the full prompt, or only complete chunks without the last token. The rest
+        is then read in the same chunks as without a donor.
         """
         width, rows = self.programs.width, self.settings.slots
         first = slot.number // rows * rows
-        best, most = None, 0
+        best, longest = None, 0
         for other in self.slots[first : first + rows]:
             size = min(len(other.opening), len(unread))
-            # Who waits for all of another's opening is no donor: the other one is
+            # A slot that is still to copy its full opening is not a donor; its own donor is.
             waits = not other.chunks and other.read < len(other.opening)
-            if other is slot or waits or size <= most:
+            if other is slot or waits or size <= longest:
                 continue
             differ = np.flatnonzero(other.opening[:size] != unread[:size])
             same = int(differ[0]) if len(differ) else size
             if not same == len(unread) == len(other.opening):
                 same = min(same, len(unread) - 1) // width * width
-            if same > most:
-                best, most = other, same
-        return best, most
+            if same > longest:
+                best, longest = other, same
+        return best, longest
 
     def release(self, donors: list[Slot]) -> None:
-        """Followers of slots that have read enough copy their caches, and read on or sample."""
+        """Let followers copy the caches of donors that have read enough, then read on or sample."""
         rows, lines = self.settings.slots, self.settings.serve_rows
         copies: list[list] = [[] for _ in self.ready]
         for donor in donors:
@@ -411,73 +411,73 @@ class HostRollout:
                 slot.read = shared
                 self.counted['shared'] += shared
         while any(copies):
-            self.copy([own[:lines] for own in copies])
-            copies = [own[lines:] for own in copies]
+            self.copy([lines_of_shard[:lines] for lines_of_shard in copies])
+            copies = [lines_of_shard[lines:] for lines_of_shard in copies]
 
     def copy(self, copies: list[list[tuple[int, ...]]]) -> None:
-        """Copies caches of rows, at most serve_rows of each shard: lines of programs.copy."""
+        """Copy caches of up to serve_rows rows of each shard; copies: lines of programs.copy."""
         lines = self.settings.serve_rows
         block = np.zeros((len(copies), lines, 1 + READ_HEADER + self.offers), np.int32)
         block[:, :, 1] = self.settings.slots
-        for shard, own in enumerate(copies):
-            if own:
-                block[shard, : len(own)] = own
+        for shard, shard_copies in enumerate(copies):
+            if shard_copies:
+                block[shard, : len(shard_copies)] = shard_copies
         self.state = self.programs.copy(self.state, self.ends, block.reshape(-1, block.shape[2]))
 
     def head(self, slot: Slot, at: int, count: int) -> tuple[int, ...]:
-        """Of a line for the device: `count` tokens from position `at` on are in a row's cache."""
+        """Return the head of a line for the device: `count` tokens from cache position `at` on."""
         last = int(not slot.chunks)
-        whole = at + count == self.opens_at + len(slot.opening)
+        is_opening_end = at + count == self.opens_at + len(slot.opening)
         numbers = slot.number % self.settings.slots, at, count, *self.draws(slot)
-        numbers += last + (last and whole), int(slot.now.part)
+        numbers += last + (last and is_opening_end), int(slot.now.part)
         numbers += self.most(slot.heard.prompt), *self.sampling(slot.heard.prompt)
         return (*numbers, *(self.task.offered(slot.heard.offers) if self.offers else ()))
 
     def sampling(self, prompt: Prompt) -> list[int]:
-        """Bits of the temperature and top_p of an answer."""
-        own = prompt.sampling or Sampling()
+        """Return the bits of an answer's temperature and top_p."""
+        overrides = prompt.sampling or Sampling()
         of_run = self.settings.sampler
-        given = (own.temperature, of_run.temperature), (own.top_p, of_run.top_p)
-        values = [default if value is None else value for value, default in given]
+        pairs = (overrides.temperature, of_run.temperature), (overrides.top_p, of_run.top_p)
+        values = [default if value is None else value for value, default in pairs]
         return np.array(values, np.float32).view(np.int32).tolist()
 
     def draws(self, slot: Slot) -> tuple[int, int]:
-        """(position, random stream) of the next draw.
+        """Return (position, random stream) of the next draw.
 
-        Of one of several conversations a function of its own tokens and its beginning alone: those
-        of an episode may take turns in any order.
+        With several conversations, both depend only on the tokens and the start of the prompt's
+        conversation, because the conversations of an episode may take turns in any order.
         """
         stream, inner = int(self.stream[slot.episode]), slot.heard.prompt.stream
-        own = slot.heard.prompt.sampling
-        if own is not None and own.seed is not None:
-            return slot.context, action_hash(f'seed {own.seed}')
+        overrides = slot.heard.prompt.sampling
+        if overrides is not None and overrides.seed is not None:
+            return slot.context, action_hash(f'seed {overrides.seed}')
         if not inner:
             return slot.length, stream
         return slot.context, action_hash(f'{stream} {inner}')
 
     def unread(self, slot: Slot, prompt: Prompt, fresh: np.ndarray) -> tuple[int, np.ndarray]:
-        """(position in the cache, tokens) of what is to be read of the prompt's conversation.
+        """Return (cache position, tokens) of the unread part of the prompt's conversation.
 
-        fresh: what was written of it last; all of it where the cache holds another one.
+        fresh: its last tokens. If the cache holds another conversation, all tokens are unread.
         """
         b, prefix = slot.episode, len(self.task.prefix)
         self.out.branch[b, slot.turn] = prompt.branch
-        own = branch_places(self.out, b, prompt.branch, prefix)
+        positions = branch_places(self.out, b, prompt.branch, prefix)
         held = slot.branch == prompt.branch and not prompt.opens
-        slot.branch, slot.context = prompt.branch, prefix + len(own)
-        fresh = fresh if held else self.out.tokens[b, own]
-        return prefix + len(own) - len(fresh), fresh
+        slot.branch, slot.context = prompt.branch, prefix + len(positions)
+        fresh = fresh if held else self.out.tokens[b, positions]
+        return prefix + len(positions) - len(fresh), fresh
 
     def is_sampling(self) -> bool:
         return bool(self.live.any() or self.left.any())
 
     def is_due(self) -> bool:
-        """Whether a block of some shard is as full as it will soon be."""
+        """Return whether a block of some shard is as full as can be expected soon."""
         enough = np.minimum(self.settings.serve_rows, np.maximum(self.live, 1))
         return any(len(slots) >= least for slots, least in zip(self.ready, enough, strict=True))
 
     def read(self) -> None:
-        """Reads the next chunk of up to serve_rows slots of each shard."""
+        """Read the next chunk of up to serve_rows slots of each shard."""
         lines, text = self.settings.serve_rows, READ_HEADER + self.offers
         block = np.zeros((self.programs.shards, lines, text + self.programs.width), np.int32)
         block[:, :, 0] = self.settings.slots
@@ -500,12 +500,12 @@ class HostRollout:
         self.release([slot for slot in readers if slot.followers])
 
     def decode(self) -> None:
-        """Samples for a while and takes the answers that are complete."""
+        """Sample for a while and take the answers that are complete."""
         until = self.settings.serve_rows - min(
             max(map(len, self.ready)), self.settings.serve_rows - 1
         )
         limit = NO_LIMIT
-        if self.calls.under_way:  # looks at replies now and then
+        if self.calls.under_way:  # return in time to check for replies
             limit = min(max(math.ceil(self.calls.reply_s / self.step_s), 1), self.poll)
         began = time.monotonic()
         self.state, report = self.programs.decode(
@@ -514,18 +514,18 @@ class HostRollout:
         shards, lines = self.programs.shards, self.settings.serve_rows + 1
         report = np.asarray(report).reshape(shards, lines, -1)
         steps, self.live, self.left = (report[:, -1, i].astype(int) for i in range(REPORT_HEADER))
-        if most := int(steps.max()):
-            each = (time.monotonic() - began) / most
-            # Falls at once, for a program's first call has compiled it
+        if num_steps := int(steps.max()):
+            each = (time.monotonic() - began) / num_steps
+            # Decreases immediately, because the first call includes compilation.
             self.step_s = min(each, self.step_s + 0.1 * (each - self.step_s))
-        self.counted['steps'] += most
+        self.counted['steps'] += num_steps
         for shard in range(shards):
             for line in report[shard, :-1]:
                 if line[0] < self.settings.slots:
                     self.on_answer(self.slots[shard * self.settings.slots + line[0]], line)
 
     def on_answer(self, slot: Slot, line: np.ndarray) -> None:
-        """Records the answer of a turn and hands its text to the world."""
+        """Record the answer of a turn and pass its text to the environment."""
         count, stop = int(line[1]), int(line[2])
         longest = self.settings.max_response
         ids, bits = line[REPORT_HEADER : REPORT_HEADER + 2 * longest].reshape(2, -1)[:, :count]
@@ -557,14 +557,14 @@ class HostRollout:
             self.go_on(slot, *self.end_turn(slot, done=False))
 
     def as_answer(self, slot: Slot, text: str, place: slice) -> Answer:
-        """The answer that was written there, with what clients of a model want to know of it."""
+        """Return the answer at `place` with the details that model clients need."""
         b, out, prefix = slot.episode, self.out, len(self.task.prefix)
         answer, decode = Answer(text), self.conversation.chat.tokenizer.decode_bytes
         answer.ids = tuple(out.tokens[b, place].tolist())
         answer.logprobs = tuple(out.logprobs[b, place].tolist())
         answer.pieces = tuple(decode([token]) for token in answer.ids)
-        own = branch_places(out, b, slot.branch, prefix)
-        before = np.r_[np.arange(prefix), own[own < place.start]]
+        positions = branch_places(out, b, slot.branch, prefix)
+        before = np.r_[np.arange(prefix), positions[positions < place.start]]
         answer.prompt = tuple(out.tokens[b, before].tolist())
         stop = out.turn_stop[b, slot.turn]
         answer.closed = bool(stop == TurnStop.EOS)

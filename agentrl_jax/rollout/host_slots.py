@@ -1,4 +1,4 @@
-"""What a rollout against hosts keeps for each row of the device, and its empty record."""
+"""Host-side state of each device row, and the empty record of a host rollout."""
 
 import collections
 import dataclasses
@@ -18,29 +18,29 @@ NOTHING = np.zeros(0, np.int32)
 
 @dataclasses.dataclass
 class Slot:
-    """A row of the device, the world beside it, and the episode they play."""
+    """A row of the device, its environment, and the episode that they play."""
 
     number: int
     episode: int = -1  # row of the rollout; -1 = none
-    turn: int = 0  # that is being answered
+    turn: int = 0  # current turn
     length: int = 0  # tokens of the episode
-    now: agents.Progress | None = None  # where the episode is
+    now: agents.Progress | None = None  # trial and kind of the turn
     actions: tuple[str, ...] = ()  # of the trial
     replies: tuple = ()
     heard: Response | None = None  # the last one with a reply
     branch: int = 0  # conversation that the cache holds
     context: int = 0  # tokens of that conversation
-    cut: EpisodeStop = EpisodeStop.NONE  # the world is asked what the episode has earned, or ...
-    cuts: int = 0  # ... goes on with a shorter conversation: how often it was asked
+    cut: EpisodeStop = EpisodeStop.NONE  # reason why the final reward is requested. The environment
+    cuts: int = 0  # may continue with a shorter conversation; this is the number of these requests
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
-    # What the cache holds from its beginning on, after the common prefix, and how much was read
+    # First tokens of the cache after the common prefix
     opening: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)
-    read: int = 0
-    followers: list = dataclasses.field(default_factory=list)  # (slot, tokens) that wait for these
+    read: int = 0  # number of these tokens read so far
+    followers: list = dataclasses.field(default_factory=list)  # (slot, tokens to copy)
 
 
 def empty_record(task: HostTask, level: np.ndarray, max_tokens: int, words: int) -> Rollout:
-    """A rollout of NumPy arrays, which is filled in place; words: of Rollout.allowed."""
+    """Return a rollout of NumPy arrays to fill in place; words: W of Rollout.allowed."""
     out = Rollout.empty(
         np.array(level, np.int32),
         np.asarray(task.prefix),
@@ -60,17 +60,17 @@ def empty_record(task: HostTask, level: np.ndarray, max_tokens: int, words: int)
 
 
 def figures_of(reply: Reply, env: Any) -> tuple[float, ...]:
-    """What a reply measures; nan where the server, another than ours, measures nothing."""
+    """Return the figures of a reply; nan if a third-party server reports none."""
     if len(reply.figures) not in (0, len(env.FIGURES)):
         raise ValueError(
-            f'{env.name}: a reply measures {len(reply.figures)} figures, which should be '
-            f'{", ".join(env.FIGURES)}: settings of the run and of its server differ'
+            f'{env.name}: a reply has {len(reply.figures)} figures, expected '
+            f'{", ".join(env.FIGURES)}. The settings of the run and of its server differ.'
         )
     return reply.figures or (np.nan,) * len(env.FIGURES)
 
 
 def branch_places(out: Rollout, episode: int, branch: int, prefix: int) -> np.ndarray:
-    """Where the tokens of a conversation of an episode are in its row, after the common prefix."""
-    own = windows.branch_of(out.turn[[episode]], out.branch[[episode]], np)[0] == branch
-    own[:prefix] = False
-    return np.flatnonzero(own)
+    """Return the positions of a conversation's tokens in its episode's row, without the prefix."""
+    in_branch = windows.branch_of(out.turn[[episode]], out.branch[[episode]], np)[0] == branch
+    in_branch[:prefix] = False
+    return np.flatnonzero(in_branch)

@@ -1,8 +1,8 @@
-"""The worlds of a run, each in a thread (envs.hosts.world.Keeper): requests and responses.
+"""The environments of a run, each in a thread (envs.hosts.world.Keeper), with their requests.
 
-A keeper is given requests and puts responses into the pool's queue. It never decides what a rollout
-does about a fault: it reports what happened, and a world that failed is closed and made anew for
-the next request. One that hangs is abandoned with its thread, and another takes its place.
+A keeper takes requests and puts responses into the pool's queue. It reports faults and leaves their
+handling to the rollout. It closes an environment that failed and creates a new one for the next
+request. An environment that hangs is abandoned with its thread and replaced.
 """
 
 import dataclasses
@@ -26,41 +26,41 @@ from agentrl_jax.envs.hosts.world import (
     shown,
 )
 
-REASON = 400  # characters of a fault that are kept
+REASON = 400  # maximum length of a fault, in characters
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-    """Asks for the reply to the last of an episode's actions; without any, for its first one."""
+    """A request for the reply to an episode's last action, or for its first observation."""
 
     slot: int
-    stream: int  # of the episode's tokens, which tells episodes of a rollout apart
+    stream: int  # random stream of the episode's tokens: identifies an episode of a rollout
     item: int
     actions: tuple[str, ...] = ()
-    replies: tuple[Reply, ...] = ()  # so far: to the beginning and to all actions but the last
-    delay: float = 0.0  # seconds to wait before
+    replies: tuple[Reply, ...] = ()  # the first observation, and replies to all previous actions
+    delay: float = 0.0  # seconds to wait first
     trial: int = 0  # of the episode
-    turn: int = 0  # of the episode, that the reply opens
-    cut: str = ''  # EpisodeStop's name: asks what an episode has earned that is cut
-    cuts: int = 0  # of which this is the last; 0 = it is not cut
+    turn: int = 0  # of the episode: starts with the reply
+    cut: str = ''  # requests the final reward of a truncated episode: its EpisodeStop by name
+    cuts: int = 0  # number of these requests so far, this one included; 0 = not truncated
 
 
 @dataclasses.dataclass(eq=False)
 class Response:
-    """What came of a request: a reply, or the reason why there is none.
+    """The result of a request: a reply, or a fault with its reason.
 
-    The world is foreign code: whatever error it raises is its fault and costs its episode, not the
-    run. The reason is logged, and a run in which too many episodes are faulty ends.
+    Environments are third-party code. Any error that they raise is logged and fails the episode,
+    not the run; a run stops only if too many episodes are faulty.
     """
 
     request: Request
     reply: Reply | None = None
     instruction: str = ''  # of the item
-    prompt: Any = None  # what read() made of the reply
-    offers: tuple[str, ...] = ()  # the forms of answers on offer; () = all of the world's
+    prompt: Any = None  # read(observation, instruction)
+    offers: tuple[str, ...] = ()  # the forms of answers on offer; () = all of the environment's
     fault: str = ''
-    down: bool = False  # nobody was there: nothing has happened
-    deterministic: bool | None = None  # None: there was no world to ask
+    down: bool = False  # the server was unreachable; no state has changed
+    deterministic: bool | None = None  # None: the environment could not be created
     seconds: float = 0.0
 
     def say(self, reply: Reply, world: World) -> None:
@@ -75,7 +75,7 @@ class Response:
 
 
 class PoolKeeper(Keeper):
-    """Owns the world of a slot, made anew after each fault."""
+    """Owns the environment of a slot, and creates a new one after each fault."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class PoolKeeper(Keeper):
         done: queue.SimpleQueue,
         closing: threading.Event,
     ):
-        """read(observation, instruction) -> prompt: tokenising, done here rather than by all.
+        """read(observation, instruction) -> prompt: tokenises in this thread.
 
-        closing: nobody waits for an answer any more.
+        closing: is set when no more responses are needed.
         """
         super().__init__(make)
         self._read, self._done, self._closing = read, done, closing
@@ -121,25 +121,25 @@ class PoolKeeper(Keeper):
         return self._taken(self.world.step(request.actions[-1]), request)
 
     def _taken(self, reply: Reply, request: Request) -> Reply:
-        """A reply as the run has it: checked, and of text that can be written."""
+        """Return a reply after checks, with text that can be encoded."""
         check_reply(reply, f'{type(self.world).__name__}, item {request.item}')
         return dataclasses.replace(reply, observation=in_characters(reply.observation))
 
     def _repeat(self, request: Request) -> None:
-        """Replays the episode so far in a fresh world."""
+        """Replay the episode so far in a fresh environment."""
         if not self.world.deterministic:
-            raise WorldError('the world failed, and is not one that repeats itself')
-        said = [Reply(self.world.reset(request.item)), *map(self.world.step, request.actions[:-1])]
-        said = [self._taken(reply, request) for reply in said]
-        for turn, (now, before) in enumerate(zip(said, request.replies, strict=True)):
+            raise WorldError('the environment failed and is not deterministic, so no replay')
+        rerun = [Reply(self.world.reset(request.item)), *map(self.world.step, request.actions[:-1])]
+        rerun = [self._taken(reply, request) for reply in rerun]
+        for turn, (now, before) in enumerate(zip(rerun, request.replies, strict=True)):
             if now != before:
                 raise WorldError(
-                    f'a fresh world did not repeat reply {turn} of item {request.item}'
+                    f'a fresh environment did not repeat reply {turn} of item {request.item}'
                 )
 
 
 def in_characters(said: Any) -> Any:
-    """The texts in what a world says without halves of surrogate pairs, which no file can hold."""
+    """Replace lone surrogates in all texts of a reply, because they cannot be encoded."""
     if isinstance(said, str):
         return said.encode('utf-8', 'replace').decode()
     if isinstance(said, Messages):
@@ -151,7 +151,7 @@ def in_characters(said: Any) -> Any:
 
 
 def check_reply(reply: Reply, world: str) -> None:
-    """WorldError where a world's reply is not what it must be; world: whose it is, in words."""
+    """Raise WorldError if a field of a reply is invalid. world: its source, for the message."""
     for name, kinds in (
         ('observation', (str, Messages)),
         ('reward', numbers.Real),
@@ -161,8 +161,8 @@ def check_reply(reply: Reply, world: str) -> None:
         ('valid', (bool, type(None))),
     ):
         if not isinstance(getattr(reply, name, None), kinds):
-            given = getattr(reply, name, 'missing')
-            raise WorldError(f'{world}: {name} of a reply is {given!r}'[:REASON])
+            value = getattr(reply, name, 'missing')
+            raise WorldError(f'{world}: {name} of a reply is {value!r}'[:REASON])
     if not fits(reply.reward):
         raise WorldError(f'{world}: reward of a reply is {reply.reward!s:.100}, which {BOUNDS}')
     for figure in reply.figures:
@@ -171,23 +171,23 @@ def check_reply(reply: Reply, world: str) -> None:
 
 
 class Pool:
-    """The worlds of a run; its rollouts take the slots in turn."""
+    """The environments of a run; its rollouts use the slots one after another."""
 
     keeper = PoolKeeper
 
     def __init__(self, make: Callable[[], World], read: Callable):
-        self.done: queue.SimpleQueue = queue.SimpleQueue()  # Responses, late ones of others too
+        self.done: queue.SimpleQueue = queue.SimpleQueue()  # Responses, also late ones
         self._make, self._read = make, read
         self._keepers: dict[int, PoolKeeper] = {}
         self._closing = threading.Event()  # of these keepers
 
     def of_rollout(self, about: dict[str, int | str]) -> 'Pool':
-        """What answers a rollout; about: as of its lines in a log."""
+        """Return the pool for one rollout; about: as in its lines of a log."""
         del about
         return self
 
     def another(self) -> 'Pool':
-        """Further worlds of the same kind, for rollouts that are in flight beside others."""
+        """Return a new pool of the same kind, for rollouts that run at the same time as others."""
         return type(self)(self._make, self._read)
 
     def submit(self, request: Request) -> None:
@@ -198,11 +198,11 @@ class Pool:
         self._keepers[request.slot].orders.put(request)
 
     def abandon(self, slot: int) -> None:
-        """Leaves a world that hangs to its thread, which closes it should it ever come back."""
+        """Abandon an environment that hangs; its thread closes it if it ever returns."""
         self._keepers.pop(slot).orders.put(None)
 
     def close(self, patience_s: float = 10.0) -> None:
-        """Closes the worlds, each in its thread; those that take longer are abandoned."""
+        """Close the environments in their threads; abandon them after `patience_s` seconds."""
         keepers, self._keepers = list(self._keepers.values()), {}
         self._closing.set()
         self._closing = threading.Event()

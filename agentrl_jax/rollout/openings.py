@@ -1,9 +1,9 @@
-"""First observations: what the members of a group have in common is read by one, and copied.
+"""Shared first observations: one member of a group reads them, the other members copy its cache.
 
-Members of a group begin in the same level, so their worlds start with the same observation. The
-row of a slot that has read it holds its keys and values while its episode lasts, for a row is only
-appended to. Another slot that begins in that level copies them and the final hidden state of the
-last token. Tokens decide: a slot whose world starts otherwise reads its own.
+Members of a group start in the same level, so their first observations are the same. Rows are only
+appended to, so a slot that has read the observation holds its keys and values until its episode
+ends. Other slots that start in the same level copy these and the final hidden state of the last
+token. Slots compare tokens: if the observation differs, a slot reads its own.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from agentrl_jax.types import Rollout
 class Openings:
     """The first observations of the episodes in S slots."""
 
-    order: jax.Array  # int32 [E]  in which the episodes are played
-    length: jax.Array  # int32 [S]  tokens of the observation; 0 = none that others may copy
+    order: jax.Array  # int32 [E]  order in which the episodes are played
+    length: jax.Array  # int32 [S]  tokens of the observation; 0 = none to copy
     hidden: jax.Array  # compute dtype [S, D]  final hidden state of its last token
     donor: jax.Array  # int32 [S]  slot whose row this one copies after the block is read; S = none
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedPrompts(Schedule):
-    """One slot reads the first observation of a group, and the others copy it."""
+    """One slot reads the first observation of a group; the other slots copy its cache."""
 
     def start(
         self, task: text.TextTask, episodes: Episodes, rows: token_rows.Rows, world: text.Episode
@@ -59,14 +59,14 @@ class SharedPrompts(Schedule):
     ) -> tuple[Slots, jax.Array]:
         openings, none = slots.schedule, slots.phase.shape[0]
         changed = turns.episode != slots.episode[which]
-        begins = (turns.episode < slots.out.tokens.shape[0]) & (turns.world.turn == 0)
+        is_start = (turns.episode < slots.out.tokens.shape[0]) & (turns.world.turn == 0)
         over = jnp.where(changed, which, none)
         length = openings.length.at[over].set(0, mode='drop')
         episode = slots.episode.at[which].set(turns.episode, mode='drop')
         prefix = task.prefix.shape[0]
         donor, follows = donors(length, slots.out, episode, which, prompt, prefix=prefix)
-        follows &= begins
-        length = length.at[over].set(jnp.where(begins, prompt[1], 0), mode='drop')
+        follows &= is_start
+        length = length.at[over].set(jnp.where(is_start, prompt[1], 0), mode='drop')
         to = jnp.where(follows, which, none)
         donor = jnp.full_like(length, none).at[to].set(donor, mode='drop')
         openings = openings.replace(length=length, donor=donor)
@@ -90,9 +90,9 @@ class SharedPrompts(Schedule):
 
 
 def readers_first(level: jax.Array, slots: int) -> jax.Array:
-    """The episodes in the order of the list, but of every `slots` the first of each group first.
+    """Return an order of the episodes int32 [E]: the first of each group first, per `slots`.
 
-    Blocks that are read are then full of slots that have to read. int32 [E].
+    Blocks are then filled with slots that have to read their prompts.
     """
     place = jnp.arange(level.shape[0])
     other = (place % slots > 0) & (level == jnp.roll(level, 1))
@@ -108,10 +108,10 @@ def donors(
     *,
     prefix: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """(donor int32 [w], bool [w] if there is one): slots that have read the prompts of others.
+    """Find slots that have read the same prompt: (donor int32 [w], bool [w] if there is one).
 
-    length int32 [S]: as of Openings, of what has been read. episode int32 [S]: rows of out. prompt:
-    what each of the slots `which` int32 [w] is to read, (tokens int32 [w, width], count int32 [w]).
+    length int32 [S]: Openings.length. episode int32 [S]: rows of out. prompt: next prompts of slots
+    `which` int32 [w], (tokens int32 [w, width], count int32 [w]).
     """
     tokens, count = prompt
     slots, rows = length.shape[0], out.tokens.shape[0]

@@ -1,18 +1,18 @@
-"""Rollouts that go on across updates: a step waits for its own episodes and for no others.
+"""Rollouts that span updates: a step waits only for its own episodes.
 
-With rollout.staleness=s the episodes of the s next steps begin as soon as rows are free, and those
-that are unfinished when a step trains stay in their slots, with their caches, and go on under the
-new weights (partial rollouts: Kimi k1.5, arXiv:2501.12599; AReaL, arXiv:2505.24298).
+With rollout.staleness=s, episodes of the next s steps start as soon as rows are free. Unfinished
+episodes stay in their slots with their caches while a step trains, and continue under the new
+weights (partial rollouts: Kimi k1.5, arXiv:2501.12599; AReaL, arXiv:2505.24298).
 
-The clock decides which weights sample a turn, and nothing else. Levels and groups of a step are
-drawn as without staleness, and episodes begin in that order, so a batch never prefers short ones
-and none is discarded; an episode of step t begins under the weights of step t - s or later ones.
+Timing only decides which weights sample a turn. Levels and groups of a step are drawn as without
+staleness and start in that order, so batches do not favour short episodes and no episode is
+discarded. An episode of step t starts under the weights of step t - s or later.
 
-A turn is read and sampled under the weights of one step: rows that are sampling when the last
-episode of a step ends finish their answers, and prompts of which only a part was read are read
-again. Caches are copied between rows that began under the same weights, and hold the common prefix
-under those too. So what a turn sees is a function of its tokens and of the versions of its
-episode's turns, and a run that is given those (versions.py) repeats bit for bit.
+Each turn is read and sampled under the weights of a single step. Rows that are sampling when the
+last episode of a step ends finish their answers, and partly read prompts are read again. Caches are
+only copied between rows that started under the same weights, which also computed their common
+prefix. The computation of a turn therefore depends only on its tokens and on the weight versions of
+its episode's turns, and a run with recorded versions (versions.py) can be repeated bit for bit.
 """
 
 import dataclasses
@@ -34,20 +34,20 @@ class PartialRollout(HostRollout):
 
     _: dataclasses.KW_ONLY
     staleness: int
-    first: int  # step that it begins with
-    plan: Plan | None = None  # which weights sample what; None = the clock says
+    first: int  # first step
+    plan: Plan | None = None  # which weights sample each turn; None = decided by timing
 
     def __post_init__(self):
         super().__post_init__()
-        self.opens_at = 0  # the prefix of the cache is of the first weights: it is read once more
-        self.step, self.begun = self.first, self.first  # that is played; that has not begun
+        self.opens_at = 0  # read the prefix again: the cached one is from the first weights
+        self.step, self.begun = self.first, self.first  # current step; first step not started
         self.version = np.full(self.out.part.shape, -1, np.int32)  # of each turn; -1 = none
-        self.prompts: dict[int, tuple[int, np.ndarray]] = {}  # of slots that do not sample yet
-        self.batch: list[int] = []  # rows of the record that are waited for
-        self.finishing = False  # nothing is read: the weights are about to change
+        self.prompts: dict[int, tuple[int, np.ndarray]] = {}  # unanswered prompts by slot
+        self.batch: list[int] = []  # rows of the record to wait for
+        self.finishing = False  # the weights are about to change, so do not read prompts
 
     def block(self, step: int) -> slice:
-        """The rows of the record that belong to a step."""
+        """Return the rows of the record that belong to a step."""
         size = len(self.level) // (self.staleness + 1)
         at = step % (self.staleness + 1) * size
         return slice(at, at + size)
@@ -55,10 +55,10 @@ class PartialRollout(HostRollout):
     def collect(
         self, params: Params, step: int, last: int, draw: Callable[[int], tuple]
     ) -> tuple[Rollout, np.ndarray]:
-        """(the rollout of a step, versions int32 [B, K] of its turns, -1 = not sampled).
+        """Return (the rollout of a step, versions int32 [B, K] of its turns, -1 = not sampled).
 
-        Steps follow one another. last: the last one of the run; draw(step) -> levels and streams of
-        its episodes, int32 [B] each.
+        Call with consecutive steps. last: the last step of the run. draw(step) -> levels and
+        streams of the step's episodes, int32 [B] each.
         """
         self.params, self.step = params, step
         self.counted.clear()
@@ -69,51 +69,51 @@ class PartialRollout(HostRollout):
         rows = self.block(step)
         self.play_until_healthy(list(range(rows.start, rows.stop)))
         self.finish_answers()
-        self.params = None  # a copy of the weights is not kept while they train
+        self.params = None  # free the actor's copy of the weights during the update
         return self.taken(step)
 
     def open(self, step: int, level: np.ndarray, stream: np.ndarray) -> None:
-        """The episodes of a step may begin."""
+        """Add the episodes of a step to the list."""
         rows = self.block(step)
         self.empty(rows, level)
         self.stream[rows], self.version[rows] = stream, -1
         self.episodes.extend(range(rows.start, rows.stop))
 
     def read_anew(self) -> None:
-        """Prompts that were not answered are read under the new weights, from their beginnings."""
+        """Read all unanswered prompts again, from their start and under the new weights."""
         for ready in self.ready:
             ready.clear()
         for slot in self.slots:
             slot.chunks.clear()
             slot.followers.clear()
-            slot.opening, slot.read = NOTHING, 0  # nobody copies what older weights have read
+            slot.opening, slot.read = NOTHING, 0  # do not copy caches of older weights
         waiting, self.prompts = self.prompts, {}
         for number, prompt in waiting.items():
             self.enqueue(self.slots[number], *prompt)
 
     def finish_answers(self) -> None:
-        """Rows that are sampling end their turns."""
+        """Let the sampling rows finish their turns."""
         self.finishing = True
         while self.is_sampling():
             self.decode()
         self.finishing = False
 
     def taken(self, step: int) -> tuple[Rollout, np.ndarray]:
-        """What was played of a step, apart from the record."""
+        """Return a copy of a step's rows, and their versions."""
         rows = self.block(step)
         out, version = jax.tree.map(lambda x: x[rows].copy(), (self.out, self.version))
         stale = np.where(version < 0, 0, step - version).astype(np.int32)
         return out.replace(staleness=stale), version
 
     def events_of(self, step: int) -> dict[int, list]:
-        """events by the rows of the step's rollout."""
+        """Return the events of a step by row of its rollout."""
         rows = self.block(step)
         return {b - rows.start: self.events[b] for b in range(rows.start, rows.stop)}
 
-    # -- what differs
+    # -- overrides
 
     def play(self, episodes: list[int]) -> None:
-        """Plays until the given rows of the record are over; others go on meanwhile."""
+        """Play until the given rows of the record are over, and other rows in the meantime."""
         self.batch = episodes
         playing = {slot.episode for slot in self.slots} | set(self.episodes)
         over = self.out.episode_stop[episodes] != EpisodeStop.NONE
@@ -124,19 +124,19 @@ class PartialRollout(HostRollout):
         while not self.is_over():
             if super().is_over():
                 listed = f' with the weights in {self.plan.path}' if self.plan else ''
-                raise ValueError(f'step {self.step} cannot end{listed}: nothing is left to play')
+                raise ValueError(f'step {self.step} cannot finish{listed}: no turn is left to play')
             self.advance()
 
     def is_over(self) -> bool:
-        """Whether the step's episodes are over, and what the plan has these weights sample."""
+        """Return whether the step's episodes, and the plan's turns for these weights, are over."""
         if (self.out.episode_stop[self.batch] == EpisodeStop.NONE).any():
             return False
         return not (self.plan and self.plan.left(self.step))
 
     def next_episode(self) -> int:
-        """The first whose first turn these weights or older ones sample.
+        """Take the first episode with a first turn sampled by these weights or older ones.
 
-        An episode that was lost and played again would hold its slot until then.
+        Otherwise a replayed faulty episode would occupy its slot until the weights of its turn.
         """
         if not self.plan:
             return super().next_episode()
@@ -147,7 +147,7 @@ class PartialRollout(HostRollout):
         return -1
 
     def enqueue(self, slot: Slot, at: int, unread: np.ndarray) -> None:
-        """A conversation begins with the prefix; turns of later weights wait for them."""
+        """Prepend the prefix to new conversations, and delay turns that need later weights."""
         if at == len(self.task.prefix):
             at, unread = 0, np.concatenate([self.task.prefix, unread])
         self.prompts[slot.number] = at, unread

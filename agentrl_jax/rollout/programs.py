@@ -1,11 +1,12 @@
-"""What the device does of a rollout against hosts: rows of tokens, and four programs on them.
+"""Device side of a host rollout: rows of tokens and four programs on them.
 
-  start    rows that hold the common prefix alone
-  decode   live rows sample until enough of them have ended their turn, or for a number of steps
-  read     a block of tokens, each line a chunk of one row's observation, goes into the caches
-  copy     rows take over the caches of others, whose conversations begin as theirs do, and sample
-           where nothing is left to read
-They know no episode, turn or world, so every rollout of a run shares them: each is compiled once.
+  start    creates rows that contain only the common prefix
+  decode   lets live rows sample until enough of them end their turn, or for a number of steps
+  read     reads a block into the caches; each line is a chunk of one row's observation
+  copy     copies caches to rows with the same start of their conversation, which then sample if
+           nothing is left to read
+They do not depend on episodes, turns or environments, so all rollouts of a run share them and each
+is compiled once.
 """
 
 import dataclasses
@@ -24,43 +25,43 @@ from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
 from agentrl_jax.types import Params, TurnStop
 
-READ_HEADER = 10  # numbers in front of the tokens of a line that is read, and of what is on offer
-REPORT_HEADER = 3  # ... and of a line that is reported
+READ_HEADER = 10  # numbers in front of the offers and tokens of a line to read
+REPORT_HEADER = 3  # numbers in front of the tokens of a reported line
 
 
 @struct.dataclass
 class State:
-    """S rows, and the answers that they are sampling."""
+    """S rows and the answers that they are sampling."""
 
     rows: token_rows.Rows
-    live: jax.Array  # bool [S]    samples
+    live: jax.Array  # bool [S]    sampling
     stop: jax.Array  # int32 [S]   TurnStop of an answer that was not reported yet
     count: jax.Array  # int32 [S]   tokens of the answer so far
     found: jax.Array  # int32 [S]   state of the stop strings' automaton
-    most: jax.Array  # int32 [S]   tokens that the answer may have
-    temperature: jax.Array  # float32 [S]  of the answer, and ...
-    top_p: jax.Array  # float32 [S]  ... its top_p, for a RowSampler
+    most: jax.Array  # int32 [S]   maximum number of tokens of the answer
+    temperature: jax.Array  # float32 [S]  of the answer, for a RowSampler
+    top_p: jax.Array  # float32 [S]  of the answer, for a RowSampler
     tokens: jax.Array  # int32 [S, R]
     logprobs: jax.Array  # float32 [S, R]
-    opened: jax.Array  # compute dtype [S, D]  final hidden state after what the cache begins with
-    place: grammars.Place | None = None  # in the grammar of answers; None without one
+    opened: jax.Array  # compute dtype [S, D]  final hidden state after the conversation's opening
+    place: grammars.Place | None = None  # state of the answer grammar; None without a grammar
     parser: answers.AnswerState | None = None  # with Ends.answer
     allowed: jax.Array | None = None  # uint32 [S, R, W]  as Rollout.allowed
 
 
 @struct.dataclass
 class Ends:
-    """What ends a turn."""
+    """Conditions that end a turn."""
 
     eos_ids: jax.Array  # int32 [n]
     strings: stops.StopTable
-    grammar: grammars.Grammar | None = None  # what is sampled from; None = the vocabulary
-    answer: answers.AnswerTable | None = None  # parses answers to worlds on the device: their
-    # thoughts end where it finds the end
+    grammar: grammars.Grammar | None = None  # restricts sampling; None = any token
+    answer: answers.AnswerTable | None = None  # parser of answers to device environments: detects
+    # the end of their thoughts
 
     @property
     def words(self) -> tuple[int, int]:
-        """Words of what is allowed, and of the forms on offer; 0 without a grammar."""
+        """Number of words of the allowed bits and of the offered forms; 0 without a grammar."""
         if self.grammar is None:
             return 0, 0
         through = self.grammar.through
@@ -76,7 +77,7 @@ def start(
     settings: RolloutSettings,
     cache_tokens: int,
 ) -> State:
-    """Rows that hold nothing but the common prefix int32 [P]."""
+    """Return rows that contain only the common prefix int32 [P]."""
     slots, max_response = settings.slots, settings.max_response
     none, grammar = jnp.zeros(slots, jnp.int32), {}
     if ends.grammar is not None:
@@ -114,12 +115,12 @@ def decode(
     *,
     settings: RolloutSettings,
 ) -> tuple[State, jax.Array]:
-    """Live rows sample until `until` of them have stopped, none is left, or `limit` steps are done.
+    """Let live rows sample until `until` rows have stopped, none is live, or for `limit` steps.
 
-    key: that of the rollout. Returns the state and a report int32 [serve_rows + 1, REPORT_HEADER +
-    (2 + W) R]: row (S = none), number of tokens, TurnStop, the tokens, the bits of their log-
-    probabilities and of what was allowed, of rows that have stopped; in the last line steps, live
-    rows, and stopped ones that were not reported yet.
+    key: of the rollout. Returns the state and a report int32 [serve_rows + 1, REPORT_HEADER +
+    (2 + W) R]. Each line describes a stopped row: row (S = none), number of tokens, TurnStop, the
+    tokens, the bits of their log-probabilities, and the allowed bits. The last line has the number
+    of steps, of live rows, and of stopped rows that were not reported yet.
     """
     player, serve_rows = settings.player, settings.serve_rows
     k_tokens = jax.random.split(key)[0]
@@ -142,7 +143,7 @@ def decode(
             bits = grammars.pack(legal)
             state = state.replace(allowed=state.allowed.at[each, at].set(bits, mode='drop'))
         token, logprob = token_rows.sample(state.rows, params, k_tokens, player=player, draw=draw)
-        stop, count, found = stops.turn_stop(
+        stop, count, stop_state = stops.turn_stop(
             token,
             live,
             state.count,
@@ -164,7 +165,7 @@ def decode(
             live=live & (stop == TurnStop.NONE),
             stop=jnp.where(live, stop, state.stop),
             count=count,
-            found=found,
+            found=stop_state,
             tokens=state.tokens.at[each, at].set(token, mode='drop'),
             logprobs=state.logprobs.at[each, at].set(logprob, mode='drop'),
         )
@@ -185,20 +186,19 @@ def decode(
 
 
 def as_int(x: jax.Array) -> jax.Array:
-    """The same bits as int32."""
+    """Reinterpret the bits as int32."""
     return jax.lax.bitcast_convert_type(x, jnp.int32)
 
 
 def read(
     state: State, params: Params, ends: Ends, block: jax.Array, *, settings: RolloutSettings
 ) -> State:
-    """Reads a block int32 [w, READ_HEADER + offers + C], a line for each row that gets a chunk.
+    """Read a block int32 [w, READ_HEADER + offers + C], one line for each row with a chunk.
 
-    Head of a line: row (S = none), position in the cache, tokens of the chunk, length of the
-    episode with the prompt, random stream, whether this is the last chunk (the row then samples;
-    2: the last of what its cache begins with, which others may copy), the kind of the turn (0, it
-    acts), the most tokens of its answer, and the bits of its temperature and top_p; then the words
-    of the forms on offer.
+    Head of a line: row (S = none), cache position, tokens of the chunk, length of the episode with
+    the prompt, random stream, last chunk (0: no; 1: yes, the row then samples; 2: also the end of
+    the opening, which other rows may copy), kind of the turn (0: it acts), maximum tokens of the
+    answer, the bits of its temperature and top_p, and then the words of the offered forms.
     """
     which, begin, count, _, _, last, *_ = block.T
     text = READ_HEADER + ends.words[1]
@@ -206,15 +206,17 @@ def read(
         state.rows, params, which, (block[:, text:], begin, count), player=settings.player
     )
     slots = rows.length.shape[0]
-    kept = rows.hidden.at[which].get(mode='clip')
-    opened = state.opened.at[jnp.where(last > 1, which, slots)].set(kept, mode='drop')
+    hidden = rows.hidden.at[which].get(mode='clip')
+    opened = state.opened.at[jnp.where(last > 1, which, slots)].set(hidden, mode='drop')
     return begin_answers(state.replace(rows=rows, opened=opened), ends, block[:, :text])
 
 
 def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
-    """Rows that go on to sample where the heads int32 [w, READ_HEADER + offers] say so."""
-    which, _, _, length, stream, last, part, most, *own = heads[:, :READ_HEADER].T
-    temperature, top_p = jax.lax.bitcast_convert_type(jnp.stack(own), jnp.float32)
+    """Start sampling in rows with a last chunk; heads int32 [w, READ_HEADER + offers]."""
+    which, _, _, length, stream, last, part, max_new_tokens, *sampling_bits = heads[
+        :, :READ_HEADER
+    ].T
+    temperature, top_p = jax.lax.bitcast_convert_type(jnp.stack(sampling_bits), jnp.float32)
 
     def put(into, value):
         return into.at[which].set(value, mode='drop')
@@ -232,17 +234,17 @@ def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
         live=put(state.live, last > 0),
         count=put(state.count, 0),
         found=put(state.found, 0),
-        most=put(state.most, most),
+        most=put(state.most, max_new_tokens),
         temperature=put(state.temperature, temperature),
         top_p=put(state.top_p, top_p),
     )
 
 
 def copy(state: State, ends: Ends, lines: jax.Array, *, settings: RolloutSettings) -> State:
-    """Rows take over what the caches of others begin with, a line int32 [w, 1 + head] for each.
+    """Copy the start of caches to other rows; lines int32 [w, 1 + head].
 
-    The row that is copied, and the head of a line that is read: where it is the last chunk, the row
-    has all that it would have read and samples.
+    A line is the source row and the head of a line as in `read`. If the head marks the last chunk,
+    nothing is left to read and the row samples.
     """
     del settings
     source, heads = lines[:, 0], lines[:, 1:]
@@ -266,20 +268,19 @@ class Programs:
     decode: Callable  # (state, params, ends, key, until, limit) -> (state, reports)
     read: Callable  # (state, params, ends, blocks) -> state
     copy: Callable  # (state, ends, lines) -> state
-    shards: int  # parts of the rows; each has its own reports and blocks, one after another
-    settings: RolloutSettings  # of a shard: slots are its rows, serve_rows lines of a report and of
-    # a block
-    width: int  # tokens of a chunk
+    shards: int  # number of shards of the rows; their reports and blocks are concatenated
+    settings: RolloutSettings  # of a shard: slots = rows, serve_rows = lines per report and block
+    width: int  # tokens per chunk
 
 
 @functools.cache
 def build_programs(
     mesh: jax.sharding.Mesh, settings: RolloutSettings, *, width: int, cache_tokens: int
 ) -> Programs:
-    """The programs for settings.slots rows of each ('data', 'fsdp') shard of a local mesh.
+    """Build the programs for settings.slots rows of each ('data', 'fsdp') shard of a local mesh.
 
-    Equal settings share programs. slots, serve_rows and width are part of what a rollout is: other
-    shapes may round differently in the last bits.
+    Equal settings share programs. slots, serve_rows and width affect the results of a rollout,
+    because other shapes may round the last bits differently.
     """
     rows = P(('data', 'fsdp'))
     settings = dataclasses.replace(

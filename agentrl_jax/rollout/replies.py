@@ -1,8 +1,8 @@
-"""The log of what worlds said, and rollouts played again from it, without any world.
+"""The log of environment replies, and rollouts replayed from it without any environment.
 
-A rollout is a function of parameters, key and replies. So every reply is a line of replies.jsonl,
-written when it arrives, and a step that was lost or is asked about can be repeated bit for bit. The
-lines of a rollout share what `about` says of it, such as its step and split.
+A rollout is a function of parameters, key and replies. Every reply is therefore written to
+replies.jsonl as it arrives, so that any step can be repeated bit for bit. All lines of a rollout
+contain its `about`, such as step and split.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ from agentrl_jax.machine import files
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.text.conversation import action_hash
 
-FIELDS = {  # of a line, beside those of `about`
+FIELDS = {  # of a line, in addition to `about`
     'stream': int,  # of the episode's tokens
     'trial': int,  # of the episode
-    'turn': int,  # of the episode that the reply opens: 0 for the first observation
-    'cuts': int,  # times that the turn's requests were refused for their length; 0 = it was asked
+    'turn': int,  # the turn that starts with the reply: 0 for the first observation
+    'cuts': int,  # final-reward requests of the episode so far; 0 = an ordinary request
     'item': int,
-    'action': int,  # hash of what the policy said before, 0 at the beginning
+    'action': int,  # hash of the policy's action, 0 for the first observation
     'observation': str,
-    'messages': (dict, type(None)),  # the observation, where it is messages
+    'messages': (dict, type(None)),  # the observation if it is messages
     'offers': list,  # forms of answers on offer
     'instruction': str,
     'reward': float,
@@ -38,25 +38,25 @@ FIELDS = {  # of a line, beside those of `about`
     'success': (bool, type(None)),
     'figures': list,
     'valid': (bool, type(None)),
-    'fault': str,  # why the episode ended here; '' = it did not
-    'seconds': float,  # the world took, the last time that it was asked
-    'tries': int,  # times that it was asked
+    'fault': str,  # why the episode failed here; '' = it did not
+    'seconds': float,  # duration of the last attempt
+    'tries': int,  # attempts
 }
-# Of lines older than these fields
+# Values for lines from before these fields existed
 ADDED = {'tries': 1, 'figures': [], 'valid': None, 'messages': None, 'offers': [], 'cuts': 0}
-LISTED = 20  # rollouts of a log that an error spells out
+LISTED = 20  # maximum number of rollouts of a log that an error lists
 About = dict[str, int | str]
 
 
 class ReplyLog:
-    """Appends lines to a file, if there is one; `about` is of the rollout that is being played."""
+    """Appends lines to a file, if there is one. `about` describes the current rollout."""
 
     def __init__(self, path: str | Path | None = None):
         self.about: About = {}
         self._file = open(path, 'a', encoding='utf-8') if path else None
 
     def write(self, response: Response, fault: str, tries: int) -> None:
-        """fault: '' for a reply that was taken, or why the episode ended."""
+        """Append a response; fault: why the episode failed, or '' for an accepted reply."""
         if self._file:
             self._file.write(json.dumps(self.about | line_of(response, fault, tries)) + '\n')
             self._file.flush()
@@ -67,10 +67,10 @@ class ReplyLog:
 
 
 class LogOfSteps:
-    """A log of episodes of several steps: each line has the step of its own episode."""
+    """A log for episodes of several steps: each line has the step of its episode."""
 
     def __init__(self, log: ReplyLog, episodes: int):
-        """episodes: of a step; streams count them from the first step of the run on."""
+        """episodes: number per step. Streams number the episodes of all steps of the run."""
         self.log, self.episodes = log, episodes
 
     def write(self, response: Response, fault: str, tries: int) -> None:
@@ -107,53 +107,53 @@ def line_of(response: Response, fault: str, tries: int) -> dict[str, Any]:
 
 
 def read_log(path: str | Path, row_of: Callable | None = None) -> list[dict[str, Any]]:
-    """The lines of a log; a last one that was cut off is left out, any other fault is an error.
+    """Return the lines of a log without an incomplete last one; ValueError if a line is invalid.
 
-    row_of(line, where): a line as an object, that of replies unless another is given.
+    row_of(line, where): parses a line; None: a line of replies.
     """
     return list(rows_of(path, row_of))
 
 
 def rows_of(path: str | Path, row_of: Callable | None = None) -> Iterator[dict[str, Any]]:
-    """read_log line by line: the log of a long run is larger than memory."""
+    """Yield the lines of read_log one by one: the log of a long run may not fit in memory."""
     with files.reading(path) as lines:
         for number, line in enumerate(lines, 1):
             try:
                 yield (row_of or _row_of)(line, f'{path}, line {number}')
             except ValueError:
-                if line.endswith(b'\n'):  # only a last line lacks it
+                if line.endswith(b'\n'):  # only an incomplete last line has no newline
                     raise
 
 
 def _row_of(line: bytes, where: str) -> dict[str, Any]:
-    """A line of a log with all FIELDS and a step; where: its place, for errors."""
+    """Parse a line of a log with all FIELDS and a step; where: its location, for errors."""
     row = object_of(line, where)
-    row = {'trial': 0} | ADDED | row  # older logs had one trial
+    row = {'trial': 0} | ADDED | row  # older logs had a single trial
     wrong = [
         name for name, kind in FIELDS.items() if name not in row or not isinstance(row[name], kind)
     ]
     if wrong:
-        raise ValueError(f'{where}: {", ".join(wrong)} is no part of a reply')
+        raise ValueError(f'{where}: missing or of the wrong type: {", ".join(wrong)}')
     figures = [row['reward'], row['seconds'], *row['figures']]
     if not all(isinstance(figure, float) and math.isfinite(figure) for figure in figures):
-        raise ValueError(f'{where}: a reward, a figure or a time that is no finite number')
+        raise ValueError(f'{where}: reward, seconds and figures must be finite numbers')
     return row
 
 
 def object_of(line: bytes, where: str) -> dict[str, Any]:
-    """A line of a log as an object that says its step."""
+    """Parse a line of a log as an object with a step."""
     try:
         text = line.decode('utf-8')
     except UnicodeDecodeError as error:
-        raise ValueError(f'{where}: no UTF-8 text (byte {error.start})') from error
+        raise ValueError(f'{where}: not UTF-8 text (byte {error.start})') from error
     row = files.parse_json(text, where, None)
     if not isinstance(row, dict) or 'step' not in row or type(row['step']) is not int:
-        raise ValueError(f'{where}: no object with a step')
+        raise ValueError(f'{where}: not a JSON object with an integer step')
     return row
 
 
 def begun(path: str | Path, step: int) -> int:
-    """Training episodes of `step` and later ones that a log has heard of; 0 where it is damaged."""
+    """Return the number of training episodes from `step` on in a log; 0 if the log is damaged."""
     if not Path(path).exists():
         return 0
     try:
@@ -164,35 +164,35 @@ def begun(path: str | Path, step: int) -> int:
                 if row.get('split') == 'train' and row['step'] >= step
             }
         )
-    except ValueError:  # cut says so
+    except ValueError:  # reported by `cut`
         return 0
 
 
 def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
-    """The lines of `step` and later ones at the end of a log, which is not read any further back.
+    """Return the lines from `step` on, reading a log backwards from its end.
 
-    For a log that is being written, which is large in a long run. [] where there is no file.
+    For logs that are still being written, which are large in a long run. [] if there is no file.
     """
-    path, found = Path(path), []
+    path, rows = Path(path), []
     if not path.exists() or not path.stat().st_size:
-        return found
+        return rows
     with open(path, 'rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        end = text.rfind(b'\n') + 1  # the rest is being written
+        end = text.rfind(b'\n') + 1  # the rest is still being written
         while end:
             start = text.rfind(b'\n', 0, end - 1) + 1
             line = object_of(text[start:end], f'{path}, byte {start}')
             if line['step'] < step:
                 break
-            found.append(line)
+            rows.append(line)
             end = start
-    return found[::-1]
+    return rows[::-1]
 
 
 def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | None:
-    """Leaves the lines of the steps before `step`, for a run that goes on from there.
+    """Drop the lines from `step` on, for a run that resumes there.
 
-    No run needs what its log says of steps that are over. A damaged log therefore gets another
-    name, which is returned, and a new one begins; None: nothing was wrong with it.
+    A run does not need the log of past steps. A damaged log is therefore renamed, a new one is
+    started, and the new name of the damaged one is returned. None: the log was intact.
     """
     path = Path(path)
     if not path.exists():
@@ -204,7 +204,7 @@ def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | N
         aside = free_name(path, 'damaged')
         path.rename(aside)
         print(
-            f'WARNING: {error}: the log is kept as {aside.name}, and a new one begins',
+            f'WARNING: {error}: the log was renamed to {aside.name}, and a new one is started',
             file=sys.stderr,
             flush=True,
         )
@@ -213,50 +213,50 @@ def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | N
 
 
 def free_name(path: Path, mark: str) -> Path:
-    """replies.<mark>_1.jsonl, or the first number that no file has."""
+    """Return the first unused name of replies.<mark>_1.jsonl, replies.<mark>_2.jsonl, ..."""
     names = (path.with_name(f'{path.stem}.{mark}_{n}{path.suffix}') for n in itertools.count(1))
     return next(name for name in names if not name.exists())
 
 
 class LoggedPool:
-    """The lines of a log in the place of a Pool: the same replies, and no world."""
+    """Replays the lines of a log instead of a Pool: the same replies without environments."""
 
     def __init__(self, lines: list[dict[str, Any]], read: Callable, path: str | Path = 'the log'):
         self.done: queue.SimpleQueue = queue.SimpleQueue()
         self._all, self._read, self._path = lines, read, path
-        # Of a rollout that was begun twice the later lines are those that counted.
+        # If a rollout was started twice, its later lines are the valid ones.
         where = operator.itemgetter('stream', 'trial', 'turn', 'cuts')
         self._lines = {where(line): line for line in lines}
 
     def of_rollout(self, about: About) -> 'LoggedPool':
-        """What answers one rollout; without it a ValueError that names the rollouts there are."""
+        """Return the pool of one rollout; ValueError with the logged rollouts if it is missing."""
         lines = [line for line in self._all if about.items() <= line.items()]
         if not lines:
             labels = [{k: x for k, x in line.items() if k not in FIELDS} for line in self._all]
             names = sorted({', '.join(f'{k}={x}' for k, x in label.items()) for label in labels})
             listed = '; '.join(map(files.in_line, names[:LISTED])) or 'none'
-            wanted = ', '.join(f'{name}={x}' for name, x in about.items())
+            description = ', '.join(f'{name}={x}' for name, x in about.items())
             raise ValueError(
-                f'{self._path} holds no rollout of {wanted}; there are {len(names)}: {listed}'
+                f'{self._path} has no rollout with {description}; it has {len(names)}: {listed}'
             )
         return LoggedPool(lines, self._read, self._path)
 
     def another(self) -> 'LoggedPool':
-        """As Pool.another."""
+        """Return a pool for training steps, as Pool.another."""
         return self.of_rollout({'split': 'train'})
 
     def submit(self, request: Request) -> None:
         where = request.stream, request.trial, request.turn, request.cuts
         if where not in self._lines:
             raise ValueError(
-                f'the log ends before turn {request.turn} of the episode of stream {request.stream}'
+                f'the log has no reply for turn {request.turn} of stream {request.stream}'
             )
         line = self._lines[where]
-        said = action_hash(request.actions[-1]) if request.actions else 0
-        if (line['item'], line['action']) != (request.item, said):
+        action = action_hash(request.actions[-1]) if request.actions else 0
+        if (line['item'], line['action']) != (request.item, action):
             raise ValueError(
-                f'turn {request.turn} of the episode of stream {request.stream} is not what the '
-                'log answers: it was made by other parameters, another key or other settings'
+                f'turn {request.turn} of stream {request.stream} differs from the log, which was '
+                'recorded with other parameters, another key or other settings'
             )
         if line['fault']:
             self.done.put(Response(request, fault=line['fault']))

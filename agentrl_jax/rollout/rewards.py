@@ -1,8 +1,8 @@
-"""Rewards of one's own over any world (reward.function), in the place of those that it pays.
+"""Custom rewards (reward.function), which replace the rewards of the environment.
 
-On the device it is a traceable function of a rollout and its task, part of the program that plays;
-on hosts any function of an episode's texts, called when the rollout is over. Whatever follows a
-rollout sees these rewards alone; success stays the world's, and so does what prompts say.
+On the device, the function takes a rollout and its task and is traced into the rollout program. On
+hosts, it is any function of an episode's texts, called when the rollout is complete. Everything
+after the rollout uses these rewards. Success and the prompts still come from the environment.
 """
 
 import contextlib
@@ -26,30 +26,30 @@ OF_EPISODE = 'a function of an episode that returns a list with a number for eac
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """A turn of an episode on a host, as texts."""
+    """A turn of an episode on a host, as text."""
 
-    shown: str  # what the world said before it, whole
-    said: str  # what the policy wrote, its forced opening included
-    reply: str  # what the world said to it; '' of a turn that does not act
-    reward: float  # what the world paid for it
-    acts: bool  # False: a plan or a reflection, which the world does not hear
-    trial: int  # from 0 on
+    shown: str  # the full observation before the turn
+    said: str  # the policy's response, including its forced prefix
+    reply: str  # the next observation; '' if the turn does not act
+    reward: float  # of the environment
+    acts: bool  # False: a plan or a reflection, which is not sent to the environment
+    trial: int  # starts at 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """An episode on a host that is over, as texts."""
+    """A complete episode on a host, as text."""
 
-    item: int  # of the world
-    instruction: str  # what the world says of the item, '' where it is the same for all
+    item: int  # of the environment
+    instruction: str  # the environment's instruction for the item; '' if all items share one
     turns: tuple[Turn, ...]
-    success: bool  # by the world
-    figures: tuple[float, ...]  # that the world measured, see its environment's FIGURES
+    success: bool  # reported by the environment
+    figures: tuple[float, ...]  # metrics reported by the environment, see its FIGURES
 
 
 @contextlib.contextmanager
 def blamed(what: str, function: Callable) -> Iterator[None]:
-    """A context for foreign code: an error becomes a ValueError with its place in the code."""
+    """Turn errors of user code within a context into a ValueError with file and line."""
     try:
         yield
     except Exception as error:
@@ -63,77 +63,81 @@ def blamed(what: str, function: Callable) -> Iterator[None]:
 def of_rollout(
     rollout: Rollout, task: Any, function: Callable[[Rollout, Any], jax.Array]
 ) -> tuple[Rollout, dict[str, jax.Array]]:
-    """(the rollout with the rewards of function(rollout, task), counters); pure.
+    """Return (the rollout with the rewards of function(rollout, task), counters); pure.
 
-    Turns that were not played, and faulty episodes, have reward 0 whatever the function says.
-    Counters: reward_faults int32 [1], rewards that are not finite or above LARGEST; reward_fault
-    float32 [1], the first of them. Those are 0 in the rollout.
+    Unplayed turns and faulty episodes always have reward 0. Counters: reward_faults int32 [1], the
+    number of rewards that are not finite or exceed LARGEST in magnitude; reward_fault float32 [1],
+    the first of them. In the rollout these are 0.
     """
-    given = jnp.asarray(function(rollout, task)).astype(jnp.float32)
+    values = jnp.asarray(function(rollout, task)).astype(jnp.float32)
     turns = jnp.arange(rollout.rewards.shape[1])[None]
-    played = (turns < rollout.num_turns[:, None]) & rollout.healthy[:, None]
-    wrong = played & ~(jnp.abs(given) <= LARGEST)  # nan is in no order
-    first = given.reshape(-1)[jnp.argmax(wrong.reshape(-1))]
-    rewards = jnp.where(played & ~wrong, given, 0.0)
+    is_played = (turns < rollout.num_turns[:, None]) & rollout.healthy[:, None]
+    wrong = is_played & ~(jnp.abs(values) <= LARGEST)  # also true for nan
+    first = values.reshape(-1)[jnp.argmax(wrong.reshape(-1))]
+    rewards = jnp.where(is_played & ~wrong, values, 0.0)
     faults = {'reward_faults': wrong.sum(dtype=jnp.int32)[None], 'reward_fault': first[None]}
     return rollout.replace(rewards=rewards), faults
 
 
 def check_traced(function: Callable, rollout: Rollout, task: Any, *, name: str) -> None:
-    """ValueError where function(rollout, task) gives no rewards [B, K]; shapes are enough.
+    """Raise ValueError if function(rollout, task) does not return rewards [B, K].
 
-    name: what an error calls it.
+    Only shapes are evaluated. name: the function's name in the message.
     """
     with blamed(f'{name} (on the device {OF_ROLLOUT})', function):
-        made = jax.eval_shape(function, rollout, task)
+        result = jax.eval_shape(function, rollout, task)
     shape, kinds = rollout.rewards.shape, (jnp.floating, jnp.integer, jnp.bool_)
-    found = f'{getattr(made, "dtype", type(made).__name__)} {list(getattr(made, "shape", ()))}'
-    right = isinstance(made, jax.ShapeDtypeStruct) and made.shape == shape
-    if not right or not any(jnp.issubdtype(made.dtype, kind) for kind in kinds):
+    description = (
+        f'{getattr(result, "dtype", type(result).__name__)} {list(getattr(result, "shape", ()))}'
+    )
+    right = isinstance(result, jax.ShapeDtypeStruct) and result.shape == shape
+    if not right or not any(jnp.issubdtype(result.dtype, kind) for kind in kinds):
         raise ValueError(
-            f'{name} returns {found} and must return float32 {list(shape)}: a reward for each turn '
-            'of each episode, as rollout.rewards'
+            f'{name} returns {description} and must return float32 {list(shape)}: a reward '
+            'for each turn of each episode, as rollout.rewards'
         )
 
 
 def episode_of(
     events: Iterable[Any], *, item: int, success: bool, figures: Sequence[float], trials: np.ndarray
 ) -> Episode:
-    """An episode from its events: keepers.Response of replies, and (part, answer) of turns.
+    """Build an episode from its events: keepers.Response per reply, (part, answer) per turn.
 
-    trials int32 [K]: of its turns.
+    trials int32 [K]: trial of each turn.
     """
     turns: list[Turn] = []
-    shown = instruction = ''
+    observation = instruction = ''
     for event in events:
         if isinstance(event, tuple):
-            part, said = event
+            part, response = event
             trial = int(trials[len(turns)])
-            turns.append(Turn(shown, said, '', 0.0, part == agents.ACT, trial))
+            turns.append(Turn(observation, response, '', 0.0, part == agents.ACT, trial))
             continue
-        reply, shown = event.reply, str(event.reply.observation)
+        reply, observation = event.reply, str(event.reply.observation)
         if event.request.cut and turns:
             earned = turns[-1].reward + float(reply.reward) * reply.done
             turns[-1] = dataclasses.replace(turns[-1], reward=earned)
         elif event.request.actions:
-            turns[-1] = dataclasses.replace(turns[-1], reply=shown, reward=float(reply.reward))
+            turns[-1] = dataclasses.replace(
+                turns[-1], reply=observation, reward=float(reply.reward)
+            )
         else:
             instruction = event.instruction
     return Episode(item, instruction, tuple(turns), bool(success), tuple(map(float, figures)))
 
 
 def of_episode(episode: Episode, function: Callable, *, name: str) -> np.ndarray:
-    """float32 [turns]: what function(episode) gives; a ValueError says what is wrong with it."""
+    """Return the rewards of function(episode), float32 [turns]; ValueError if they are invalid."""
     with blamed(f'{name}, on the episode of item {episode.item},', function):
-        given = list(function(episode))
-    wrong = [x for x in given if not isinstance(x, numbers.Real) or not abs(x) <= LARGEST]
-    if len(given) != len(episode.turns) or wrong:
-        said = f'{wrong[0]!r:.60}' if wrong else f'{len(given)} rewards'
+        values = list(function(episode))
+    wrong = [x for x in values if not isinstance(x, numbers.Real) or not abs(x) <= LARGEST]
+    if len(values) != len(episode.turns) or wrong:
+        problem = f'{wrong[0]!r:.60}' if wrong else f'{len(values)} rewards'
         raise ValueError(
-            f'{name} gave {said} for an episode of {len(episode.turns)} turns (item '
+            f'{name} returned {problem} for an episode of {len(episode.turns)} turns (item '
             f'{episode.item}): it must be {OF_EPISODE}, finite and at most {LARGEST:g}'
         )
-    return np.array([float(x) for x in given], np.float32)
+    return np.array([float(x) for x in values], np.float32)
 
 
 def replace(
@@ -144,9 +148,9 @@ def replace(
     *,
     name: str,
 ) -> None:
-    """Puts the rewards of a function into a record of episodes of NumPy arrays, in its place.
+    """Replace the rewards in a NumPy record by the results of a function, in place.
 
-    events: of each row that was played. Faulty episodes have rewards of 0 and are not shown to it.
+    events: by played row. The function is not called for faulty episodes; their rewards are 0.
     """
     for b, listed in events.items():
         out.rewards[b] = 0.0
@@ -159,7 +163,7 @@ def replace(
             figures=out.figures[b] if out.figures is not None else (),
             trials=out.trial[b],
         )
-        if not episode.turns:  # not even the first prompt fitted
+        if not episode.turns:  # the first prompt did not fit
             continue
         rewards = of_episode(episode, function, name=name)
         out.rewards[b, : len(rewards)] = rewards

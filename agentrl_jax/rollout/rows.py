@@ -1,9 +1,9 @@
-"""Rows of tokens in a KV cache: sample one token of each, push it, or read a block of new ones.
+"""Rows of tokens in a KV cache: sample a token per row, append it, or read a block of tokens.
 
-Both kinds of rollout share them. A row knows no episode, turn or world: it is a cache, the hidden
-state of its last token, two lengths and the number of its random stream. A token of stream e at
-position t is drawn with fold_in(fold_in(key, e), t): neither the schedule, nor the row, nor the
-mesh changes which tokens an episode gets.
+Device and host rollouts share them. A row does not depend on episodes, turns or environments: it is
+a cache, the hidden state of its last token, two lengths and the number of its random stream. The
+token of stream e at position t is drawn with fold_in(fold_in(key, e), t), so the schedule, the row
+and the mesh do not change which tokens an episode gets.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ class Rows:
     cache: KVCache  # keys and values, S rows of T (or fewer) positions
     hidden: jax.Array  # compute dtype [S, D]  final hidden state of the last token
     length: jax.Array  # int32 [S]  tokens of the episode so far: position of the next draw
-    context: jax.Array  # int32 [S]  tokens in the cache: as many, or those of the last turns
+    context: jax.Array  # int32 [S]  tokens in the cache: all of them, or only of the last turns
     stream: jax.Array  # int32 [S]  random stream of the row's tokens
-    player: Any = None  # what a Player of another kind remembers of the rows
+    player: Any = None  # state of a Player subclass
 
 
 @dataclasses.dataclass(frozen=True)
 class Player:
-    """The model that answers. A subclass may answer some turns with another one."""
+    """The model that answers. A subclass may use another model in some turns."""
 
     model: Model
 
@@ -46,17 +46,17 @@ class Player:
 
     @property
     def untransposed(self) -> 'Player':
-        """The same for parameters whose kernels are laid out as they are trained."""
+        """The player for parameters with kernels in the training layout."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, transposed=False))
 
     def transpose(self, params: Params) -> Params:
-        """Lay out the kernels of each model for few rows, if the model is to have that."""
+        """Convert the kernels of each model to the layout for few rows, if the model uses it."""
         return self.each(transpose_kernels, params) if self.model.transposed else params
 
     def answer_head(self, params: Params, task: text.TextTask) -> Any:
-        """The head [D, U] of the tokens of answers; None where any token may be sampled.
+        """Return the head [D, U] for the tokens of answers; None if any token may be sampled.
 
-        Made once, before all loops: in them it would be gathered for every token.
+        Call it before the loops; inside, the columns would be gathered for every token.
         """
         if task.grammar is None or task.grammar.free:
             return None
@@ -68,32 +68,32 @@ class Player:
     def empty_cache(
         self, params: Params, prefix: jax.Array, rows: int, cache_tokens: int
     ) -> KVCache:
-        """The cache of rows that hold nothing but the common prefix int32 [P]."""
+        """Return the cache of rows that contain only the common prefix int32 [P]."""
         return prefill_prefix(params, self.model, prefix, rows, cache_tokens)
 
     def empty_state(self, rows: int) -> Any:
-        """Rows.player at the start."""
+        """Return the initial Rows.player."""
         del rows
 
     def forward(
         self, rows: Rows, params: Params, tokens: jax.Array, position: jax.Array, which: Any
     ) -> tuple[jax.Array, KVCache]:
-        """forward_cached of tokens [w, C] of rows `which` int32 [w], None: of all."""
+        """Run forward_cached on tokens [w, C] of rows `which` int32 [w]; None: all rows."""
         return self.model.forward_cached(params, tokens, position, rows.cache, which)
 
     def logits(self, rows: Rows, params: Params, head: Any = None) -> jax.Array:
-        """Logits [S, V] of the next token; with answer_head only those of its columns."""
+        """Return logits [S, V] of the next token; with answer_head, only of its columns."""
         return self.model.logits(params, rows.hidden, head)
 
     # -- episodes
 
     def rollout_extra(self, episodes: Episodes, turns: int) -> dict[str, jax.Array]:
-        """What Rollout.extra holds of E episodes before they are played."""
+        """Return the initial Rollout.extra of E episodes."""
         del episodes, turns
         return {}
 
     def record(self, out: Rollout, at: Any, task: text.TextTask, world: text.Episode) -> Rollout:
-        """Write down who answers the turns `at` of a rollout; world: of w slots."""
+        """Record which player answers the turns `at` of a rollout; world: of w slots."""
         del at, task, world
         return out
 
@@ -106,7 +106,7 @@ class Player:
         out: Rollout,
         episode: jax.Array,
     ) -> Rows:
-        """Prepare rows `which` int32 [w] for the turns of their worlds.
+        """Prepare rows `which` int32 [w] for their next turns.
 
         episode int32 [w]: rows of out.
         """
@@ -114,13 +114,13 @@ class Player:
         return rows
 
     def sampled(self, rows: Rows, live: jax.Array, **token: Any) -> tuple[dict[str, Any], Any]:
-        """(fields of Rollout for sampled tokens, live rows bool [S] whose tokens are trained)."""
+        """Return (fields of Rollout for sampled tokens, bool [S] live rows with trained tokens)."""
         del rows
         return token | {'attention_mask': True, 'action_mask': True}, live
 
 
 def start(params: Params, player: Player, prefix: jax.Array, rows: int, cache_tokens: int) -> Rows:
-    """S rows that hold nothing but the common prefix int32 [P]."""
+    """Return S rows that contain only the common prefix int32 [P]."""
     length = jnp.full(rows, prefix.shape[0], jnp.int32)
     return Rows(
         cache=player.empty_cache(params, prefix, rows, cache_tokens),
@@ -135,8 +135,8 @@ def start(params: Params, player: Player, prefix: jax.Array, rows: int, cache_to
 def prefill_prefix(
     params: Params, model: Model, prefix: jax.Array, rows: int, cache_tokens: int
 ) -> KVCache:
-    """Run the prefix that all episodes share once, and copy its keys and values to every row."""
-    # Two rows: XLA's CPU matmul takes another path for a single one, with other last bits.
+    """Read the common prefix once and copy its keys and values to every row."""
+    # Use two rows: XLA's CPU matmul of a single row takes another path and rounds differently.
     one = model.init_cache(2, prefix.shape[0])
     tokens = jnp.broadcast_to(prefix, (2, prefix.shape[0]))
     positions = jnp.broadcast_to(jnp.arange(prefix.shape[0]), tokens.shape)
@@ -158,7 +158,7 @@ def sample(
     draw: Callable,
     head: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The next token of every row and its log-probability: int32 [S], float32 [S].
+    """Return the next token of every row and its log-probability: int32 [S], float32 [S].
 
     draw(logits [S, V], uniform [S]): see sampling.Sampler.draw. head: see Player.answer_head.
     """
@@ -172,7 +172,7 @@ def sample(
 
 
 def push(rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, player: Player) -> Rows:
-    """Run the token int32 [S] of each live row bool [S] through the model and into its cache."""
+    """Run the token int32 [S] of each live row bool [S] through the model and cache it."""
     position = jnp.where(live, rows.context, capacity(rows))
     hidden, cache = player.forward(rows, params, token[:, None], position[:, None], None)
     return rows.replace(
@@ -184,7 +184,7 @@ def push(rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, playe
 
 
 def capacity(rows: Rows) -> int:
-    """Positions of a row of the cache."""
+    """Return the number of cache positions per row."""
     return jax.tree.leaves(rows.cache)[0].shape[1]
 
 
@@ -199,10 +199,10 @@ def prefill(
 ) -> Rows:
     """Read a block into rows `which` int32 [w].
 
-    block: tokens int32 [w, C], of which the first `count` int32 [w] are read, from position
-    `begin` int32 [w] of the cache on, as (tokens, begin, count). Rows >= S are padding. Nothing is
-    read where `wanted` bool [] is false: all rows must be padding then. Sets cache, hidden and
-    context; the caller sets lengths.
+    block: (tokens int32 [w, C], begin int32 [w], count int32 [w]). The first `count` tokens are
+    read into the cache, starting at position `begin`. Rows >= S are padding. If `wanted` bool [] is
+    false, nothing is read and all rows must be padding. Sets cache, hidden and context; the caller
+    sets lengths.
     """
     tokens, begin, count = block
     column = jnp.arange(tokens.shape[1])[None]
@@ -220,12 +220,12 @@ def prefill(
     if wanted is None:
         hidden, cache = run(rows.cache)
     else:
-        # With a negated condition XLA copies the whole cache, and on a GPU with any: there it costs
-        # less to read a block of padding (5.8 ms a copy of 4.5 GB on an H100, on paper)
-        def asked(cache):
+        # XLA copies the full cache if the condition is negated, and on a GPU with any condition.
+        # There a block of padding is cheaper (estimate: 5.8 ms to copy 4.5 GB on an H100).
+        def conditional_run(cache):
             return jax.lax.cond(wanted, run, nothing, cache)
 
-        hidden, cache = jax.lax.platform_dependent(rows.cache, cuda=run, default=asked)
+        hidden, cache = jax.lax.platform_dependent(rows.cache, cuda=run, default=conditional_run)
     return rows.replace(
         cache=cache,
         hidden=rows.hidden.at[which].set(hidden, mode='drop'),
@@ -244,8 +244,8 @@ def copy(
 ) -> Rows:
     """Copy the cache of row source[i] onto row target[i] for i < count int32 []; both int32 [w].
 
-    `size` positions of it from `begin` on; None: all. One row after another, so that the cache
-    stays in place and no more than needed moves.
+    Copies `size` positions starting at `begin`; None: all. Rows are copied one by one, so that the
+    cache is updated in place and only the copied positions move.
     """
 
     def one(i, cache):

@@ -1,13 +1,13 @@
-"""Choosing the next token: temperature, top-k, top-p, greedy; one uniform number per row.
+"""Token sampling: temperature, top-k, top-p and greedy, with one uniform number per row.
 
-Tokens are drawn by inverting the cumulative distribution in two levels (blocks of the vocabulary,
-then inside one block). A row needs a single random number, where Gumbel-max needs V of them; its
-draw depends on its own key and logits only, so it does not matter which other rows are in the batch
-or on which device the row lives.
+Tokens are drawn by inverting the cumulative distribution in two levels: over blocks of the
+vocabulary, then inside a block. Each row needs a single random number, while Gumbel-max needs V.
+The draw of a row depends only on its key and logits, not on the other rows of the batch or on its
+device.
 
-Where devices have a part of the vocabulary each (mesh.tensor > 1), a block is on one of them. They
-exchange the largest logit and the sums of blocks, [S, V / 128], and then the one block [S, 128]
-that holds the token; logits stay where they are.
+If the vocabulary is split over devices (mesh.tensor > 1), each block is on a single device. Devices
+exchange the largest logit and the block sums, [S, V / 128], and then the block [S, 128] that
+contains the token. Logits are not moved.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ BLOCK = 128  # vocabulary entries per block of the two-level draw
 
 
 def threshold(weights: jax.Array, amount: jax.Array, target: jax.Array) -> jax.Array:
-    """Largest t per row with sum(amount where weights >= t) >= target, by bisection without a sort.
+    """Return the largest t per row with sum(amount where weights >= t) >= target, without a sort.
 
-    Non-negative floats order as their bit patterns, so 31 halvings find t exactly.
+    Bisects the bit patterns, which order like non-negative floats: 31 halvings find t exactly.
     weights, amount float32 [S, V]; target float32 [S]; returns float32 [S].
     """
     low = jnp.zeros(weights.shape[0], jnp.int32)
@@ -41,10 +41,10 @@ def threshold(weights: jax.Array, amount: jax.Array, target: jax.Array) -> jax.A
 
 
 def truncate(weights: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax.Array:
-    """Keeps the top_k largest weights (0 = all) and of these the smallest set of mass top_p.
+    """Keep the top_k largest weights (0 = all), and the smallest subset of them with mass top_p.
 
-    weights float32 [S, V], not normalised; top_p: of all rows, or float32 [S] of each. Ties at the
-    cut are kept, so both sets may be larger.
+    weights float32 [S, V], not normalised; top_p: one value, or float32 [S] per row. Ties at the
+    threshold are kept, so both sets may be larger.
     """
     if 0 < top_k < weights.shape[1]:
         target = jnp.full(weights.shape[0], top_k, jnp.float32)
@@ -58,19 +58,20 @@ def truncate(weights: jax.Array, *, top_k: int, top_p: float | jax.Array) -> jax
 
 
 def entries(x: jax.Array, index: jax.Array) -> jax.Array:
-    """x[s, index[s]] of x [S, N, ...] and int32 [S]."""
+    """Return x[s, index[s]] for x [S, N, ...] and index int32 [S]."""
     index = index.reshape(index.shape + (1,) * (x.ndim - 1))
     return jnp.take_along_axis(x, index, axis=1)[:, 0]
 
 
 def invert(weights: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First index at which the cumulative weight exceeds the target, and the target less its begin.
+    """Return the first index with a cumulative weight above the target, and the remaining target.
 
-    weights float32 [S, N], target float32 [S]; returns int32 [S] and float32 [S].
+    The remaining target is relative to the start of that entry. weights float32 [S, N], target
+    float32 [S]; returns int32 [S] and float32 [S].
     """
     upper = jnp.cumsum(weights, axis=1)
     index = jnp.sum(upper <= target[:, None], axis=1)
-    # Rounding can push the target past the last sum; the heaviest entry is then the answer.
+    # Rounding can push the target past the last sum; use the entry with the largest weight then.
     index = jnp.where(index == weights.shape[1], jnp.argmax(weights, axis=1), index)
     return index, jnp.maximum(target - entries(upper - weights, index), 0.0)
 
@@ -84,27 +85,28 @@ def sample(
     top_p: float | jax.Array = 1.0,
     vocab_shards: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """Next token of each row and its log-probability under the distribution it was drawn from.
+    """Return the next token of each row and its log-probability under the sampling distribution.
 
-    logits float32 [S, V], uniform float32 [S] in [0, 1). temperature 0 is greedy (the
-    log-probability is then the one at temperature 1). Returns int32 [S] and float32 [S]; where a
-    logit is nan or inf the log-probability is nan, and the token means nothing.
+    logits float32 [S, V], uniform float32 [S] in [0, 1). temperature 0 is greedy, with the
+    log-probability at temperature 1. Returns int32 [S] and float32 [S]. If a logit is nan or inf,
+    the log-probability is nan and the token is meaningless.
 
-    Logits are read twice, for the largest and for the sum of each block, and nothing of their size
-    is written (but with top-k or top-p): the block that holds the token is weighed once more.
+    Logits are read twice, for the maximum and the sum of each block. No array of their size is
+    written, except with top-k or top-p, because the block with the token is exponentiated again.
 
-    vocab_shards: equal parts of the vocabulary that devices have, within a mesh; where there are
-    several, sums are taken in another order than on one. top-k and top-p exchange a sum of each row
-    for each halving.
+    vocab_shards: number of equal parts of the vocabulary, one per device of a mesh. With several,
+    sums are computed in another order. top-k and top-p exchange one sum per row and halving.
     """
     scores = logits / temperature if temperature > 0 else logits
     rows, vocab = scores.shape
     if temperature > 0 and (top_k or isinstance(top_p, jax.Array) or top_p < 1.0):
         weights = jnp.exp(scores - scores.max(1, keepdims=True))
-        kept = truncate(weights, top_k=top_k, top_p=top_p) > 0
-        scores = jnp.where(kept, scores, -jnp.inf)
-    shards = 1 if vocab % vocab_shards else vocab_shards  # sharding.specs leaves such a head whole
-    rest = -(vocab // shards) % BLOCK  # of the last block of a shard
+        in_support = truncate(weights, top_k=top_k, top_p=top_p) > 0
+        scores = jnp.where(in_support, scores, -jnp.inf)
+    shards = (
+        1 if vocab % vocab_shards else vocab_shards
+    )  # sharding.specs does not split such a head
+    rest = -(vocab // shards) % BLOCK  # padding of a shard's last block
     if shards > 1:
         scores = scores.reshape(rows, shards, -1)
     pad = [(0, 0)] * (scores.ndim - 1) + [(0, rest)]
@@ -123,7 +125,7 @@ def sample(
         index, _ = invert(jnp.exp(entries(scores, block) - top[:, None]), target)
     chosen = entries(entries(scores, block), index)
     token = (block * BLOCK + index).astype(jnp.int32)
-    if shards > 1:  # without the rests of the shards before its own
+    if shards > 1:  # subtract the padding of the previous shards
         token -= block // (scores.shape[1] // shards) * rest
     return token, chosen - top - jnp.log(total)
 
@@ -137,9 +139,9 @@ def sample_rows(
     top_k: int = 0,
     vocab_shards: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
-    """`sample` with a temperature and a top_p for each row, float32 [S].
+    """Run `sample` with a temperature and a top_p per row, float32 [S].
 
-    Temperatures below 1e-3 are greedy: the quotients might overflow.
+    Temperatures below 1e-3 are greedy, because the quotients could overflow.
     """
     greedy, top_p = temperature < 1e-3, jnp.maximum(top_p, 1e-6)
     scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
@@ -151,7 +153,7 @@ def sample_rows(
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """How tokens are drawn: `sample` with its settings. A subclass may choose tokens otherwise."""
+    """Settings of `sample`. A subclass may choose tokens in another way."""
 
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 = all
@@ -160,9 +162,9 @@ class Sampler:
     def draw(
         self, slots: Any, logits: jax.Array, uniform: jax.Array, *, vocab_shards: int = 1
     ) -> tuple[jax.Array, jax.Array]:
-        """The next token of each slot and its log-probability: int32 [S], float32 [S].
+        """Return the next token of each slot and its log-probability: int32 [S], float32 [S].
 
-        slots: the state of the rollout, which this sampler does not need.
+        slots: the state of the rollout, which this sampler does not use.
         """
         del slots
         settings = dict(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
@@ -171,11 +173,11 @@ class Sampler:
 
 @dataclasses.dataclass(frozen=True)
 class RowSampler(Sampler):
-    """Each slot has a temperature and a top_p; those of the sampler are the defaults."""
+    """Uses a temperature and a top_p per slot; the fields of the sampler are the defaults."""
 
     def draw(
         self, slots: Any, logits: jax.Array, uniform: jax.Array, *, vocab_shards: int = 1
     ) -> tuple[jax.Array, jax.Array]:
-        """As Sampler.draw; slots: with temperature and top_p float32 [S]."""
-        own, more = (slots.temperature, slots.top_p), dict(top_k=self.top_k)
-        return sample_rows(logits, uniform, *own, **more, vocab_shards=vocab_shards)
+        """See Sampler.draw. slots: has temperature and top_p, float32 [S]."""
+        row_settings, more = (slots.temperature, slots.top_p), dict(top_k=self.top_k)
+        return sample_rows(logits, uniform, *row_settings, **more, vocab_shards=vocab_shards)

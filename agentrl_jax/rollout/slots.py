@@ -1,4 +1,4 @@
-"""The state of a rollout on the device, its settings, and the schedule of its slots."""
+"""State, settings and slot schedule of a device rollout."""
 
 import dataclasses
 from typing import Any
@@ -22,14 +22,14 @@ IDLE, GENERATING, WAITING = range(3)
 
 @struct.dataclass
 class Slots:
-    """State of the S slots, and what is written so far of N episodes."""
+    """State of S slots, and the record of N episodes so far."""
 
     rows: token_rows.Rows  # S rows of tokens
     episode: jax.Array  # int32 [S]     row of `out` being played; N = none
     phase: jax.Array  # int32 [S]     IDLE, GENERATING, WAITING
     response: jax.Array  # int32 [S]     tokens sampled in the current turn
     answer: answers.AnswerState  # parser of the current turn, S rows
-    world: text.Episode  # worlds, S rows
+    world: text.Episode  # environments, S rows
     next_episode: jax.Array  # int32 []
     out: Rollout  # N rows
     decodes: jax.Array  # int32 []      decode iterations
@@ -38,49 +38,49 @@ class Slots:
     read: jax.Array  # int32 []      tokens in them
     generated: jax.Array  # int32 []      tokens sampled
     overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
-    place: grammars.Place | None = None  # in the grammar of answers, S rows; None without one
-    schedule: Any = None  # state of the Schedule; None: it has none
+    place: grammars.Place | None = None  # state of the answer grammar, S rows; None without one
+    schedule: Any = None  # state of the Schedule, if it has one
 
 
 @struct.dataclass
 class Turns:
-    """What w slots play next."""
+    """The next turns of w slots."""
 
     episode: jax.Array  # int32 [w]  row of Slots.out; N = none
-    world: text.Episode  # w worlds
+    world: text.Episode  # w environments
     length: jax.Array  # int32 [w]  tokens of the episode so far
-    sampled_end: jax.Array  # bool [w]  the policy ended the turn before with an end token
+    sampled_end: jax.Array  # bool [w]  the policy ended the previous turn with an end token
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Free slots take the listed episodes in order, and each slot reads its own prompts.
+    """Assigns the listed episodes to free slots in order; each slot reads its own prompts.
 
-    A subclass may play other episodes, and have a prompt read by another slot.
+    A subclass may play other episodes, or let a slot copy a prompt from another slot.
     """
 
     def listed(self, episodes: Episodes) -> Episodes:
-        """The rows to play."""
+        """Return the rows to play."""
         return episodes
 
     def start(
         self, task: text.TextTask, episodes: Episodes, rows: token_rows.Rows, world: text.Episode
     ) -> Any:
-        """The state of the schedule before anything is played; world: of S slots."""
+        """Return the initial state of the schedule; world: of S slots."""
         del task, episodes, rows, world
 
     def served(self, slots: Slots, count: int) -> jax.Array:
-        """Up to `count` slots that get their next turn, int32 [count]; S = none."""
+        """Return up to `count` slots to serve, int32 [count]; S = none."""
         none = slots.phase.shape[0]
         (waiting,) = jnp.nonzero(slots.phase == WAITING, size=count, fill_value=none)
         return waiting
 
     def waiting(self, slots: Slots) -> jax.Array:
-        """Number of slots that `served` could serve; int32 []."""
+        """Return the number of slots that `served` could serve, int32 []."""
         return jnp.sum(slots.phase == WAITING)
 
     def order(self, slots: Slots, number: jax.Array) -> jax.Array:
-        """The episode that is played as the given one of the list, int32 [w]; N or more: none."""
+        """Map positions in the list to episodes, int32 [w]; N or more: none."""
         del slots
         return number
 
@@ -93,9 +93,9 @@ class Schedule:
         over: jax.Array,
         turns: Turns,
     ) -> tuple[Slots, Turns]:
-        """Give the next episodes of the list to the slots `which` int32 [w] whose episode is over.
+        """Assign the next episodes of the list to slots `which` int32 [w] if their episode is over.
 
-        over bool [w]; turns: the slots' next turns in the episodes that they have.
+        over bool [w]. turns: the next turns in the slots' current episodes.
         """
         num_episodes, none = episodes.level.shape[0], slots.out.tokens.shape[0]
         wants = over & (which < slots.phase.shape[0])
@@ -118,10 +118,10 @@ class Schedule:
         turns: Turns,
         prompt: tuple[jax.Array, jax.Array],
     ) -> tuple[Slots, jax.Array]:
-        """Let slots `which` int32 [w] play their turns.
+        """Assign their turns to slots `which` int32 [w].
 
-        prompt: what each is to read, (tokens int32 [w, width], count int32 [w]). Returns (slots,
-        follows bool [w]: slots whose prompt is not read, since `after_read` copies it).
+        prompt: (tokens int32 [w, width], count int32 [w]) to read. Returns (slots, follows bool
+        [w]: slots that do not read their prompt, because `after_read` copies it).
         """
         del task, prompt
         changed = turns.episode != slots.episode[which]
@@ -129,42 +129,42 @@ class Schedule:
         return slots.replace(episode=episode), jnp.zeros_like(changed)
 
     def after_read(self, slots: Slots, task: text.TextTask, which: jax.Array) -> Slots:
-        """Called once the slots `which` int32 [w] have read their prompts."""
+        """Update the slots after slots `which` int32 [w] have read their prompts."""
         del task, which
         return slots
 
     def finish(self, slots: Slots, episodes: Episodes) -> Rollout:
-        """The rollout of E episodes when all has been played."""
+        """Return the finished rollout of E episodes."""
         del episodes
         return slots.out
 
 
 @dataclasses.dataclass(frozen=True)
 class RolloutSettings:
-    """All that a rollout depends on beside arrays: one static argument of jit."""
+    """All static settings of a rollout, as a single static argument of jit."""
 
     player: token_rows.Player
     slots: int  # episodes played at once
-    serve_rows: int  # waiting slots that are served together
-    max_tokens: int  # tokens of an episode, prompts included
+    serve_rows: int  # maximum number of waiting slots served together
+    max_tokens: int  # tokens of an episode, including prompts
     max_response: int  # sampled tokens of a turn
     sampler: Sampler = Sampler()
-    window: int = 0  # turns that the policy sees, this one included; 0 = the whole conversation
+    window: int = 0  # turns in the context, including the current one; 0 = the full conversation
     stop_at_answer: bool = False  # a turn ends at </answer>
     schedule: Schedule = Schedule()
-    vocab_shards: int = 1  # of logits over the whole vocabulary, see sampling.sample
+    vocab_shards: int = 1  # of logits over the full vocabulary, see sampling.sample
 
     @property
     def model(self) -> Model:
         return self.player.model
 
     def context(self, task: Any) -> windows.Context:
-        """What the policy sees of the episodes of a task."""
+        """Return the window of the policy in episodes of a task."""
         return windows.Context.of(task, self.window, self.max_response)
 
 
 def choose(which: jax.Array, new: Any, old: Any) -> Any:
-    """Trees of arrays [w, ...]: the new one's where which bool [w], elsewhere the old one's."""
+    """Select rows of arrays [w, ...]: `new` where which bool [w] is true, otherwise `old`."""
 
     def one(new, old):
         return jnp.where(which.reshape(which.shape + (1,) * (new.ndim - 1)), new, old)

@@ -1,13 +1,13 @@
-"""What the policy sees of an episode: the whole conversation, or only its last turns.
+"""Context windows: limit the policy's context to the last turns of an episode.
 
-With a window of w turns, turn k is answered after the common prefix and turns k-w+1 .. k, as if
-the earlier ones had never been (RAGEN's limited_multi_turn; w = 1: no history). An episode of K
-turns is then K samples. split_turns makes them out of arrays in the layout of a rollout [B, T],
-each with the tokens that the policy saw and with one trained answer; put_back is the way back.
-Advantages are computed in the layout of the rollout, so credit still runs over the whole episode.
-Episodes of several conversations (Branches) are samples in the same way, one for each. Of an agent
-that writes (text.agents) the last plan or reflection before a turn is kept in view:
-where it is older than the window, it is put between the prefix and the window's first turn.
+With a window of w turns, the context of turn k is the common prefix and turns k-w+1 .. k (RAGEN's
+limited_multi_turn; w = 1: no history). An episode of K turns then becomes K samples. split_turns
+creates them from arrays in the rollout layout [B, T]: each sample has the tokens in the policy's
+context and one trained answer. put_back is the inverse. Advantages are computed in the rollout
+layout, so credit still spans the full episode. Episodes with several conversations (Branches) are
+split in the same way, into one sample per conversation. For agents that write plans or reflections
+(text.agents), the last one before a turn stays in the context. If it is older than the window, it
+is inserted between the prefix and the first turn of the window.
 """
 
 import dataclasses
@@ -23,73 +23,73 @@ from agentrl_jax.types import Batch, Rollout
 
 @struct.dataclass
 class Windows:
-    """Where the tokens of each sample, of a turn or of a branch, are in the rows of a rollout."""
+    """Index from samples, one per turn or branch, into the rows of a rollout."""
 
-    index: jax.Array  # int32 [B, K, W]  position in the episode's row; T = nothing
-    own: jax.Array  # bool [B, K, W]   tokens of the turn, or branch, itself
+    index: jax.Array  # int32 [B, K, W]  position in the episode's row; T = none
+    own: jax.Array  # bool [B, K, W]   tokens of the turn or branch itself
 
 
 def branch_of(turn: jax.Array, branch: jax.Array, xp: Any = jnp) -> jax.Array:
-    """Conversation of each token, int32 [B, T], -1 = padding; turn [B, T], branch [B, K]."""
+    """Return each token's conversation int32 [B, T], -1 = padding; turn [B, T], branch [B, K]."""
     return xp.where(turn >= 0, xp.take_along_axis(branch, xp.maximum(turn, 0), axis=1), -1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Branches:
-    """Episodes that hold several conversations: a sample for each of them (Rollout.branch)."""
+    """Episodes with several conversations, with one sample each (Rollout.branch)."""
 
-    count: int  # of an episode, at most
+    count: int  # maximum number per episode
     prefix: int  # tokens in front of each
-    width: int = 0  # tokens of each, at most; 0 = as many as of an episode
+    width: int = 0  # maximum number of tokens of each; 0 = the episode's
 
     def rows(self, turns: int) -> int:
-        """Samples of an episode."""
+        """Return the number of samples per episode."""
         del turns
         return self.count
 
     def turns_of_row(self, turns: int) -> int:
-        """Turns of a sample, at most."""
+        """Return the maximum number of turns per sample."""
         return turns
 
     def windows(self, rollout: Rollout) -> Windows:
-        """The samples of a rollout; empty for conversations that were not begun."""
+        """Return the samples of a rollout; conversations that never started are empty."""
         length = rollout.tokens.shape[1]
         branch = branch_of(rollout.turn, rollout.branch)[:, None]
         place = jnp.arange(length)[None, None]
-        of = jnp.arange(self.count)[None, :, None]
-        own = (branch == of) & (place >= self.prefix)
-        seen = own.any(-1, keepdims=True) & (own | (place < self.prefix))
-        index = jnp.sort(jnp.where(seen, place, length), axis=-1)
+        branches = jnp.arange(self.count)[None, :, None]
+        in_branch = (branch == branches) & (place >= self.prefix)
+        visible = in_branch.any(-1, keepdims=True) & (in_branch | (place < self.prefix))
+        index = jnp.sort(jnp.where(visible, place, length), axis=-1)
         index = index[..., : self.width or length]
-        own = jnp.take_along_axis(own, jnp.minimum(index, length - 1), axis=-1)
-        return Windows(index=index, own=own & (index < length))
+        in_branch = jnp.take_along_axis(in_branch, jnp.minimum(index, length - 1), axis=-1)
+        return Windows(index=index, own=in_branch & (index < length))
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """How many turns the policy sees, and the longest that texts of its task can be, in tokens."""
+    """The window of a policy, and the maximum lengths of its task's texts, in tokens."""
 
-    window: int  # turns, the current one included; 0 = the whole conversation
+    window: int  # turns, including the current one; 0 = the full conversation
     prefix: int  # in front of every first observation
     width: int  # the longest prompt of one turn
     max_response: int
-    keeps: bool  # a written turn may precede the window
+    keeps: bool  # whether a written turn may precede the window
 
     @classmethod
     def of(cls, task: Any, window: int, max_response: int) -> 'Context':
         return cls(window, task.prefix.shape[0], task.width, max_response, task.agent.writes)
 
     def rows(self, turns: int) -> int:
-        """Samples of an episode."""
+        """Return the number of samples per episode."""
         return turns
 
     def turns_of_row(self, turns: int) -> int:
-        """Turns of a sample, at most, that train."""
+        """Return the maximum number of trained turns per sample."""
         del turns
         return 1
 
     def windows(self, rollout: Rollout) -> Windows:
-        """The samples of a rollout: K for each episode, empty for turns that were not played."""
+        """Return the samples of a rollout: K per episode, empty for unplayed turns."""
         length, begin, prefix = rollout.tokens.shape[1], rollout.begin, self.prefix
         end = turn_ends(rollout.turn, begin.shape[1])
         turns = jnp.arange(begin.shape[1])
@@ -104,18 +104,18 @@ class Context:
             position = jnp.where(place < more, start + place, position - more)
         index = jnp.where(column < prefix, column[None, None], position)
         turns = turns[None]
-        played = (turns < rollout.num_turns[:, None])[:, :, None]
-        index = jnp.where(played & (index < end[:, :, None]), index, length)
-        own = take(rollout.turn, index, fill=-1) == turns[:, :, None]
-        return Windows(index=index, own=own & (column >= prefix)[None, None])
+        is_played = (turns < rollout.num_turns[:, None])[:, :, None]
+        index = jnp.where(is_played & (index < end[:, :, None]), index, length)
+        in_turn = take(rollout.turn, index, fill=-1) == turns[:, :, None]
+        return Windows(index=index, own=in_turn & (column >= prefix)[None, None])
 
     @property
     def block(self) -> int:
-        """The longest prompt of a turn after the prefix, earlier turns included."""
+        """Longest prompt of a turn after the prefix, including earlier turns."""
         return self.width + (self.window - 1 + self.keeps) * (self.width + self.max_response)
 
     def cache_tokens(self, max_tokens: int) -> int:
-        """Positions that a row of the cache needs."""
+        """Return the number of cache positions that a row needs."""
         if not self.window:
             return max_tokens
         return min(max_tokens, self.prefix + self.block + self.max_response)
@@ -124,11 +124,11 @@ class Context:
 def kept(
     part: jax.Array, begin: jax.Array, first: jax.Array, turn: jax.Array, xp: Any = jnp
 ) -> tuple[jax.Array, jax.Array]:
-    """(start, length) in its row of the last written turn before `turn`; length 0: none.
+    """Return (start, length) in its row of the last written turn before `turn`.
 
-    None either where the window, which begins with turn `first`, holds it. part, begin int32
-    [..., K]; first, turn int32 [...]. Up to where the next turn begins, so that what opens a
-    message follows it as it follows the prefix.
+    The length is 0 if there is no such turn, or if the window, which starts with turn `first`,
+    contains it. It extends to the start of the next turn, so that a message header follows it as it
+    follows the prefix. part, begin int32 [..., K]; first, turn int32 [...].
     """
     index = xp.arange(part.shape[-1]).reshape((1,) * (part.ndim - 1) + (-1,))
     written = (part != agents.ACT) & (index < turn[..., None])
@@ -140,7 +140,7 @@ def kept(
 
 
 def turn_ends(turn: jax.Array, turns: int, xp: Any = jnp) -> jax.Array:
-    """One past the last token so far of each turn, int32 [B, K]; turn int32 [B, T]."""
+    """Return the end position of each turn so far, int32 [B, K]; turn int32 [B, T]."""
     count = xp.sum(turn[:, :, None] == xp.arange(turns)[None, None], axis=1)
     return xp.cumsum(count, axis=1)
 
@@ -154,10 +154,10 @@ def read_again(
     pad_id: int,
     xp: Any = jnp,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What is read after the prefix to answer `turn` int32 [w] of `episode` int32 [w]; E = none.
+    """Return the tokens to read after the prefix before answering a turn.
 
-    Returns (tokens int32 [w, W], position of the first one int32 [w], count int32 [w]).
-    xp: jax.numpy, or numpy for a record on a host.
+    turn, episode int32 [w]; episode E = none. Returns (tokens int32 [w, W], position of the first
+    one int32 [w], count int32 [w]). xp: jax.numpy, or numpy for a record on a host.
     """
     row = xp.minimum(episode, out.tokens.shape[0] - 1)
     end = turn_ends(out.turn[row], out.begin.shape[1], xp)
@@ -167,8 +167,8 @@ def read_again(
     column = xp.arange(context.block)[None]
     position, more = begin + column, 0
     if context.keeps:
-        found = kept(out.part[row], out.begin[row], first, turn, xp)
-        start, more = (x[:, None] for x in found)
+        span = kept(out.part[row], out.begin[row], first, turn, xp)
+        start, more = (x[:, None] for x in span)
         position = xp.where(column < more, start + column, begin + column - more)
     tokens = xp.take_along_axis(
         out.tokens[row], xp.minimum(position, out.tokens.shape[1] - 1), axis=1
@@ -179,13 +179,13 @@ def read_again(
 
 
 def take(x: jax.Array, index: jax.Array, fill: Any = 0) -> jax.Array:
-    """x [B, T, ...] at index int32 [B, K, W]: [B, K, W, ...], `fill` where the index is T."""
+    """Take x [B, T, ...] at index int32 [B, K, W]: [B, K, W, ...], `fill` where the index is T."""
     rows = jnp.arange(x.shape[0])[:, None, None]
     return jnp.asarray(x).at[rows, index].get(mode='fill', fill_value=fill)
 
 
 def split_turns(x: Any, found: Windows) -> Any:
-    """Every array [B, T, ...] of a tree as [B * K, W, ...]: one row for each turn."""
+    """Split every array [B, T, ...] of a tree into one row per turn, [B * K, W, ...]."""
 
     def one(a):
         return take(a, found.index).reshape(-1, found.index.shape[2], *a.shape[2:])
@@ -194,17 +194,17 @@ def split_turns(x: Any, found: Windows) -> Any:
 
 
 def of_episode(x: jax.Array, found: Windows) -> jax.Array:
-    """What an episode has once, [B, ...], for each of its samples: [B * K, ...]."""
+    """Repeat a per-episode array [B, ...] for each sample of the episode: [B * K, ...]."""
     return jnp.repeat(x, found.index.shape[1], axis=0)
 
 
 def own_rows(mask: jax.Array, found: Windows) -> jax.Array:
-    """A mask bool [B, T] as [B * K, W], only where a token belongs to the sample's own turn."""
+    """Split a mask bool [B, T] into [B * K, W], true only in each sample's own turn."""
     return split_turns(mask, found) & found.own.reshape(-1, found.own.shape[2])
 
 
 def split_batch(batch: Batch, found: Windows) -> Batch:
-    """The batch as one row for each turn, in which only that turn's tokens are trained."""
+    """Split a batch into one row per turn, in which only the tokens of that turn are trained."""
     masks = {name: own_rows(getattr(batch, name), found) for name in ('mask', 'value_mask')}
 
     def split(x):
@@ -215,7 +215,7 @@ def split_batch(batch: Batch, found: Windows) -> Batch:
 
 
 def put_back(x: jax.Array, found: Windows, length: int) -> jax.Array:
-    """[B * K, W] of the samples to [B, T] of the rollout: each token as its own turn has it."""
+    """Scatter [B * K, W] of the samples back to [B, T]: each token's value in its own turn."""
     x = x.reshape(found.index.shape)
     index = jnp.where(found.own, found.index, length)
     rows = jnp.arange(index.shape[0])[:, None, None]

@@ -1,7 +1,7 @@
-"""What a rollout asks of its worlds: who is asked, until when, how often again, and when it ends.
+"""Requests of a rollout to its environments, with deadlines, retries and outage handling.
 
-Late replies, faults and outages are settled here, so that a rollout sees replies and episodes that
-are lost. The clock decides nothing else.
+Late replies, faults and outages are handled here: a rollout only receives replies and failed
+episodes. Nothing else depends on the clock.
 """
 
 import collections
@@ -17,62 +17,62 @@ from agentrl_jax.machine import files, processes
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 
-RETRY_S, LONGEST_RETRY_S = 0.25, 30.0  # between questions whether a world is there again
-LOOK_S = 0.5  # between looks at whether the run was asked to stop
+RETRY_S, LONGEST_RETRY_S = 0.25, 30.0  # first and longest delay between retries
+LOOK_S = 0.5  # how often to check whether the run should stop
 
 
 class WorldsFailed(files.Failure):
-    """No world was there for too long, or too few episodes came through: the run cannot go on.
+    """An outage lasted too long, or too few episodes were healthy: the run cannot continue.
 
-    What is wrong is outside of the program, so commands say it in a line.
+    The cause is outside of the program, so commands report it in one line.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class RetryPolicy:
-    """What is tolerated of worlds before an episode, or the run, is given up."""
+    """Limits on timeouts, retries, outages and faulty episodes."""
 
-    timeout_s: Annotated[float, POSITIVE] = 120.0  # a world that is later is given up, and a fresh
-    # one takes over
-    tries: Annotated[int, ONE] = 3  # of a step, each in a fresh world, before its episode is a
-    # faulty one
-    outage_s: Annotated[float, ZERO] = 3600.0  # the run waits this long when no world can be
+    timeout_s: Annotated[float, POSITIVE] = 120.0  # an environment that takes longer is replaced by
+    # a fresh one
+    tries: Annotated[int, ONE] = 3  # attempts at a step, each in a fresh environment, before its
+    # episode is faulty
+    outage_s: Annotated[float, ZERO] = 3600.0  # how long the run waits if no environment can be
     # reached
-    min_healthy: Annotated[float, SHARE] = 0.5  # share of a rollout's episodes that must not be
-    # faulty
+    min_healthy: Annotated[float, SHARE] = 0.5  # fraction of a rollout's episodes that must be
+    # healthy
 
 
 @dataclasses.dataclass
 class Call:
-    """A request under way."""
+    """A pending request."""
 
     request: Request
-    asked: float  # when it begins
+    asked: float  # start time
     deadline: float
-    tries: int = 0  # that failed
-    downs: int = 0  # times in a row that nobody was there
+    tries: int = 0  # failed attempts
+    downs: int = 0  # consecutive attempts with an unreachable server
 
 
 @dataclasses.dataclass(eq=False)
 class WorldCalls:
-    """The requests of one rollout, at most one for each slot."""
+    """The pending requests of a rollout, at most one per slot."""
 
     pool: Any
     policy: RetryPolicy
     _: dataclasses.KW_ONLY
     log: Any
     say: Callable[[str], None]
-    asked: Callable[[], bool]  # whether the run should stop: ends a rollout that waits for worlds
-    under_way: dict[int, Call] = dataclasses.field(default_factory=dict)  # of slots
-    deterministic: set[int] = dataclasses.field(default_factory=set)  # slots of such worlds
-    down: dict[int, str] = dataclasses.field(default_factory=dict)  # slots without a world, and why
+    asked: Callable[[], bool]  # whether the run should stop: interrupts a waiting rollout
+    under_way: dict[int, Call] = dataclasses.field(default_factory=dict)  # by slot
+    deterministic: set[int] = dataclasses.field(default_factory=set)  # slots
+    down: dict[int, str] = dataclasses.field(default_factory=dict)  # unreachable: slot -> reason
     down_since: float = math.inf
     reply_s: float = 0.0  # running mean
     last_fault: str = ''
     counted: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
     def ask(self, request: Request) -> None:
-        """Asks the world of a slot for the reply to the last of the request's actions."""
+        """Send a request to the environment of its slot."""
         now = time.monotonic()
         self._submit(Call(request, now, now + self.policy.timeout_s))
 
@@ -81,14 +81,14 @@ class WorldCalls:
         self.pool.submit(call.request)
 
     def _ask_again(self, call: Call, delay: float) -> None:
-        """Asks after a delay, in a fresh world, which takes the steps so far once more."""
+        """Retry after a delay, in a fresh environment that replays the steps so far."""
         request = dataclasses.replace(call.request, delay=delay)
-        asked = time.monotonic() + delay
-        deadline = asked + (1 + len(request.actions)) * self.policy.timeout_s
-        self._submit(dataclasses.replace(call, request=request, asked=asked, deadline=deadline))
+        start = time.monotonic() + delay
+        deadline = start + (1 + len(request.actions)) * self.policy.timeout_s
+        self._submit(dataclasses.replace(call, request=request, asked=start, deadline=deadline))
 
     def next(self, until: float, sampling: bool) -> Response | None:
-        """The next reply, or the fault of an episode that is lost; None if none comes by `until`.
+        """Return the next reply or final fault; None if none arrives before `until`.
 
         sampling: whether the device has rows that sample.
         """
@@ -103,7 +103,7 @@ class WorldCalls:
                 continue
             call = self.under_way.get(response.request.slot)
             if call is None or call.request is not response.request:
-                continue  # of a world that was abandoned, or of another rollout
+                continue  # from an abandoned environment, or for another rollout
             if self._settle(call, response, sampling):
                 return response
         return None
@@ -111,8 +111,8 @@ class WorldCalls:
     def _take(self, until: float) -> Response | None:
         wait = until - time.monotonic()
         if self.asked():
-            down = ' while all worlds are down' if self.down_since < math.inf else ''
-            self.say(f'asked to stop{down}: the step is played later')
+            down = ' while all environments are down' if self.down_since < math.inf else ''
+            self.say(f'stop requested{down}: a resumed run repeats this step')
             raise processes.Interrupted
         wait = min(wait, LOOK_S)
         try:
@@ -127,7 +127,7 @@ class WorldCalls:
         return Response(call.request, fault=reason, seconds=time.monotonic() - call.asked)
 
     def _settle(self, call: Call, response: Response, sampling: bool) -> bool:
-        """Whether the response is final; otherwise the world is asked again."""
+        """Return whether a response is final. If it is not, the request has been retried."""
         slot = call.request.slot
         del self.under_way[slot]
         if response.deterministic is not None:
@@ -135,7 +135,7 @@ class WorldCalls:
         if response.fault:
             return self._settle_fault(call, response, sampling)
         if self.down.pop(slot, None) and self.down_since < math.inf:
-            self.say(f'worlds answer again, after {time.monotonic() - self.down_since:.0f} s')
+            self.say(f'environments are back after {time.monotonic() - self.down_since:.0f} s')
             self.down_since = math.inf
         self.log.write(response, '', call.tries + 1)
         self.counted['replies'] += 1
@@ -145,9 +145,9 @@ class WorldCalls:
         return True
 
     def _settle_fault(self, call: Call, response: Response, sampling: bool) -> bool:
-        """Asks again as often as the policy allows; then the episode is lost."""
-        self.last_fault = shown(response.fault)  # older logs may hold other text
-        # At the beginning nothing has been shown or said; later a world must repeat itself.
+        """Retry as often as the policy allows; return True when the episode has failed."""
+        self.last_fault = shown(response.fault)  # logs of older versions may hold unescaped text
+        # A first observation can always be requested again; later turns need determinism.
         repeats = not call.request.actions or call.request.slot in self.deterministic
         repeats = repeats and not call.request.cut
         if response.down and repeats:
@@ -167,18 +167,18 @@ class WorldCalls:
         return True
 
     def _look_for_outage(self, sampling: bool) -> None:
-        """Says when no world is there, and ends the run when that has lasted too long."""
+        """Report the start of an outage, and raise WorldsFailed when it lasts too long."""
         now = time.monotonic()
         if sampling or self.down.keys() < self.under_way.keys():
             self.down_since = math.inf
         elif self.down_since == math.inf:
             self.down_since = now
             self.say(
-                f'paused: all {len(self.down)} worlds are down ({self.last_fault}); they are asked '
-                f'again for {self.policy.outage_s:.0f} s'
+                f'paused: all {len(self.down)} environments are down ({self.last_fault}); retrying '
+                f'for {self.policy.outage_s:.0f} s'
             )
         elif now - self.down_since > self.policy.outage_s:
             raise WorldsFailed(
-                f'all worlds have been down for {now - self.down_since:.0f} s '
+                f'all environments have been down for {now - self.down_since:.0f} s '
                 f'(hosts.outage_s={self.policy.outage_s:g}): {self.last_fault}'
             )

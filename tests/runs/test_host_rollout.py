@@ -55,7 +55,7 @@ def test_a_server_that_measures_nothing_gives_no_zeros_and_another_number_is_an_
     env = hosts.Tests()
     np.testing.assert_array_equal(figures_of(Reply('', figures=(3.0, 0.5)), env), [3.0, 0.5])
     assert np.isnan(figures_of(Reply(''), env)).all()
-    with pytest.raises(ValueError, match='echo: a reply measures 1 figures, .* said, last'):
+    with pytest.raises(ValueError, match='echo: a reply has 1 figures, expected said, last'):
         figures_of(Reply('', figures=(1.0,)), env)
 
 

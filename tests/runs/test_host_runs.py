@@ -149,7 +149,7 @@ def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, mo
         patch.setattr(world_calls.WorldCalls, '_look_for_outage', ask)
         assert train.train(cfg, str(tmp_path)) == processes.EXIT_PREEMPTED
     assert checkpoint.steps(tmp_path / 'checkpoints') == [0, 1]
-    assert 'asked to stop while all worlds are down' in capfd.readouterr().err
+    assert 'stop requested while all environments are down' in capfd.readouterr().err
     assert train.train(cfg, str(tmp_path)) == 0
     one, other = (micro_runs.saved_state(cfg, folder) for folder in (finished[1], tmp_path))
     jax.tree.map(np.testing.assert_array_equal, one, other)
@@ -186,7 +186,7 @@ def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeyp
 def test_logs_of_something_else_are_refused_and_older_ones_are_read(finished, tmp_path):
     cfg, workdir = finished
     log, other = workdir / 'replies.jsonl', tmp_path / 'other.jsonl'
-    with pytest.raises(ValueError, match='holds no rollout of step=1, split=validation; there are'):
+    with pytest.raises(ValueError, match='has no rollout with step=1, split=validation; it has'):
         evaluate.evaluate(cfg, str(workdir), str(tmp_path), 1, '', str(log))
     rows = replies.read_log(log)
 
@@ -194,10 +194,10 @@ def test_logs_of_something_else_are_refused_and_older_ones_are_read(finished, tm
         other.write_text(''.join(json.dumps(row) + '\n' for row in rows))
 
     write([row | {'action': 5 if row['turn'] else 0} for row in rows])
-    with pytest.raises(ValueError, match='is not what the log answers'):
+    with pytest.raises(ValueError, match='differs from the log'):
         evaluate.evaluate(cfg, str(workdir), str(tmp_path), None, '', str(other))
     write([rows[0], {'step': 3}])
-    with pytest.raises(ValueError, match='line 2: .*stream.* is no part of a reply'):
+    with pytest.raises(ValueError, match='line 2: missing or of the wrong type: .*stream'):
         replies.read_log(other)
     other.write_text(json.dumps(rows[0]) + '\n' + json.dumps(rows[1])[:20])
     assert len(replies.read_log(other)) == 1

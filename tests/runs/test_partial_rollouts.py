@@ -261,15 +261,15 @@ def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_pa
 def test_logs_of_versions_that_do_not_fit_are_refused(slow, tmp_path):
     _, folder = slow
     path = tmp_path / 'versions.jsonl'
-    with pytest.raises(ValueError, match='step 0 has 16 episodes, and this run 8'):
+    with pytest.raises(ValueError, match='step 0 has 16 episodes, this run has 8'):
         versions.Plan(folder / 'versions.jsonl', 0, 8)
     with pytest.raises(ValueError, match='weights from before step 3 sampled turns of later'):
         versions.Plan(folder / 'versions.jsonl', 3, EPISODES)
     path.write_text('{"step": 0, "versions": [[0], ["a"]]}\n')
-    with pytest.raises(ValueError, match='line 1: no step with the versions of its turns'):
+    with pytest.raises(ValueError, match='line 1: not a step with one list of integer versions'):
         versions.Plan(path, 0, 2)
     path.write_text('{"step": 0, "versions": [[0], [0]]}\n')
-    with pytest.raises(ValueError, match='no line of step 1'):
+    with pytest.raises(ValueError, match='no line for step 1'):
         versions.Plan(path, 0, 2).last_of(1, 5)
 
 

@@ -115,8 +115,8 @@ def test_an_episode_is_shown_as_what_was_said(monkeypatch):
 @pytest.mark.parametrize(
     'function, words',
     [
-        (lambda episode: [1.0], 'gave 1 rewards for an episode of 2 turns'),
-        (lambda episode: [0.0, np.nan], 'gave nan for an episode'),
+        (lambda episode: [1.0], 'returned 1 rewards for an episode of 2 turns'),
+        (lambda episode: [0.0, np.nan], 'returned nan for an episode'),
         (lambda episode: episode.steps, 'AttributeError'),
     ],
 )

@@ -150,7 +150,7 @@ def test_too_few_healthy_episodes_are_played_again(capfd):
 
     out, counters = hosts.play(make=World, policy=host.RetryPolicy(tries=1, min_healthy=1))
     assert counters['hosts/faults'] >= 8
-    assert 'episodes were lost to their worlds and are played again' in capfd.readouterr().err
+    assert 'episodes failed in their environments and are replayed' in capfd.readouterr().err
     hosts.assert_same(out, calm())
 
 
@@ -200,8 +200,8 @@ def test_an_outage_of_all_worlds_pauses_the_run_and_changes_nothing(capfd):
 
     out, counters = hosts.play(make=make, policy=host.RetryPolicy(tries=1))
     said = capfd.readouterr().err
-    assert 'paused: all 8 worlds are down (WorldDown: connection refused)' in said
-    assert 'worlds answer again' in said and counters['hosts/faults'] == 0 and back[0]
+    assert 'paused: all 8 environments are down (WorldDown: connection refused)' in said
+    assert 'environments are back' in said and counters['hosts/faults'] == 0 and back[0]
     hosts.assert_same(out, calm())
 
 
@@ -209,7 +209,7 @@ def test_an_outage_that_lasts_ends_the_run_with_its_reason():
     def make():
         raise WorldDown('connection refused')
 
-    with pytest.raises(WorldsFailed, match='all worlds have been .*connection refused'):
+    with pytest.raises(WorldsFailed, match='all environments have been .*connection refused'):
         hosts.play(make=make, policy=host.RetryPolicy(outage_s=0.2))
     assert issubclass(WorldsFailed, ValueError)  # commands say it in a line, without a stack
 
