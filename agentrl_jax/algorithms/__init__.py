@@ -1,5 +1,5 @@
-"""Algorithms by name. Each is a module with one frozen dataclass: its settings, with its paper's
-values, make_batch and loss (rl.algorithm.Algorithm).
+"""Registry of algorithms by name. Each module has one frozen dataclass: the settings with the
+values of the paper, make_batch and loss (rl.algorithm.Algorithm).
 """
 
 from agentrl_jax.algorithms.agent_evol import AgentEvol

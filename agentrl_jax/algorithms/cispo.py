@@ -1,8 +1,8 @@
-"""CISPO: the importance weight is clipped, never the gradient of a token (arXiv:2506.13585).
+"""CISPO: clips the importance weight, never the gradient of a token (arXiv:2506.13585).
 
   loss_t = -sg(w) A log pi,  w = clip(rho, 1 - clip_low, 1 + clip_high),  A as in GRPO
-The lower side is open: clip_low = 1. The paper names no upper bound; a weight of at most 5 is that
-of arXiv:2510.13786. dual_clip does not apply.
+There is no lower bound: clip_low = 1. The paper gives no upper bound; the maximum weight of 5 is
+from arXiv:2510.13786. dual_clip does not apply.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class CISPO(Exploring):
         return -weight * jnp.where(batch.mask, batch.advantages, 0.0) * current
 
     def clipped(self, logprobs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        """Tokens whose weight is bounded, whatever the sign of their advantage; bool [B, T]."""
+        """Return tokens with a clipped weight, for either sign of the advantage; bool [B, T]."""
         ratio = jnp.exp(losses.log_ratio(logprobs, batch.old_logprobs, batch.mask))
         return {
             'policy/clip_frac_high': ratio > 1.0 + self.clip.high,

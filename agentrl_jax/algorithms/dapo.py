@@ -1,11 +1,10 @@
 """DAPO: GRPO with a soft penalty for long answers (arXiv:2503.14476).
 
   A as in GRPO, of R + min(0, (L_max - buffer - length) / buffer) overlong_coef
-The other pieces are settings: clip_high=0.28, aggregation='token_mean', no KL, and dynamic
-sampling (the filter rule 'varied': groups whose returns are all equal are not trained on;
-filter.refill plays others in their place). length counts the sampled tokens of an episode; L_max is
-the most it can sample and the buffer a fifth of that, unless set; max_length 0 leaves the penalty
-out.
+The other parts are settings: clip_high=0.28, aggregation='token_mean', no KL, and dynamic sampling
+(the filter rule 'varied' drops groups with equal returns, and filter.refill plays other groups
+instead). length is the number of sampled tokens of an episode. L_max defaults to the most that an
+episode can sample, buffer to a fifth of that. max_length=0 disables the penalty.
 """
 
 import dataclasses
@@ -27,16 +26,16 @@ class DAPO(GRPO):
     clip: Clip = Clip(high=0.28)
     kl: KL = KL()
     weights: Weights = Weights('token_mean')
-    filter: Filter = Filter('varied', refill=9)  # ten rollouts at most, as its recipe has it
+    filter: Filter = Filter('varied', refill=9)  # at most ten rollouts, as in the DAPO recipe
     max_length: Annotated[
         int | None, ZERO, Off(0), From(most_sampled, 'the most tokens that an episode can sample')
-    ] = None  # sampled tokens of an episode; 0 = no penalty
+    ] = None  # sampled tokens of an episode with the full penalty; 0 = no penalty
     overlong_buffer: Annotated[
         int | None,
         ZERO,
         PENALISES,
         From(lambda run: most_sampled(run) // 5, 'a fifth of the most that it can sample'),
-    ] = None  # last tokens before max_length that cost (paper: 4096 of 20480)
+    ] = None  # length of the penalised range before max_length (paper: 4096 of 20480)
     overlong_coef: Annotated[float, ZERO, PENALISES] = 1.0  # penalty at max_length
 
     RULES = (
@@ -48,7 +47,7 @@ class DAPO(GRPO):
     )
 
     def returns(self, rollout, scores, mask, kl_coef):
-        """Those of episodes, less the penalty for their length; [B]."""
+        """Return the episode returns minus the length penalty, and their rounding scale; [B]."""
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         if not self.max_length:
             return returns, scale

@@ -1,11 +1,11 @@
-"""DPPO: a token leaves the loss where its probability has moved too far (arXiv:2602.04879).
+"""DPPO: drops tokens with too large a change of probability from the loss (arXiv:2602.04879).
 
   loss_t = -A sg(min(rho, bound)) log pi, and 0 where A > 0 and pi - pi_old > tv_high,
                                               or where A <= 0 and pi_old - pi > tv_low
 rho = pi / pi_old of the token, A as in GRPO. The difference of probabilities is the total variation
-of 'this token or another one' (the paper's Binary-TV): a ratio is no measure of it, since rare
-tokens have large ratios for differences of no importance, and frequent ones small ratios for large
-differences. The bound of the weight is verl's (clip_ratio_c, 20); the paper's delta is .2.
+of 'this token or another one' (the paper's Binary-TV). A ratio does not measure it: rare tokens
+have large ratios for negligible differences, frequent tokens have small ratios for large ones. The
+bound of the weight is verl's (clip_ratio_c, 20); the paper's delta is .2.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from agentrl_jax.types import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Trust:
-    """How far the probability of a sampled token may move."""
+    """Maximum change of the probability of a sampled token."""
 
     AT = 'loss.tv_'
-    low: Annotated[float, PART] = 0.2  # down, at advantages that are not positive
-    high: Annotated[float, PART] = 0.2  # up, at positive ones
-    bound: Annotated[float, ONE] = 20.0  # of a token's weight
+    low: Annotated[float, PART] = 0.2  # maximum decrease, for advantages that are not positive
+    high: Annotated[float, PART] = 0.2  # maximum increase, for positive advantages
+    bound: Annotated[float, ONE] = 20.0  # maximum weight of a token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,12 @@ class DPPO(Exploring):
         return jnp.where(rises, moved > self.tv.high, moved < -self.tv.low)
 
     def _moved(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
-        """pi - pi_old of the sampled tokens, 0 off the mask; [B, T]."""
+        """Return pi - pi_old of the sampled tokens, 0 off the mask; [B, T]."""
         now, before = (jnp.where(batch.mask, x, 0.0) for x in (logprobs, batch.old_logprobs))
         return jax.lax.stop_gradient(jnp.exp(now) - jnp.exp(before))
 
     def clipped(self, logprobs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        """Tokens that left the loss; bool [B, T]."""
+        """Return the tokens dropped from the loss; bool [B, T]."""
         dropped, rises = self._dropped(logprobs, batch), batch.advantages > 0
         return {
             'policy/clip_frac_high': dropped & rises,

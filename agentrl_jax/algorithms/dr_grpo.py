@@ -1,8 +1,8 @@
 """Dr.GRPO: GRPO without the division by the group's std (arXiv:2503.20783).
 
   A[b, t] = R_b - mean over the healthy members of the group
-The paper's second half, a constant instead of each row's length, is aggregation='token_sum_norm'
-with norm_length, the most tokens that an episode can sample.
+The second part of the paper, a constant instead of each row's length, is
+aggregation='token_sum_norm'. Its norm_length is the most tokens that an episode can sample.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ class DrGRPO(Clipped):
     weights: Weights = Weights('token_sum_norm')
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per episode."""
+        """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         per_episode = adv.group_center(returns, rows, group_size=group_size, scale=scale)

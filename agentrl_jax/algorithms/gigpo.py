@@ -1,12 +1,11 @@
-"""GiGPO: an episode's advantage plus that of each turn among turns from the same state.
+"""GiGPO: an episode advantage plus a turn advantage among turns from the same state.
 
   A[b, k] = A_E + A_S;  A_E = (R_b - mean) / F over the group
   A_S = (G_k - mean) / F over turns of the group with the same observation
 G_k = sum_{l >= k} gamma^(l-k) r_l; F is 1 (norm 'mean', the default) or the std ('std');
-gamma 0.95 (arXiv:2505.10978). A turn whose observation nobody else saw has A_S = 0.
-States are the same when the world is observed to be the same, at whatever turn (Rollout.anchor);
-episode means run over episodes (the released code's default runs over steps, so there long episodes
-weigh more).
+gamma 0.95 (arXiv:2505.10978). A turn with a unique observation has A_S = 0. Two states are the same
+if their observations are, at any turn (Rollout.anchor). Means are over episodes; the released
+code's default is over steps, which gives long episodes more weight.
 """
 
 import dataclasses
@@ -23,15 +22,15 @@ from agentrl_jax.settings.marks import SHARE, At
 @dataclasses.dataclass(frozen=True)
 class GiGPO(Clipped):
     kl: KL = KL(0.01)
-    norm: Literal['std', 'mean'] = 'mean'  # comparison in a group
+    norm: Literal['std', 'mean'] = 'mean'  # normalisation in a group
     turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma')] = 0.95  # discount per turn
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per turn."""
+        """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
-        played = turn_credit.turns_played(rollout.num_turns, rows, rollout.rewards.shape[1])
+        reached = turn_credit.turns_played(rollout.num_turns, rows, rollout.rewards.shape[1])
         rewards, scale = (
-            jnp.where(played, x, 0.0) for x in self.turn_rewards(rollout, scores, mask, kl_coef)
+            jnp.where(reached, x, 0.0) for x in self.turn_rewards(rollout, scores, mask, kl_coef)
         )
         to_go, to_go_scale = (
             turn_credit.discounted_to_go(
@@ -41,7 +40,7 @@ class GiGPO(Clipped):
         )
         comparison = dict(group_size=group_size, norm=self.norm)
         per_turn = turn_credit.step_advantages(
-            to_go, rollout.anchor, played, scale=to_go_scale, **comparison
+            to_go, rollout.anchor, reached, scale=to_go_scale, **comparison
         )
         episode = adv.compare(rewards.sum(1), rows, scale=scale.sum(1), **comparison)
         per_turn = per_turn + episode[:, None]

@@ -1,10 +1,10 @@
 """GRPO: the group-normalised return of an episode on all of its action tokens (arXiv:2402.03300).
 
   A[b, t] = (R_b - mean) / (std + eps) over the healthy members of the group
-std is unbiased, eps 1e-6; norm 'mean' leaves the division out (Dr.GRPO), 'none' both.
-R is the return with format penalties (and, with KL in the reward, less kl_coef * sum of k1).
-Rows weigh the same (seq_mean_token_mean), KL loss .04 by k3 (RAGEN .001); MT-GRPO's GRPO-MR is this
-with its turn rewards.
+std is unbiased, eps 1e-6; norm 'mean' omits the division (Dr.GRPO), 'none' omits both.
+R is the return with format penalties, minus kl_coef * sum of k1 for a KL in the reward. All
+episodes have the same weight (seq_mean_token_mean). The KL loss is .04 k3 (RAGEN .001). GRPO-MR of
+MT-GRPO is this with its turn rewards.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class GRPO(Clipped):
     comparison: Comparison = Comparison()
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per episode."""
+        """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.returns(rollout, scores, mask, kl_coef)
         comparison = dataclasses.asdict(self.comparison)
@@ -33,5 +33,5 @@ class GRPO(Clipped):
     def returns(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
-        """(what episodes are compared by, the scale of its rounding); [B]."""
+        """Return (the quantity compared in a group, its rounding scale); [B]."""
         return self.episode_returns(rollout, scores, mask, kl_coef)

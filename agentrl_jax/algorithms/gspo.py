@@ -2,13 +2,12 @@
 
   s = exp(mean over the sequence's trained tokens of log pi - log pi_old)
   loss_t = clipped surrogate of the ratio sg(s) pi / sg(pi), which has the value of s
-Clip ranges are far smaller than PPO's, 3e-4 and 4e-4; rows weigh the same (seq_mean_token_mean).
-gspo_turn takes the mean over the turn of a token instead.
+The clip ranges, 3e-4 and 4e-4, are far smaller than PPO's. All episodes have the same weight
+(seq_mean_token_mean). gspo_turn takes the mean over the turn of a token instead.
 
-A sequence is what one prompt conditions: the episode, where the policy sees the whole conversation.
-Where it sees only the last turns (context.window > 0) that is the turn, each with a prompt of its
-own, and its ratio is that of gspo_turn; gspo, whose ratio would be of rows with other prompts, is
-refused there. The ratio is the row's own, but what a row weighs is not: the rows of an episode are
+A sequence is the text after one prompt: the episode, if the policy reads the full conversation.
+With context.window > 0 every turn has a separate prompt. The sequence is then the turn, as in
+gspo_turn, and gspo is rejected. Ratios are per row, but weights are not: all rows of an episode are
 one sequence in every aggregation (losses.token_weights).
 """
 
@@ -32,11 +31,11 @@ class GSPO(GRPO):
     WHOLE_EPISODES = True
 
     def segment(self, batch: Batch) -> jax.Array:
-        """What shares a ratio: the tokens of a row with the same number; int32 [B, T]."""
+        """Return the segment of each token; tokens of a segment share a ratio; int32 [B, T]."""
         return jnp.zeros_like(batch.turn)
 
     def log_ratios(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
-        """Mean log-ratio over the segment of a token, 0 off the mask; [B, T]."""
+        """Return the mean log-ratio over each token's segment, 0 off the mask; [B, T]."""
         segment = self.segment(batch)
         log_ratio = losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
         return segment_mean(log_ratio, segment, batch.mask)
@@ -44,10 +43,12 @@ class GSPO(GRPO):
     def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
         mean = self.log_ratios(logprobs, batch)
         current = jnp.where(batch.mask, logprobs, 0.0)
-        # The value of the mean, the gradient of the token's own log pi
-        own = jax.lax.stop_gradient(mean - current) + current
-        own = jnp.where(batch.mask, own, 0.0)
-        return losses.clipped_surrogate(own, batch.advantages, batch.mask, **self.clip.keywords)
+        # The value of the mean with the gradient of the token's log pi
+        log_ratios = jax.lax.stop_gradient(mean - current) + current
+        log_ratios = jnp.where(batch.mask, log_ratios, 0.0)
+        return losses.clipped_surrogate(
+            log_ratios, batch.advantages, batch.mask, **self.clip.keywords
+        )
 
 
 def segment_mean(x: jax.Array, segment: jax.Array, mask: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """GSPO with one ratio per turn, on MT-GRPO's advantage per turn (gspo, mt_grpo).
 
-No paper's: the clip ranges are those of GSPO.
+Not from a paper. The clip ranges are GSPO's.
 """
 
 import dataclasses
@@ -21,5 +21,5 @@ class GSPOTurn(MTGRPO):
     log_ratios, loss = GSPO.log_ratios, GSPO.loss
 
     def segment(self, batch: Batch) -> jax.Array:
-        """What shares a ratio: the tokens of a turn; int32 [B, T]."""
+        """Return the turn of each token: the tokens of a turn share a ratio; int32 [B, T]."""
         return batch.turn

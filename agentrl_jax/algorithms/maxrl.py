@@ -1,10 +1,10 @@
-"""MaxRL: groups weigh by how seldom they succeed, as maximum likelihood would (arXiv:2602.02710).
+"""MaxRL: weights groups by the inverse of their success rate, as maximum likelihood does.
 
-  A[b, t] = (R_b - mean) / mean over the healthy members of the group; 0 where the mean is 0
-For rewards of 0 and 1 the expected gradient is that of log p(success) to the order of the group's
-size, where GRPO without division is that of p and GRPO's own lies between. It is for returns that
-are not negative: worlds and penalties that take something are refused. A group that earned nothing
-says nothing.
+  A[b, t] = (R_b - mean) / mean over the healthy members of the group; 0 if the mean is 0
+For rewards of 0 and 1 the expected gradient is that of log p(success), to the order of the group
+size (arXiv:2602.02710). GRPO without the division has the gradient of p; GRPO is in between.
+Returns must not be negative: environments with negative rewards and penalties are rejected. A group
+with a return of 0 contributes nothing.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class MaxRL(Clipped):
     )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per episode."""
+        """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         centred = adv.group_center(returns, rows, group_size=group_size, scale=scale)

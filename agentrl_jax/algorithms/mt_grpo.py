@@ -1,6 +1,6 @@
-"""MT-GRPO: every turn has an advantage of its own, without a critic (arXiv:2505.11821 v1).
+"""MT-GRPO: one advantage per turn, without a critic (arXiv:2505.11821 v1).
 
-  A[b, t] = A[b, k] of the turn k of token t, by mode, from turn rewards r and outcomes o:
+  A[b, t] = A[b, k] for a token t of turn k, from turn rewards r and outcomes o, by mode:
   or             w norm(o)                                         GRPO-OR
   mr             norm(c sum_l r_l + w o)                           GRPO-MR: add, then normalise
   mt_v1          w norm(o), plus c norm_0(r_0) in the first turn   MT-GRPO (arXiv:2505.11821 v1)
@@ -8,31 +8,31 @@
   mt_local       c norm_k(r_k) + w norm(o)
   gtpo           norm_k(c sum_{l >= k} gamma^(l-k) r_l + w gamma^(last-k) o)
   hybrid         c norm_k(sum_{l >= k} gamma^(l-k) r_l + gamma^(last-k) o) + w norm(o)
-  flattened      mt_cumulative's first turn in all turns: the content without the placement
-norm compares whole episodes, norm_k turn k over the members that reached it (0 if fewer than two);
-c = turn_coef, w = outcome_coef. With two turns mt_cumulative is the paper's estimator.
-Turn rewards r are environment rewards and format penalties. `outcome` says what o is:
-  'answer'   the reward of a last turn that ended the world, which then leaves r, else 0 and r keeps
-             it: the paper's R_T and R_O where episodes may run out of turns before they answer
-  'final'    the reward of the episode's last turn, which then leaves r
+  flattened      the first turn of mt_cumulative in all turns: its content without its placement
+norm compares full episodes. norm_k compares turn k over the members that reached it (0 if fewer
+than two). c = turn_coef, w = outcome_coef. With two turns mt_cumulative is the paper's estimator.
+Turn rewards r are environment rewards and format penalties. `outcome` defines o:
+  'answer'   the reward of the last turn if it ended the environment, and that reward is removed
+             from r; else 0. These are the paper's R_T and R_O if episodes can run out of turns
+  'final'    the reward of the episode's last turn, which is removed from r
   'success'  1 for a solved episode; r are all turn rewards, so a reward for solving counts twice
-  'return'   the whole return; r are all turn rewards
-The normaliser is (x - mean) / (std + 1e-4), as the paper's code has it. MT-PPO (v2) is ppo with
+  'return'   the full return; r are all turn rewards
+The normaliser is (x - mean) / (std + 1e-4), as in the paper's code. MT-PPO (v2) is ppo with
 reward_on='turn'.
 
-Bias, as estimators of the gradient of c sum_l r_l + w o where the policy decides when to stop
+Bias of these estimators of the gradient of c sum_l r_l + w o, if the policy decides when to stop
 (measured in benchmarks/turn_credit.md; turn_grpo has none):
-  norm_k(r_k)  compares the members that reached turn k, so what a further turn earns or costs does
-          not reach the decision to take it (two turns, the second worth +1 or -1 to those who take
-          it: advantage 0 for going on in both); mt_v1, mt_cumulative, mt_local, flattened
-  norm_k(sum_{l >= k} ...)  contains it, but n members that reached turn k share a mean with
-          themselves, the factor (n - 1) / n, and one alone gets 0: the later a turn, the less it
-          counts (gtpo, hybrid)
-  std     divides by a number that the episode's own return is part of; 'mean' does not
-  or      leaves the turn rewards out of the gradient, on purpose
-  gamma   below 1 is the gradient of a discounted return (gtpo, hybrid)
-Without bias, but for the constant (G - 1) / G: mr and or with norm 'mean'. That turn k >= 1 of
-independent episodes starts from different states costs variance, not bias.
+  norm_k(r_k)  compares the members that reached turn k. The reward or cost of a further turn does
+          not credit the decision to take it. (With two turns, the second worth +1 or -1 to all who
+          take it, the advantage of continuing is 0 in both.) mt_v1, mt_cumulative, mt_local,
+          flattened
+  norm_k(sum_{l >= k} ...)  contains it, but the mean over n members includes the member itself,
+          which gives a factor (n - 1) / n, and 0 for n = 1: later turns count less (gtpo, hybrid)
+  std     divides by a number that depends on the episode's return; 'mean' does not
+  or      excludes the turn rewards from the gradient on purpose
+  gamma   below 1 gives the gradient of a discounted return (gtpo, hybrid)
+mr and or with norm 'mean' have no bias except for the constant (G - 1) / G. Turns k >= 1 of
+independent episodes start from different states. This costs variance, not bias.
 """
 
 import dataclasses
@@ -55,9 +55,8 @@ DISCOUNTS = When(lambda mt: mt.mode in ('gtpo', 'hybrid'), 'turn_credit.mode=gtp
 
 @dataclasses.dataclass(frozen=True)
 class MTGRPO(Clipped):
-    mode: Annotated[str, OneOf(turn_credit.MODES), At('turn_credit.mode')] = 'mt_cumulative'  # a
-    # name in agentrl_jax.rl.turn_credit.MODES: or, mr, mt_v1, mt_cumulative, mt_local, gtpo,
-    # hybrid, flattened
+    mode: Annotated[str, OneOf(turn_credit.MODES), At('turn_credit.mode')] = 'mt_cumulative'  # how
+    # turns are credited: see agentrl_jax/algorithms/mt_grpo.py
     outcome: Annotated[
         Literal['success', 'final', 'return', 'answer'], At('turn_credit.outcome')
     ] = 'answer'  # answer, final, success, return: see agentrl_jax/algorithms/mt_grpo.py
@@ -80,7 +79,7 @@ class MTGRPO(Clipped):
     )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per turn."""
+        """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
         rewards, outcomes = split_rewards(rollout, self.outcome)
         scale, outcome_scale = split_rewards(rollout.magnitudes, self.outcome)
@@ -109,11 +108,11 @@ class MTGRPO(Clipped):
         scale: jax.Array | None = None,
         outcome_scale: jax.Array | None = None,
     ) -> jax.Array:
-        """Advantage of each turn from turn rewards r [B, K] and outcomes o [B]; [B, K].
+        """Return the advantage of each turn from turn rewards r [B, K], outcomes o [B]; [B, K].
 
-        acts bool [B, K]: turns that step the world; those that only write before the first one
-        count as part of it in mt_v1. None: all act. scale [B, K], outcome_scale [B]: magnitude of
-        the terms of r and o; None: |r| and |o|.
+        acts bool [B, K]: turns that step the environment; None: all. In mt_v1, turns that only
+        write before the first acting turn count as part of it. scale [B, K], outcome_scale [B]:
+        magnitudes of the terms of r and o; None: |r| and |o|.
         """
         reached = turn_credit.turns_played(num_turns, healthy, rewards.shape[1])
         scale = jnp.abs(rewards) if scale is None else scale
@@ -143,7 +142,7 @@ class MTGRPO(Clipped):
             terms = abs(c) * r_scale.sum(1) + abs(w) * o_scale
             return compare(c * r.sum(1) + w * o, terms, healthy)[:, None]
 
-        whole = w * compare(o, o_scale, healthy)[:, None]
+        outcome_term = w * compare(o, o_scale, healthy)[:, None]
         acted = jnp.ones_like(reached) if acts is None else acts
         first = jnp.cumsum(acted, axis=1) - acted == 0
 
@@ -152,20 +151,20 @@ class MTGRPO(Clipped):
             return jnp.where(first, c * compare(earned, terms, reached[:, :1]), 0.0)
 
         modes = {
-            'or': lambda: whole,
+            'or': lambda: outcome_term,
             'mr': merged,
-            'mt_v1': lambda: whole + opening(),
-            'mt_cumulative': lambda: whole + suffix(),
-            'mt_local': lambda: whole + local(),
+            'mt_v1': lambda: outcome_term + opening(),
+            'mt_cumulative': lambda: outcome_term + suffix(),
+            'mt_local': lambda: outcome_term + local(),
             'gtpo': lambda: to_go(c, w),
-            'hybrid': lambda: c * to_go(1.0, 1.0) + whole,
-            'flattened': lambda: whole + suffix()[:, :1],
+            'hybrid': lambda: c * to_go(1.0, 1.0) + outcome_term,
+            'flattened': lambda: outcome_term + suffix()[:, :1],
         }
         return jnp.where(reached, jnp.broadcast_to(modes[self.mode](), r.shape), 0.0)
 
 
 def split_rewards(rollout: Rollout, outcome: str) -> tuple[jax.Array, jax.Array]:
-    """(turn rewards [B, K], outcomes [B]) for one of the meanings of an outcome."""
+    """Return (turn rewards [B, K], outcomes [B]) for a definition of the outcome."""
     rewards = rollout.turn_returns
     if outcome == 'success':
         return rewards, rollout.success.astype(rewards.dtype)

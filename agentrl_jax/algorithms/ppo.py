@@ -2,13 +2,13 @@
 
   A = GAE over action tokens of the turn rewards (environment reward + format penalty), whitened
   over the trained tokens of the batch;  critic target = A before whitening + V.
-`estimator` chooses the recursion: 'token' (observations are stepped over), 'turn' (turn ends only,
-one advantage per turn), 'bi_level' (turns with turn_gamma, then tokens inside a turn).
+`estimator` selects the recursion: 'token' (skips observations), 'turn' (turn ends only, one
+advantage per turn), 'bi_level' (turns with turn_gamma, then tokens inside a turn).
 RAGEN: gamma = lam = 1, reward_on 'episode'. MT-PPO (arXiv:2505.11821 v2): reward_on 'turn'.
-An episode that its budget of turns or tokens cuts is over, as in RAGEN and AgentGym-RL: what it
-would still have earned counts as 0. With bootstrap_truncated it counts as the critic's value of the
-state after its last token (arXiv:1712.00378); the critic learns such values where episodes go on,
-from the return of the next turn. A budget of actions is part of the task: it is in the prompt.
+The return after a cut by the turn or token budget counts as 0, as in RAGEN and AgentGym-RL. With
+bootstrap_truncated it is the critic's value after the last token (arXiv:1712.00378). The critic
+learns these values from the return of the next turn, in episodes that continue. A cut by the action
+budget is never bootstrapped: that budget is part of the task and stated in the prompt.
 """
 
 import dataclasses
@@ -32,22 +32,21 @@ PLACED_WHOLE = When(lambda ppo: ppo.reward_on == 'episode', 'loss.reward_on=epis
 class PPO(Clipped):
     entropy_coef: float = 0.001
     kl: KL = KL(where='reward')
-    gamma: Annotated[float, SHARE, Off(1.0), BY_TOKENS] = 1.0  # discount, per action token
+    gamma: Annotated[float, SHARE, Off(1.0), BY_TOKENS] = 1.0  # discount per action token
     lam: Annotated[float, SHARE, Off(1.0)] = 1.0  # lambda of GAE, per action token
     reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
-    # its turn's end; episode: all at the last
-    whiten: bool = True  # advantages to mean 0, variance 1 over action tokens
+    # the end of its turn; episode: the return at the last token
+    whiten: bool = True  # normalise advantages to mean 0, variance 1 over action tokens
     reward_normalization: Annotated[
         str, OneOf(adv.NORMALIZATIONS), Off('identity'), PLACED_WHOLE
-    ] = 'identity'  # with reward_on='episode': identity, mean, mean_std or asym_clip of the returns
-    # of a group
-    estimator: Literal['token', 'turn', 'bi_level'] = 'token'  # recursion of GAE: token
-    # (observations are stepped over), turn (turn ends only, one advantage per turn), bi_level
-    # (turns with turn_gamma, then tokens inside a turn)
+    ] = 'identity'  # normalisation of the returns of a group: identity, mean, mean_std or asym_clip
+    estimator: Literal['token', 'turn', 'bi_level'] = 'token'  # recursion of GAE: token (skips
+    # observations), turn (turn ends only, one advantage per turn), bi_level (turns with turn_gamma,
+    # then tokens inside a turn)
     turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma'), BY_TURNS] = 1.0  # discount
     # per turn
-    bootstrap_truncated: Annotated[bool, Off(False)] = False  # episodes cut by a budget of turns or
-    # tokens go on with the critic's value; False: they are over
+    bootstrap_truncated: Annotated[bool, Off(False)] = False  # after a cut by the turn or token
+    # budget, bootstrap with the critic's value; False: with 0
 
     RULES = (
         Rule(
@@ -64,7 +63,7 @@ class PPO(Clipped):
         return self.bootstrap_truncated
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """Advantages and critic targets."""
+        """Return a batch with advantages and critic targets."""
         rows, mask = trained(rollout, keep)
         rewards, scale = self.token_rewards(rollout, rows, mask, group_size)
         kl, kl_scale = self.token_kl(scores, mask, kl_coef)
@@ -102,7 +101,7 @@ class PPO(Clipped):
     def token_rewards(
         self, rollout: Rollout, rows: jax.Array, mask: jax.Array, group_size: int
     ) -> tuple[jax.Array, jax.Array]:
-        """(token_rewards [B, T], the scale of rounding in sums of them [B]).
+        """Return (token_rewards [B, T], the rounding scale of their sums [B]).
 
         RAGEN's normalisations apply to returns on the last token only.
         """
@@ -120,16 +119,16 @@ class PPO(Clipped):
 
 
 def cut_values(rollout: Rollout, scores: Scores, mask: jax.Array) -> jax.Array:
-    """The value after the last token of episodes that a budget of turns or tokens cut; [B, T]."""
+    """Return the value after the last token of episodes cut by a turn or token budget; [B, T]."""
     stop = rollout.episode_stop[:, None]
     cut = (stop == EpisodeStop.TURN_BUDGET) | (stop == EpisodeStop.TOKEN_BUDGET)
     return jnp.where(adv.episode_ends(mask) & cut, scores.next_values, 0.0)
 
 
 def with_turn_starts(batch: Batch, scores: Scores) -> Batch:
-    """The batch in which the critic learns the value after each turn that another one follows.
+    """Train the critic on the value after each turn except the last.
 
-    Its target is that of the next token whose value is trained: nothing is earned in between.
+    Its target is the target of the next token with a trained value: no reward is in between.
     """
     on = adv.turn_ends(batch.mask, batch.turn) & ~adv.episode_ends(batch.mask)
     after, targets, old = (

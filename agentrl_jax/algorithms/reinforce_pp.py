@@ -1,10 +1,10 @@
 """REINFORCE++: whitened reward-to-go, no critic and no groups (arXiv:2501.03262).
 
   A_t = sum_{n >= t} gamma^(n-t) r_n over action tokens, whitened over the batch's trained tokens
-gamma is per action token: observations in between do not discount (verl zeroed everything before an
-observation, AgentGym-RL put the reward on a masked token; both train nothing). reward_on 'turn'
-gives each turn the rewards from itself on, 'episode' the whole return. The KL to the start policy
-is taken off the reward of each token.
+gamma is per action token: observations do not discount. (verl zeroed everything before an
+observation, AgentGym-RL put the reward on a masked token; both train nothing.) With reward_on
+'turn' a turn gets the rewards from this turn on, with 'episode' the full return. The KL to the
+initial policy is subtracted from the reward of each token.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from agentrl_jax.settings.marks import SHARE, Off
 @dataclasses.dataclass(frozen=True)
 class ReinforcePP(Clipped):
     kl: KL = KL(0.01, 'reward')
-    gamma: Annotated[float, SHARE, Off(1.0)] = 1.0  # discount, per action token
+    gamma: Annotated[float, SHARE, Off(1.0)] = 1.0  # discount per action token
     reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
-    # its turn's end; episode: all at the last
+    # the end of its turn; episode: the return at the last token
 
     COMPARES_GROUPS = False
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per token."""
+        """Return a batch with one advantage per token."""
         _, mask = trained(rollout, keep)
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
         rewards = rewards - self.token_kl(scores, mask, kl_coef)[0]

@@ -1,7 +1,7 @@
 """REINFORCE++ with a group baseline: centred in the group, whitened over the batch.
 
-  A[b, t] = whiten(R_b - mean of the group): the std is the batch's, not the group's
-(arXiv:2501.03262, the baseline form of OpenRLHF and verl.) The KL is a small term of the loss, k2.
+  A[b, t] = whiten(R_b - mean of the group): with the std of the batch, not of the group
+arXiv:2501.03262, the baseline variant of OpenRLHF and verl. The KL is a small loss term, k2.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ class ReinforcePPBaseline(Clipped):
     kl: KL = KL(1e-5, estimator='k2')
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per episode."""
+        """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         centred = adv.group_center(returns, rows, group_size=group_size, scale=scale)

@@ -1,9 +1,9 @@
-"""RLOO: the return less the mean of the group's other members (arXiv:2402.14740).
+"""RLOO: the return minus the mean of the other group members (arXiv:2402.14740).
 
 A[b, t] = R_b - mean of the other healthy members = (R_b - mean) n / (n - 1)
-R is less its KL to the start policy, and an episode is one action: the loss sums over its tokens
-(aggregation='seq_mean_token_sum'). The paper has no ratio: at the first optimiser step on a rollout
-there is none here either, later ones clip those of tokens.
+The KL to the initial policy is subtracted from R. An episode is one action: the loss sums over its
+tokens (aggregation='seq_mean_token_sum'). The paper has no ratio. Here the ratio is 1 at the first
+optimiser step of a rollout; later steps clip token ratios.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ class RLOO(Clipped):
     weights: Weights = Weights('seq_mean_token_sum')
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per episode."""
+        """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         per_episode = adv.leave_one_out(returns, rows, group_size=group_size, scale=scale)

@@ -1,19 +1,19 @@
-"""SAO: one episode of each prompt, a critic, and a ratio to the sampler (arXiv:2607.07508).
+"""SAO: one episode per prompt, a critic, and a ratio to the sampler (arXiv:2607.07508).
 
   loss_t = -f(r) A,  r = pi / pi_rollout of the token
   f(r) = r for 1 - clip_low < r < 1 + clip_high, else 0 ('DIS')
   A = GAE over action tokens, from the last of an answer to the first of the next, with
-  lam = 1 - 1 / (lam_alpha l), l tokens that the episode sampled; critic target = reward to go.
-No pi_old is computed: what is stale and what the sampler rounds are one ratio, whose bounds are
-wide (.3 and 5) and drop a token on either side, whatever its advantage. Dropped tokens stay in the
-denominator. The paper writes sg(f(r)) A log pi, whose gradient is the same.
+  lam = 1 - 1 / (lam_alpha l), l = sampled tokens of the episode; critic target = reward to go.
+No pi_old is computed: one ratio covers both staleness and the sampler's rounding. Its bounds are
+wide (.3 and 5) and drop tokens on either side for any advantage. Dropped tokens stay in the
+denominator. The paper writes sg(f(r)) A log pi, which has the same gradient.
 
-For a batch of one episode a prompt set rollout.group_size=1; for its two steps of the critic to one
-of the policy critic.updates=2, for its ten steps of the critic alone critic.warmup_steps=10, for a
-critic's rate of five times the policy's optim.critic_lr, for its critic whose attention is frozen
-critic.freeze_attention. Not here: a critic that was trained before, and play that goes on while the
-policy learns. The authors gave no code; UniRL's and reef's were read beside the equations. Reef's
-critic learns A + V at the same lam, the paper's reward to go, as here. Advantages are not whitened.
+The other settings of the paper are fields of a run: rollout.group_size=1, critic.updates=2 (critic
+steps per policy step), critic.warmup_steps=10 (initial steps of the critic only), optim.critic_lr
+of five times the policy's rate, and critic.freeze_attention.
+A pretrained critic and rollouts during updates are not implemented. The authors released no code.
+The code of UniRL and reef was compared with the equations. Reef's critic learns A + V at the same
+lam; the paper's learns the reward to go, as here. Advantages are not whitened.
 """
 
 import dataclasses
@@ -39,18 +39,18 @@ from agentrl_jax.types import Batch
 @dataclasses.dataclass(frozen=True)
 class SAO(Exploring):
     clip: Range = Range(0.3, 5.0)
-    gamma: Annotated[float, SHARE, Off(1.0)] = 1.0  # discount, per action token
-    lam_alpha: Annotated[float, POSITIVE] = 1.5  # lambda of GAE is 1 - 1 / (this x the tokens that
-    # an episode sampled)
+    gamma: Annotated[float, SHARE, Off(1.0)] = 1.0  # discount per action token
+    lam_alpha: Annotated[float, POSITIVE] = 1.5  # lambda of GAE is 1 - 1 / (this x sampled tokens
+    # of the episode)
     reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
-    # its turn's end; episode: all at the last
+    # the end of its turn; episode: the return at the last token
 
     RULES = (Rule({'loss.sampler_correction': 'off'}, 'its ratio is to the sampler'),)
     USES_CRITIC = True
     COMPARES_GROUPS = False
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """Advantages and critic targets."""
+        """Return a batch with advantages and critic targets."""
         rows, mask = trained(rollout, keep)
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
         rewards = rewards - self.token_kl(scores, mask, kl_coef)[0]
@@ -66,7 +66,7 @@ class SAO(Exploring):
         return -jnp.where(inside, ratio, 0.0) * advantages
 
     def clipped(self, logprobs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        """Tokens that left the loss, whatever the sign of their advantage; bool [B, T]."""
+        """Return the tokens dropped from the loss, for advantages of any sign; bool [B, T]."""
         ratio = jnp.exp(losses.log_ratio(logprobs, batch.old_logprobs, batch.mask))
         return {
             'policy/clip_frac_high': ratio >= 1.0 + self.clip.high,
@@ -75,5 +75,5 @@ class SAO(Exploring):
 
 
 def adaptive_lambda(length: jax.Array, alpha: float) -> jax.Array:
-    """1 - 1 / (alpha length), at least 0 (VAPO, arXiv:2504.05118); of lengths int32 [B, 1]."""
+    """1 - 1 / (alpha length), at least 0 (VAPO, arXiv:2504.05118); length int32 [B, 1]."""
     return jnp.maximum(1.0 - 1.0 / (alpha * jnp.maximum(length, 1)), 0.0)

@@ -1,9 +1,9 @@
-"""SAPO: a smooth gate in the place of the clip (arXiv:2511.20347).
+"""SAPO: a smooth gate instead of the clip (arXiv:2511.20347).
 
   loss_t = -A (4 / tau) sigmoid(tau (rho - 1)),  tau = tau_pos where A > 0, else tau_neg
-rho = pi / pi_old of the token, A as in GRPO. The gate's slope at rho = 1 is 1, as that of rho; away
-from it tokens fade rather than drop out, those of negative advantages sooner (tau_neg > tau_pos).
-Nothing is clipped, so no fraction of clipped tokens is measured.
+rho = pi / pi_old of the token, A as in GRPO. The gate has slope 1 at rho = 1, like rho. Further
+away, tokens fade instead of dropping out, faster for negative advantages (tau_neg > tau_pos).
+Nothing is clipped, so there are no clip fractions.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from agentrl_jax.types import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Gates:
-    """How fast tokens fade."""
+    """Steepness of the gates."""
 
     AT = 'loss.tau_'
-    pos: Annotated[float, POSITIVE] = 1.0  # steepness of the gate of positive advantages
-    neg: Annotated[float, POSITIVE] = 1.05  # ... of negative ones
+    pos: Annotated[float, POSITIVE] = 1.0  # steepness of the gate for positive advantages
+    neg: Annotated[float, POSITIVE] = 1.05  # steepness of the gate for negative advantages
 
 
 @dataclasses.dataclass(frozen=True)

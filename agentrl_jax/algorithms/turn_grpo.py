@@ -1,22 +1,22 @@
-"""Turn GRPO: what a turn still earned against what the others still earned, a stop counting as 0.
+"""Turn GRPO: compares the reward to go of each turn with all other members, 0 after they stop.
 
   A[b, k] = s (G[b, k] - mean over the other healthy members c of the group of G[c, k])
   G[b, k] = sum_{l >= k} r[b, l], 0 for turns that were not taken
-r are environment rewards and format penalties, less the KL where that is in the reward. The mean
-contains nothing of episode b, so in expectation it adds nothing to the policy gradient; and since
-members that had stopped count with the 0 that they earned, what going on earns reaches the decision
-to go on. Comparing turn k among those that reached it (mt_grpo) takes the value of having reached
-it out of every advantage: the decision to stop is then rewarded or punished for nothing.
+r are environment rewards and format penalties, minus the KL if it is in the reward. The mean does
+not depend on episode b, so in expectation it adds nothing to the policy gradient. Members that have
+stopped count as 0, so the reward of further turns credits the decision to continue. Comparing turn
+k only among members that reached it (mt_grpo) removes the value of reaching it from every
+advantage: the decision to stop is then rewarded or punished without a reason.
 
-Nothing is assumed of the states that other members met at turn k, and it needs no critic and no
-further samples. Where turns pay, its variance is the least of all that have no bias; where all is
-paid at the end, members that stopped before are a poor baseline, and one advantage an episode
-(rloo) has a little less: benchmarks/turn_credit.md.
+The estimator makes no assumption about the states of other members at turn k. It needs no critic
+and no further samples. With rewards in every turn it has the lowest variance of all unbiased
+estimators. With a reward at the end only, members that stopped are a poor baseline, and one
+advantage per episode (rloo) has slightly less variance: benchmarks/turn_credit.md.
 
-s ('rms') divides all advantages of a batch by one number, their root mean square over the trained
-tokens; 'none' leaves them in units of the return. token_mean divides by one number too, where a
-division by the episode's own length (seq_mean_token_mean) would favour lengths. All this is said of
-the first optimiser step on a rollout; later ones have the ratio and clip range of every algorithm.
+s ('rms') divides all advantages of a batch by their root mean square over the trained tokens;
+'none' leaves them in units of the return. token_mean also divides by one number, while a division
+by the length of each episode (seq_mean_token_mean) would favour some lengths. All of this holds for
+the first optimiser step of a rollout; later steps have the usual ratio and clip range.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ from agentrl_jax.settings.marks import At
 
 @dataclasses.dataclass(frozen=True)
 class TurnGRPO(Clipped):
-    scale: Annotated[Literal['rms', 'none'], At('turn_credit.scale')] = 'rms'  # advantages by their
-    # rms in the batch (rms) or in units of the return (none)
+    scale: Annotated[Literal['rms', 'none'], At('turn_credit.scale')] = 'rms'  # rms divides the
+    # advantages by their rms in the batch, none leaves them in units of the return
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per turn."""
+        """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
         rewards, scale = self.turn_rewards(rollout, scores, mask, kl_coef)
         per_turn = turn_credit.against_others(
@@ -48,7 +48,7 @@ class TurnGRPO(Clipped):
         return build_batch(rollout, scores, mask, advantages)
 
     def scaled(self, advantages: jax.Array, mask: jax.Array) -> jax.Array:
-        """Advantages [B, T] over their root mean square on the mask, or as they are."""
+        """Divide advantages [B, T] by their root mean square on the mask, if scale is 'rms'."""
         if self.scale == 'none':
             return advantages
         size = jnp.sqrt(masked_mean(advantages**2, mask))

@@ -1,16 +1,16 @@
 """Advantages: rewards belong to turns, advantages to action tokens.
 
-Pure functions of arrays; [B] episodes, group-major; [B, K] turns; [B, T] tokens. Recursions run
-over the tokens of a mask and step over everything else, so observation tokens of any number or
-content change no advantage. Groups see only the members given as healthy: an episode with an
-environment fault leaves the baselines of the others. Returned values are 0 for unhealthy rows and
-off the mask.
+Pure functions of arrays: [B] episodes, group-major; [B, K] turns; [B, T] tokens. Recursions run
+over masked tokens and skip everything else, so the number and content of observation tokens change
+no advantage. Group statistics include healthy members only: an episode with an environment fault
+does not affect the baselines of its group. Returned values are 0 for unhealthy rows and off the
+mask.
 
-Groups without a comparison are defined so: with group_size 1 a return is its own advantage (mean 0,
-std 1); a lone healthy member of a larger group gets 0; equal returns give exactly 0.
+Groups with nothing to compare: with group_size 1 the advantage is the return (mean 0, std 1). A
+single healthy member of a larger group gets 0. Equal returns give exactly 0.
 
-Returns are equal if they differ by rounding only (`equal`). `scale` is the sum of the magnitudes of
-the terms of each return, the size of its rounding; None: the return's own magnitude.
+Returns are equal if they differ only by rounding (`equal`). `scale` is the sum of the magnitudes of
+the terms of each return, which bounds its rounding; None: the magnitude of the return.
 """
 
 import jax
@@ -18,10 +18,11 @@ import jax.numpy as jnp
 
 from agentrl_jax.rl import masked
 
-NORMS = ('std', 'mean', 'none')  # of compare
-NORMALIZATIONS = ('identity', 'mean', 'mean_std', 'asym_clip')  # of normalize_returns
-# Relative. A float32 sum of n terms is off by at most n 2^-24 of the sum of their magnitudes, so
-# two sums of the same 80 terms differ by less than this. Longer sums rarely reach that bound.
+NORMS = ('std', 'mean', 'none')  # for compare
+NORMALIZATIONS = ('identity', 'mean', 'mean_std', 'asym_clip')  # for normalize_returns
+# Relative tolerance. A float32 sum of n terms is off by at most n 2^-24 times the sum of their
+# magnitudes, so two sums of the same 80 terms differ by less than this. Longer sums rarely exceed
+# it, although their bound is larger.
 ROUNDING = 1e-5
 
 
@@ -31,18 +32,18 @@ ROUNDING = 1e-5
 def equal(
     x: jax.Array, mask: jax.Array, scale: jax.Array | None = None, axis: int | None = None
 ) -> jax.Array:
-    """Whether max x - min x <= ROUNDING * max scale over mask; reduced over axis (None: all).
+    """Whether max x - min x <= ROUNDING * max scale over mask, reduced over axis (None: all).
 
-    True for fewer than two values, False if one is not finite.
+    True for fewer than two values, False if any value is not finite.
     """
     span = masked.masked_max(x, mask, axis) - masked.masked_min(x, mask, axis)
     size = masked.masked_max(jnp.abs(x) if scale is None else scale, mask, axis)
-    span, size = jnp.maximum(span, 0.0), jnp.maximum(size, 0.0)  # -inf where nothing is selected
+    span, size = jnp.maximum(span, 0.0), jnp.maximum(size, 0.0)  # -inf for an empty mask
     return (span <= ROUNDING * size) & jnp.isfinite(span)
 
 
 def drop_rounding(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """x, but exactly 0 where it is no more than the rounding of terms of that scale."""
+    """Set x to exactly 0 if it is within the rounding of terms of that scale."""
     return jnp.where(jnp.abs(x) <= ROUNDING * scale, 0.0, x)
 
 
@@ -50,7 +51,7 @@ def drop_rounding(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def next_masked(x: jax.Array, mask: jax.Array, empty: float = 0.0) -> jax.Array:
-    """x at the next masked position after t, `empty` where there is none; x [B, T]."""
+    """x [B, T] at the next masked position after t, or `empty`."""
     length = mask.shape[1]
     here = jnp.where(mask, jnp.arange(length)[None], length)
     after = jnp.pad(here[:, 1:], ((0, 0), (0, 1)), constant_values=length)
@@ -60,7 +61,7 @@ def next_masked(x: jax.Array, mask: jax.Array, empty: float = 0.0) -> jax.Array:
 
 
 def turn_ends(action_mask: jax.Array, turn: jax.Array) -> jax.Array:
-    """Last action token of each turn, bool [B, T]; a turn is a turn whatever its reward."""
+    """Last action token of each turn, including turns with reward 0; bool [B, T]."""
     return action_mask & (next_masked(turn, action_mask, -1) != turn)
 
 
@@ -70,7 +71,7 @@ def episode_ends(action_mask: jax.Array) -> jax.Array:
 
 
 def to_tokens(per_turn: jax.Array, turn: jax.Array, mask: jax.Array) -> jax.Array:
-    """Each masked token receives the number of its turn: [B, K] -> [B, T], 0 off the mask."""
+    """Copy the value of each turn to its masked tokens: [B, K] -> [B, T], 0 off the mask."""
     index = jnp.clip(turn, 0, per_turn.shape[1] - 1)
     return jnp.where(mask, jnp.take_along_axis(per_turn, index, axis=1), 0.0)
 
@@ -84,12 +85,12 @@ def per_turn(x: jax.Array, turn: jax.Array, mask: jax.Array, *, turns: int) -> j
 
 
 def place_on_turn_ends(rewards: jax.Array, action_mask: jax.Array, turn: jax.Array) -> jax.Array:
-    """Reward of each turn on its last action token: [B, K] -> [B, T]."""
+    """Place the reward of each turn on its last action token: [B, K] -> [B, T]."""
     return to_tokens(rewards, turn, turn_ends(action_mask, turn))
 
 
 def place_on_episode_end(returns: jax.Array, action_mask: jax.Array) -> jax.Array:
-    """Return of each episode on its last action token: [B] -> [B, T]."""
+    """Place the return of each episode on its last action token: [B] -> [B, T]."""
     return jnp.where(episode_ends(action_mask), returns[:, None], 0.0)
 
 
@@ -97,7 +98,7 @@ def place_on_episode_end(returns: jax.Array, action_mask: jax.Array) -> jax.Arra
 
 
 def linear_recursion(x: jax.Array, decay: jax.Array) -> jax.Array:
-    """y_t = x_t + decay_t y_{t+1} with y after the end 0; [B, T], in log2(T) passes."""
+    """y_t = x_t + decay_t y_{t+1} with y = 0 after the end; [B, T], in log2(T) passes."""
 
     def compose(later, earlier):
         return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
@@ -116,15 +117,14 @@ def gae(
 ) -> jax.Array:
     """delta_t = r_t + gamma V_n - V_t;  A_t = delta_t + gamma lam A_n;  n = next masked token.
 
-    (arXiv:1506.02438 eq. 16, observation tokens stepped over.) All [B, T]; 0 off the mask. lam: a
-    number, or one of each row [B, 1]. Where `bootstrap` bool [B, T] is false, V_n and A_n count as
-    0.
+    arXiv:1506.02438 eq. 16, skipping observation tokens. All [B, T]; 0 off the mask. lam: a number,
+    or one per row [B, 1]. V_n and A_n count as 0 where `bootstrap` bool [B, T] is false.
     """
     bootstrap = mask if bootstrap is None else bootstrap
     rewards, values = jnp.where(mask, rewards, 0.0), jnp.where(mask, values, 0.0)
     next_values = jnp.where(bootstrap, next_masked(values, mask, 0.0), 0.0)
     deltas = jnp.where(mask, rewards + gamma * next_values - values, 0.0)
-    decay = jnp.where(mask, jnp.where(bootstrap, gamma * lam, 0.0), 1.0)  # 1: step over the token
+    decay = jnp.where(mask, jnp.where(bootstrap, gamma * lam, 0.0), 1.0)  # 1: skip the token
     return jnp.where(mask, linear_recursion(deltas, decay.astype(deltas.dtype)), 0.0)
 
 
@@ -134,7 +134,7 @@ def rewards_to_go(rewards: jax.Array, mask: jax.Array, *, gamma: float) -> jax.A
 
 
 def _turn_sums(rewards, mask, turn, ends):
-    """Sum of the rewards of each turn at its end, 0 elsewhere; [B, T]."""
+    """Place the sum of each turn's rewards at its end, 0 elsewhere; [B, T]."""
     return to_tokens(per_turn(rewards, turn, mask, turns=rewards.shape[1]), turn, ends)
 
 
@@ -149,14 +149,14 @@ def turn_wise_gae(
 ) -> jax.Array:
     """GAE over turn ends only, copied to every token of the turn; all [B, T] (VAGEN).
 
-    delta_k = r_k + turn_gamma V[E_{k+1}] - V[E_k] with E_k the last action token of turn k and r_k
-    the sum of the rewards of its tokens: a KL term is on each of them.
+    delta_k = r_k + turn_gamma V[E_{k+1}] - V[E_k], with E_k the last action token of turn k and r_k
+    the sum of its token rewards (a KL term is on every token).
     """
     ends = turn_ends(mask, turn)
     summed = _turn_sums(rewards, mask, turn, ends)
     at_ends = gae(summed, values, ends, gamma=turn_gamma, lam=lam)
-    own_end = jnp.where(ends, at_ends, next_masked(at_ends, ends, 0.0))
-    return jnp.where(mask, own_end, 0.0)
+    turn_advantages = jnp.where(ends, at_ends, next_masked(at_ends, ends, 0.0))
+    return jnp.where(mask, turn_advantages, 0.0)
 
 
 def bi_level_gae(
@@ -171,10 +171,10 @@ def bi_level_gae(
 ) -> jax.Array:
     """GAE over turn ends (turn_gamma, lam), then inside each turn (gamma, lam); all [B, T].
 
-    The turn level's A_k + V[E_k] takes the place of the reward at the turn end E_k, and the token
-    level starts anew there, so A[E_k] = A_k (RAGEN, VAGEN). Turn ends are explicit: a turn whose
-    reward is 0 is a turn. Rewards of inner tokens (a KL term) reach earlier turns through the turn
-    level, whose r_k is the sum over turn k, and their own turn through the token level alone.
+    A_k + V[E_k] from the turn level replaces the reward at the turn end E_k. The token level
+    restarts there, so A[E_k] = A_k (RAGEN, VAGEN). Turn ends are explicit: a turn with reward 0
+    still counts. Rewards of inner tokens (a KL term) reach earlier turns through the turn level,
+    where r_k is the sum over turn k, and tokens of the same turn through the token level only.
     """
     ends = turn_ends(mask, turn)
     summed = _turn_sums(rewards, mask, turn, ends)
@@ -192,8 +192,8 @@ def whiten(
 ) -> jax.Array:
     """(x - mean) / sqrt(var + 1e-8), var unbiased, statistics over `over` (mask if None); [B, T].
 
-    A mask of one token gives 0. Values that are equal but for rounding give exactly 0: without that
-    the eps multiplies their rounding by 1e4, and Adam makes whole steps of what comes out.
+    A mask of one token gives 0. Values that are equal up to rounding give exactly 0: otherwise the
+    eps would multiply their rounding by 1e4, and Adam would take full steps along that noise.
     scale: broadcasts to [B, T].
     """
     over = mask if over is None else over
@@ -211,10 +211,10 @@ def _grouped(x: jax.Array, group_size: int) -> jax.Array:
 
 
 def _compare(returns, healthy, scale, group_size):
-    """Returns less the group mean, the healthy count and unbiased std, [P, G, ...] or [P, 1, ...].
+    """Return (returns - group mean [P, G, ...], healthy count, unbiased std [P, 1, ...]).
 
-    Members are counted from the group's smallest return, which keeps the precision of a small
-    spread. Differences of equal returns are exactly 0.
+    The smallest return of the group is subtracted first, to keep the precision of a small spread.
+    Differences of equal returns are exactly 0.
     """
     scale = jnp.abs(returns) if scale is None else scale
     r, ok = _grouped(returns, group_size), _grouped(healthy, group_size)
@@ -228,7 +228,7 @@ def _compare(returns, healthy, scale, group_size):
 
 
 def _alone(returns: jax.Array, healthy: jax.Array) -> jax.Array:
-    """Groups of one: mean 0, std 1."""
+    """Returns of groups of one: mean 0, std 1."""
     return jnp.where(healthy, returns, 0.0)
 
 
@@ -237,7 +237,7 @@ def group_std(
 ) -> jax.Array:
     """Unbiased std of the healthy members of each group, [B] -> [B / group_size].
 
-    Exactly 0 where they are equal, and below two.
+    Exactly 0 for equal returns and for fewer than two members.
     """
     return _compare(returns, healthy, scale, group_size)[2][:, 0]
 
@@ -245,14 +245,14 @@ def group_std(
 def group_center(
     returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
 ) -> jax.Array:
-    """R - mean of the group (Dr.GRPO, arXiv:2503.20783); [B] or [B, K], healthy of that shape."""
+    """R - group mean (Dr.GRPO, arXiv:2503.20783); [B] or [B, K], healthy of the same shape."""
     if group_size == 1:
         return _alone(returns, healthy)
     return _compare(returns, healthy, scale, group_size)[0].reshape(returns.shape)
 
 
 def group_mean(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
-    """The mean of the healthy members, one number for all of a group; [B]."""
+    """Mean of the healthy members, repeated for each row of the group; [B]."""
     r, ok = _grouped(returns, group_size), _grouped(healthy, group_size)
     mean = jnp.where(ok, r, 0.0).sum(1) / jnp.maximum(ok.sum(1), 1)
     return jnp.repeat(mean, group_size)
@@ -266,9 +266,9 @@ def group_normalize(
     eps: float = 1e-6,
     scale: jax.Array | None = None,
 ) -> jax.Array:
-    """(R - mean) / (std + eps), std unbiased; [B] or [B, K], healthy likewise.
+    """(R - mean) / (std + eps), std unbiased; [B] or [B, K], healthy of the same shape.
 
-    GRPO (arXiv:2402.03300). Equal returns give 0: the division would raise their rounding to
+    GRPO (arXiv:2402.03300). Equal returns give 0: the division would amplify their rounding to
     advantages of size 1.
     """
     if group_size == 1:
@@ -295,10 +295,10 @@ def normalize_returns(
     group_size: int,
     scale: jax.Array | None = None,
 ) -> jax.Array:
-    """RAGEN's reward normalisations over groups of group_size rows (B for the whole batch); [B].
+    """RAGEN's reward normalisations over groups of group_size rows (B: the full batch); [B].
 
-    identity | mean: R - mean | mean_std: (R - mean) / (std + 1e-6) | asym_clip: the same, clipped
-    to [-1, 3]. Groups of one stay as they are.
+    identity: R | mean: R - mean | mean_std: (R - mean) / (std + 1e-6) | asym_clip: mean_std clipped
+    to [-1, 3]. Returns of groups of one are unchanged.
     """
     norm = {'identity': 'none', 'mean': 'mean'}.get(method, 'std')
     normal = compare(returns, healthy, group_size=group_size, norm=norm, scale=scale)
@@ -309,8 +309,8 @@ def normalize_returns(
 def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:
     """-coef clip((length - (max_length - buffer)) / buffer, 0, 1) (DAPO, arXiv:2503.14476 eq. 13).
 
-    So 0 up to max_length - buffer and -coef from max_length on; buffer 0: -coef beyond max_length.
-    [B].
+    [B]. 0 up to max_length - buffer, -coef from max_length on. With buffer=0: -coef beyond
+    max_length.
     """
     over = (lengths - (max_length - buffer)) / max(buffer, 1)
     return -coef * jnp.clip(over, 0.0, 1.0)
@@ -325,7 +325,7 @@ def compare(
     scale: jax.Array | None = None,
     **std_settings: float,
 ) -> jax.Array:
-    """group_normalize ('std'), group_center ('mean') or the returns themselves ('none')."""
+    """Apply group_normalize ('std'), group_center ('mean') or no normalisation ('none')."""
     if norm == 'none':
         return _alone(returns, healthy)
     if norm == 'mean':

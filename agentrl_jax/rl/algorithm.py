@@ -1,7 +1,7 @@
 """Shared parts of the algorithms: settings groups, the training mask, token rewards and the batch.
 
-A group has one home for its fields and their place in a config (AT). Algorithms hold groups with
-their paper's values; PRESETS.md names the sources.
+Each settings group defines its fields once, with their place in a config (AT). Algorithms hold
+groups with the values of their papers; PRESETS.md names the sources.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ from agentrl_jax.settings.marks import (
 from agentrl_jax.settings.tree import APART
 from agentrl_jax.types import Batch, Rollout, Scores
 
-KL_IN_LOSS = {'loss.kl_coef': 0, 'loss.kl_in': 'loss'}  # needs of a rule: no KL in the reward
+KL_IN_LOSS = {'loss.kl_coef': 0, 'loss.kl_in': 'loss'}  # required by rules: no KL in the reward
 
 
 def most_sampled(run: Any) -> int:
-    """Tokens that an episode can sample at most."""
+    """Return the maximum number of tokens that an episode can sample."""
     return run.env.max_turns * run.rollout.max_response
 
 
@@ -42,40 +42,40 @@ def most_sampled(run: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Of the ratio pi / pi_old."""
+    """Clipping range of the ratio pi / pi_old."""
 
     AT = 'loss.clip_'
-    low: Annotated[float, SHARE] = 0.2  # the ratio is clipped to 1 - clip_low
-    high: Annotated[float, ZERO] = 0.2  # ... and 1 + clip_high
+    low: Annotated[float, SHARE] = 0.2  # lower bound of the ratio: 1 - clip_low
+    high: Annotated[float, ZERO] = 0.2  # upper bound of the ratio: 1 + clip_high
 
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Range):
-    """A range whose loss can be bounded as well."""
+    """A clipping range with an optional bound of the loss."""
 
     dual: Annotated[float, At('loss.dual_clip'), In(1, open_low=True, also=(0,)), Off(0.0)] = 0.0
-    # bound of the loss at negative advantages; 0 = none
+    # bound of the ratio for negative advantages (dual clip); 0 = none
 
     @property
     def keywords(self) -> dict[str, float | None]:
-        """Of losses.clipped_surrogate and clipped_sides."""
+        """Keywords for losses.clipped_surrogate and clipped_sides."""
         return dict(clip_low=self.low, clip_high=self.high, dual_clip=self.dual or None)
 
 
 @dataclasses.dataclass(frozen=True)
 class KL:
-    """To the start policy: a term of the loss, or taken off rewards."""
+    """KL to the initial policy: a loss term, or subtracted from the rewards."""
 
     AT = 'loss.kl_'
-    coef: Annotated[float, ZERO] = 0.0  # weight of the KL to the start policy; 0 = no reference
-    where: Annotated[Literal['loss', 'reward'], At('loss.kl_in')] = 'loss'  # what it is a part of
+    coef: Annotated[float, ZERO] = 0.0  # weight of the KL to the initial policy; 0 = no reference
+    where: Annotated[Literal['loss', 'reward'], At('loss.kl_in')] = 'loss'  # where the KL enters
     estimator: Annotated[
         str,
         OneOf(losses.KL_ESTIMATORS),
         When(lambda kl: kl.in_loss, 'loss.kl_coef > 0 and loss.kl_in=loss'),
-    ] = 'k3'  # k1, k2, k3; k1+, k3+: that with the gradient of k2
-    target: Annotated[float, ZERO] = 0.0  # adaptive coefficient: KL per token to steer to (others
-    # count it per sequence, which is as many times more as answers have tokens); 0 = fixed
+    ] = 'k3'  # k1, k2, k3; k1+, k3+: value of k1, k3 with the gradient of k2
+    target: Annotated[float, ZERO] = 0.0  # target KL per token of the adaptive coefficient (other
+    # codebases count it per sequence: this value times the tokens of an answer); 0 = fixed
     horizon: Annotated[float, POSITIVE] = 10000.0  # episodes over which the adaptive coefficient
     # reacts
 
@@ -90,7 +90,7 @@ class KL:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Of tokens in the loss (losses.token_weights)."""
+    """Weights of tokens in the loss (losses.token_weights)."""
 
     AT = 'loss.'
     aggregation: Annotated[str, OneOf(losses.AGGREGATIONS)] = 'token_mean'  # how tokens are
@@ -100,15 +100,15 @@ class Weights:
         ONE,
         From(most_sampled, 'the most tokens that an episode can sample'),
         When(lambda w: w.aggregation == 'token_sum_norm', 'loss.aggregation=token_sum_norm'),
-    ] = None  # of token_sum_norm
+    ] = None  # denominator of token_sum_norm
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Of returns in a group (advantages.compare)."""
+    """Comparison of the returns in a group (advantages.compare)."""
 
     AT = 'loss.'
-    norm: Annotated[str, OneOf(adv.NORMS)] = 'std'  # comparison in a group: std, mean, none
+    norm: Annotated[str, OneOf(adv.NORMS)] = 'std'  # normalisation in a group: std, mean, none
     eps: float = dataclasses.field(default=1e-6, metadata=APART)  # added to a group's std
 
 
@@ -117,20 +117,20 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """A way to learn from a rollout; a subclass has its settings, make_batch and loss."""
+    """Base class of the algorithms. A subclass adds settings, make_batch and loss."""
 
     AT = 'loss.'
     kl: KL = KL()
     weights: Weights = Weights()
     filter: Filter = Filter()
 
-    USES_CRITIC: ClassVar[bool] = False  # scores.values are needed
-    HAS_RATIO: ClassVar[bool] = True  # pi / pi_old is part of its loss
-    COMPARES_GROUPS: ClassVar[bool] = True  # an episode counts by the others of its group
-    WHOLE_EPISODES: ClassVar[bool] = False  # its loss needs all tokens of an episode in one row
-    CREDITS_SEATS: ClassVar[bool] = False  # it trains both seats of a game, and nothing else
-    COMPARES_REFERENCE: ClassVar[bool] = True  # with the policy of step 0, where that is used
-    EXPLORES: ClassVar[bool] = False  # the policy of an iteration's beginning plays (AgentEvol)
+    USES_CRITIC: ClassVar[bool] = False  # needs scores.values
+    HAS_RATIO: ClassVar[bool] = True  # the loss contains pi / pi_old
+    COMPARES_GROUPS: ClassVar[bool] = True  # advantages are relative to the episode's group
+    WHOLE_EPISODES: ClassVar[bool] = False  # the loss needs all tokens of an episode in one row
+    CREDITS_SEATS: ClassVar[bool] = False  # for self-play only: trains both seats of a game
+    COMPARES_REFERENCE: ClassVar[bool] = True  # scores the policy of step 0, if it is used
+    EXPLORES: ClassVar[bool] = False  # the policy from the iteration's start plays (AgentEvol)
 
     def make_batch(
         self,
@@ -141,18 +141,18 @@ class Algorithm:
         keep: jax.Array | None = None,
         kl_coef: jax.Array | float = 0.0,
     ) -> Batch:
-        """The batch of an update; keep bool [B] marks the rows that a filter kept.
+        """Return the batch of an update; keep bool [B]: rows that the filter kept.
 
-        kl_coef: the coefficient as it is now, for a KL in the reward.
+        kl_coef: the current coefficient, for a KL in the reward.
         """
         raise NotImplementedError
 
     def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
-        """Per token; [B, T]."""
+        """Return the loss per token; [B, T]."""
         raise NotImplementedError
 
     def clipped(self, logprobs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        """The tokens that the loss clips, by the name of the metric; bool [B, T] each."""
+        """Return the tokens that the loss clips, keyed by metric name; bool [B, T] each."""
         return {}
 
     @property
@@ -167,7 +167,7 @@ class Algorithm:
 
     @property
     def other_models(self) -> int:
-        """Models whose probabilities it learns, instead of rewards."""
+        """Number of teacher models to learn from instead of rewards."""
         return 0
 
     @property
@@ -176,29 +176,30 @@ class Algorithm:
         return False
 
     def continuations(self, max_turns: int) -> int:
-        """Continuations that an episode of a rollout can have; 0 = it is never forked."""
+        """Return the maximum number of continuations per episode; 0 = episodes are not forked."""
         return 0
 
     def rows(self, rollout: Rollout) -> Rollout:
-        """The rows of an update, episode by episode: [B n, ...], see rows_per_episode."""
+        """Return the rows of an update, grouped by episode: [B n, ...], see rows_per_episode."""
         return rollout
 
     def rows_per_episode(self, max_turns: int) -> int:
-        """How many rows of an update each episode has."""
+        """Return the number of update rows per episode."""
         del max_turns
         return 1
 
     def batch_metrics(self, batch: Batch, rows_per_episode: int) -> dict[str, jax.Array]:
-        """Metrics of a batch of all rows."""
+        """Return metrics of a batch with all rows of its episodes."""
         del batch, rows_per_episode
         return {}
 
     def token_kl(
         self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
-        """(kl_coef (log pi_old - log pi_ref), which token rewards lose, scale of its rounding).
+        """Return (kl_coef (log pi_old - log pi_ref), the scale of its rounding); [B, T].
 
-        [B, T]; 0 unless the KL is in the reward. The scale is the sum of the terms' magnitudes.
+        Token rewards are reduced by this KL. Both are 0 unless the KL is in the reward. The scale
+        is the sum of the magnitudes of the terms.
         """
         old, ref = scores.old_logprobs, scores.ref_logprobs
         if not self.kl.in_reward:
@@ -210,7 +211,7 @@ class Algorithm:
     def turn_kl(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
-        """token_kl summed over each turn; [B, K]."""
+        """Return token_kl summed over each turn; [B, K]."""
         turns = rollout.rewards.shape[1]
         kl, scale = (
             adv.per_turn(x, rollout.turn, mask, turns=turns)
@@ -221,21 +222,21 @@ class Algorithm:
     def turn_rewards(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
-        """(reward + penalty - KL in the reward, the scale of its rounding) of turns; [B, K]."""
+        """Return (reward + penalty - KL in the reward, its rounding scale) per turn; [B, K]."""
         kl, scale = self.turn_kl(rollout, scores, mask, kl_coef)
         return rollout.turn_returns - kl, rollout.magnitudes.turn_returns + scale
 
     def episode_returns(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
-        """(return - KL in the reward, the scale of its rounding) of episodes; [B]."""
+        """Return (return - KL in the reward, its rounding scale) per episode; [B]."""
         kl, scale = (x.sum(1) for x in self.token_kl(scores, mask, kl_coef))
         return rollout.returns - kl, rollout.magnitudes.returns + scale
 
 
 @dataclasses.dataclass(frozen=True)
 class Exploring(Algorithm):
-    """With an entropy bonus."""
+    """An algorithm with an entropy bonus."""
 
     entropy_coef: Annotated[float, FINITE, Off(0.0)] = 0.0  # weight of the entropy bonus
 
@@ -246,12 +247,12 @@ class Exploring(Algorithm):
 
 @dataclasses.dataclass(frozen=True)
 class Clipped(Exploring):
-    """With PPO's clipped surrogate of a ratio (losses.clipped_surrogate)."""
+    """An algorithm with PPO's clipped surrogate (losses.clipped_surrogate)."""
 
     clip: Clip = Clip()
 
     def log_ratios(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
-        """Of each token, 0 off the mask; [B, T]."""
+        """Return the log-ratio of each token, 0 off the mask; [B, T]."""
         return losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
 
     def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
@@ -269,16 +270,16 @@ class Clipped(Exploring):
 
 
 def trained(rollout: Rollout, keep: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """(rows bool [B], tokens bool [B, T]) that take part: healthy, kept, and sampled.
+    """Return the (rows bool [B], tokens bool [B, T]) that train.
 
-    Of a constrained policy only those that it chose.
+    Rows must be healthy and kept, tokens must be sampled and not forced by a grammar.
     """
     rows = rollout.healthy if keep is None else rollout.healthy & keep
     return rows, chosen(rollout) & rows[:, None]
 
 
 def chosen(rollout: Rollout) -> jax.Array:
-    """bool [..., T]: sampled tokens, of a constrained policy only those that it chose."""
+    """Return the sampled tokens, under a grammar only decision tokens; bool [..., T]."""
     if rollout.allowed is None:
         return rollout.action_mask
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[rollout.success.ndim :]), rollout)
@@ -286,10 +287,10 @@ def chosen(rollout: Rollout) -> jax.Array:
 
 
 def decided(rollout: Rollout) -> jax.Array:
-    """bool [B, T]: sampled tokens that were a choice; of a turn without one, its last token.
+    """Return the sampled tokens at which the grammar left a choice; bool [B, T].
 
-    The others were the only token that was allowed: their log-probability is 0 whatever the policy
-    is. That last token keeps a place for the reward of its turn.
+    All other sampled tokens were the only allowed token: their log-probability is 0 for any policy.
+    A turn without a choice keeps its last token, which receives the reward of the turn.
     """
     sampled, turn = rollout.action_mask, rollout.turn
     choice = sampled & (jax.lax.population_count(rollout.allowed).sum(-1) > 1)
@@ -299,7 +300,7 @@ def decided(rollout: Rollout) -> jax.Array:
 
 
 def token_rewards(rollout: Rollout, mask: jax.Array, *, reward_on: str) -> jax.Array:
-    """[B, T]: each turn's reward and penalty at its end, or the whole return at the last token."""
+    """Place each turn's reward and penalty at its end, or the return at the last token; [B, T]."""
     if reward_on == 'turn':
         return adv.place_on_turn_ends(rollout.turn_returns, mask, rollout.turn)
     return adv.place_on_episode_end(rollout.returns, mask)
@@ -314,7 +315,7 @@ def build_batch(
     returns: jax.Array | None = None,
     value_mask: jax.Array | None = None,
 ) -> Batch:
-    """The Batch of per-token advantages; without returns nothing is asked of a critic."""
+    """Return the Batch for per-token advantages; without returns the critic is not trained."""
     zeros = jnp.zeros_like(advantages)
     value_mask = mask if value_mask is None else value_mask
     return Batch(

@@ -1,8 +1,8 @@
-"""Base demonstrations in a batch and the iterations of AgentEvol (arXiv:2406.04151).
+"""Base demonstrations and iterations of AgentEvol (arXiv:2406.04151).
 
-D_m u D_base: `draw` takes demonstrations for a step, `base_batch` and `join` put them among its
-episodes. Iterations: `begin_iteration` makes the policy just learnt the one that explores, and lets
-learning start again. Everything else is an ordinary run of algorithms/agent_evol.py.
+D_m u D_base: `draw` samples demonstrations for a step; `base_batch` and `join` mix them with its
+episodes. Iterations: `begin_iteration` makes the learnt policy the explorer and restarts learning.
+Everything else is an ordinary run of algorithms/agent_evol.py.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from agentrl_jax.types import Batch, Demonstrations, Params, Scores, TrainState
 def draw(
     demonstrations: Demonstrations, key: jax.Array, *, rows: int, max_tokens: int, pad_id: int
 ) -> Demonstrations:
-    """`rows` of the demonstrations, without repetition where there are enough; host [rows, T].
+    """Draw `rows` demonstrations, without replacement if there are enough; on the host [rows, T].
 
-    T = max_tokens, so that they fit beside the episodes of a rollout.
+    T = max_tokens, the width of a rollout.
     """
     total, width = demonstrations.tokens.shape
     index = np.asarray(jax.random.choice(key, total, (rows,), replace=rows > total))
@@ -39,7 +39,7 @@ def draw(
 
 
 def base_batch(base: Demonstrations, scores: Scores) -> Batch:
-    """Demonstrations as rows of a batch, each of weight 1."""
+    """Return the demonstrations as rows of a batch, each with weight 1."""
     zeros = jnp.zeros(base.tokens.shape, jnp.float32)
     return Batch(
         tokens=base.tokens,
@@ -56,9 +56,9 @@ def base_batch(base: Demonstrations, scores: Scores) -> Batch:
 
 
 def join(batch: Batch, other: Batch) -> Batch:
-    """Rows of both, mixed evenly: any run of rows holds its share of each.
+    """Interleave the rows of both batches evenly: any run of rows has its share of each.
 
-    What extensions added to one of them is 0 in the rows of the other.
+    Arrays that extensions added to `batch` are 0 in the rows of `other`.
     """
     sizes = (batch.tokens.shape[0], other.tokens.shape[0])
     other = other.replace(
@@ -72,7 +72,7 @@ def join(batch: Batch, other: Batch) -> Batch:
 def begin_iteration(
     state: TrainState, tx: optax.GradientTransformation, start: Params
 ) -> TrainState:
-    """pi_m becomes the explorer, and learning starts again from `start`."""
+    """Make pi_m the explorer and restart learning from `start`."""
     state = state.replace(explorer=jax.tree.map(jnp.copy, state.params))
     layout: Any = jax.tree.map(lambda x: x.sharding, state.opt_state)
     return state.replace(params=start, opt_state=jax.jit(tx.init, out_shardings=layout)(start))
@@ -82,6 +82,7 @@ def begin_iteration(
 class Evolution:
     """AgentEvol's iterations and base demonstrations (algorithm=agent_evol)."""
 
-    iteration: Annotated[int, ONE] = 50  # steps in which the policy of the first one explores
-    base_rows: Annotated[int, ZERO] = 0  # demonstrations (those of cfg.clone) that join each step's
-    # episodes
+    iteration: Annotated[int, ONE] = 50  # steps per iteration; the policy of its first step
+    # explores
+    base_rows: Annotated[int, ZERO] = 0  # demonstrations (from cfg.clone) added to the episodes of
+    # each step

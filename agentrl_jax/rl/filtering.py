@@ -1,11 +1,11 @@
-"""Which groups are trained on: StarPO-S and its successors, on raw returns, with static shapes.
+"""Group filters: StarPO-S and its successors, on raw returns, with static shapes.
 
-A group's score is the spread of its raw returns (rewards and format penalties, before any
-normalisation; ranking normalised returns is arbitrary, since they all have std 1). It is exactly 0
-where returns are equal but for rounding (advantages.equal). A rule turns scores [P] into a keep
-mask bool [P]. The mask is used in one of two ways, which give the same loss: as weights (dropped
-rows stay and weigh 0) or compacting (the rows of a fixed number of groups, which saves the
-compute of the others). P = B / group_size groups.
+A group's score is the spread of its raw returns: rewards and format penalties before any
+normalisation. Normalised returns all have std 1 and cannot be ranked. The score is exactly 0 if
+returns differ only by rounding (advantages.equal). A rule turns scores [P] of P = B / group_size
+groups into a keep mask bool [P]. The mask is applied in one of two ways with the same loss: as
+weights (dropped rows stay with weight 0), or by compacting to the rows of a fixed number of groups,
+which saves the compute of the dropped ones.
 """
 
 import dataclasses
@@ -20,24 +20,24 @@ from agentrl_jax.types import Rollout
 
 # ---- rules: scores [P] -> keep mask [P] ----------------------------------------------------------
 
-TOP_P_EPS = 0.01  # of top_p: what may be lacking of its share (RAGEN-2)
+TOP_P_EPS = 0.01  # top_p: tolerance of the threshold (RAGEN-2)
 
 
 def _rank(scores: jax.Array) -> jax.Array:
-    """0 for the largest score, ties to the earlier group; int32 [P]."""
+    """Rank of each score, 0 for the largest; ties go to the earlier group; int32 [P]."""
     return jnp.argsort(jnp.argsort(-scores, stable=True), stable=True)
 
 
 def keep_top_k(scores: jax.Array, *, keep: int, smallest: bool = False) -> jax.Array:
-    """The `keep` largest (or smallest) scores; ties go to the earlier group."""
+    """Keep the `keep` largest (or smallest) scores; ties go to the earlier group."""
     return _rank(-scores if smallest else scores) < keep
 
 
 def keep_top_p(scores: jax.Array, *, p: float) -> jax.Array:
-    """Largest positive scores until their sum reaches p * total - .01 (RAGEN-2, linear).
+    """Keep the largest positive scores until their sum reaches p * total - .01 (RAGEN-2, linear).
 
-    p >= 1 keeps all of them. Nothing is kept when no score is positive or the threshold is not:
-    the step must be skipped.
+    p >= 1 keeps all positive scores. Keeps nothing if no score or the threshold is not positive;
+    the step must then be skipped.
     """
     if p >= 1:
         return scores > 0
@@ -48,9 +48,9 @@ def keep_top_p(scores: jax.Array, *, p: float) -> jax.Array:
 
 
 def keep_top_p_softmax(scores: jax.Array, *, p: float) -> jax.Array:
-    """Fewest groups whose softmax(scores) sums to p (RAGEN-2, softmax); at least one.
+    """Keep the fewest groups with a softmax(scores) sum of p (RAGEN-2, softmax); at least one.
 
-    Depends on the scale of the scores: small ones give nearly equal mass and keep nearly all.
+    Depends on the scale of the scores: small scores have nearly equal mass, so nearly all are kept.
     """
     mass = jax.nn.softmax(scores)
     if p >= 1:
@@ -62,13 +62,13 @@ def keep_top_p_softmax(scores: jax.Array, *, p: float) -> jax.Array:
 
 
 def keep_min_p(scores: jax.Array, *, p: float) -> jax.Array:
-    """Positive scores of at least p times the largest."""
+    """Keep positive scores of at least p times the largest."""
     return (scores > 0) & (scores >= p * scores.max())
 
 
 RULES = {
     'all': lambda scores: jnp.ones(scores.shape, bool),
-    'varied': lambda scores: scores > 0,  # members differ at all (DAPO's dynamic sampling)
+    'varied': lambda scores: scores > 0,  # any spread (DAPO's dynamic sampling)
     'top_k': keep_top_k,
     'top_p': keep_top_p,
     'top_p_softmax': keep_top_p_softmax,
@@ -79,13 +79,13 @@ RULES = {
 def refill(
     held: Any, count: jax.Array, fresh: Any, keep: jax.Array, *, group_size: int
 ) -> tuple[Any, jax.Array]:
-    """Puts the kept groups of `fresh` after the `count` groups held; (held, count).
+    """Append the kept groups of `fresh` to the `count` groups in `held`; return (held, count).
 
-    held and fresh are pytrees of arrays [rows, ...], held with room for a fixed number of groups:
-    what does not fit is dropped. Dynamic sampling plays rollouts until count is full.
+    held and fresh are pytrees of arrays [rows, ...]. held has a fixed capacity; groups that do not
+    fit are dropped. Dynamic sampling plays rollouts until held is full.
     """
     rows = jax.tree.leaves(held)[0].shape[0]
-    slot = count + jnp.cumsum(keep) - 1  # place of each kept group
+    slot = count + jnp.cumsum(keep) - 1  # position of each kept group
     slot = jnp.where(keep, slot, rows)  # out of range: dropped
     index = (slot[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
     held = jax.tree.map(lambda old, new: old.at[index].set(new, mode='drop'), held, fresh)
@@ -93,7 +93,7 @@ def refill(
 
 
 def filter_metrics(scores: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
-    """What was kept, and its spread; scores float32 [P], keep bool [P, group_size]."""
+    """Metrics of the kept groups; scores float32 [P], keep bool [P, group_size]."""
     return {
         'filter/kept': keep.mean(),
         'filter/group_std_kept': masked.masked_mean(scores.astype(jnp.float32), keep.any(1)),
@@ -102,52 +102,53 @@ def filter_metrics(scores: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:
 
 
 def share(part: float, whole: int) -> int:
-    """RAGEN's int(part * whole), at least one."""
+    """Return RAGEN's int(part * whole), at least 1."""
     return max(int(part * whole + 1e-9), 1)
 
 
 def by(default: float, *rules: str) -> tuple[Off, When]:
-    """The marks of a field that only some rules of a filter read."""
+    """Return the marks of a field that only some filter rules read."""
     return Off(default), When(lambda f: f.rule in rules, f'filter.rule={" or ".join(rules)}')
 
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
-    """Which groups train, by the std of their raw returns (filtering)."""
+    """Which groups train, by the std of their raw returns."""
 
     AT = 'filter.'
-    rule: Annotated[str, OneOf(RULES)] = 'top_k'  # top_k (a share of the groups; the others are
-    # left out of the update, with other rules they have weight 0), top_p
-    # and top_p_softmax (a share of the summed spread), min_p, varied (all that vary: DAPO), all
-    keep: Annotated[float, PART, *by(1.0, 'top_k')] = 1.0  # top_k: share of groups
-    smallest: Annotated[bool, *by(False, 'top_k')] = False  # top_k: those with the smallest spread
-    # instead
+    rule: Annotated[str, OneOf(RULES)] = 'top_k'  # top_k (a share of the groups; the rest is left
+    # out of the update, while other rules give dropped groups weight 0), top_p and top_p_softmax (a
+    # share of the summed spread), min_p, varied (all groups with a spread: DAPO), all
+    keep: Annotated[float, PART, *by(1.0, 'top_k')] = 1.0  # top_k: share of the groups to keep
+    smallest: Annotated[bool, *by(False, 'top_k')] = False  # top_k: keep the groups with the
+    # smallest spread instead
     p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = 0.9  # share of the
-    # sum; min_p: of the largest
+    # summed spread; min_p: share of the largest spread
     refill: Annotated[
         int,
         ZERO,
         Off(0),
         When(lambda f: f.drops_groups, 'a filter.rule that drops groups, such as varied'),
-    ] = 0  # dynamic sampling: further rollouts of other levels until the batch is full of kept
-    # groups, at most this many; 0 = none
-    max_empty: Annotated[int, ZERO] = 5  # steps in a row that keep nothing end the run; 0 = never
+    ] = 0  # dynamic sampling: maximum number of extra rollouts, on other levels, to fill the batch
+    # with kept groups; 0 = off
+    max_empty: Annotated[int, ZERO] = 5  # stop the run after this many steps in a row that keep
+    # nothing; 0 = never
 
     @property
     def drops_groups(self) -> bool:
-        """Whether it can drop whole groups."""
+        """Whether the rule can drop groups."""
         return self.rule != 'all' and not (self.rule == 'top_k' and self.keep == 1)
 
     def kept(self, groups: int) -> int:
-        """Groups that enter an update: those that are kept where their number is known before."""
+        """Number of groups in an update: the kept ones if their number is fixed, else all."""
         compacts = self.rule == 'top_k' and not self.refill
         return share(self.keep, groups) if compacts else groups
 
     def order(self, groups: int) -> str:
-        """How `select` orders rows.
+        """Return how `select` orders rows.
 
-        all: as they are; compact: the kept ones, whose number is known; kept_first: whole kept
-        groups first, so that optimiser steps without a kept row come last and are skipped.
+        all: unchanged; compact: the rows of the kept groups, whose number is fixed; kept_first:
+        kept groups first, so that optimiser steps without a kept row are last and are skipped.
         """
         if self.refill or not self.drops_groups:
             return 'all'
@@ -156,7 +157,7 @@ class Filter:
     def keep_rows(
         self, rollout: Rollout, *, groups: int, group_size: int
     ) -> tuple[jax.Array, jax.Array]:
-        """(scores float32 [P], rows that the rule keeps bool [B])."""
+        """Return (scores float32 [P], rows that the rule keeps bool [B])."""
         scale = rollout.magnitudes.returns
         scores = advantages.group_std(
             rollout.returns, rollout.healthy, group_size=group_size, scale=scale
@@ -171,9 +172,9 @@ class Filter:
     def select(
         self, rollout: Rollout, *, groups: int, group_size: int
     ) -> tuple[Rollout, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """(rollout [b], its rows int32 [b], which of them train bool [b], metrics).
+        """Return (rollout [b], its row indices int32 [b], rows to train on bool [b], metrics).
 
-        A batch that was refilled holds kept groups alone.
+        After a refill the rollout holds only kept groups.
         """
         rule = Filter('all') if self.refill else self
         scores, keep = rule.keep_rows(rollout, groups=groups, group_size=group_size)

@@ -1,4 +1,4 @@
-"""learn: one update from one rollout. Keep groups -> score -> make the batch -> optimise."""
+"""One update from one rollout: filter groups -> score -> make the batch -> optimise."""
 
 from typing import Any
 
@@ -25,10 +25,10 @@ def learn(
     fns: ModelFns,
     how: Learning,
 ) -> tuple[TrainState, dict[str, jax.Array], jax.Array, jax.Array]:
-    """One update from one rollout.
+    """Run one update from one rollout.
 
     Returns (state, metrics, rows int32 [b] of the update, their advantages float32 [b, T], nan for
-    rows that did not train). A key shuffles; base: demonstrations that join the batch.
+    rows that did not train). key: shuffles rows; base: demonstrations to add to the batch.
     """
     fns = on_base(fns, frozen.model)
     rates = update.learning_rates(state, lr_scale, how.optim, how.critic.updates)
@@ -48,39 +48,41 @@ def prepare(
     fns: ModelFns,
     how: Learning,
 ) -> tuple[Batch, jax.Array, jax.Array, dict[str, jax.Array]]:
-    """(batch, rows of the rollout int32 [b], their advantages float32 [b, T], metrics).
+    """Return (batch, rollout rows int32 [b], their advantages float32 [b, T], metrics).
 
-    Where the policy saw only the last turns the batch has a row for each turn; continuations that
-    train have theirs after their episode's. Advantages are nan in rows that do not train.
+    With a context window the batch has one row per turn. Continuations that train follow the row of
+    their episode. Advantages are nan in rows that do not train.
     """
     models, algorithm = Models(fns, frozen), how.algorithm
     reference = frozen.reference if algorithm.COMPARES_REFERENCE else None
     rollout, rows, keep, metrics = algorithm.filter.select(
         rollout, groups=how.num_groups, group_size=how.group_size
     )
-    played = algorithm.rows(rollout)
-    windows = None if how.context is None else how.context.windows(played)
+    update_rollout = algorithm.rows(rollout)
+    windows = None if how.context is None else how.context.windows(update_rollout)
     scores = score(
         state.params,
         state.critic_params,
         reference,
-        played,
+        update_rollout,
         fns=fns,
         how=how,
         recompute=how.sampler.corrects,
         windows=windows,
     )
     for extra in how.extras:
-        scores = extra.score(played, scores, models, how, windows)
+        scores = extra.score(update_rollout, scores, models, how, windows)
     batch = algorithm.make_batch(
         rollout, scores, group_size=how.group_size, keep=keep, kl_coef=state.kl_coef
     )
     for extra in how.extras:
-        batch = batch.replace(extra=batch.extra | extra.arrays(played, batch.mask, models, how))
+        batch = batch.replace(
+            extra=batch.extra | extra.arrays(update_rollout, batch.mask, models, how)
+        )
     if how.sampler.corrects:
-        batch, measured = correct(batch, played.logprobs, how)
+        batch, measured = correct(batch, update_rollout.logprobs, how)
         metrics |= measured
-    each = played.tokens.shape[0] // rollout.tokens.shape[0]
+    each = update_rollout.tokens.shape[0] // rollout.tokens.shape[0]
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
     metrics |= algorithm.batch_metrics(batch, each)
     if windows is not None:
@@ -96,10 +98,10 @@ def prepare(
 def correct(
     batch: Batch, sampler_logprobs: jax.Array, how: Learning
 ) -> tuple[Batch, dict[str, jax.Array]]:
-    """Multiply advantages by pi_old / pi_sampler, bounded (losses.sampler_weights).
+    """Multiply advantages by bounded pi_old / pi_sampler (losses.sampler_weights).
 
-    For a sampler that is not the trainer: truncated importance sampling, or IcePop. Returns (batch,
-    metrics). batch.old_logprobs are the trainer's own; sampler_logprobs float32 [B, T].
+    Truncated importance sampling or IcePop, if sampler and trainer differ. Returns (batch,
+    metrics). batch.old_logprobs are the trainer's; sampler_logprobs float32 [B, T].
     """
     rows, sampler = (batch.old_logprobs, sampler_logprobs, batch.mask), how.sampler
     (low, high), drop = sampler.bounds, sampler.correction == 'icepop'
@@ -114,7 +116,7 @@ def correct(
 
 
 def learning_of(run: Any, **task: Any) -> Learning:
-    """The settings of an update of a run's config; task: what only its worlds and mesh say."""
+    """Return the update settings of a run; task: fields set by its environment and mesh."""
     return Learning(
         algorithm=run.algorithm,
         batch=run.batch,

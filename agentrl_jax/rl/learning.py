@@ -1,4 +1,4 @@
-"""Settings of an update, each section once, and what follows from them."""
+"""Settings of an update and the quantities derived from them."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -24,29 +24,30 @@ class Batching:
     minibatch_rows: Annotated[int, ONE] = 32  # episodes per optimiser step
     microbatch_rows: Annotated[int, ONE] = 8  # episodes per forward and backward pass
     epochs: Annotated[int, ONE] = 1  # passes over a rollout
-    shuffle: bool = False  # draw the episodes of optimiser steps anew in each pass
+    shuffle: bool = False  # shuffle the episodes in each pass
     head_chunk: Annotated[int, ONE] = 1024  # tokens per chunk of the output head
-    widths: Annotated[int, ONE] = 1  # widths that are compiled, for updates and cloning: each
-    # micro-batch of rows of like length takes the narrowest; 1 = all as wide as rollout.max_tokens
-    prefix_rows: Annotated[int, ONE] = 1  # rows side by side, a group or a part of one, of which an
-    # update computes once what they begin with alike, and which batch.shuffle leaves together; 1 =
-    # none. Widths are then those of what is left of a row
+    widths: Annotated[int, ONE] = 1  # number of compiled widths, for updates and cloning: rows are
+    # sorted by length, and each micro-batch runs in the narrowest width that fits; 1 =
+    # rollout.max_tokens only
+    prefix_rows: Annotated[int, ONE] = 1  # adjacent rows (a group or a part of one) with a common
+    # prefix that an update computes once; batch.shuffle keeps them together. Widths then apply to
+    # the rest of a row, after the prefix; 1 = off
 
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
-    """The model of values, where the algorithm has one."""
+    """The value model, for algorithms with a critic."""
 
     share_backbone: bool = False  # a value head on the policy instead of a separate model
-    warmup_steps: Annotated[int, ZERO] = 0  # first steps in which only a separate critic trains
-    updates: Annotated[int, ONE] = 1  # optimiser steps of a separate critic before each of the
-    # policy's (SAO: 2)
-    freeze_attention: bool = False  # of a separate critic: what is not attention trains (SAO)
-    clip: Annotated[float, ZERO, At('loss.value_clip')] = 0.5  # of values around the old ones; 0 =
-    # off
+    warmup_steps: Annotated[int, ZERO] = 0  # initial steps that train only a separate critic
+    updates: Annotated[int, ONE] = 1  # optimiser steps of a separate critic per policy step (SAO:
+    # 2)
+    freeze_attention: bool = False  # freeze the attention layers of a separate critic (SAO)
+    clip: Annotated[float, ZERO, At('loss.value_clip')] = 0.5  # clipping range of values around the
+    # old values; 0 = off
     coef: Annotated[float, ZERO, At('loss.value_coef')] = 1.0  # weight of the value loss with
-    # critic.share_backbone; that loss is in squared units of the return: returns up to 10 need a
-    # hundredth of what suits 1
+    # critic.share_backbone. The loss scales with the squared return: for returns up to 10, use a
+    # hundredth of the weight that suits returns up to 1
 
 
 CORRECTS = When(lambda sampler: sampler.corrects, 'loss.sampler_correction=tis or icepop')
@@ -55,14 +56,15 @@ FALLS = When(lambda optim: optim.schedule != 'constant', 'optim.schedule=linear 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """For a sampler that is not the trainer: pi_trainer / pi_sampler as a factor of advantages."""
+    """Correction of sampler and trainer differences: advantages times pi_trainer / pi_sampler."""
 
     AT = 'loss.sampler_'
-    correction: Literal['off', 'tis', 'icepop'] = 'off'  # clipped (tis), or 0 outside the bounds
-    # (icepop)
-    low: Annotated[float | None, SHARE, CORRECTS] = None  # lower bound of the factor (tis 0,
-    # icepop .5)
-    high: Annotated[float | None, ONE, CORRECTS] = None  # upper bound (tis 2, icepop 5)
+    correction: Literal['off', 'tis', 'icepop'] = 'off'  # tis clips the factor to the bounds,
+    # icepop sets it to 0 outside them
+    low: Annotated[float | None, SHARE, CORRECTS] = None  # lower bound of the factor (default: tis
+    # 0, icepop .5)
+    high: Annotated[float | None, ONE, CORRECTS] = None  # upper bound of the factor (default: tis
+    # 2, icepop 5)
 
     @property
     def corrects(self) -> bool:
@@ -76,31 +78,30 @@ class Sampler:
 
 @dataclasses.dataclass(frozen=True)
 class Optim:
-    """AdamW after a global-norm clip."""
+    """AdamW with global-norm clipping."""
 
     lr: Annotated[float, POSITIVE] = 1e-6
     critic_lr: Annotated[float, POSITIVE] = 1e-5
     beta1: Annotated[float, MOMENT] = 0.9
     beta2: Annotated[float, MOMENT] = 0.999
     weight_decay: Annotated[float, ZERO] = 0.01
-    max_grad_norm: Annotated[float, POSITIVE] = 1.0  # global norm
+    max_grad_norm: Annotated[float, POSITIVE] = 1.0  # maximum global norm of the gradient
     warmup_steps: Annotated[int, ZERO] = 0  # optimiser steps of linear warm-up
-    schedule: Literal['constant', 'linear', 'cosine'] = 'constant'  # of both rates after the
-    # warm-up
-    schedule_steps: Annotated[int, ZERO, Off(0), FALLS] = (
-        0  # optimiser steps until the rates are at
-    )
-    # their end; needed for linear and cosine, so that a longer run is the same run
-    final_lr: Annotated[float, SHARE, Off(0.0), FALLS] = 0.0  # where linear and cosine end, as a
-    # share of the rate
+    schedule: Literal['constant', 'linear', 'cosine'] = 'constant'  # schedule of both rates after
+    # the warm-up
+    schedule_steps: Annotated[int, ZERO, Off(0), FALLS] = 0  # optimiser steps until the final rate;
+    # required for linear and cosine, so that a longer run does not change the schedule
+    final_lr: Annotated[float, SHARE, Off(0.0), FALLS] = 0.0  # final rate of linear and cosine, as
+    # a share of the initial rate
 
     def rate(self, lr: float, every: int = 1) -> optax.ScalarOrSchedule:
-        """The learning rate of each optimiser step: it rises linearly to lr in warmup_steps.
+        """Return the learning rate, or its schedule over optimiser steps.
 
-        every: optimiser steps that count as one (those of a critic before each of the policy's).
+        every: optimiser steps per step of the schedule (critic updates per policy step).
 
-        The first of n warm-up steps uses lr / n, so no step is lost. After the warm-up the rate
-        stays, or falls in schedule_steps to final_lr * lr: linearly, or along half a cosine.
+        The rate rises linearly to lr over n = warmup_steps. The first step uses lr / n, not 0.
+        After the warm-up the rate is constant, or falls to final_lr * lr over schedule_steps,
+        linearly or along half a cosine.
         """
         rate, n = lr, self.warmup_steps
         if self.schedule == 'linear':
@@ -115,7 +116,7 @@ class Optim:
         return lambda count: rate(count // every)
 
     def tx(self, lr: float, every: int = 1) -> optax.GradientTransformation:
-        """Global-norm clip, then AdamW with the rate of rate(lr, every)."""
+        """Return the optimiser: a global-norm clip, then AdamW with rate(lr, every)."""
         rate = self.rate(lr, every)
         return optax.chain(
             optax.clip_by_global_norm(self.max_grad_norm),
@@ -128,11 +129,11 @@ class Forward(NamedTuple):
 
     params: Params
     hidden: jax.Array  # [B, T, D]
-    logprobs: jax.Array  # float32 [B, T] of the trained tokens; without a gradient
+    logprobs: jax.Array  # float32 [B, T], of the trained tokens; no gradient
 
 
 class Models(NamedTuple):
-    """The functions of the policy's model, and the parameters that a run never changes."""
+    """Functions of the policy model, and parameters that a run never changes."""
 
     fns: ModelFns
     frozen: Frozen
@@ -140,9 +141,9 @@ class Models(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """What an extension adds to an update; the defaults add nothing. It has to be hashable."""
+    """Hooks of an extension into an update; the defaults add nothing. Must be hashable."""
 
-    METRICS: ClassVar[tuple[str, ...]] = ()  # of loss(), as means over the tokens of reads()
+    METRICS: ClassVar[tuple[str, ...]] = ()  # metrics of loss(), averaged over tokens of reads()
 
     def score(
         self,
@@ -152,17 +153,17 @@ class Extra:
         how: 'Learning',
         windows: Windows | None,
     ) -> Scores:
-        """The scores of a rollout, some of them replaced."""
+        """Return the scores of a rollout, with any of them replaced."""
         return scores
 
     def arrays(
         self, rollout: Rollout, mask: jax.Array, models: Models, how: 'Learning'
     ) -> dict[str, jax.Array]:
-        """Arrays for Batch.extra; mask bool [B, T]: the trained tokens."""
+        """Return arrays for Batch.extra; mask bool [B, T]: the trained tokens."""
         return {}
 
     def reads(self, batch: Batch) -> jax.Array:
-        """bool [B, T]: the tokens at which loss() is computed."""
+        """Return the tokens at which loss() is computed; bool [B, T]."""
         return batch.mask
 
     def loss(
@@ -174,17 +175,17 @@ class Extra:
         models: Models,
         how: 'Learning',
     ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
-        """(term of the loss, sums of METRICS) of a micro-batch.
+        """Return (loss term, sums of METRICS) of a micro-batch.
 
-        Of the optimiser batch that it is a part of: weights float32 [B, T] (losses.token_weights),
-        and total, its number of tokens of reads().
+        weights float32 [B, T]: losses.token_weights of the optimiser batch. total: number of tokens
+        of reads() in the optimiser batch.
         """
         return 0.0, {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """All that an update depends on beside arrays: one static argument of jit."""
+    """All settings of an update, as one static argument of jit."""
 
     algorithm: Algorithm
     batch: Batching = Batching()
@@ -194,19 +195,19 @@ class Learning:
     num_groups: int = 1
     group_size: int = 1
     max_turns: int = 1
-    max_response: int | None = None  # sampled tokens of a turn at most; None = any number
+    max_response: int | None = None  # maximum of sampled tokens per turn; None = no limit
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
-    context: Context | Branches | None = None  # what the policy sees; None = all of an episode
+    context: Context | Branches | None = None  # the policy's context; None = the full episode
     has_reference: bool = False
-    extras: tuple[Extra, ...] = ()  # of extensions
-    bits: Bits | None = None  # of a grammar
-    layout: NamedSharding | None = None  # of rows over the mesh
+    extras: tuple[Extra, ...] = ()
+    bits: Bits | None = None  # token bits of the grammar
+    layout: NamedSharding | None = None  # sharding of rows over the mesh
 
     @property
     def head(self) -> dict[str, Any]:
-        """Keywords of everything that computes log-probabilities of a batch."""
-        # No row can have more tokens to train, but demonstrations; with a window a row is a turn.
+        """Keywords for all functions that compute log-probabilities of a batch."""
+        # row_tokens: only demonstrations can exceed this; with a window, a row is one turn.
         turns = self.context.turns_of_row(self.max_turns) if self.context else self.max_turns
         any_number = self.base_rows or not self.max_response
         return dict(
@@ -218,19 +219,19 @@ class Learning:
 
     @property
     def rows_per_episode(self) -> int:
-        """Rows of the batch for an episode, windows included."""
+        """Number of batch rows per episode, including windows."""
         rows = self.algorithm.rows_per_episode(self.max_turns)
         return rows * (self.context.rows(self.max_turns) if self.context else 1)
 
     @property
     def microbatches(self) -> int:
-        """Slices of an optimiser step."""
+        """Number of micro-batches per optimiser step."""
         rows = self.rows_per_episode * self.batch.minibatch_rows
         return rows // self.batch.microbatch_rows
 
     @property
     def sparse(self) -> bool:
-        """Whether rows may have nothing to train: groups not kept, turns not played."""
+        """Whether rows may have no trained token: dropped groups, turns not played."""
         order = self.algorithm.filter.order(self.num_groups)
         several = self.algorithm.rows_per_episode(self.max_turns) > 1
         return several or order == 'kept_first' or self.context is not None

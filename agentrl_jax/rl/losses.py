@@ -1,10 +1,10 @@
 """Token-level losses. The one-position shift and the loss weights are each defined once, here.
 
 Every per-token function selects before it computes, so values off the mask may be inf or nan. A
-loss is sum(weights * per_token) with weights from token_weights: their denominators are counted on
-the whole optimiser batch, so any split into micro-batches or devices adds up to the same number.
-Entropy, KL and the critic's loss have the same weights as the surrogate. The rows of an episode
-(its windows, its continuations) are one sequence: split or not, an episode weighs the same.
+loss is sum(weights * per_token) with weights from token_weights. Their denominators are counted
+over the full optimiser batch, so any split into micro-batches or devices adds up to the same value.
+Entropy, KL and the critic's loss use the same weights as the surrogate. The rows of an episode (its
+windows, its continuations) are one sequence: an episode has the same weight with or without splits.
 """
 
 import functools
@@ -19,8 +19,8 @@ from agentrl_jax.text import grammar as grammars
 
 AGGREGATIONS = ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum', 'token_sum_norm')
 KL_ESTIMATORS = ('k1', 'k2', 'k3', 'k1+', 'k3+')
-MAX_K3 = 10.0  # exp(20) of one token would be the whole clipped gradient; as verl 0.9.1 has it
-MAX_LOG_RATIO = 20.0  # exp of more would overflow in a product; verl 0.6.1 clamps at the same value
+MAX_K3 = 10.0  # one token at exp(20) would dominate the clipped gradient; same value as verl 0.9.1
+MAX_LOG_RATIO = 20.0  # products of larger exponentials would overflow; same value as verl 0.6.1
 
 
 @jax.custom_vjp
@@ -34,8 +34,8 @@ def _logits_forward(hidden, head):
 
 
 def _logits_backward(saved, grad):
-    # JAX would multiply the float32 cotangent by bf16 operands, i.e. run both backward products of
-    # the largest matrix in float32; rounding the cotangent first keeps them at the compute dtype.
+    # JAX would multiply the float32 cotangent by bf16 operands, so both backward products of the
+    # largest matrix would run in float32. Rounding the cotangent keeps them in the compute dtype.
     hidden, head = saved
     grad = grad.astype(hidden.dtype)
     to_hidden = jnp.einsum('bcv,dv->bcd', grad, head, preferred_element_type=jnp.float32)
@@ -47,12 +47,12 @@ _logits.defvjp(_logits_forward, _logits_backward)
 
 
 def _logprobs_and_entropy(targets, logits, *, with_entropy):
-    """Log-probabilities of targets [B, C], and entropies [B, C] or zeros, of logits [B, C, V]."""
+    """Return log-probabilities of targets and entropies (or zeros), [B, C]; logits [B, C, V]."""
     top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
     exp = jnp.exp(logits - top)
     normaliser = exp.sum(-1)
     logsumexp = jnp.log(normaliser) + top[..., 0]
-    # A comparison and a sum, not take_along_axis: it fuses, and it works on a vocabulary shard.
+    # A comparison and a sum fuse and work on a vocabulary shard, unlike take_along_axis.
     chosen = jnp.arange(logits.shape[-1])[None, None] == targets[..., None]
     logprobs = jnp.where(chosen, logits, 0.0).sum(-1) - logsumexp
     entropy = jnp.zeros_like(logprobs)
@@ -64,10 +64,10 @@ def _logprobs_and_entropy(targets, logits, *, with_entropy):
 def token_logprobs(
     hidden: jax.Array, head: jax.Array, tokens: jax.Array, *, with_entropy: bool = False, **how: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """log p(tokens[b, t] | tokens[b, :t]) and the entropy it was drawn at, float32 [B, T] each.
+    """Return log p(tokens[b, t] | tokens[b, :t]) and the entropy at t, float32 [B, T] each.
 
-    hidden [B, T, D], head [D, V]; how: keywords of of_logits. The second result is zeros without
-    with_entropy.
+    hidden [B, T, D], head [D, V]; how: keywords of of_logits. Without with_entropy the entropies
+    are zeros.
     """
     fn = functools.partial(_logprobs_and_entropy, with_entropy=with_entropy)
     return of_logits(fn, [(hidden, head)], tokens, **how)
@@ -85,25 +85,24 @@ def of_logits(
     bits: grammars.Bits | None = None,
     allowed: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Results [B, T] of fn(tokens [B, C], logits [B, C, V] of each model), computed by chunks.
+    """Return fn(tokens [B, C], logits [B, C, V] of each model) as [B, T], computed in chunks.
 
-    models: (hidden [B, T, D], head [D, V]) of each. This is the one shift: position t reads
-    hidden[b, t - 1]; t = 0 gets 0. At most about chunk_size tokens have their logits alive at a
-    time, forward and backward (each chunk is rematerialised); None computes all at once. Chunks are
-    cut along T, so rows keep their sharding.
+    models: (hidden [B, T, D], head [D, V]) of each model. The only one-position shift is here:
+    position t reads hidden[b, t - 1], and t = 0 gets 0. About chunk_size tokens at most have live
+    logits at a time, forward and backward (each chunk is rematerialised); None computes all at
+    once. Chunks are cut along T, so rows keep their sharding.
 
-    With mask bool [B, T] and row_tokens, the most that a row has in the mask, only those tokens see
-    the head; the others get 0. A row that has more gets nan at the rest: nothing is lost silently.
+    With mask bool [B, T] and row_tokens (the maximum of masked tokens per row), the head is applied
+    to masked tokens only; all others get 0. Tokens beyond row_tokens get nan, not a silent 0.
 
-    bits: of tokens in allowed uint32 [B, T, W]; probabilities are then among the tokens whose bit
-    is set, and where only few ever have one, there are no other logits. Without allowed all tokens
-    are.
+    With allowed uint32 [B, T, W], probabilities are normalised over the tokens with a set bit; bits
+    maps tokens to bits. If only few tokens have a bit, only their logits are computed.
     """
     targets, index, legal = tokens, None, ()
     states, heads = ([model[i] for model in models] for i in (0, 1))
     if allowed is not None:
         if bits is None:
-            raise ValueError('allowed was given without bits, the tokens that its bits stand for')
+            raise ValueError('allowed was given without bits, which map its bits to tokens')
         legal = (allowed,)
         if bits.ids:
             heads = [head[:, np.array(bits.ids)] for head in heads]
@@ -139,12 +138,12 @@ def of_logits(
 
 
 def _following(x: jax.Array) -> jax.Array:
-    """x [B, T, ...] at the position after each; 0 after the last."""
+    """Shift x [B, T, ...] left by one position; 0 at the last."""
     return jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0))[: x.ndim])
 
 
 def _by_chunks(fn, chunk_size, *rows):
-    """Results [B, N] of fn over chunks of rows [B, N, ...], at most chunk_size tokens each."""
+    """Return fn over chunks of rows [B, N, ...] as [B, N], at most chunk_size tokens each."""
     count, length = rows[0].shape[:2]
     chunks = 1 if chunk_size is None else -(-count * length // chunk_size)
     width = -(-length // chunks)
@@ -159,9 +158,9 @@ def _by_chunks(fn, chunk_size, *rows):
 
 
 def token_values(raw: jax.Array) -> jax.Array:
-    """What was computed at position t - 1 moved to t, 0 at t = 0; raw [B, T].
+    """Shift raw [B, T] right by one position; 0 at t = 0.
 
-    For a critic: the value of the state before tokens[b, t] was chosen.
+    For a critic, position t then holds the value of the state before tokens[b, t] is chosen.
     """
     return jnp.pad(raw[:, :-1], ((0, 0), (1, 0)))
 
@@ -203,7 +202,7 @@ def clipped_sides(
     clip_high: float,
     dual_clip: float | None,
 ) -> dict[str, jax.Array]:
-    """Where clipped_surrogate is flat, by the name of the metric; bool [B, T] each."""
+    """Masks of the tokens at which clipped_surrogate is flat, by metric name; bool [B, T]."""
     ratio, up, down = jnp.exp(log_ratios), advantages > 0, advantages < 0
     sides = {
         'policy/clip_frac_high': up & (ratio > 1.0 + clip_high),
@@ -223,16 +222,16 @@ def sampler_weights(
     high: float,
     drop: bool,
 ) -> jax.Array:
-    """pi_old / pi_sampler, a constant factor of advantages where the sampler is not the trainer.
+    """pi_old / pi_sampler, a constant factor of the advantages if sampler and trainer differ.
 
-    drop False: clipped to [low, high] (truncated importance sampling: low 0, high 2);
-    drop True: 0 outside [low, high] (IcePop: .5, 5). [B, T]; 0 off the mask.
-    Scaling an advantage scales the clipped loss.
+    drop=False clips to [low, high] (truncated importance sampling: 0, 2). drop=True sets weights
+    outside [low, high] to 0 (IcePop: .5, 5). [B, T]; 0 off the mask. The clipped loss scales with
+    the advantage.
     """
     log_weight = log_ratio(old_logprobs, sampler_logprobs, mask)
     weight = jnp.exp(jax.lax.stop_gradient(log_weight))
-    kept = jnp.where((weight >= low) & (weight <= high), weight, 0.0)
-    return jnp.where(mask, kept if drop else jnp.clip(weight, low, high), 0.0)
+    weight_in_range = jnp.where((weight >= low) & (weight <= high), weight, 0.0)
+    return jnp.where(mask, weight_in_range if drop else jnp.clip(weight, low, high), 0.0)
 
 
 def clipped_value_loss(
@@ -258,9 +257,9 @@ def kl_penalty(
     """Per-token estimate of KL(pi || ref) from samples of pi; [B, T], 0 off the mask.
 
     With d = log pi - log ref: k1 = d, k2 = d^2 / 2, k3 = min(exp(-d) + d - 1, 10) (Schulman's note
-    of 2020; tokens beyond the bound have no gradient).
-    As a *loss* k1 has gradient zero in expectation, k3 the gradient of KL(ref || pi), and only k2
-    that of KL(pi || ref). 'k1+' and 'k3+' have the value of k1, k3 and the gradient of k2.
+    of 2020; tokens beyond the bound have no gradient). As a *loss*, k1 has an expected gradient of
+    zero, k3 has the gradient of KL(ref || pi), and only k2 has the gradient of KL(pi || ref). 'k1+'
+    and 'k3+' have the value of k1 and k3 with the gradient of k2.
     """
     d = log_ratio(logprobs, ref_logprobs, mask)
     k3 = jnp.minimum(jnp.exp(-d) + d - 1.0, MAX_K3)
@@ -279,17 +278,18 @@ def token_weights(
     episode: jax.Array | None = None,
     episodes: int | None = None,
 ) -> jax.Array:
-    """float32 [B, T] such that a loss is sum(weights * per_token); 0 off the mask.
+    """Return the weights of loss = sum(weights * per_token), float32 [B, T]; 0 off the mask.
 
-    With n = trained tokens, S = sequences that have any, L_s = trained tokens of sequence s:
+    With n = trained tokens, S = sequences with trained tokens, L_s = trained tokens of sequence s:
       token_mean 1 / n | seq_mean_token_mean 1 / (S L_s) | seq_mean_token_sum 1 / S
-      token_sum_norm 1 / (S norm_length), a constant (Dr.GRPO, arXiv:2503.20783); T if None.
-    episode int32 [B] in [0, episodes): rows of the same number are one sequence; None: each row is
-    one. So a token weighs what it would if all of its episode were in one row, and an episode of
-    many windows no more than one of few. (1 / rows of the episode on each row's own mean would be
-    equal only where its rows are equally long.) In token_mean a token is a token: windows overlap
-    in what is read, but each sampled token is trained in one of them, so no row needs a weight.
-    Call it on the whole optimiser batch, then split: the denominators are global.
+      token_sum_norm 1 / (S norm_length), norm_length: T if None (Dr.GRPO, arXiv:2503.20783).
+
+    episode int32 [B] in [0, episodes): rows with the same number are one sequence; None: each row
+    is one. A token then has the weight that it would have with its full episode in one row, for any
+    number of windows. (Weighting each row's mean by 1 / rows of its episode would be the same only
+    for rows of equal length.) token_mean ignores episode: windows overlap in their prompts, but
+    each sampled token is trained in one window only.
+    Call this on the full optimiser batch, then split: the denominators are global.
     """
     lengths = each = mask.sum(1, keepdims=True)
     if episode is not None and aggregation != 'token_mean':
@@ -310,5 +310,5 @@ def token_weights(
 
 
 def weighted_sum(weights: jax.Array, per_token: jax.Array) -> jax.Array:
-    """sum(weights * per_token) over tokens with a weight; [B, T] -> []."""
+    """sum(weights * per_token) over tokens with a positive weight; [B, T] -> []."""
     return jnp.sum(jnp.where(weights > 0, weights * per_token, 0.0))

@@ -1,4 +1,4 @@
-"""The objective around an algorithm's per-token surrogate: entropy, KL, the critic, and metrics."""
+"""The full objective: an algorithm's per-token surrogate, entropy, KL, critic loss and metrics."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from agentrl_jax.types import Batch, Params
 
 
 def ratio_sums(logprobs: jax.Array, batch: Batch) -> dict:
-    """Sums over trained tokens of what the ratio does; maxima where update.MAXIMA says so."""
+    """Sums of ratio metrics over trained tokens; maxima for the metrics in update.MAXIMA."""
     log_ratio = losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
     ratio = jnp.exp(log_ratio)
     return {
@@ -25,7 +25,7 @@ def ratio_sums(logprobs: jax.Array, batch: Batch) -> dict:
 
 
 def no_extra(forward: Forward, batch: Batch, weights: jax.Array) -> tuple[Sequence, dict]:
-    """(terms of the loss, metric sums) without extensions."""
+    """Return (loss terms, metric sums) without extensions."""
     return (), {}
 
 
@@ -39,12 +39,12 @@ def policy_loss(
     how: Learning,
     extra_loss: Callable = no_extra,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """sum of weights * (surrogate - entropy_coef H + kl_coef KL); (loss, metric sums).
+    """sum(weights * (surrogate - entropy_coef H + kl_coef KL)); returns (loss, metric sums).
 
-    Where a critic shares the backbone (fns.value_head), with critic.coef * value loss. weights,
-    value_weights float32 [B, T]: losses.token_weights of the whole optimiser batch. The KL is
-    measured wherever there is a reference, and part of the loss where the algorithm says so.
-    extra_loss: see no_extra.
+    If a critic shares the backbone (fns.value_head), critic.coef * value loss is added. weights,
+    value_weights float32 [B, T]: losses.token_weights of the full optimiser batch. The KL is
+    measured if there is a reference; it is in the loss if algorithm.kl.in_loss. extra_loss: see
+    no_extra.
     """
     algorithm, attention = how.algorithm, batch.attention_mask
     rows = batch.tokens, positions_of(attention), attention
@@ -84,7 +84,7 @@ def policy_loss(
 def value_loss(
     raw: jax.Array, batch: Batch, weights: jax.Array, *, clip_value: float | None
 ) -> tuple[jax.Array, dict]:
-    """sum of weights * clipped value loss, raw critic output [B, T]; (loss, metric sums)."""
+    """Clipped value loss from raw critic outputs [B, T]; returns (loss, metric sums)."""
     values = losses.token_values(raw)
     per_token = losses.clipped_value_loss(
         values, batch.old_values, batch.returns, batch.value_mask, clip_value=clip_value

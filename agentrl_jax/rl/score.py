@@ -1,4 +1,4 @@
-"""score: values and log-probabilities of a rollout under critic, reference and policy."""
+"""Values and log-probabilities of a rollout under the critic, the reference and the policy."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from agentrl_jax.types import Demonstrations, Params, Rollout, Scores
 
 
 class TokenRows(NamedTuple):
-    """What is needed of rows to score their tokens."""
+    """Rows of tokens to score."""
 
     tokens: jax.Array  # int32 [B, T]
     attention_mask: jax.Array  # bool [B, T]
@@ -26,7 +26,7 @@ class TokenRows(NamedTuple):
 
     @classmethod
     def of(cls, rollout: Rollout | Demonstrations, windows: Windows | None) -> 'TokenRows':
-        """The rows of a rollout; with windows one for each turn, as the policy saw it."""
+        """Return the rows of a rollout; with windows, one row per turn, as the policy read it."""
         rows = cls(rollout.tokens, rollout.attention_mask, rollout.action_mask, rollout.allowed)
         if windows is None:
             return rows
@@ -34,21 +34,21 @@ class TokenRows(NamedTuple):
         return split_turns(rows._replace(mask=None), windows)._replace(mask=mask)
 
     def hidden(self, fns: ModelFns, params: Params) -> jax.Array:
-        """States [B, T, D] of a model."""
+        """Return the hidden states [B, T, D] of a model."""
         attention = self.attention_mask
         return fns.hidden(params, self.tokens, positions_of(attention), attention)
 
     def logprobs(self, hidden: jax.Array, head: jax.Array, how: Learning) -> jax.Array:
-        """Log-probabilities [B, T] of the tokens, after states [B, T, D] of a model."""
+        """Return the log-probabilities [B, T] of the tokens from hidden states [B, T, D]."""
         masks = dict(mask=self.mask, allowed=self.allowed)
         return losses.token_logprobs(hidden, head, self.tokens, **masks, **how.head)[0]
 
 
 def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
-    """fn over slices of microbatch_rows rows, one after another; results put back together.
+    """Apply fn to slices of microbatch_rows rows in sequence and join the results.
 
-    Only what a filter keeps must be a multiple of microbatch_rows. Other numbers of rows get equal
-    slices of at least half of that, or copies of the first row fill the last slice.
+    Only the rows of an update must be a multiple of microbatch_rows. Other numbers are split into
+    equal slices of at least half that size, or copies of the first row pad the last slice.
     """
     count = jax.tree.leaves(rows)[0].shape[0]
     limit = min(microbatch_rows, count)
@@ -59,7 +59,7 @@ def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
         rows = jax.tree.map(
             lambda x: jnp.concatenate([x, jnp.repeat(x[:1], total - count, axis=0)]), rows
         )
-    # Row i goes to slice i % n, so that every slice has rows of each device's block.
+    # Row i goes to slice i % n, so that every slice has rows from each device's block.
     parts = jax.tree.map(
         lambda x: x.reshape(size, total // size, *x.shape[1:]).swapaxes(0, 1),
         rows,
@@ -76,7 +76,7 @@ def of_tokens(
     how: Learning,
     windows: Windows | None,
 ) -> Any:
-    """Results [B, T] of fn over slices of rows: TokenRows.of a rollout, and more arrays of them."""
+    """Apply fn to slices of rows (TokenRows.of the rollout, further arrays); results [B, T]."""
     scores = score_rows(fn, rows, how.batch.microbatch_rows)
     if windows is None:
         return scores
@@ -94,11 +94,10 @@ def score(
     recompute: bool,
     windows: Windows | None = None,
 ) -> Scores:
-    """Scores of every token; zeros where no model is given.
+    """Score every token; zeros for a missing critic or reference.
 
-    The old log-probabilities are the sampler's own; with `recompute` those of the trainer's forward
-    pass (for a sampler of another precision). With windows every token is scored after what the
-    policy saw of the conversation.
+    The old log-probabilities are the sampler's, or with `recompute` the trainer's (for a sampler of
+    another precision). With windows, every token is scored in the context that the policy had.
     """
     rows, with_next = TokenRows.of(rollout, windows), how.algorithm.bootstraps
 
@@ -106,8 +105,8 @@ def score(
         return lambda rows: rows.logprobs(rows.hidden(fns, model), fns.head(model), how)
 
     def values(rows):
-        given = rows.tokens, positions_of(rows.attention_mask), rows.attention_mask
-        raw = fns.values(params, critic_params, *given)
+        model_inputs = rows.tokens, positions_of(rows.attention_mask), rows.attention_mask
+        raw = fns.values(params, critic_params, *model_inputs)
         return (losses.token_values(raw), raw) if with_next else losses.token_values(raw)
 
     every = functools.partial(of_tokens, rollout=rollout, how=how, windows=windows)

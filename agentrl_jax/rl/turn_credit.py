@@ -1,9 +1,9 @@
-"""Advantages of single turns without a critic: those of turn_grpo, MT-GRPO, GiGPO and vine.
+"""Per-turn advantages without a critic, as in turn_grpo, MT-GRPO, GiGPO and vine.
 
-A turn is compared with what every other member of the group earned from that turn on (turn_grpo),
-with turn k of those that reached it (MT-GRPO), with the turns of the group that saw the same
-observation (GiGPO), or with others played from the very same start (vine). [B, K], 0 for turns that
-were not played. benchmarks/turn_credit.md has the bias and variance of each.
+Turn k is compared with the rewards of all other members from turn k on (turn_grpo), with turn k of
+the members that reached it (MT-GRPO), with turns of the group with the same observation (GiGPO), or
+with continuations played from the same state (vine). Advantages are [B, K], 0 for turns that were
+not played. benchmarks/turn_credit.md compares bias and variance.
 """
 
 import jax
@@ -15,7 +15,7 @@ MODES = ('or', 'mr', 'mt_v1', 'mt_cumulative', 'mt_local', 'gtpo', 'hybrid', 'fl
 
 
 def turns_played(num_turns: jax.Array, healthy: jax.Array, turns: int) -> jax.Array:
-    """bool [B, turns]: turns of healthy episodes that were reached."""
+    """Mask of the turns that healthy episodes reached; bool [B, turns]."""
     return healthy[:, None] & (jnp.arange(turns)[None] < num_turns[:, None])
 
 
@@ -36,11 +36,11 @@ def against_others(
     group_size: int,
     scale: jax.Array | None = None,
 ) -> jax.Array:
-    """sum_{l >= k} r_l less the mean of that over the other healthy members; [B, K].
+    """sum_{l >= k} r_l minus its mean over the other healthy members; [B, K].
 
-    A member that took no turn k counts with the 0 that it earned from there on, so the baseline is
-    a number that the episode had no part in and its own decision to stop did not choose.
-    scale [B, K]: magnitude of the terms of each reward; None: |rewards|.
+    A member that ended before turn k counts as 0. The baseline is therefore independent of the
+    episode, including its decision to stop. scale [B, K]: magnitude of the terms of each reward;
+    None: |rewards|.
     """
     reached = turns_played(num_turns, healthy, rewards.shape[1])
     to_go, scale = _sums_to_go(rewards, scale, reached)
@@ -50,7 +50,7 @@ def against_others(
 
 
 def _sums_to_go(rewards, scale, reached):
-    """Rewards from each turn on and the scale of their rounding, [B, K] each."""
+    """Return the rewards to go of each turn and the scale of their rounding, [B, K] each."""
     scale = jnp.abs(rewards) if scale is None else scale
     r, scale = jnp.where(reached, rewards, 0.0), jnp.where(reached, scale, 0.0)
     ones = jnp.ones_like(r)
@@ -66,10 +66,10 @@ def step_advantages(
     norm: str = 'mean',
     scale: jax.Array | None = None,
 ) -> jax.Array:
-    """GiGPO's A_S: return-to-go less the mean over turns of the group with the same anchor; [B, K].
+    """GiGPO's A_S: return to go minus its mean over group turns with the same anchor; [B, K].
 
-    norm 'mean' divides by 1, 'std' by the unbiased std + 1e-6. A turn whose anchor nobody else saw
-    gets 0 (arXiv:2505.10978). scale [B, K]: magnitude of the terms of each return; None: |returns|.
+    norm 'mean' divides by 1, 'std' by the unbiased std + 1e-6. A turn with a unique anchor gets 0
+    (arXiv:2505.10978). scale [B, K]: magnitude of the terms of each return; None: |returns|.
     """
     turns = returns.shape[1]
     scale = jnp.abs(returns) if scale is None else scale

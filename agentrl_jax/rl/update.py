@@ -1,9 +1,9 @@
-"""update_step: one Batch into optimiser steps; (state, batch) -> (state, metrics), all in one jit.
+"""Optimiser steps over one batch: (state, batch) -> (state, metrics), all in one jit.
 
-Mini-batches are optimiser steps, micro-batches only bound memory: the weights of a loss are counted
-on the whole mini-batch, gradients of micro-batches are summed, so every split gives the same step.
-In each mini-batch the critic moves before the policy. A step whose loss or gradient is not finite,
-or that has no trained token, leaves parameters and optimiser as they were.
+Each mini-batch is one optimiser step. Micro-batches only bound memory: loss weights are computed
+over the full mini-batch and micro-batch gradients are summed, so every split gives the same step.
+In each mini-batch the critic is updated before the policy. A step is skipped if its loss or
+gradient is not finite or if it has no trained token; parameters and optimiser stay unchanged.
 """
 
 import functools
@@ -26,33 +26,33 @@ from agentrl_jax.rl.learning import Forward, Learning, Models, Optim
 from agentrl_jax.rl.masked import masked_max, masked_mean, masked_var, positions_of
 from agentrl_jax.types import Batch, Frozen, Params, TrainState
 
-GAP = 'sampler/logprob_gap'  # only the first optimiser step sees the policy that sampled
-MAXIMA = ('policy/ratio_max', GAP)  # metrics that are maxima; all others are sums
-NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # ... and all others sums over tokens
+GAP = 'sampler/logprob_gap'  # from the first optimiser step, which still has the sampling policy
+MAXIMA = ('policy/ratio_max', GAP)  # reduced by max; all other metrics are summed
+NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # not divided by a token count
 
 
 def learning_rates(
     state: TrainState, lr_scale: jax.Array | float, optim: Optim, critic_updates: int = 1
 ) -> dict[str, jax.Array]:
-    """Rates of the next optimiser step; float32 [].
+    """Return the learning rates of the next optimiser step as metrics; float32 [].
 
-    A critic in the policy's backbone has none of its own.
+    A critic that shares the policy's backbone has no separate rate.
     """
 
     def at(rate, opt_state):
         if callable(rate):
-            rate = rate(opt_state[1][0].count)  # of Adam, after the clip: skipped steps are none
+            rate = rate(opt_state[1][0].count)  # Adam's count: excludes skipped steps
         return jnp.float32(rate) * lr_scale
 
-    found = {'optim/lr': at(optim.rate(optim.lr), state.opt_state)}
+    rates = {'optim/lr': at(optim.rate(optim.lr), state.opt_state)}
     if state.critic_params is not None:
         rate = optim.rate(optim.critic_lr, critic_updates)
-        found['optim/critic_lr'] = at(rate, state.critic_opt_state)
-    return found
+        rates['optim/critic_lr'] = at(rate, state.critic_opt_state)
+    return rates
 
 
 def trained_episodes(mask: jax.Array, together: int) -> jax.Array:
-    """Episodes with a trained token in mask bool [B, T]; each has `together` rows side by side."""
+    """Count episodes with a trained token; mask bool [B, T], `together` adjacent rows each."""
     trains = mask.any(1)
     return trains.sum() if together == 1 else trains.reshape(-1, together).any(1).sum()
 
@@ -60,7 +60,7 @@ def trained_episodes(mask: jax.Array, together: int) -> jax.Array:
 def adaptive_kl_coef(state: TrainState, batch: Batch, kl: KL, together: int) -> jax.Array:
     """kl_coef (1 + clip(KL / target - 1, -0.2, 0.2) episodes / horizon) (arXiv:1909.08593, 2.2).
 
-    KL is the batch's mean of log pi_old - log pi_ref; where it is not finite nothing changes.
+    KL is the batch mean of log pi_old - log pi_ref. A non-finite KL leaves the coefficient as is.
     """
     mean = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
     error = jnp.clip(mean / kl.target - 1.0, -0.2, 0.2)
@@ -73,8 +73,8 @@ def minibatch_rows(
 ) -> jax.Array:
     """Row indices of each optimiser step, int32 [epochs * num_minibatches, rows / num_minibatches].
 
-    Without a key rows come in order (RAGEN does not shuffle); with one, permuted anew each epoch,
-    `unit` rows together.
+    Without a key, rows stay in order (RAGEN does not shuffle). With a key, blocks of `unit` rows
+    are permuted in each epoch.
     """
     order = jnp.tile(jnp.arange(rows, dtype=jnp.int32)[None], (epochs, 1))
     if key is not None:
@@ -85,9 +85,9 @@ def minibatch_rows(
 
 
 def _split(batch: Any, parts: int, sharding: NamedSharding | None, unit: int = 1) -> Any:
-    """Rows [B, ...] to [parts, B / parts, ...]; the i-th `unit` rows to part i % parts.
+    """Split rows [B, ...] into [parts, B / parts, ...]; the i-th unit goes to part i % parts.
 
-    So each part has rows of every device's block, and splitting moves nothing between devices.
+    Each part then has rows from every device's block, so splitting moves no data between devices.
     """
 
     def one(x):
@@ -104,8 +104,8 @@ def _split(batch: Any, parts: int, sharding: NamedSharding | None, unit: int = 1
 
 
 def sort_trained_first(rows: jax.Array, mask: jax.Array, parts: int, unit: int = 1) -> jax.Array:
-    """Rows of a mini-batch int32 [n], `unit` together, so that those that train fill the first
-    slices of _split."""
+    """Reorder the rows int32 [n] of a mini-batch, unit by unit, so that units with a trained token
+    fill the first slices of _split."""
     trains, units = mask[rows].any(1).reshape(-1, unit).any(1), rows.reshape(-1, unit)
     order = units[jnp.argsort(~trains, stable=True)]
     return order.reshape(parts, -1, unit).swapaxes(0, 1).reshape(-1)
@@ -116,16 +116,16 @@ class Slices(NamedTuple):
 
     parts: int
     sharding: NamedSharding | None
-    widths: int = 1  # that are compiled
-    unit: int = 1  # rows side by side that stay together
-    sparse: bool = False  # slices without a token that the loss reads are not computed
-    alike: Callable | None = None  # ModelFns.rest, of units whose rows begin alike
+    widths: int = 1  # number of compiled widths
+    unit: int = 1  # adjacent rows that stay together
+    sparse: bool = False  # skip slices in which the loss reads no token
+    alike: Callable | None = None  # ModelFns.rest, for units whose rows share a prefix
 
     @classmethod
     def of(cls, how: Learning, fns: ModelFns) -> 'Slices':
         unit = how.batch.prefix_rows
-        alike = fns.rest if unit > 1 else None
-        return cls(how.microbatches, how.layout, how.batch.widths, unit, how.sparse, alike)
+        rest_of = fns.rest if unit > 1 else None
+        return cls(how.microbatches, how.layout, how.batch.widths, unit, how.sparse, rest_of)
 
 
 def _add(a: dict, b: dict) -> dict:
@@ -139,20 +139,19 @@ def accumulate(
     mask: jax.Array,
     slices: Slices,
 ) -> tuple[jax.Array, dict, Params]:
-    """(loss, metric sums, gradient) of loss_fn(params, *rows), added up over slices of the rows.
+    """Sum loss_fn(params, *rows) over slices of the rows; return (loss, metric sums, gradient).
 
-    mask bool [B, T]: the tokens that the loss reads. With more than one width the columns of a
-    slice after its last token in mask are cut off (see rl.widths). With slices.alike loss_fn has
-    the keyword `room` instead, columns for the rest of a row after what its unit has in common;
-    rows[0] is a Batch.
+    mask bool [B, T]: the tokens that the loss reads. With more than one width, a slice is cut after
+    its last token in mask (see rl.widths). With shared prefixes loss_fn gets the keyword `room`
+    instead: columns for the rest of a row after the prefix of its unit. rows[0] is a Batch.
     """
-    parts, sharding, widths, unit, sparse, alike = slices
+    parts, sharding, widths, unit, sparse, rest_of = slices
     value_and_grad = of_rows = jax.value_and_grad(loss_fn, has_aux=True)
     if sparse or widths > 1:
         needed = lengths = row_widths.used(mask)
-        if alike is not None:
-            begins = rows[0].tokens, rows[0].attention_mask
-            needed = alike(*begins, lengths, unit)
+        if rest_of is not None:
+            model_inputs = rows[0].tokens, rows[0].attention_mask
+            needed = rest_of(*model_inputs, lengths, unit)
         rows, every = (*rows, lengths, needed), row_widths.menu(mask.shape[1], widths)
         if widths > 1:
             order = row_widths.sorted_rows(rows[-1], parts=parts, unit=unit)
@@ -160,7 +159,7 @@ def accumulate(
 
         def value_and_grad(params, *rows):
             return row_widths.at_width(
-                of_rows, params, rows[:-2], rows[-1], every, cuts=alike is None
+                of_rows, params, rows[:-2], rows[-1], every, cuts=rest_of is None
             )
 
     if parts == 1:
@@ -171,8 +170,8 @@ def accumulate(
     def body(carry, part):
         if not sparse:
             return add(carry, part), None
-        wanted = part[-2].any()  # lengths
-        return jax.lax.cond(wanted, add, lambda carry, part: carry, carry, part), None
+        has_tokens = part[-2].any()  # any nonzero length
+        return jax.lax.cond(has_tokens, add, lambda carry, part: carry, carry, part), None
 
     def add(carry, part):
         (loss, sums), grads = value_and_grad(params, *part)
@@ -195,43 +194,43 @@ def apply_if_finite(
     allowed: jax.Array | bool,
     lr_scale: jax.Array | float,
 ) -> tuple[Params, Any, jax.Array, jax.Array, jax.Array]:
-    """(params, opt_state, gradient norm, finite, taken): unchanged if not finite or not allowed."""
+    """Apply a finite and allowed step; (params, opt_state, gradient norm, finite, applied)."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     updates, new_opt_state = tx.update(grads, opt_state, params)
-    updates = jax.tree.map(lambda x: x * lr_scale, updates)  # AdamW is linear in its rate
+    updates = jax.tree.map(lambda x: x * lr_scale, updates)  # AdamW is linear in the rate
     new = (optax.apply_updates(params, updates), new_opt_state)
-    take = finite & allowed
-    params, opt_state = jax.tree.map(lambda a, b: jnp.where(take, a, b), new, (params, opt_state))
-    return params, opt_state, norm, finite, take
+    ok = finite & allowed
+    params, opt_state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, (params, opt_state))
+    return params, opt_state, norm, finite, ok
 
 
 def functions_at(fns: ModelFns, how: Learning, room: int) -> ModelFns:
-    """The functions of rows that begin alike, `room` columns for their rest; 0: of any rows."""
+    """Return fns for rows with a shared prefix and `room` columns for the rest; room=0: fns."""
     if not room:
         return fns
-    alike = fns.sharing(unit=how.batch.prefix_rows, room=room)
-    return fns.replace(hidden=alike.hidden, values=fns.values and alike.values)
+    shared = fns.sharing(unit=how.batch.prefix_rows, room=room)
+    return fns.replace(hidden=shared.hidden, values=fns.values and shared.values)
 
 
 def critic_step(
     state: TrainState, batch: Batch, weights: jax.Array, lr_scale: Any, fns: ModelFns, how: Learning
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
-    """One step of a critic with its own parameters; (state, metrics, finite, taken).
+    """One step of a critic with separate parameters; (state, metrics, finite, applied).
 
-    What of it is frozen has no gradient, no optimiser state and no part in the gradient's norm.
+    Frozen parameters have no gradient and no optimiser state and do not count in the gradient norm.
     """
-    trained, kept = split_critic(state.critic_params, freeze_attention=how.critic.freeze_attention)
+    trained, fixed = split_critic(state.critic_params, freeze_attention=how.critic.freeze_attention)
 
     def loss_of(trained, batch, weights, *, room=0):
         attention = batch.attention_mask
-        whole, own = join_critic(trained, kept), functions_at(fns, how, room)
-        raw = own.values(state.params, whole, batch.tokens, positions_of(attention), attention)
+        critic, row_fns = join_critic(trained, fixed), functions_at(fns, how, room)
+        raw = row_fns.values(state.params, critic, batch.tokens, positions_of(attention), attention)
         return objective.value_loss(raw, batch, weights, clip_value=how.critic.clip or None)
 
     rows, slices, tokens = (batch, weights), Slices.of(how, fns), batch.value_mask.sum()
     loss, sums, grads = accumulate(loss_of, trained, rows, batch.value_mask, slices)
-    params, opt_state, norm, finite, taken = apply_if_finite(
+    params, opt_state, norm, finite, applied = apply_if_finite(
         how.optim.tx(how.optim.critic_lr, how.critic.updates),
         grads,
         state.critic_opt_state,
@@ -242,12 +241,12 @@ def critic_step(
     )
     metrics = {name: x / jnp.maximum(tokens, 1) for name, x in sums.items()}
     metrics |= {'value/loss': loss, 'value/grad_norm': norm}
-    state = state.replace(critic_params=join_critic(params, kept), critic_opt_state=opt_state)
-    return state, metrics, finite, taken
+    state = state.replace(critic_params=join_critic(params, fixed), critic_opt_state=opt_state)
+    return state, metrics, finite, applied
 
 
 def extra_terms(models: Models, how: Learning, totals: Sequence[jax.Array]) -> Callable:
-    """The terms of all extensions, as objective.no_extra."""
+    """Return a function that computes the loss terms of all extensions, see objective.no_extra."""
 
     def terms(forward: Forward, batch: Batch, weights: jax.Array) -> tuple[list, dict]:
         each = [
@@ -269,22 +268,22 @@ def policy_step(
     lr_scale: Any,
     how: Learning,
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
-    """One step of the policy, and of a critic in its backbone; (state, metrics, finite, taken)."""
+    """One step of the policy and a critic in its backbone; (state, metrics, finite, applied)."""
     fns, read = models.fns, [extra.reads(batch) for extra in how.extras]
-    if state.critic_params is not None:  # it has its own step
+    if state.critic_params is not None:  # updated by critic_step
         fns = fns.replace(value_head=None)
     mask = functools.reduce(jnp.logical_or, read, batch.mask | batch.value_mask)
     totals = [tokens.sum() for tokens in read]
     extra_loss = extra_terms(models, how, totals)
 
     def loss_of(params, *rows, room=0):
-        own = functions_at(fns, how, room)
-        return objective.policy_loss(params, *rows, state.kl_coef, own, how, extra_loss)
+        step_fns = functions_at(fns, how, room)
+        return objective.policy_loss(params, *rows, state.kl_coef, step_fns, how, extra_loss)
 
     rows, slices = (batch, weights, value_weights), Slices.of(how, fns)
     loss, sums, grads = accumulate(loss_of, state.params, rows, mask, slices)
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
-    params, opt_state, norm, finite, taken = apply_if_finite(
+    params, opt_state, norm, finite, applied = apply_if_finite(
         how.optim.tx(how.optim.lr),
         grads,
         state.opt_state,
@@ -299,7 +298,7 @@ def policy_step(
         counts |= dict.fromkeys(extra.METRICS, total)
     metrics = {name: x / jnp.maximum(counts[name], 1) for name, x in sums.items()}
     metrics |= {'policy/loss': loss, 'policy/grad_norm': norm}
-    return state.replace(params=params, opt_state=opt_state), metrics, finite, taken
+    return state.replace(params=params, opt_state=opt_state), metrics, finite, applied
 
 
 def one_step(
@@ -311,7 +310,7 @@ def one_step(
     lr_scale: Any,
     how: Learning,
 ) -> tuple[TrainState, dict]:
-    """One mini-batch: the critic's optimiser steps, then the policy's; metrics are of the last."""
+    """One mini-batch: critic steps, then the policy step; the metrics describe the last step."""
     if how.sparse:
         rows = sort_trained_first(rows, batch.mask, how.microbatches, how.batch.prefix_rows)
     part = jax.tree.map(lambda x: x[rows], batch)
@@ -322,19 +321,19 @@ def one_step(
     metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
         for _ in range(how.critic.updates):
-            state, metrics, finite, taken = critic_step(
+            state, metrics, finite, applied = critic_step(
                 state, part, value_weights, lr_scale, models.fns, how
             )
             skipped += ~finite
-        metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), taken, jnp.nan)
-    state, measured, finite, taken = policy_step(
+        metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), applied, jnp.nan)
+    state, measured, finite, applied = policy_step(
         state, models, part, weights, value_weights, lr_scale, how
     )
     state = state.replace(skipped=state.skipped + skipped + ~finite)
     metrics |= measured
-    # What the critic's warm-up holds does not move on purpose
-    metrics['update/applied'] = jnp.where(state.step >= how.critic.warmup_steps, taken, jnp.nan)
-    # A step without a trained token is excluded from means
+    # nan, not 0: the critic's warm-up holds the policy on purpose
+    metrics['update/applied'] = jnp.where(state.step >= how.critic.warmup_steps, applied, jnp.nan)
+    # Means exclude steps without a trained token
     trains = part.mask.any()
     return state, {name: jnp.where(trains, x, jnp.nan) for name, x in metrics.items()}
 
@@ -349,12 +348,12 @@ def update_step(
     how: Learning,
     frozen: Frozen | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Optimiser steps over the rows of a batch, how.batch.epochs times.
+    """Run the optimiser steps of a batch, with how.batch.epochs passes over its rows.
 
-    Without state.critic_params the critic shares the backbone and critic.coef * value loss joins
-    the policy's loss; fns.value_head then saves a forward pass. key permutes rows, None keeps their
-    order; lr_scale: factor of both learning rates. The how.rows_per_episode rows of an episode are
-    in one optimiser step and weigh as one sequence. frozen: only extensions read it.
+    Without state.critic_params a critic, if any, shares the backbone. Then critic.coef * value loss
+    is added to the policy loss, and fns.value_head saves a forward pass. key: permutes the rows;
+    None keeps their order. lr_scale: factor of both learning rates. frozen: for extensions. The
+    how.rows_per_episode rows of an episode are in one optimiser step and weigh as one sequence.
     """
     together, weights = how.rows_per_episode, how.algorithm.weights
     weigh = functools.partial(
@@ -379,30 +378,31 @@ def update_step(
     metrics['policy/kl_coef'] = state.kl_coef
     if how.algorithm.kl.target:
         adapted = adaptive_kl_coef(state, batch, how.algorithm.kl, together)
-        moves = state.step >= how.critic.warmup_steps  # before, the KL is 0 whatever its weight
+        moves = state.step >= how.critic.warmup_steps  # during the warm-up the KL is 0
         state = state.replace(kl_coef=jnp.where(moves, adapted, state.kl_coef))
     return state.replace(step=state.step + 1), metrics
 
 
 def reduce_steps(steps: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Mean over optimiser steps, [S] -> []; maxima stay maxima. Only finite numbers count.
+    """Reduce metrics over optimiser steps, [S] -> []: means, and maxima for MAXIMA.
 
-    nan where no step has one: an update that trained nothing must not look like one of loss 0.
+    Only finite values count. Without any the result is nan: an update that trained nothing must not
+    look like a loss of 0.
     """
     out = {}
     for name, x in steps.items():
         finite = jnp.isfinite(x)
         value = masked_max(x, finite) if name in MAXIMA else masked_mean(x, finite)
-        if name == GAP:  # later steps see another policy than the one that sampled
+        if name == GAP:  # the policy differs from the sampling policy in later steps
             value = x[jnp.argmax(finite)]
         out[name] = jnp.where(finite.any(), value, jnp.nan).astype(jnp.float32)
     return out
 
 
 def batch_metrics(batch: Batch, has_critic: bool, together: int = 1) -> dict[str, jax.Array]:
-    """Of the batch before the update: advantages, trained tokens, how well the critic explains.
+    """Metrics of a batch before its update: trained tokens, advantages, explained variance.
 
-    together: rows of an episode.
+    together: rows per episode.
     """
     counts = {
         'batch/trained_tokens': batch.mask.sum(),
@@ -412,7 +412,7 @@ def batch_metrics(batch: Batch, has_critic: bool, together: int = 1) -> dict[str
     metrics = {name: x.astype(jnp.float32) for name, x in counts.items()}
     metrics['batch/advantage_std'] = jnp.sqrt(masked_var(batch.advantages, batch.mask))
     if has_critic:
-        # 1 - var(R - V) / var(R); 0 when the returns do not vary but for rounding
+        # 1 - var(R - V) / var(R); 0 if the returns vary only by rounding
         spread = masked_var(batch.returns, batch.value_mask)
         rest = masked_var(batch.returns - batch.old_values, batch.value_mask)
         scale = jnp.abs(batch.returns) + jnp.abs(batch.old_values)

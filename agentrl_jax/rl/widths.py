@@ -1,7 +1,7 @@
-"""Micro-batches as wide as their longest row, where rows are far shorter than their budget.
+"""Micro-batches that are only as wide as their longest row.
 
-Shapes are static, so a program holds a few widths and each micro-batch runs in the narrowest that
-holds what it trains. Rows are sorted by length first, so that like are together.
+Shapes are static, so a program is compiled for a few widths. Rows are sorted by length, and each
+micro-batch runs in the narrowest width that holds its trained tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,20 +16,21 @@ MULTIPLE = 8  # of columns
 
 
 def menu(length: int, count: int) -> tuple[int, ...]:
-    """At most `count` widths, evenly spaced up to length; all but the last are multiples of 8."""
+    """Return up to `count` widths, evenly spaced up to length; multiples of 8 except the last."""
     steps = (-(-length * i // (count * MULTIPLE)) * MULTIPLE for i in range(1, count + 1))
     return tuple(sorted({min(width, length) for width in steps}))
 
 
 def used(mask: jax.Array) -> jax.Array:
-    """Columns up to the last in the mask bool [B, T]: all that a causal model reads. int32 [B]."""
+    """Count columns up to the last masked one, all that a causal model reads; int32 [B]."""
     return jnp.max(jnp.where(mask, jnp.arange(1, mask.shape[1] + 1)[None], 0), axis=1)
 
 
 def sorted_rows(lengths: jax.Array, *, parts: int, unit: int) -> jax.Array:
-    """Order of rows int32 [B] in which the i-th `unit` rows, dealt to part i % parts, are alike.
+    """Return the order of rows int32 [B] that gives parts of similar length.
 
-    Each unit counts with its longest row; the first part gets the shortest.
+    The i-th unit of `unit` rows goes to part i % parts. The longest row of a unit is its length.
+    The first part gets the shortest units.
     """
     order = jnp.argsort(lengths.reshape(-1, unit).max(1))
     dealt = order.reshape(parts, -1).T.reshape(-1)
@@ -37,7 +38,7 @@ def sorted_rows(lengths: jax.Array, *, parts: int, unit: int) -> jax.Array:
 
 
 def cut(rows: Sequence[Any], width: int) -> tuple:
-    """The first columns of every array [B, T] among rows, and of the masks of Batch.extra."""
+    """Truncate every array [B, T] in rows, and the masks in Batch.extra, to `width` columns."""
 
     def columns(x):
         return x[:, :width] if x.ndim > 1 else x
@@ -54,9 +55,9 @@ def cut(rows: Sequence[Any], width: int) -> tuple:
 def at_width(
     fn: Callable, params: Any, rows: Any, lengths: jax.Array, widths: tuple, *, cuts: bool = True
 ) -> Any:
-    """fn(params, *rows) of rows cut to the first of the ascending widths that holds the longest.
+    """Call fn(params, *rows) with rows cut to the smallest of the ascending widths that fits.
 
-    Without cuts the rows are whole, and fn has the width as its keyword `room`.
+    With cuts=False the rows are not cut, and fn receives the width as its keyword `room`.
     """
 
     def at(width):
