@@ -81,7 +81,7 @@ def test_ties_are_in_the_order_of_the_corpus_and_what_shares_no_word_is_not_foun
     queries = ['same', '', 'nothing of this', 'the', 'SAME t7']
     found = [[int(row['id']) for row, _ in hits] for hits in index.search(queries, 3)]
     assert found == [[0, 1, 2], [], [], [], [7, 0, 1]]
-    with pytest.raises(ValueError, match='no word in the documents'):
+    with pytest.raises(ValueError, match='the documents have no words'):
         retrieval.Index.build([{'contents': '!'}])
 
 

@@ -1,1 +1,1 @@
-"""Worlds on hosts: servers, simulators and Python objects behind one small interface."""
+"""Host environments: servers, simulators and Python objects behind one small interface."""

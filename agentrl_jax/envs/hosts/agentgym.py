@@ -1,8 +1,8 @@
 """A world on a server with AgentGym's protocol (arXiv:2406.04151, 2509.08755).
 
-One class serves all of AgentGym's environments; a row of ENVIRONMENTS holds the quirks of each.
-Servers are started by AgentGym's packages or by `python -m agentrl_jax.serve`. The latter also
-sends the turn, the item and success, which are checked.
+One class covers all AgentGym environments; a row of ENVIRONMENTS holds the quirks of each. Servers
+are started by AgentGym's packages or by `python -m agentrl_jax.serve`. The latter also sends the
+turn, the item and success, which are checked.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from agentrl_jax.envs.hosts.search import dialects
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
 
 ACCEPTED = "OK. I'll follow your instructions and try my best to solve the task."
-CLOSE_S, CLOSE_TRIES = 2.0, 3  # for a close; the lease of a world that stays open ends
-MOST_BYTES = 2**20  # of one answer
-MOST_LEFT = 1000  # worlds of a server that are remembered for closing
+CLOSE_S, CLOSE_TRIES = 2.0, 3  # for a close; otherwise the lease of the world expires
+MOST_BYTES = 2**20  # per reply
+MOST_LEFT = 1000  # worlds per server that are remembered for closing
 SAME = (('search', 'searchqa'), ('shop', 'webshop'), ('web', 'webarena'))  # our names, AgentGym's
 
 
@@ -35,29 +35,29 @@ class Quirks:
     """Quirks of an environment's server and client. The defaults are TextCraft's."""
 
     reader: str = 'only_action'  # of answers.READERS
-    instruction: str = ''  # AgentGym's words, where this package knows them
-    accepted: str = ACCEPTED  # the answer to it that a conversation begins with
+    instruction: str = ''  # AgentGym's instruction, if this package has it
+    accepted: str = ACCEPTED  # the fixed answer to it
     prefix: str = ''  # of paths
     create: dict | None = None  # body of /create
-    id: str = 'id'  # field of the world's number
-    created: str = 'id'  # where /create tells it; '': its answer is the number
+    id: str = 'id'  # field of the world id
+    created: str = 'id'  # field of the world id in /create's reply; '': the reply is the id
     item: str = 'data_idx'  # field of /reset
-    reset: dict = dataclasses.field(default_factory=dict)  # other fields of it
-    first: Callable[[Any], Any] = lambda reply: reply['observation']  # text of /reset's answer
-    look: str = ''  # or of what this GET answers
-    text: str = 'observation'  # fields of /step's answer
+    reset: dict = dataclasses.field(default_factory=dict)  # other fields of /reset
+    first: Callable[[Any], Any] = lambda reply: reply['observation']  # text of /reset's reply
+    look: str = ''  # GET path of the first observation; '': from /reset's reply
+    text: str = 'observation'  # fields of /step's reply
     reward: str = 'reward'
     done: str = 'done'
-    truth: bool = False  # the reward is true where a goal is met; elsewhere that is no number
-    running: bool = False  # the reward is a score so far: steps get its differences, ...
+    truth: bool = False  # the reward may be a bool; otherwise a bool is an error
+    running: bool = False  # the reward is a running score: a step gets the difference, ...
     scale: float = 1.0  # ... times this
-    last_only: bool = False  # a reward counts only with the last step
-    bounds: tuple[float, float] = (-1e6, 1e6)  # of what is in the reward's field
-    solved_above: float = 0.99  # score; AgentEvol's thresholds where it has one
-    faults: tuple[str, ...] = ()  # texts of 200s that are none
+    last_only: bool = False  # only the reward of the last step counts
+    bounds: tuple[float, float] = (-1e6, 1e6)  # of the reward field
+    solved_above: float = 0.99  # score; AgentEvol's thresholds if it has one
+    faults: tuple[str, ...] = ()  # texts of status-200 replies that are errors
     closes: bool = True  # /close exists
     deterministic: bool = True
-    rounds: int = 30  # turns an episode may have in AgentGym-RL's scripts
+    rounds: int = 30  # turns per episode in AgentGym-RL's scripts
 
 
 _TOOL = Quirks(
@@ -87,7 +87,7 @@ ENVIRONMENTS = {
         solved_above=99,
         rounds=20,
     ),
-    # Its score adds up again and again after a late success, so nothing bounds it.
+    # Its score keeps growing after a late success, so it is unbounded.
     'babyai': Quirks(reward='score', running=True, solved_above=0, rounds=20),
     'searchqa': dataclasses.replace(
         _TOOL,
@@ -97,7 +97,7 @@ ENVIRONMENTS = {
         deterministic=True,
         rounds=5,
     ),
-    # The same on our servers, in any dialect and by any rewards
+    # SearchQA on our servers, with any dialect and rewards
     'search': Quirks(reader='whole', bounds=(-100, 100), rounds=5),
     'webarena': Quirks(
         reader='with_backticks',
@@ -115,7 +115,7 @@ ENVIRONMENTS = {
         rounds=15,
     ),
     'webshop': dataclasses.replace(_WEB, reader='last_action', rounds=10),
-    # The same on our servers, which tell when an episode is solved, and close
+    # WebShop on our servers, which report success and close worlds
     'shop': Quirks(reader='last_action', accepted='Ok.', bounds=(0, 1), rounds=10),
     'miniwob': Quirks(reader='in_backticks', accepted='Ok.', bounds=(-1, 1), rounds=10),
     # WebArena on our servers
@@ -144,7 +144,7 @@ ENVIRONMENTS = {
         closes=False,
         rounds=8,
     ),
-    # Their reward is the best progress so far, said again at every step
+    # Their reward is the best progress so far, repeated at every step
     'weather': dataclasses.replace(_TOOL, running=True, solved_above=0, rounds=10),
     'movie': dataclasses.replace(_TOOL, running=True, rounds=12),
     'academia': dataclasses.replace(_TOOL, running=True, rounds=12),
@@ -154,12 +154,12 @@ ENVIRONMENTS = {
 
 
 class Servers:
-    """Servers of one environment, shared by threads: new worlds go to the least used of them."""
+    """Servers of one environment, shared by threads; new worlds go to the least used server."""
 
     def __init__(self, urls: Sequence[str], *, rest_s: float = 10.0):
-        """rest_s: time for which a server without an answer or a free world is passed over."""
+        """rest_s: time for which a server that is down or full is tried last."""
         if not urls or len(set(urls)) != len(urls):
-            raise ValueError(f'{list(map(shown, urls))} must be one or more addresses, each once')
+            raise ValueError(f'{list(map(shown, urls))} must be one or more distinct addresses')
         self.rest_s = rest_s
         self._open = dict.fromkeys(urls, 0)  # worlds there
         self._rests_until = dict.fromkeys(urls, 0.0)
@@ -167,7 +167,7 @@ class Servers:
         self._lock = threading.Lock()
 
     def candidates(self) -> list[str]:
-        """Return the servers, fewest worlds first; resting servers come last."""
+        """Return the servers, fewest worlds first; resting servers are last."""
         now = time.monotonic()
         with self._lock:
             return sorted(
@@ -175,7 +175,7 @@ class Servers:
             )
 
     def count(self, url: str, change: int) -> None:
-        """Count worlds that were opened (1) or closed (-1)."""
+        """Record a world that was opened (1) or closed (-1)."""
         with self._lock:
             self._open[url] += change
 
@@ -195,7 +195,7 @@ class Servers:
 
 
 class AgentGym:
-    """One world on one of some servers; opened by the first reset, kept until it fails."""
+    """One world on one of several servers, opened by the first reset and kept until it fails."""
 
     def __init__(
         self,
@@ -204,9 +204,9 @@ class AgentGym:
         *,
         instruction: str = '',  # '': AgentGym's
         quirks: Quirks | None = None,  # of an environment that is not in ENVIRONMENTS
-        settings: dict | None = None,  # of the worlds, which our servers must have too
+        settings: dict | None = None,  # of the worlds; our servers must use the same
         token: str = '',
-        timeout_s: float = 60.0,  # of one call
+        timeout_s: float = 60.0,  # per call
     ):
         self.env, self.servers = env, servers
         self.quirks = quirks or ENVIRONMENTS[env]
@@ -230,7 +230,7 @@ class AgentGym:
             reply = self._call('reset', {quirks.item: item, **quirks.reset})
             self._check('reset', reply, {quirks.item: item})
             if quirks.running and isinstance(reply, dict) and quirks.reward in reply:
-                # The score of the opening state, which no action has earned
+                # The score of the initial state, which no action has earned
                 self._score = self._bounded(read(Number, reply[quirks.reward], 'reset'))
             if quirks.look:
                 reply = self._server.get(f'{quirks.prefix}{quirks.look}?{quirks.id}={self._id}')
@@ -244,8 +244,8 @@ class AgentGym:
     def step(self, action: str) -> Reply:
         try:
             action = READERS[self.quirks.reader](action)
-        except Unreadable as shown:
-            return Reply(str(shown), success=self._success, valid=False)
+        except Unreadable as unreadable:
+            return Reply(str(unreadable), success=self._success, valid=False)
         if self._server is None or self._failed:
             raise WorldError('step: the world has failed or was never reset')
         with self._tried():
@@ -289,7 +289,7 @@ class AgentGym:
             self._close(server, {self.quirks.id: self._id}, CLOSE_TRIES)
 
     def _close(self, server: Connection, body: dict, tries: int) -> bool:
-        """Close a world, or leave it to a later try; False if the server is down."""
+        """Close a world, or postpone it to a later try; return False if the server is down."""
         if self.quirks.closes:
             try:
                 server.post(f'{self.quirks.prefix}close', body, timeout_s=CLOSE_S)
@@ -321,18 +321,18 @@ class AgentGym:
         left = self.servers.take_left(server.url)
         while left and self._close(server, *left[0]):
             left.pop(0)
-        for body, tries in left[1:]:  # if the server is down, the others wait with the first one
+        for body, tries in left[1:]:  # the server is down: postpone the other closes, too
             self.servers.left(server.url, body, tries + 1)
-        key = secrets.token_hex(8)  # our servers find the world by it if their answer is lost
+        key = secrets.token_hex(8)  # identifies the world on our servers if their reply is lost
         path, headers = f'{self.quirks.prefix}create', {'X-World-Key': key}
         try:
-            made = server.post(path, self.quirks.create, headers=headers)
-            fields = made if isinstance(made, dict) else {}
-            number = fields.get(self.quirks.created, made)
+            reply = server.post(path, self.quirks.create, headers=headers)
+            fields = reply if isinstance(reply, dict) else {}
+            number = fields.get(self.quirks.created, reply)
             if isinstance(number, bool) or not isinstance(number, int):
-                raise WorldError(f'{server.name} create: no number of a world in {made!r:.200}')
+                raise WorldError(f'{server.name} create: no world id in {reply!r:.200}')
             if fields.get('key', key) != key:
-                raise WorldError(f'{server.name} create: the world of another client')
+                raise WorldError(f'{server.name} create: the world belongs to another client')
             self._compare(server.name, fields.get('settings'))
         except WorldDown:
             raise
@@ -342,7 +342,7 @@ class AgentGym:
         return number
 
     def _compare(self, server: str, theirs: Any) -> None:
-        """Raise if one of our servers plays its worlds by other settings than the run's."""
+        """Raise WorldError if one of our servers uses other settings than the run."""
         differ = [
             f'{self.env}.{name}={value!r:.40} (there {theirs[name]!r:.40})'
             for name, value in self.settings.items()
@@ -356,7 +356,7 @@ class AgentGym:
 
     @contextlib.contextmanager
     def _tried(self) -> Iterator[None]:
-        """Mark the world as failed after a fault, since the state of the server is unknown."""
+        """Mark the world as failed after an error, since the state of the server is unknown."""
         try:
             yield
         except WorldDown:
@@ -370,10 +370,10 @@ class AgentGym:
         return self._server.post(f'{self.quirks.prefix}{path}', {self.quirks.id: self._id, **body})
 
     def _check(self, path: str, reply: Any, sent: dict[str, int]) -> None:
-        """An error in a 200, or an answer to another call than this one."""
+        """Raise WorldError for an error in a 200 reply, or a reply to another call."""
         if not isinstance(reply, dict):
             return
-        if reply.get('error') is not None:  # null: there was none
+        if reply.get('error') is not None:  # null: no error
             raise WorldError(f'{path}: {reply["error"]!s:.200}')
         for name, value in {self.quirks.id: self._id, **sent}.items():
             if reply.get(name, value) != value:
@@ -383,22 +383,22 @@ class AgentGym:
 
 
 def item_of(item_id: str) -> tuple[str, int]:
-    """('textcraft', 12) of AgentGym's 'textcraft_12'; of 'lmrlgym_maze_3' ('lmrlgym_maze', 3)."""
+    """Split AgentGym's 'textcraft_12' into ('textcraft', 12)."""
     env, _, number = item_id.rpartition('_')
     if not env or not number.isdecimal():
-        raise ValueError(f'{item_id!r} is no item id such as textcraft_12')
+        raise ValueError(f'{item_id!r} is not an item id such as textcraft_12')
     return env, int(number)
 
 
 def read_items(path: str | pathlib.Path, env: str) -> list[int]:
-    """Items of env in a file of AgentGym's: a JSON list of {"item_id": "textcraft_12", ...}."""
+    """Read the items of env from AgentGym's JSON list of {"item_id": "textcraft_12", ...}."""
     listed = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
     known = [item_of(entry['item_id']) for entry in listed]
     ours = {env, *(name for pair in SAME if env in pair for name in pair)}
     others = sorted({name for name, _ in known if not ours & {name, *name.split('_')}})
     if others:
         raise ValueError(
-            f'{path} holds items of {", ".join(others)}, not of {env} alone: name a file of {env}'
+            f'{path} holds items of {", ".join(others)}, not only of {env}: use a file of {env}'
         )
     return [item for _, item in known]
 
@@ -406,14 +406,14 @@ def read_items(path: str | pathlib.Path, env: str) -> list[int]:
 @functools.cache
 def warn_of_shared(train: str, held_out: str, env: str) -> None:
     """Warn once about items of a held-out file that are also trained on."""
-    if not pathlib.Path(train).exists():  # an evaluation may have its own file alone
+    if not pathlib.Path(train).exists():  # an evaluation may have only the held-out file
         return
     items = {*read_items(held_out, env)}
     shared = len(items & {*read_items(train, env)})
     if shared:
         print(
             f'WARNING: {shared} of the {len(items)} items in {held_out} are trained on, since '
-            f'{train} holds them too: take them out of one of the files',
+            f'{train} also has them: remove them from one of the files',
             file=sys.stderr,
             flush=True,
         )

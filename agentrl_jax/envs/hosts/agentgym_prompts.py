@@ -1,4 +1,4 @@
-"""AgentGym's words (MIT): a checkpoint that was compared there is asked in the same way here."""
+"""AgentGym's prompts (MIT), for checkpoints that were compared there."""
 
 TEXTCRAFT = (
     'You are given few useful crafting recipes to craft items in Minecraft. Crafting commands are '

@@ -1,7 +1,7 @@
-"""BabyAI as AgentGym serves it: the world on the device with the interface of a host world.
+"""BabyAI as served by AgentGym: the device environment through the World interface.
 
-Items are AgentGym's numbers, 40 x seed + level; texts, rewards and ends are those of its wrapper.
-Its rules are programs of JAX, which of all that serves worlds this file and device.py import.
+Items are AgentGym's numbers, 40 x seed + level; texts, rewards and episode ends follow its wrapper.
+The rules are JAX programs. Of all served worlds, only this file and device.py import JAX.
 """
 
 import functools
@@ -17,7 +17,7 @@ from agentrl_jax.envs.hosts.world import Reply
 
 WORLD = World(actions='macro', wording='agentgym', agentgym_rewards=True, most_seen=40)
 ACTIONS = {name: index for index, name in enumerate(WORLD.ACTION_NAMES)}
-CHECK = 'check'  # an action that has it in it asks for the list
+CHECK = 'check'  # an action with this word lists the available actions
 UNKNOWN = 'The action is not recognized. Please check valid actions.'
 UNCHANGED = 'No change in state.'
 MENU = '\nAvailable actions:'
@@ -30,27 +30,27 @@ HEADERS = (
 
 @jax.jit
 def first(params: EnvParams) -> tuple[Any, jax.Array]:
-    """(state, line ids) of the one level of a pool."""
+    """Return (state, line ids) of the only level of a pool."""
     state = WORLD.reset_level(jnp.int32(0), params)
     return state, WORLD.line_ids(state, params)
 
 
 @jax.jit
 def act(params: EnvParams, state: Any, action: jax.Array) -> tuple[Any, jax.Array]:
-    """(state, line ids) after an action; nothing is left to chance."""
+    """Return (state, line ids) after an action; there is no randomness."""
     after = WORLD.step_env(jax.random.key(0), state, action, params)[1]
     return after, WORLD.line_ids(after, params)
 
 
 class BabyAI:
-    """One game at a time; the worlds of a process share their programs."""
+    """One game at a time; the worlds of a process share their compiled programs."""
 
     deterministic = True
     instruction = WORLD.instruction
 
     @staticmethod
     def check() -> None:
-        """Once in a process that serves worlds: it leaves accelerators to policies."""
+        """Select the CPU, to leave accelerators to policies; called once in a serving process."""
         jax.config.update('jax_platforms', 'cpu')
 
     def reset(self, item: int) -> str:
@@ -59,7 +59,7 @@ class BabyAI:
             raise ValueError(f'item {item} must be at least 0 and below 2^31')
         try:
             levels = device_arrays(pool.numbered([item]))
-        except ImportError as error:  # minigrid's, for levels that are not in the package
+        except ImportError as error:  # of minigrid, for levels that are not in the package
             raise ValueError(f'item {item}: {error}') from error
         self.params = EnvParams(**{name: jnp.asarray(values) for name, values in levels})
         self.state, ids = first(self.params)
@@ -68,7 +68,7 @@ class BabyAI:
         return self.text
 
     def step(self, action: str) -> Reply:
-        """Carry out a command in any case and with blanks around; an empty one changes nothing."""
+        """Execute a command, ignoring case and outer blanks; an empty one changes nothing."""
         action = action.lower().strip()
         known = 'check available actions' if CHECK in action else action
         valid = f'"{known}"' in self.text.partition(MENU)[2]
@@ -76,15 +76,15 @@ class BabyAI:
             self.state, ids = act(self.params, self.state, ACTIONS[known])
             self.text = spaced(ids)
         else:
-            said = UNKNOWN if action else UNCHANGED
-            self.text = said + MENU + self.text.partition(MENU)[2]
-        reward = float(self.state.reward)  # that of the last action that was executed
+            notice = UNKNOWN if action else UNCHANGED
+            self.text = notice + MENU + self.text.partition(MENU)[2]
+        reward = float(self.state.reward)  # of the last executed action
         self.score += reward
         self._details = {'score': self.score}
         return Reply(self.text, reward=reward, done=bool(self.state.ended), valid=valid)
 
     def details(self) -> dict[str, Any]:
-        """Return the other fields of the last reply of AgentGym's server."""
+        """Return the additional fields of AgentGym's last reply."""
         return self._details
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class BabyAI:
 
 
 def spaced(ids: Any) -> str:
-    """The lines of an observation, with AgentGym's white space between them."""
+    """Join the lines of an observation with AgentGym's white space."""
     lines, text = all_lines(), ''
     for line in (lines[i].rstrip('\n') for i in jax.device_get(ids) if i >= 0):
         if line.startswith(HEADERS) and text:
@@ -100,8 +100,8 @@ def spaced(ids: Any) -> str:
         if line.startswith(MENU[1:]):
             text = f'{text.rstrip()}\n'
         before = '\n ' if line == COMPLETED else ''
-        behind = '  ' if line.startswith('There is a ') else '' if line == HEADERS[0] else ' '
-        text = f'{text.rstrip() if before else text}{before}{line}{behind}'
+        after = '  ' if line.startswith('There is a ') else '' if line == HEADERS[0] else ' '
+        text = f'{text.rstrip() if before else text}{before}{line}{after}'
     return text.rstrip()
 
 

@@ -1,7 +1,7 @@
-"""JSON over HTTP to a server that may fail in any way: a call ends in time, with reply or error.
+"""JSON over HTTP to unreliable servers: every call ends in time, with a reply or an error.
 
-A reply to another call, half a reply, invalid numbers and endless headers raise WorldError. A call
-is never sent twice, since the server may have executed it.
+A reply to another call, a truncated reply, invalid numbers and endless headers raise WorldError. A
+call is never sent twice, since the server may have executed it.
 """
 
 import contextlib
@@ -23,26 +23,26 @@ from agentrl_jax.envs.hosts.world import LARGEST, WorldDown, WorldError, shown
 
 FULL = 503  # status of a full server
 CONNECT_S = 10.0  # seconds to connect, before a server counts as down
-SHOWN = 200  # characters of an error that are passed on
+SHOWN = 200  # maximum characters of an error
 
 
 @contextlib.contextmanager
 def listening_at(address: str, port: int, setting: str) -> Iterator[None]:
-    """Around code that opens a port; a ValueError names it and its setting, a flag or field."""
+    """Convert errors of opening a port to a ValueError that names it and its flag or field."""
     try:
         yield
     except (OSError, OverflowError) as error:
         raise ValueError(
             f'{setting}={port} at {address}: {error}; set {setting} to another port, or to 0 for '
-            'any free one'
+            'any free port'
         ) from error
 
 
 class Connection:
-    """One connection, opened when needed and kept between calls; of one thread."""
+    """One connection, opened when needed and kept between calls; not thread-safe."""
 
     def __init__(self, url: str, *, timeout_s: float, most_bytes: int, token: str = ''):
-        """timeout_s: from connecting to the last byte of a call. most_bytes: of a reply."""
+        """timeout_s: from connecting to the last byte of a call; most_bytes: per reply."""
         parts = split(url, ('http', 'https'))
         self.url, self.timeout_s, self.most_bytes = url, timeout_s, most_bytes
         self.name = shown(url)  # in errors
@@ -57,7 +57,7 @@ class Connection:
     def post(
         self, path: str, body: Any = None, *, headers: dict | None = None, timeout_s: float = 0.0
     ) -> Any:
-        """The JSON that the server answers with; body=None sends none."""
+        """Send a POST and return the JSON reply; body=None sends no body."""
         data = b'' if body is None else json.dumps(body, allow_nan=False).encode()
         kind = {} if body is None else {'Content-Type': 'application/json'}
         headers = (headers or {}) | kind
@@ -107,17 +107,17 @@ class Connection:
 
     def _body(self, response: http.client.HTTPResponse, where: str) -> bytes:
         if response.length is None and not response.chunked:
-            raise WorldError(f'{where}: an answer without a length may be half of one')
+            raise WorldError(f'{where}: a reply without a length may be truncated')
         body = response.read(self.most_bytes + 1)
         if len(body) > self.most_bytes:
-            raise WorldError(f'{where}: an answer of more than {self.most_bytes} bytes')
+            raise WorldError(f'{where}: the reply has more than {self.most_bytes} bytes')
         if response.length:  # read(n) does not raise if the rest is missing
             raise http.client.IncompleteRead(body, response.length)
         return body
 
 
 class Bounded(io.RawIOBase):
-    """A socket for http.client all of whose calls end at one deadline, however slow the bytes."""
+    """A socket for http.client with one deadline for all calls, even if bytes arrive slowly."""
 
     def __init__(self, raw: socket.socket):
         self.raw, self.deadline = raw, 0.0
@@ -137,7 +137,7 @@ class Bounded(io.RawIOBase):
         return self.raw.recv_into(buffer)
 
     def close(self) -> None:
-        """Do nothing: http.client closes before it reads the body. Connection closes `raw`."""
+        """Do nothing: http.client closes before reading the body. Connection closes `raw`."""
 
     def _wait(self) -> None:
         left = self.deadline - time.monotonic()
@@ -147,30 +147,30 @@ class Bounded(io.RawIOBase):
 
 
 def can_be_read(source: Any, timeout_s: float) -> bool:
-    """Whether bytes or the end arrive in time; select() rejects descriptors above 1,023."""
+    """Return whether data or EOF arrives in time; select() rejects descriptors above 1,023."""
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         return bool(selector.select(timeout_s))
 
 
 def split(url: str, schemes: tuple[str, ...], of: str = 'a server') -> urllib.parse.SplitResult:
-    """The parts of an address; ValueError, without the password, if it is invalid."""
-    with contextlib.suppress(ValueError):  # such as of a port that is no number
+    """Split an address; raise ValueError, without the password, if it is invalid."""
+    with contextlib.suppress(ValueError):  # for example, a port that is not a number
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in schemes and parts.hostname and parts.port != 0:
             return parts
-    kept = shown(url).rpartition('@')[2]
-    raise ValueError(f'{kept!r} is no address of {of}: start it with http:// or https://')
+    address = shown(url).rpartition('@')[2]
+    raise ValueError(f'{address!r} is not an address of {of}: start it with http:// or https://')
 
 
 def token_in(path: str) -> str:
-    """The token in the first line of a file; '' without a file."""
+    """Read the token in the first line of a file; '' without a file."""
     return pathlib.Path(path).read_text(encoding='utf-8').partition('\n')[0].strip() if path else ''
 
 
 # ---- contents of replies -----------------------------------------------------------------------
 
-# Half of a surrogate pair, which cannot be written as UTF-8, becomes a question mark
+# A lone surrogate, which UTF-8 cannot encode, becomes a question mark
 Text = Annotated[
     pydantic.InstanceOf[str],
     pydantic.AfterValidator(lambda text: text.encode('utf-8', 'replace').decode()),
@@ -179,7 +179,7 @@ Number = Annotated[float, pydantic.Field(strict=True, ge=-LARGEST, le=LARGEST)]
 
 
 class StepReply(pydantic.BaseModel, strict=True):
-    """What a server replies to a step, with the optional fields of our own servers."""
+    """A server's reply to a step; the fields with defaults are from our own servers."""
 
     observation: Text
     reward: Number | None
@@ -193,7 +193,7 @@ adapter = functools.cache(pydantic.TypeAdapter)
 
 
 def read(kind: Any, value: Any, where: str) -> Any:
-    """A value of a reply as a type of pydantic; WorldError if it is none."""
+    """Validate a value of a reply as a pydantic type; raise WorldError if it is invalid."""
     try:
         return adapter(kind).validate_python(value)
     except pydantic.ValidationError as error:
@@ -202,12 +202,12 @@ def read(kind: Any, value: Any, where: str) -> Any:
 
 
 def parsed(body: bytes | str, where: str) -> Any:
-    """Strict JSON; WorldError for anything else."""
+    """Parse strict JSON; raise WorldError for anything else."""
 
     def reject(word: str) -> NoReturn:
-        raise ValueError(f'{word} is no number')
+        raise ValueError(f'{word} is not a number')
 
     try:
         return json.loads(body, parse_constant=reject)
     except (ValueError, RecursionError) as error:
-        raise WorldError(f'{where}: no JSON: {error}'[:SHOWN]) from error
+        raise WorldError(f'{where}: not JSON: {error}'[:SHOWN]) from error

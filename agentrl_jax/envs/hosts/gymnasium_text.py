@@ -1,9 +1,8 @@
-"""Gymnasium's environments as worlds on hosts: an item is a seed, an answer names an action.
+"""Gymnasium environments as host environments: an item is a seed, an answer names an action.
 
-What an episode shows is the observation where it is a text, else what the environment renders as
-text (render_mode 'ansi'), else the observation printed. Where actions are texts the answer is the
-action; where they are numbered (Discrete, from its start on) it names one, by name or number. Other
-action spaces are rejected.
+A text observation is used as it is. Other observations are rendered if render_mode is 'ansi', and
+printed otherwise. With a Text action space the answer is the action. With Discrete it names an
+action, by name or by number, counted from the space's start. Other action spaces are rejected.
 """
 
 import contextlib
@@ -21,22 +20,22 @@ from agentrl_jax.settings.marks import At
 from agentrl_jax.settings.rules import must
 
 ANSWER = re.compile('<answer>(.*?)</answer>', re.DOTALL)
-# Action spaces that no answer names an element of. MultiBinary has an `n` too.
+# Action spaces without named elements. MultiBinary also has an `n`.
 UNNAMED = ('Box', 'Dict', 'Graph', 'MultiBinary', 'MultiDiscrete', 'OneOf', 'Sequence', 'Tuple')
-HIGHLIGHT = re.compile('\x1b\\[[0-9;]+m(.*?)\x1b\\[0m')  # how its grids show where the player is
+HIGHLIGHT = re.compile('\x1b\\[[0-9;]+m(.*?)\x1b\\[0m')  # marks the player in a rendered grid
 UNKNOWN = 'No such action. The actions are: {names}.\n'
 
 
 class GymnasiumWorld:
     """One Gymnasium environment.
 
-    An answer without an action changes nothing, and the next observation says so.
+    An answer without a valid action changes nothing; the next observation lists the actions.
     """
 
-    deterministic = True  # for one seed, as Gymnasium asks of its environments
+    deterministic = True  # for one seed, as Gymnasium requires
 
     def __init__(self, env: Any, names: tuple[str, ...] = (), instruction: str = ''):
-        """names: of the numbered actions, in their order; () = their numbers."""
+        """names: of the numbered actions, in order; () = their numbers."""
         from gymnasium import spaces
 
         self.env, self.instruction = env, instruction
@@ -69,7 +68,7 @@ class GymnasiumWorld:
             float(reward),
             bool(terminated or truncated),
             solved[0] if solved else None,
-            valid=True if self._names else None,  # unknown of free text
+            valid=True if self._names else None,  # unknown for free text
         )
 
     def close(self) -> None:
@@ -78,11 +77,11 @@ class GymnasiumWorld:
     def _text(self, observation: Any) -> str:
         if isinstance(observation, str):
             return observation
-        shown = self.env.render() if self.env.render_mode == 'ansi' else observation
-        return HIGHLIGHT.sub(r'[\1]', f'{shown}\n')
+        view = self.env.render() if self.env.render_mode == 'ansi' else observation
+        return HIGHLIGHT.sub(r'[\1]', f'{view}\n')
 
     def _action(self, answer: str) -> Any:
-        """The last answer between tags, or else all of it; None where it names no action."""
+        """Return the action of the last tagged answer, or of the full text; None if unknown."""
         name = [answer, *ANSWER.findall(answer)][-1].strip()
         return self._actions.get(name.lower()) if self._names else name
 
@@ -95,10 +94,10 @@ def is_object(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Gymnasium(HostEnvironment):
-    """Any environment of Gymnasium's registry that can be read."""
+    """Any environment of Gymnasium's registry with text or printable observations."""
 
     id: str = ''  # such as FrozenLake-v1
-    keywords: str = '{}'  # of gymnasium.make, JSON, such as {"render_mode": "ansi"}
+    keywords: str = '{}'  # of gymnasium.make, as JSON, such as {"render_mode": "ansi"}
     actions: tuple[str, ...] = ()  # names of numbered actions; () = their numbers
     instruction: Annotated[str, At('hosts.instruction')] = ''
 
@@ -124,6 +123,6 @@ class Gymnasium(HostEnvironment):
         return GymnasiumWorld(env, self.actions, self.instruction)
 
     def item_range(self, split: str) -> np.ndarray:
-        """Seeds; those of different splits are different thousands of millions."""
+        """Return the seeds of a split; splits start at 0, 10**9 and 2 * 10**9."""
         start = {'train': 0, 'validation': 10**9, 'test': 2 * 10**9}[split]
         return np.arange(start, start + 100_000)

@@ -1,4 +1,4 @@
-"""Servers of worlds that a run starts for itself, and that end with it however it ends."""
+"""World servers that a run starts for itself; they end with the run, however it ends."""
 
 import json
 import os
@@ -13,7 +13,7 @@ END_S = 15.0  # for a server to end; its worlds have 3 s to close
 
 
 class Launched:
-    """A server in a process of its own; its input is a pipe that closes with this process."""
+    """A server in a child process; its stdin is a pipe that closes when this process ends."""
 
     def __init__(
         self,
@@ -21,17 +21,17 @@ class Launched:
         *,
         settings: dict | None = None,  # keywords of the world
         workers: int = 1,
-        worlds: int = 64,  # in each worker
+        worlds: int = 64,  # per worker
         step_s: float = 60.0,
         lease_s: float = 600.0,
         start_s: float = 120.0,
-        log: str | pathlib.Path = os.devnull,  # what the server and its worlds print
+        log: str | pathlib.Path = os.devnull,  # output of the server and its worlds
     ):
         words = dict(env=env, settings=json.dumps(settings or {}), workers=workers, worlds=worlds)
         words |= dict(step_s=step_s, lease_s=lease_s)
         flags = [f'--{name}={value}' for name, value in words.items()]
         with open(log, 'ab') as out:
-            # Ctrl-C is for the run, which then ends its servers
+            # Ctrl-C goes to the run, which then ends its servers
             child = Child('agentrl_jax.serve', '--until_stdin_closes', *flags, stderr=out)
         self.process = child.process
         self.url = self._url(start_s, f'{env} (its output: {log})')
@@ -49,7 +49,7 @@ class Launched:
         raise TimeoutError(f'the server of {name} was not ready within {start_s:g} s')
 
     def close(self) -> None:
-        """May be called more than once."""
+        """End the server; idempotent."""
         self.process.stdin.close()
         try:
             self.process.wait(END_S)

@@ -1,4 +1,4 @@
-"""Any Python object with reset and step as a world on a host."""
+"""Any Python object with reset and step as a host environment."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -15,10 +15,10 @@ MAKER = 'objects.make_object'
 
 
 class ObjectWorld:
-    """A world around an object.
+    """A world that wraps an object.
 
-    reset(item) returns a text; step(action) a Reply, or a tuple (text, reward, done) or (text,
-    reward, done, success) of whatever number types. close() is called where there is one.
+    reset(item) returns a text. step(action) returns a Reply, or a tuple (text, reward, done) or
+    (text, reward, done, success) with any number types. close() is optional.
     """
 
     def __init__(self, thing: Any, *, deterministic: bool = True, instruction: str = ''):
@@ -30,19 +30,19 @@ class ObjectWorld:
 
     @property
     def offers(self) -> tuple[str, ...]:
-        """Forms of answers on offer, of those in hosts.forms; () = all."""
+        """Answer forms available now, a subset of hosts.forms; () = all."""
         return getattr(self.thing, 'offers', ())
 
     def reset(self, item: int) -> str:
         return self.thing.reset(item)
 
     def step(self, action: str) -> Reply:
-        said = self.thing.step(action)
-        if isinstance(said, Reply):
-            return said
-        text, reward, done, *success = said
+        reply = self.thing.step(action)
+        if isinstance(reply, Reply):
+            return reply
+        text, reward, done, *success = reply
         if isinstance(reward, bool | np.bool_):  # perhaps (text, done, reward)
-            raise WorldError(f'reward of a step is {reward}, which is no number')
+            raise WorldError(f'reward of a step is {reward}, which is not a number')
         solved = None if not success or success[0] is None else bool(success[0])
         return Reply(text, float(reward), bool(done), solved)
 
@@ -54,9 +54,9 @@ class ObjectWorld:
 
 @dataclasses.dataclass(frozen=True)
 class Objects(HostEnvironment):
-    """Worlds that a callable makes, one for each thread."""
+    """Worlds made by a callable, one per thread."""
 
-    make_object: str = ''  # package.module:callable, called once for each world
+    make_object: str = ''  # package.module:callable, called once per world
     instruction: Annotated[str, At('hosts.instruction')] = ''
     deterministic: Annotated[bool, At('hosts.deterministic')] = True
     num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000

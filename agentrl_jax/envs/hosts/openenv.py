@@ -1,8 +1,7 @@
-"""A world of OpenEnv: a session over a WebSocket, one message a call (openenv 0.10).
+"""An OpenEnv environment: a session over a WebSocket, one message per call (openenv 0.10).
 
-Only `websockets` is needed here. The library answers pings in a thread of its own, so a session
-lives through whatever time the policy takes. OpenEnv's HTTP routes make a fresh environment with
-each call and are of no use for episodes.
+Only `websockets` is required. It answers pings in a background thread, so a session survives a slow
+policy. OpenEnv's HTTP routes create a new environment per call, so they cannot play episodes.
 """
 
 import contextlib
@@ -20,22 +19,22 @@ from agentrl_jax.envs.hosts.connection import StepReply, Text, parsed, read, spl
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
 from agentrl_jax.settings.marks import MANY, POSITIVE, At
 
-FULL = 'CAPACITY_REACHED'  # all of max_concurrent_envs sessions are taken: ask again later
-MOST_BYTES = 2**20  # of a message
-OF_AN_ACTION = ('EXECUTION_ERROR', 'VALIDATION_ERROR')  # the session lives on after these
+FULL = 'CAPACITY_REACHED'  # all max_concurrent_envs sessions are in use: retry later
+MOST_BYTES = 2**20  # per message
+OF_AN_ACTION = ('EXECUTION_ERROR', 'VALIDATION_ERROR')  # the session survives these errors
 
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-    """Of a session."""
+    """Settings of a session."""
 
     url: str = ''  # of the server: http://host:port
-    action_field: str = ''  # of its Action that takes what the policy writes
-    observation_field: str = ''  # of its Observation that is shown; '' = all of it, as JSON
-    item_field: str = 'seed'  # of reset that takes the item
+    action_field: str = ''  # field of Action for the policy's text
+    observation_field: str = ''  # field of Observation for the policy; '' = all of it, as JSON
+    item_field: str = 'seed'  # field of reset for the item
     instruction: Annotated[str, At('hosts.instruction')] = ''
     deterministic: Annotated[bool, At('hosts.deterministic')] = False
-    errors_are_shown: bool = False  # what an action raises there is an observation, and no fault
+    errors_are_shown: bool = False  # errors of an action become observations
     timeout_s: Annotated[float, POSITIVE, At('hosts.call_s')] = 60.0
 
 
@@ -45,7 +44,7 @@ class Message(pydantic.BaseModel):
 
 
 class OpenEnv:
-    """One session; opened by the first reset, kept over episodes until it fails."""
+    """One session; the first reset opens it, and it is reused for all episodes until it fails."""
 
     def __init__(self, play: Play):
         scheme = split(play.url, ('http', 'https', 'ws', 'wss')).scheme
@@ -100,7 +99,7 @@ class OpenEnv:
 
     @contextlib.contextmanager
     def _tried(self) -> Iterator[None]:
-        """Close a session that failed: a late answer would be taken for that to the next call."""
+        """Close a failed session: a late answer would be taken for the answer to the next call."""
         from websockets.exceptions import WebSocketException
 
         complete = False
@@ -116,7 +115,7 @@ class OpenEnv:
                 self.close()
 
     def _call(self, kind: str, data: dict) -> dict:
-        """The data of an observation, or of an error that is shown."""
+        """Send a call; return the data of an observation, or of an error for the policy."""
         from websockets.exceptions import ConnectionClosed
 
         with contextlib.suppress(ConnectionClosed):  # a full server reports it and closes
@@ -125,13 +124,13 @@ class OpenEnv:
         code = message.data.get('code') if message.type == 'error' else None
         if code == FULL:
             raise WorldDown(f'{self.url}: {message.data.get("message")!s:.200}')
-        is_shown = self.play.errors_are_shown and kind == 'step' and code in OF_AN_ACTION
-        if message.type != 'observation' and not is_shown:
+        is_observed = self.play.errors_are_shown and kind == 'step' and code in OF_AN_ACTION
+        if message.type != 'observation' and not is_observed:
             raise WorldError(f'{kind}: {message.data!r:.400}')
         return message.data
 
     def _text(self, kind: str, data: dict) -> str:
-        """The field of an observation that is shown, or all of it."""
+        """Return the observation's text: the configured field, or all of it as JSON."""
         observation, field = data.get('observation'), self.play.observation_field
         if not field:
             return json.dumps(observation, ensure_ascii=False)
@@ -142,7 +141,7 @@ class OpenEnv:
 
 @dataclasses.dataclass(frozen=True)
 class OpenEnvEnvironment(Play, HostEnvironment):
-    """Any environment of OpenEnv behind a server."""
+    """Any OpenEnv environment on a server."""
 
     num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000
 

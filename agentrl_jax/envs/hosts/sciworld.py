@@ -1,8 +1,8 @@
 """SciWorld: ScienceWorld (arXiv:2203.07540) with AgentGym's games, texts and scores.
 
 The simulator is the package `scienceworld`, which needs Java 17. One JVM with a capped heap holds
-the simulators of all worlds of a process; a step calls the simulator alone, without the list of
-valid actions, which takes thirty times as long as the step and which AgentGym never shows.
+the simulators of all worlds of a process. A step does not compute the list of valid actions, which
+would take thirty times as long as the step and which AgentGym never shows.
 """
 
 import collections
@@ -27,7 +27,7 @@ from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.world import Reply, WorldError, package_folder
 from agentrl_jax.settings.marks import ONE
 
-# AgentGym's tasks in its order and how many variations each has; item = how many come before.
+# AgentGym's tasks in its order, with their number of variations; items number all variations.
 TASKS = (
     ('boil', 30),
     ('melt', 30),
@@ -53,18 +53,18 @@ TASKS = (
     ('identify-life-stages-1', 14),
     ('identify-life-stages-2', 10),
 )
-LEFT_OUT = 'measure-melting-point-unknown-substance'  # where one of AgentGym's item files was made
+LEFT_OUT = 'measure-melting-point-unknown-substance'  # missing from one of AgentGym's item files
 SOLVED = 100
-MAX_MOVES = 100  # after which a game ends
-UNKNOWN = ('No known action matches', 'Unknown action')  # how it answers what it does not know
+MAX_MOVES = 100  # per game
+UNKNOWN = ('No known action matches', 'Unknown action')  # prefixes of replies to invalid actions
 INTERFACE = 'scienceworld.runtime.pythonapi.PythonInterface'
 
 
 @functools.cache
 def games(shifted: bool = False) -> tuple[tuple[str, int], ...]:
-    """(task, variation) of each item. shifted: numbered without a task, as in a file of AgentGym's.
+    """Return (task, variation) of each item. shifted: skip one task, as an AgentGym file does.
 
-    That file's items from 1096 on are 300 less than those that its server takes.
+    From 1096 on, the items of that file are 300 below those of AgentGym's server.
     """
     return tuple(
         (task, variation)
@@ -81,19 +81,19 @@ def jar() -> str:
 
 
 def java() -> str:
-    """The Java that is run."""
+    """Return the path of the Java executable."""
     home = os.environ.get('JAVA_HOME', '')
     path = shutil.which('java', path=f'{home}/bin' if home else None)
     if path is None:
         raise FileNotFoundError(
-            'SciWorld runs on Java 17, and there is no java: apt-get install '
+            'SciWorld needs Java 17, but java was not found: apt-get install '
             'openjdk-17-jre-headless, or set JAVA_HOME'
         )
     return path
 
 
 class Machine:
-    """The JVM of this process; started with the first simulator, anew where it has died."""
+    """The JVM of this process; started with the first simulator and restarted if it died."""
 
     def __init__(self, heap_mb: int):
         self.heap_mb = heap_mb
@@ -113,7 +113,7 @@ class Machine:
             return interface()
 
     def forget(self, thing: Any) -> None:
-        """Lets the JVM collect it."""
+        """Release a Java object, so that the JVM can collect it."""
         with contextlib.suppress(WorldError), faults():
             self._gateway.detach(thing)
 
@@ -131,17 +131,17 @@ class Machine:
                     '-XX:+ExitOnOutOfMemoryError',
                 ],
                 cwd=self._folder.name,
-                die_on_exit=True,  # the JVM reads our pipe, and ends with it
+                die_on_exit=True,  # the JVM reads our pipe and exits when it closes
                 return_proc=True,
             )
-        # Objects are given back by forget(), not by finalizers, which Python may run anywhere
+        # forget() releases objects instead of finalizers, which Python may run in any thread
         parameters = GatewayParameters(port=port, auto_field=True, enable_memory_management=False)
         return JavaGateway(gateway_parameters=parameters, java_process=process)
 
 
 @contextlib.contextmanager
 def faults() -> Iterator[None]:
-    """Turns what the bridge to Java raises into WorldErrors."""
+    """Convert errors of the Java bridge to WorldErrors."""
     from py4j.protocol import Py4JError
 
     try:
@@ -157,17 +157,17 @@ machine = functools.cache(Machine)  # of this process, by heap_mb
 class Play:
     """Settings of a world."""
 
-    scale: float = 1.0  # of rewards, which add up to 100 at the end of a task
-    shifted: bool = False  # items as in AgentGym's file without a task: see games
-    heap_mb: Annotated[int, ONE] = 1024  # of the JVM, for all worlds of a process
+    scale: float = 1.0  # of rewards, which sum to 100 if the task is solved
+    shifted: bool = False  # items of AgentGym's file that skips a task: see games
+    heap_mb: Annotated[int, ONE] = 1024  # of the JVM, shared by all worlds of a process
 
 
 class SciWorld:
     """One simulator; actions are its commands (`answers.py` reads replies).
 
-    Rewards are differences of a score of 0 to 100, of which the opening state may have some that
-    nobody earns; a wrong focus takes it to -100. It ends with the task, below 0, and after more
-    moves than MAX_MOVES; looking costs none.
+    Rewards are differences of a score from 0 to 100. The score of the initial state is not earned,
+    and a wrong focus sets the score to -100. An episode ends if the task is completed, the score is
+    negative, or more than MAX_MOVES moves were made; looking is not a move.
     """
 
     deterministic = True
@@ -185,28 +185,28 @@ class SciWorld:
 
     @staticmethod
     def check() -> None:
-        """Raises what is missing, by name."""
+        """Raise an error that names a missing dependency."""
         jar()
         java()
 
     def reset(self, item: int, *, gold: bool = False) -> str:
-        """The task, and what is seen around."""
+        """Start a game; return the task and the surroundings."""
         if not 0 <= item < len(self.games):
             raise ValueError(f'item {item} is not in 0..{len(self.games) - 1}')
         task, variation = self.games[item]
         with faults():
             self.simulator.load(task, variation, '', gold)
             described = self.simulator.getTaskDescription()
-        seen, self.score, _ = self._said('look around')
+        surroundings, self.score, _ = self._said('look around')
         self._details = {
-            'observation': seen,  # on the wire the two are apart
+            'observation': surroundings,  # AgentGym sends it separately
             'task_description': described,
             'task_name': task,
             'var_num': variation,
             'score': self.score,
             'deleted': False,
         }
-        return f'{described}\n{seen}'
+        return f'{described}\n{surroundings}'
 
     def step(self, action: str) -> Reply:
         text, score, done = self._said(action)
@@ -216,7 +216,7 @@ class SciWorld:
         return Reply(text, reward, done, success=score >= SOLVED, valid=valid)
 
     def details(self) -> dict[str, Any]:
-        """Further fields of AgentGym's server."""
+        """Return the additional fields of AgentGym's server."""
         return self._details
 
     def close(self) -> None:
@@ -225,12 +225,12 @@ class SciWorld:
             self.machine.forget(simulator)
 
     def gold(self, item: int) -> list[str]:
-        """Actions to the end as the simulator finds them; not always the same ones."""
+        """Return the simulator's solution of a game; it is not always the same."""
         self.reset(item, gold=True)
         with faults():
-            found = self.simulator.getGoldActionSequence()
-            actions = list(map(str, found))
-        self.machine.forget(found)
+            sequence = self.simulator.getGoldActionSequence()
+            actions = list(map(str, sequence))
+        self.machine.forget(sequence)
         return actions
 
     def _said(self, action: str) -> tuple[str, int, bool]:
@@ -242,9 +242,9 @@ class SciWorld:
 
 
 class SciWorldPlayer(Read):
-    """ScienceWorld with the simulator's path to the end of the game.
+    """ScienceWorld with the simulator's solution as the expert.
 
-    The path is fixed: after another action it may fail. Random play takes any of its actions.
+    The solution is fixed, so it may fail after a different action. Random play draws its actions.
     """
 
     def __init__(self, world: SciWorld):

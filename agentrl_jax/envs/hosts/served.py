@@ -1,4 +1,4 @@
-"""Shared settings of worlds on servers."""
+"""Shared settings of environments on servers."""
 
 import atexit
 import dataclasses
@@ -22,37 +22,37 @@ from agentrl_jax.settings import tree
 from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
 from agentrl_jax.settings.rules import Rule, must
 
-STEP_S = 60.0  # that worlds of a server have for a step, at least
-ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are made in threads, all at once
+STEP_S = 60.0  # minimum step timeout of a server
+ONE_AT_A_TIME = threading.Lock()  # the worlds of a run are created in threads, all at once
 Settings = TypeVar('Settings')
 
 
 @functools.cache
 def launched(env: str, settings: str, workers: int, worlds: int, step_s: float) -> Launched:
-    """A server of this process, started when the first world needs it; step_s: of its worlds."""
-    made = Launched(
+    """Return a server of this process, started when the first world needs it; step_s: timeout."""
+    server = Launched(
         env, settings=json.loads(settings), workers=workers, worlds=worlds, step_s=step_s
     )
-    atexit.register(made.close)
-    return made
+    atexit.register(server.close)
+    return server
 
 
 @functools.cache
 def shared(urls: tuple[str, ...]) -> Servers:
-    """The state of a run's servers, shared by its threads."""
+    """Return the state of a run's servers, shared by its threads."""
     return Servers(urls)
 
 
 def checked(name: str, settings: Settings) -> Settings:
-    """Keywords of a world as their types have them; ValueError with everything that is wrong."""
+    """Validate the keywords of a world; raise one ValueError with all errors."""
     leaves = tree.leaves(type(settings), f'{name}.').values()
-    given = {leaf.name: getattr(settings, leaf.attribute) for leaf in leaves}
-    return tree.read(type(settings), given, f'{name}.')
+    values = {leaf.name: getattr(settings, leaf.attribute) for leaf in leaves}
+    return tree.read(type(settings), values, f'{name}.')
 
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """How servers are called: fields of a config's hosts section."""
+    """Settings of server calls, from the config's hosts section."""
 
     token: Annotated[str, At('hosts.token')] = ''
     timeout_s: Annotated[float, POSITIVE, At('hosts.call_s')] = 60.0
@@ -60,10 +60,10 @@ class Calls:
 
 @dataclasses.dataclass(frozen=True)
 class Remote(HostEnvironment, Calls):
-    """Worlds on servers of AgentGym's protocol."""
+    """Worlds on servers with AgentGym's protocol."""
 
     urls: tuple[str, ...] = ()  # of servers; () = in this process, or launch
-    item_files: tuple[str, ...] = ()  # AgentGym's, of train, validation and test; () = our splits
+    item_files: tuple[str, ...] = ()  # AgentGym's train, validation and test; () = our splits
 
     RULES = (
         must(
@@ -73,14 +73,14 @@ class Remote(HostEnvironment, Calls):
         ),
     )
 
-    QUIRKS: ClassVar[Quirks | None] = None  # None: those of item_env in agentgym.ENVIRONMENTS
+    QUIRKS: ClassVar[Quirks | None] = None  # None: agentgym.ENVIRONMENTS[item_env]
 
     def our_items(self, split: str) -> np.ndarray:
         raise NotImplementedError
 
     @property
     def item_env(self) -> str:
-        """The environment that item ids name."""
+        """The environment name in item ids."""
         return self.name
 
     @property
@@ -99,11 +99,11 @@ class Remote(HostEnvironment, Calls):
         return self.urls
 
     def settings(self) -> dict:
-        """Keywords of the world, which our servers must have too."""
+        """Return the world's keywords; our servers must use the same."""
         return {}
 
     def make(self) -> World:
-        """A world of the servers."""
+        """Create a world on the servers."""
         with ONE_AT_A_TIME:
             servers = shared(self.addresses())
         return AgentGym(
@@ -127,18 +127,18 @@ class Remote(HostEnvironment, Calls):
 
 @dataclasses.dataclass(frozen=True)
 class AgentGymEnvironment(Remote):
-    """Another environment of AgentGym, on its servers."""
+    """Any AgentGym environment, on its servers."""
 
     env: str = ''  # a name in agentgym.ENVIRONMENTS
-    wording: Annotated[str, At('hosts.instruction')] = ''  # '' = AgentGym's, where we know it
-    num_items: Annotated[int, ZERO, At('hosts.num_items')] = 0  # where there are no files
+    wording: Annotated[str, At('hosts.instruction')] = ''  # '' = AgentGym's, if we have it
+    num_items: Annotated[int, ZERO, At('hosts.num_items')] = 0  # if there are no files
 
     name = 'agentgym'
     RULES = (
         Rule({'env': agentgym.ENVIRONMENTS.keys()}),
         must(
             'hosts.instruction',
-            'the task, which is not known here',
+            'the task in words, which this package does not have',
             lambda world: world.env not in agentgym.ENVIRONMENTS or world.instruction,
         ),
     )
@@ -160,13 +160,13 @@ class AgentGymEnvironment(Remote):
 
 @dataclasses.dataclass(frozen=True)
 class Served(Remote):
-    """Worlds in this process or on servers, which the run may start."""
+    """Worlds in this process, or on servers that the run may start."""
 
     launch: Annotated[int, ZERO, At('hosts.launch')] = 0
     room: Annotated[int, ONE, At('hosts.room')] = 64
 
     WORLD: ClassVar[Any]  # class; its PLAY is the dataclass of its keywords
-    PROMPTS: ClassVar[Mapping[str, str]] = {}  # its instructions, by the field prompt
+    PROMPTS: ClassVar[Mapping[str, str]] = {}  # its instructions, keyed by the field prompt
     RUN_RULES = (
         must(
             'rollout.slots',
@@ -185,8 +185,8 @@ class Served(Remote):
 
     def settings(self) -> dict:
         names = {field.name for field in dataclasses.fields(self.WORLD.PLAY)}
-        own = (field.name for field in dataclasses.fields(self))
-        return {name: getattr(self, name) for name in own if name in names}
+        fields = (field.name for field in dataclasses.fields(self))
+        return {name: getattr(self, name) for name in fields if name in names}
 
     @property
     def here(self) -> bool:
@@ -194,7 +194,7 @@ class Served(Remote):
 
     @property
     def local_server_capacity(self) -> int:
-        """Worlds in the servers that each process of a run starts; 0 = it starts none."""
+        """Number of worlds on the servers that each process of a run starts; 0 = no server."""
         return 0 if self.urls else self.launch * self.room
 
     def check(self) -> None:
@@ -202,16 +202,16 @@ class Served(Remote):
             self.needs()
 
     def needs(self) -> None:
-        """Check the packages of a world on this machine."""
+        """Check that the packages of a world are installed."""
         if hasattr(self.WORLD, 'check'):
             self.WORLD.check()
 
     def world(self) -> Any:
-        """A world of this process, which takes bare actions."""
+        """Create a world of this process that takes bare actions."""
         return self.WORLD(**self.settings())
 
     def near(self) -> World:
-        """A world of this process."""
+        """Create a world of this process that takes full answers."""
         return Read(self.world(), self.quirks.reader)
 
     def addresses(self) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ class Served(Remote):
         settings = json.dumps(self.settings(), sort_keys=True)
         place = f'{self.WORLD.__module__}:{self.WORLD.__name__}'
         kind = self.name if self.name in workers.WORLDS else place
-        step_s = max(self.timeout_s, STEP_S)  # else it would give up before this run does
+        step_s = max(self.timeout_s, STEP_S)  # the server must not time out before this run
         return (launched(kind, settings, self.launch, self.room, step_s).url,)
 
     def make(self) -> World:

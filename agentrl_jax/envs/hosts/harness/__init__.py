@@ -1,1 +1,1 @@
-"""Agents that exist already: programs around an OpenAI client, as worlds whose policy they call."""
+"""Existing agents as environments: programs that call the policy through an OpenAI client."""

@@ -1,1 +1,1 @@
-"""Questions to answer with a search engine: DeepSearch and TriviaQA."""
+"""Question answering with a search engine: DeepSearch and TriviaQA."""

@@ -1,13 +1,12 @@
 """Questions about countries and their regions, and documents that answer them.
 
-The facts are those of the package `countryinfo` (MIT), read when the first world is made: 231
-countries, each a document, and their regions, each another. A question of one hop is answered by
-one document:
+The facts come from the package `countryinfo` (MIT), read when the first world is created. Each of
+the 231 countries is a document, and each of their regions. A one-hop question needs one document:
   What is the capital of Kenya?    Which country does the region Nyanza belong to?
-and one of two hops by two:
+A two-hop question needs two:
   What is the capital of the country that the region Nyanza belongs to?
-Nothing is asked that has two answers. All questions about a country, and all about a region, are in
-one split.
+No question has two answers. All questions about a country are in one split, and so are all
+questions about a region.
 """
 
 import collections
@@ -21,7 +20,7 @@ from agentrl_jax.envs.hosts.search import retrieval
 from agentrl_jax.envs.hosts.search.questions import Question
 from agentrl_jax.envs.hosts.world import package_folder
 
-# SHA-256 of the questions and answers of countryinfo 1.0.1, in the order of their items
+# SHA-256 of the questions and answers from countryinfo 1.0.1, in the order of their items
 MANIFEST = '9f11ff375d2163d93e005d3ccece77adc49e4d8bb47f4cb1f91c7af2cfb59efb'
 COUNTRY, REGION = 'country', 'region'  # kinds of subjects
 HOLDER = 'the country that the region {} belongs to'
@@ -32,13 +31,13 @@ QUERY = '{} region belongs'
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """A fact of each country, as a sentence of its document."""
+    """A kind of fact about countries, with its templates."""
 
     key: str  # in the package's files
-    says: str
+    says: str  # sentence of the document
     asks: str
-    query: str  # that finds it
-    asks_back: str = ''  # for the country
+    query: str  # that finds the fact
+    asks_back: str = ''  # question for the country
 
 
 FACTS = (
@@ -76,12 +75,12 @@ FACTS = (
 @dataclasses.dataclass(frozen=True)
 class Country:
     name: str
-    facts: tuple[str, ...]  # of FACTS, '' = not known
+    facts: tuple[str, ...]  # values of FACTS; '' = unknown
     regions: tuple[str, ...]
 
 
 def read_country(content: str) -> Country | None:
-    """A file of the package; None if the record is incomplete."""
+    """Parse a file of the package; None if the record is incomplete."""
     record, facts = json.loads(content), []
     for fact in FACTS:
         known = record.get(fact.key) or ''
@@ -95,7 +94,7 @@ def read_country(content: str) -> Country | None:
 
 @functools.cache
 def load() -> tuple[Country, ...]:
-    """The countries in the order of their names."""
+    """Load the countries, sorted by name."""
     missing = (
         'questions about countries need the package countryinfo: pip install countryinfo==1.0.1'
     )
@@ -105,7 +104,7 @@ def load() -> tuple[Country, ...]:
 
 
 def documents() -> list[retrieval.Document]:
-    """A document for each country, then for each region of each."""
+    """Return a document per country, then one per region of each country."""
     texts = []
     for country in load():
         known = zip(FACTS, country.facts, strict=True)
@@ -126,7 +125,7 @@ def unique(names: list[str]) -> set[str]:
 
 
 def ask() -> Iterator[Question]:
-    """All questions, those about countries first."""
+    """Yield all questions, first those about countries."""
     countries = load()
     only = [unique([country.facts[i] for country in countries]) for i in range(len(FACTS))]
     for country in countries:
@@ -146,7 +145,7 @@ def ask() -> Iterator[Question]:
 
 
 def ask_of_region(country: Country, region: str) -> Iterator[Question]:
-    """The country, and one of its facts that a digest of the region chooses."""
+    """Ask for the country of a region, and for a fact chosen by a digest of the region."""
     first = QUERY.format(region)
     yield Question(ASKED.format(region), (country.name,), (first,), region, REGION)
     known = [(fact, x) for fact, x in zip(FACTS, country.facts, strict=True) if x]
@@ -158,11 +157,11 @@ def ask_of_region(country: Country, region: str) -> Iterator[Question]:
 
 @functools.cache
 def questions() -> tuple[Question, ...]:
-    """All questions; ValueError if their numbers are not those of countryinfo 1.0.1."""
-    found = tuple(ask())
-    lines = '\n'.join(f'{question.text}\t{question.answers[0]}' for question in found)
+    """Return all questions; raise ValueError if they differ from countryinfo 1.0.1's."""
+    result = tuple(ask())
+    lines = '\n'.join(f'{question.text}\t{question.answers[0]}' for question in result)
     if hashlib.sha256(lines.encode()).hexdigest() != MANIFEST:
         raise ValueError(
-            'the installed countryinfo gives other questions than countryinfo 1.0.1: install 1.0.1'
+            'the installed countryinfo gives different questions than version 1.0.1: install 1.0.1'
         )
-    return found
+    return result

@@ -1,7 +1,7 @@
-"""Questions about invented regions, which need a search.
+"""Questions about invented regions, which require a search.
 
-Each question has eight documents that assign regions to countries, in the words of countries.py.
-The names come from two short lists, and each question draws its own assignment, so it cannot be
+Each question has eight documents that assign regions to countries, worded as in countries.py. The
+names come from two short lists, and each question draws its own assignment, so it cannot be
 memorised. The first regions of the list may have a fixed country, which a policy can memorise.
 """
 
@@ -24,13 +24,13 @@ COUNTRIES = (
 
 
 def draw(number: int, known: int = 0) -> Question:
-    """The question of a number; known: the number of REGIONS with a fixed country."""
+    """Draw a question by number; known: how many of the REGIONS have a fixed country."""
     generator = random.Random(f'search {number}')
     regions = generator.sample(REGIONS, DOCUMENTS)
     chosen = generator.sample(COUNTRIES, DOCUMENTS)
     fixed = dict(zip(REGIONS[:known], COUNTRIES, strict=False))
-    taken = {fixed[region] for region in regions if region in fixed}
-    free = iter([country for country in chosen if country not in taken])
+    reserved = {fixed[region] for region in regions if region in fixed}
+    free = iter([country for country in chosen if country not in reserved])
     chosen = [fixed.get(region) or next(free) for region in regions]
     texts = [(a, countries.SAID.format(a, b)) for a, b in zip(regions, chosen, strict=True)]
     place = generator.randrange(DOCUMENTS)

@@ -1,11 +1,11 @@
-"""Search for documents: BM25 in this process, or any server of Search-R1's /retrieve.
+"""Document search: BM25 in this process, or any server with Search-R1's /retrieve.
 
 A document is a row of a corpus in the format of wiki-18.jsonl, {"id": "0", "contents":
-"\"Title\"\ntext"}, whose first line is its title. `open_corpus` accepts a server, an index on disk
-or a file of documents.
+"\"Title\"\ntext"}; the first line of the contents is the title. `open_corpus` accepts a server, an
+index on disk or a file of documents.
 
 BM25 is `bm25s` with the constants of Pyserini's index, which the papers used (k1 = .9, b = .4),
-without stemming. Ties keep the order of the corpus. A document needs a word of the query.
+without stemming. Ties keep the corpus order. A result shares at least one word with the query.
 """
 
 import functools
@@ -34,14 +34,14 @@ STOP_WORDS = frozenset(  # Lucene's
     'a an and are as at be but by for if in into is it no not of on or such that the their then '
     'there these they this to was will with'.split()
 )
-IMPORTING = threading.Lock()  # the worlds of a process are made in threads
+IMPORTING = threading.Lock()  # the worlds of a process are created in threads
 # A row of a corpus: a title in quotes, a line break, the text
 EXAMPLE = r'{"id": "0", "contents": "\"Oslo\"\nOslo is the capital of Norway."}'
 ROWS, OFFSETS = 'documents.jsonl', 'offsets.npy'
 
 
 def title_and_text(document: Document) -> tuple[str, str]:
-    """The first line of the contents without its quotes, and the rest."""
+    """Return the first line of the contents without its quotes, and the rest."""
     title, _, text = document['contents'].partition('\n')
     return title.strip('"'), text
 
@@ -57,10 +57,10 @@ def check() -> None:
 
 
 def bm25s() -> Any:
-    """Import the package, without JAX in a process that has not imported it.
+    """Import bm25s, without JAX unless the process has already imported it.
 
-    The package imports JAX if it is installed and computes with it at once, which a server of
-    worlds does not need.
+    If JAX is installed, bm25s imports it and computes with it immediately, which a world server
+    does not need.
     """
     check()
     with IMPORTING:
@@ -77,30 +77,30 @@ def bm25s() -> Any:
 
 
 class Index:
-    """BM25 over documents, in memory or as memory-mapped files of a folder."""
+    """BM25 over documents, in memory or in memory-mapped files of a folder."""
 
     def __init__(self, ranker: Any, documents: Sequence[Document]):
         self.ranker, self.documents = ranker, documents
 
     @classmethod
     def build(cls, documents: Sequence[Document]) -> 'Index':
-        """In memory; numbers of words are in the order in which they first occur."""
+        """Build an index in memory; word ids follow the order of first occurrence."""
         vocabulary: dict[str, int] = {}
         ids = [
             [vocabulary.setdefault(word, len(vocabulary)) for word in words(document['contents'])]
             for document in documents
         ]
         if not vocabulary:
-            raise ValueError('there is no word in the documents')
+            raise ValueError('the documents have no words')
         ranker = bm25s().BM25(k1=K1, b=B, method='lucene')
         ranker.index((ids, vocabulary), show_progress=False)
         return cls(ranker, documents)
 
     def save(self, folder: str | pathlib.Path) -> None:
-        """Write a folder that `load` opens; it appears when it is complete."""
+        """Write a folder for `load`; it appears only when it is complete."""
         folder = pathlib.Path(folder)
         if folder.exists():
-            raise FileExistsError(f'{folder} exists; an index is written into a new folder')
+            raise FileExistsError(f'{folder} exists; choose a new folder for the index')
         part = folder.with_name(f'{folder.name}.part')
         shutil.rmtree(part, ignore_errors=True)
         self.ranker.save(part, show_progress=False)
@@ -113,21 +113,21 @@ class Index:
 
     @classmethod
     def load(cls, folder: str | pathlib.Path) -> 'Index':
-        """Memory-mapped: processes of a machine share it, and it may be larger than memory."""
+        """Memory-map a folder: processes share it, and it may be larger than memory."""
         ranker = bm25s().BM25.load(folder, mmap=True, show_progress=False)
         return cls(ranker, Rows(pathlib.Path(folder)))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
-        """For each query up to k documents and their scores, the best first."""
+        """Return up to k (document, score) pairs per query, best first."""
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[tuple[Document, float]]:
         scores = self.ranker.get_scores_from_ids(self.ranker.get_tokens_ids(words(query)))
-        found = np.flatnonzero(scores > 0)
-        if len(found) > k:
-            least = np.partition(scores[found], len(found) - k)[len(found) - k]
-            found = found[scores[found] >= least]
-        best = found[np.argsort(-scores[found], kind='stable')][:k]
+        hits = np.flatnonzero(scores > 0)
+        if len(hits) > k:
+            least = np.partition(scores[hits], len(hits) - k)[len(hits) - k]
+            hits = hits[scores[hits] >= least]
+        best = hits[np.argsort(-scores[hits], kind='stable')][:k]
         return [(self.documents[int(number)], float(scores[number])) for number in best]
 
 
@@ -147,46 +147,46 @@ class Rows(Sequence):
 
 
 def read_documents(path: str | pathlib.Path) -> Iterator[Document]:
-    """Rows of a file of wiki-18's format."""
+    """Read the rows of a file in wiki-18's format."""
     with open(path, encoding='utf-8') as file:
         yield from parsed_rows(file, document_of, f'{path}:', f'a document is such as {EXAMPLE}')
 
 
 def document_of(row: Any) -> Document:
     if not isinstance(row, dict) or not isinstance(row.get('contents'), str):
-        raise ValueError('no document')
+        raise ValueError('not a document')
     return row
 
 
 def parsed_rows(rows: Iterable, parse: Callable[[Any], Any], where: str, hint: str) -> Iterator:
-    """Each row, text being JSON, as `parse` reads it; a ValueError has its number, from 1."""
+    """Parse each row, decoding text as JSON; a ValueError names the row number, from 1."""
     for number, row in enumerate(rows, 1):
         try:
             yield parse(json.loads(row) if isinstance(row, str) else row)
         except ValueError as error:
-            shown = row.strip() if isinstance(row, str) else json.dumps(row)
-            raise ValueError(f'{where}{number}: {error} in {shown:.80}; {hint}') from error
+            excerpt = row.strip() if isinstance(row, str) else json.dumps(row)
+            raise ValueError(f'{where}{number}: {error} in {excerpt:.80}; {hint}') from error
 
 
 class Retrieved(pydantic.BaseModel):
-    """Documents for each query, bare or with a score."""
+    """Documents per query, with or without scores."""
 
     result: list[list[dict[str, Any]]]
 
 
 class Client:
-    """A server that speaks Search-R1's protocol, dense or not; of one thread."""
+    """A client of a server with Search-R1's protocol, dense or not; not thread-safe."""
 
     def __init__(
         self, url: str, *, timeout_s: float = 30.0, most_bytes: int = 2**22, token: str = ''
     ):
-        """url: with or without /retrieve at its end."""
+        """url: with or without a final /retrieve."""
         url = url.rstrip('/').removesuffix('/retrieve')
         self.connection = Connection(url, timeout_s=timeout_s, most_bytes=most_bytes, token=token)
         self.name = self.connection.name
 
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
-        # With scores: without them the server of Search-R1 fails
+        # Search-R1's server fails if no scores are requested
         body = {'queries': list(queries), 'topk': k, 'return_scores': True}
         reply = read(Retrieved, self.connection.post('retrieve', body), self.name)
         if len(reply.result) != len(queries):
@@ -204,7 +204,7 @@ class Client:
 
 @functools.cache
 def open_index(place: str) -> Index:
-    """A folder with an index or a file of documents, once for all worlds of a process."""
+    """Open an index folder or a file of documents, once for all worlds of a process."""
     if pathlib.Path(place).is_dir():
         return Index.load(place)
     if pathlib.Path(place).is_file():
@@ -215,14 +215,14 @@ def open_index(place: str) -> Index:
 
 
 def open_corpus(place: str, timeout_s: float = 30.0, token: str = '') -> 'Index | Client':
-    """A server (http://...) or an index; timeout_s and token: of searches on a server."""
+    """Open a server (http://...) or an index; timeout_s and token apply to servers."""
     if place.startswith(('http://', 'https://')):
         return Client(place, timeout_s=timeout_s, token=token)
     return open_index(place)
 
 
 def as_rows(documents: Iterable[tuple[str, str]]) -> list[Document]:
-    """Titles and texts as documents."""
+    """Convert (title, text) pairs to documents."""
     return [
         {'id': str(number), 'contents': f'"{title}"\n{text}'}
         for number, (title, text) in enumerate(documents)

@@ -1,9 +1,9 @@
-"""Questions answered with a search engine: AgentGym's SearchQA (DeepSearch), MT-GRPO's TriviaQA.
+"""Question answering with search: AgentGym's SearchQA (DeepSearch) and MT-GRPO's TriviaQA.
 
 An episode is a question. A turn searches or answers, in one of four dialects (dialects.py), and is
-rewarded by one of four rules (scoring.py). Documents come from an index of this process or from any
-server of Search-R1's protocol (retrieval.py), and questions from published files (questions.py). By
-default the questions are about countries (countries.py) or invented regions (drawn.py).
+rewarded by one of four rules (scoring.py). Documents come from an index in this process or from any
+server with Search-R1's protocol (retrieval.py). Questions come from published files (questions.py),
+or are about countries (countries.py, the default) or invented regions (drawn.py).
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ FIGURES = ('tool_success', 'answer_presence', 'exact_match', 'format')
 
 @functools.cache
 def bank(files: tuple[str, ...] = (), known: int = 0) -> tuple[Question, ...]:
-    """The questions of files one after another, or about countries; an item is a place in here."""
+    """Return the questions of all files, or about countries; an item is an index into them."""
     if not files:
         return countries.questions()
     if files == (drawn.NAME,):
@@ -43,22 +43,22 @@ def bank(files: tuple[str, ...] = (), known: int = 0) -> tuple[Question, ...]:
 class Play(Calls):
     """Settings of a world."""
 
-    dialect: Annotated[str, OneOf(DIALECTS)] = 'plain'  # of its calls and answers
-    rewards: Annotated[str, OneOf(REWARDS)] = 'exact'  # match; format: Search-R1 v0.3's
-    normaliser: Annotated[str, OneOf(NORMALISERS)] = 'squad'  # of answers that are compared
-    retries: bool = True  # a wrong answer may be followed by another, as in AgentGym
-    turns: Annotated[int, ZERO] = 0  # the last of them earns the outcome; 0: env.max_turns cuts it
-    calls: Annotated[int, ZERO] = 0  # that end an episode, the last one not carried out (MT-GRPO
-    # 2); 0 = any number
-    topk: Annotated[int, ZERO] = 0  # documents of a result; 0 = the dialect's: 3, MT-GRPO 1
+    dialect: Annotated[str, OneOf(DIALECTS)] = 'plain'  # of calls and answers
+    rewards: Annotated[str, OneOf(REWARDS)] = 'exact'  # exact match; format: Search-R1 v0.3's
+    normaliser: Annotated[str, OneOf(NORMALISERS)] = 'squad'  # for comparing answers
+    retries: bool = True  # the policy may answer again after a wrong answer, as in AgentGym
+    turns: Annotated[int, ZERO] = 0  # the last of them earns the outcome; 0: env.max_turns cuts
+    calls: Annotated[int, ZERO] = 0  # the call that ends an episode unanswered (MT-GRPO: 2); 0 = no
+    # limit
+    topk: Annotated[int, ZERO] = 0  # documents per result; 0 = the dialect's: 3, MT-GRPO 1
     corpus: str = ''  # http://... of a retriever, folder of an index, or file; '' = countries
-    questions: tuple[str, ...] = ()  # files of train, validation and test; () = about countries
+    questions: tuple[str, ...] = ()  # train, validation and test files; () = about countries
     known: Annotated[int, In(0, len(drawn.REGIONS)), Off(0), DRAWN] = 0  # regions of drawn
-    # questions whose country is always the same
+    # questions with a fixed country
 
 
 class Search:
-    """One reader with a question; actions are full answers of the policy."""
+    """One question at a time; actions are full answers of the policy."""
 
     deterministic = True
     PLAY = Play
@@ -68,7 +68,7 @@ class Search:
         self.dialect = DIALECTS[play.dialect]
         self.instruction = self.dialect.instruction
         self.bank = bank(play.questions, play.known)
-        self.corpus = None  # that of each question, or about countries
+        self.corpus = None  # None: the question's documents, or those about countries
         if play.corpus:
             token = token_in(play.token)
             self.corpus = retrieval.open_corpus(play.corpus, play.timeout_s, token)
@@ -84,7 +84,7 @@ class Search:
             else countries.index()
         )
         self.steps: list[Step] = []
-        self.calls, self.asked = 0, set()  # of the episode: number, queries
+        self.calls, self.asked = 0, set()  # of the episode: number of calls, queries
         return self.dialect.question.format(question=self.question.text)
 
     def step(self, action: str) -> Reply:
@@ -114,7 +114,7 @@ class Search:
         )
 
     def _called(self, kind: str, content: str) -> str:
-        """The result of a call."""
+        """Return the result of a call."""
         if kind == 'failed':
             return f'{ERROR} {content}'
         (hits,) = self.searcher.search([content], self.play.topk or self.dialect.topk)
@@ -125,7 +125,7 @@ class Search:
             self.corpus.close()
 
     def plan(self) -> list[str]:
-        """The oracle's turns: remaining queries of the question, then its answer.
+        """Return the expert's turns: the remaining queries of the question, then its answer.
 
         Without known queries it searches for the question itself.
         """
@@ -137,12 +137,12 @@ class Search:
         return [*map(self.dialect.searching, left), answer]
 
     def best(self) -> str:
-        """The first turn of the plan."""
+        """Return the first turn of the plan."""
         return self.plan()[0]
 
     def random(self, generator: np.random.Generator) -> str:
-        """A search for up to three words so far, or an answer: a name so far or a fixed fact."""
-        shown = '\n'.join([self.question.text, *(step.result or '' for step in self.steps)])
+        """Search for up to three words of the text so far, or answer a name or a fixed fact."""
+        context = '\n'.join([self.question.text, *(step.result or '' for step in self.steps)])
         known = self.question.answers if self.question.by_heart else ()
 
         def drawn(among: list[str], count: int) -> str:
@@ -150,13 +150,13 @@ class Search:
             return ' '.join(among[number] for number in generator.integers(len(among), size=count))
 
         if generator.random() < 0.5:
-            words = re.findall(r'\w+', shown)
+            words = re.findall(r'\w+', context)
             return self.dialect.searching(drawn(words, int(generator.integers(1, 4))))
-        return self.dialect.answering(drawn([*re.findall(NAME, shown), *known], 1))
+        return self.dialect.answering(drawn([*re.findall(NAME, context), *known], 1))
 
 
 class SearchQA(Search):
-    """AgentGym's, in its words."""
+    """SearchQA with AgentGym's dialect."""
 
     def __init__(self, *, dialect: str = 'agentgym', **settings: Any):
         super().__init__(dialect=dialect, **settings)
@@ -164,7 +164,7 @@ class SearchQA(Search):
 
 @dataclasses.dataclass(frozen=True)
 class SearchEnvironment(Served, Play):
-    hops: tuple[int, ...] = (1, 2)  # of the questions about countries
+    hops: tuple[int, ...] = (1, 2)  # of questions about countries
 
     name, WORLD, FIGURES = 'search', Search, FIGURES
     RULES = (
@@ -198,7 +198,7 @@ class SearchEnvironment(Served, Play):
 
     @property
     def quick(self) -> bool:
-        """Documents of this process are found at once."""
+        """Whether search is fast, with documents in this process."""
         return not self.corpus.startswith('http')
 
     def needs(self) -> None:
@@ -212,7 +212,7 @@ class SearchEnvironment(Served, Play):
         return self.world()
 
     def our_items(self, split: str) -> np.ndarray:
-        """Two or three files are train, validation and test, in this order.
+        """Return the items of a split; two or three files are train, validation and test.
 
         A single file and the questions about countries are split by a digest of the subject.
         """

@@ -1,1 +1,1 @@
-"""Pages in a real browser: Chromium, what it shows as text, tasks, and what they earn."""
+"""Web pages in a real browser: Chromium, pages as text, tasks and scoring."""

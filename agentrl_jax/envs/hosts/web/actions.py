@@ -1,4 +1,4 @@
-"""WebArena's action grammar (arXiv:2307.13854): text to an action, or what is wrong with it."""
+"""WebArena's action grammar (arXiv:2307.13854): text to an action, or an error."""
 
 import dataclasses
 import re
@@ -28,20 +28,20 @@ ON_A_PAGE = ('click', 'hover', 'type', 'press', 'scroll', 'none')  # actions tha
 class Action:
     verb: str
     element: int = 0  # of an observation, or of a tab
-    text: str = ''  # what is typed, the keys, the address or the answer
+    text: str = ''  # the typed text, the keys, the address or the answer
     enter: bool = True  # after typing
 
 
 def read_action(text: str, verbs: tuple[str, ...] = tuple(FORMS)) -> Action:
-    """Unreadable for what is no action of these verbs."""
+    """Parse an action; raise Unreadable unless it is valid and has one of these verbs."""
     text = text.strip()
     verb = re.match(r'\w*', text)[0].lower()
     if verb not in verbs:
         raise Unreadable(f'{verb!r} is no action; those are {", ".join(verbs)}')
-    found = re.fullmatch(FORMS[verb], text[len(verb) :].strip(), re.DOTALL)
-    if found is None:
+    match = re.fullmatch(FORMS[verb], text[len(verb) :].strip(), re.DOTALL)
+    if match is None:
         raise Unreadable(f'{verb} is written otherwise')
-    parts = {name: value for name, value in found.groupdict().items() if value is not None}
+    parts = {name: value for name, value in match.groupdict().items() if value is not None}
     return Action(
         verb,
         int(parts['element']) if 'element' in parts else 0,

@@ -1,13 +1,13 @@
-"""Chromium without a window, driven by Playwright.
+"""Headless Chromium, driven by Playwright.
 
 Playwright's asynchronous interface runs in one thread per browser, so worlds may call from any
-thread and do not wait for each other. One Chromium serves all the worlds of a process that may
-reach the same addresses. Playwright's driver ends Chromium and removes its profile when this
-process ends, also after SIGKILL.
+thread and do not wait for each other. Worlds of a process with the same allowed addresses share one
+Chromium. Playwright's driver ends Chromium and removes its profile when this process ends, even
+after SIGKILL.
 
-Addresses are blocked by flags of Chromium's network service, not by a route of Playwright: unlisted
+Addresses are blocked by flags of Chromium's network service, not by a Playwright route: unlisted
 addresses go to a proxy that does not exist, and no other name is resolved. This covers redirects,
-frames, workers, service workers, web sockets, beacons and WebRTC; a route receives only some.
+frames, workers, service workers, web sockets, beacons and WebRTC; a route covers only some of them.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 T = TypeVar('T')
 NAMES = ('chromium', 'chromium-browser', 'google-chrome', 'chrome')
 START_S, END_S, PROBE_S = 60.0, 10.0, 5.0
-SOCKET_FOLDER = 55  # characters of TMPDIR: Chromium adds about 46, and a socket may have 107
-NOBODY = 'nobody.invalid'  # a name that never has an address (RFC 6761)
+SOCKET_FOLDER = 55  # maximum length of TMPDIR: Chromium adds about 46; a socket path may have 107
+NOBODY = 'nobody.invalid'  # a name that never resolves (RFC 6761)
 FLAGS = (  # in addition to Playwright's
-    '--no-sandbox',  # it needs user namespaces, which containers seldom have
+    '--no-sandbox',  # the sandbox needs user namespaces, which containers seldom have
     '--disable-gpu',
     '--disable-domain-reliability',
     '--disable-quic',
-    '--disable-site-isolation-trials',  # otherwise every site of a page has its own process
+    '--disable-site-isolation-trials',  # otherwise each site of a page gets its own process
     '--force-webrtc-ip-handling-policy=disable_non_proxied_udp',
     '--webrtc-ip-handling-policy=disable_non_proxied_udp',
     '--lang=en-US',
@@ -53,11 +53,11 @@ class NoAnswer(WorldError):
 
 
 class Refused(WorldError):
-    """Chromium cannot do what was requested; the browser and its pages are still running."""
+    """Chromium rejected a call; the browser and its pages are still running."""
 
 
 def executable() -> str:
-    """Return the path of Chromium; an error names what to install."""
+    """Return the path of Chromium; raise an error with an install hint if it is missing."""
     if importlib.util.find_spec('playwright') is None:
         raise ModuleNotFoundError('Playwright drives Chromium: pip install playwright')
     path = next(filter(None, map(shutil.which, NAMES)), None)
@@ -69,7 +69,7 @@ def executable() -> str:
 
 
 def origin(url: str) -> str:
-    """Return 'http://host:port' of an address; ValueError if it is not one."""
+    """Return 'http://host:port' of an address; raise ValueError if it is invalid."""
     parts = split(url, ('http', 'https'), 'a site')
     host = f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname
     port = parts.port or {'http': 80, 'https': 443}[parts.scheme]
@@ -77,7 +77,7 @@ def origin(url: str) -> str:
 
 
 def network_flags(origins: tuple[str, ...]) -> list[str]:
-    """Return the flags that keep Chromium from all other addresses."""
+    """Return the flags that block all other addresses."""
     places = [address.partition('://')[2] for address in origins]
     hosts = [place.rpartition(':')[0] for place in places]
     rules = ['MAP * ~NOTFOUND', *(f'EXCLUDE {host}' for host in dict.fromkeys(hosts))]
@@ -89,9 +89,9 @@ def network_flags(origins: tuple[str, ...]) -> list[str]:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Starts Playwright's driver in a new session, so a kill of this process group spares it.
+    """An event loop that starts Playwright's driver in a new session.
 
-    It then ends Chromium and removes the profile.
+    The driver survives a kill of this process group, then ends Chromium and removes the profile.
     """
 
     async def subprocess_exec(self, *args: Any, **more: Any) -> tuple:
@@ -102,7 +102,7 @@ class Chromium:
     """A browser process; its calls may come from any thread."""
 
     def __init__(self, origins: tuple[str, ...] = ()):
-        """origins: the sites whose pages may be loaded, in the form that origin() returns."""
+        """origins: the allowed sites, in the format of origin()."""
         path = executable()
         self.users, self.ending = 0, threading.Timer(0.0, self.close)  # for Shared
         self.dead, self.pid = False, 0
@@ -129,7 +129,7 @@ class Chromium:
             args=flags,
             ignore_default_args=LEFT_OUT,
             env=os.environ | ({'TMPDIR': '/tmp'} if long else {}),
-            handle_sigint=False,  # Ctrl-C is for the run
+            handle_sigint=False,  # Ctrl-C goes to the run
             timeout=1000 * START_S,
         )
         self._browser.on('disconnected', lambda _: setattr(self, 'dead', True))
@@ -140,7 +140,7 @@ class Chromium:
         self.pid = next(each['id'] for each in processes if each['type'] == 'browser')
 
     def run(self, work: Coroutine[None, None, T], timeout_s: float = 30.0) -> T:
-        """Return the result of a call of Playwright; WorldError if it fails."""
+        """Run a Playwright call and return its result; raise WorldError if it fails."""
         from playwright.async_api import Error
 
         if self.dead:
@@ -149,7 +149,7 @@ class Chromium:
         reply = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return reply.result(timeout_s)
-        except TimeoutError:  # not cancelled: Playwright takes no reply to a call that was
+        except TimeoutError:  # not cancelled: Playwright cannot handle replies to cancelled calls
             failure: WorldError = NoAnswer(f'Chromium did not answer within {timeout_s:g} s')
         except Error as error:
             first, *log = error.message.splitlines()
@@ -162,7 +162,7 @@ class Chromium:
         raise failure
 
     def _answers(self) -> bool:
-        """Return whether the browser process still runs; a single page may have ended or hang."""
+        """Return whether the browser is alive, even if a page has ended or hangs."""
         from playwright.async_api import Error
 
         if not self.pid or self.dead:
@@ -175,18 +175,18 @@ class Chromium:
             return False
 
     def context(self, width: int, height: int) -> 'BrowserContext':
-        """Return an empty profile whose windows have this size."""
-        made = self._browser.new_context(
+        """Return an empty profile with this window size."""
+        new_context = self._browser.new_context(
             viewport={'width': width, 'height': height},
             timezone_id='UTC',
             accept_downloads=False,
         )
-        return self.run(made)
+        return self.run(new_context)
 
     def pages(self, context: str) -> int:
-        """Return the number of pages of a context, with pages that Playwright still prepares."""
-        found = self.run(self._session.send('Target.getTargets'))['targetInfos']
-        return sum(x['type'] == 'page' and x.get('browserContextId') == context for x in found)
+        """Return the number of pages in a context, including pages that are being prepared."""
+        targets = self.run(self._session.send('Target.getTargets'))['targetInfos']
+        return sum(x['type'] == 'page' and x.get('browserContextId') == context for x in targets)
 
     def kill(self) -> None:
         if self.pid:
@@ -194,7 +194,7 @@ class Chromium:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all its processes; may be called more than once."""
+        """End all its processes; idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -203,7 +203,7 @@ class Chromium:
             self.kill()
             end = time.monotonic() + END_S
             while self._profile.exists() and time.monotonic() < end:
-                time.sleep(0.02)  # a driver that is stopped would leave it
+                time.sleep(0.02)  # the driver would leave the profile if stopped now
         self.dead = True
         if self._playwright is not None:  # its driver ends Chromium and removes the profile
             stopping = asyncio.run_coroutine_threadsafe(self._playwright.stop(), self._loop)
@@ -215,10 +215,10 @@ class Chromium:
 
 
 class Shared:
-    """The browsers of this process: one for each list of addresses, kept for a while after use."""
+    """The browsers of this process, one per list of addresses, kept for a while after use."""
 
     def __init__(self, linger_s: float):
-        """linger_s: time that a browser waits for its next world, since rollouts close theirs."""
+        """linger_s: time that an idle browser is kept, since rollouts close and reopen worlds."""
         self.linger_s = linger_s
         self._lock = threading.Lock()
         self._running: dict[tuple[str, ...], Chromium] = {}
@@ -234,19 +234,19 @@ class Shared:
             return browser
 
     def give_back(self, browser: Chromium) -> None:
-        """End a browser without users after a while, and a dead one at once."""
+        """Release a browser; without users it ends after a while, a dead one immediately."""
         with self._lock:
             browser.users -= 1
             if not browser.users:
                 after_s = 0.0 if browser.dead else self.linger_s
                 browser.ending = threading.Timer(after_s, self._end, (browser,))
-                browser.ending.daemon = True  # otherwise a program would wait for it
+                browser.ending.daemon = True  # otherwise process exit would wait for it
                 browser.ending.start()
 
     def _end(self, browser: Chromium) -> None:
         with self._lock:
             if browser.users:
-                return  # a world took it meanwhile
+                return  # a world has taken it in the meantime
             self._running = {k: v for k, v in self._running.items() if v is not browser}
         browser.close()
 

@@ -1,8 +1,8 @@
-"""MiniWoB++ (arXiv:1802.08802): small tasks on one page each, as text with numbered elements.
+"""MiniWoB++ (arXiv:1802.08802): small one-page tasks, as text with numbered elements.
 
-The pages are those of the package `miniwob`, which is not imported. An item is
-tasks x seed + task. Tasks do not time out, what they pay does not shrink with time, and jQuery
-does not animate, so the clock matters only for the tasks of TIMED.
+The pages come from the package `miniwob`, which is not imported. An item is tasks x seed + task.
+Tasks have no time limit, rewards do not decay, and jQuery does not animate, so timing matters only
+for the tasks in TIMED.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ PROMPT = (
 SHORT_PROMPT = 'Do the task on the page: ```click [id]```, ```type [id] [text] [0]```.'
 PROMPTS = {'long': PROMPT, 'short': SHORT_PROMPT}
 SIZE = (500, 320)
-TIMED = frozenset(  # tasks that move by themselves, or measure time
+TIMED = frozenset(  # tasks that move on their own or measure time
     'ascending-numbers book-flight book-flight-nodelay button-delay chase-circle click-pie '
     'click-pie-nodelay hover-shape moving-items simon-says stock-market terminal'.split()
 )
@@ -49,13 +49,13 @@ STATE = '({done: WOB_DONE_GLOBAL, score: WOB_RAW_REWARD_GLOBAL})'
 
 
 def pages() -> pathlib.Path:
-    """Return the folder of the tasks' pages; ModuleNotFoundError names the package."""
+    """Return the folder of the task pages; raise ModuleNotFoundError without the package."""
     missing = 'MiniWoB++ needs its pages: pip install miniwob==1.1.0'
     return package_folder('miniwob', missing) / 'html' / 'miniwob'
 
 
 def filling_words() -> list[str]:
-    """The words of which pages have sentences that mean nothing, without their commas; sorted."""
+    """Return the filler words of pages, sorted and without commas."""
     text = (pages().parent / 'common' / 'ui_utils.js').read_text(encoding='utf-8')
     listed = re.search(r'ui_utils\.lorem_words = \[(.*?)\];', text, re.DOTALL)[1]
     return sorted(set(re.findall('"([a-z]+),?"', listed)))
@@ -66,11 +66,11 @@ class Play:
     """Settings of a world, in process or on a server."""
 
     prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
-    tasks: tuple[str, ...] = ()  # names of pages; () = those that the expert knows
+    tasks: tuple[str, ...] = ()  # names of pages; () = all that have an expert
 
 
 class MiniWoB:
-    """One page after another; actions are bare (`answers.py` reads replies)."""
+    """One page at a time; actions are bare (`answers.py` reads replies)."""
 
     PLAY = Play
 
@@ -82,7 +82,7 @@ class MiniWoB:
         self.folder = pages()
         for task in self.tasks:
             if not (self.folder / f'{task}.html').exists():
-                raise ValueError(f'miniwob.tasks: {task!r} is no page of MiniWoB++')
+                raise ValueError(f'miniwob.tasks: {task!r} is not a page of MiniWoB++')
         self.visitor = tabs.Visitor((), SIZE, tabs.SETTLE_S)
         self.task, self.goal, self.before, self.done = '', '', 'none', True
 
@@ -126,7 +126,7 @@ class MiniWoB:
         return Reply(text, score, done=True, success=success, valid=valid)
 
     def shown(self) -> str:
-        """Return the page, the task and the last action."""
+        """Return the observation: the page, the task and the last action."""
         lines = [line.text(n) for n, line in enumerate(self.visitor.look(), 1)]
         return '\n'.join([*lines, f'TASK: {self.goal}', f'PREVIOUS ACTION: {self.before}'])
 
@@ -151,10 +151,10 @@ class Player(Read):
         return f'```{action}```' if action else ''
 
     def random(self, generator: np.random.Generator) -> str:
-        """A click anywhere, or in a field mostly a word of the task."""
-        seen = self.world.visitor.seen
-        element = generator.integers(1, max(len(seen), 1) + 1)
-        field = bool(seen) and seen[element - 1].role in experts.EDITED
+        """Click any element; in a field, usually type a word of the task."""
+        elements = self.world.visitor.seen
+        element = generator.integers(1, max(len(elements), 1) + 1)
+        field = bool(elements) and elements[element - 1].role in experts.EDITED
         if not field or generator.random() < 0.3:
             return f'```click [{element}]```'
         words = re.findall(r'[\w-]+', self.world.goal) or ['x']
@@ -163,7 +163,7 @@ class Player(Read):
 
 @dataclasses.dataclass(frozen=True)
 class MiniWoBEnvironment(Served, Play):
-    seeds: Annotated[int, ONE] = 100  # of each task, an item each
+    seeds: Annotated[int, ONE] = 100  # items per task
     room: Annotated[int, ONE] = 16
 
     name, WORLD, PROMPTS = 'miniwob', MiniWoB, PROMPTS

@@ -1,7 +1,7 @@
 """A visitor of pages: a browser profile, its tabs and the actions in them.
 
-Nothing here waits for a fixed time. After an action a page is polled until nothing is loading and
-it has been drawn twice, at most settle_s seconds.
+There are no fixed waits. After an action, the page is polled until nothing is loading and it has
+been drawn twice, for up to settle_s seconds.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, CDPSession, Dialog, Page
 
 MOST_TABS = 8
-SETTLE_S = 10.0  # that a page may take to come to rest
+SETTLE_S = 10.0  # maximum time for a page to finish loading
 NOT_LOADED = 'chrome-error:'
 DRAWN = (
     'new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => '
@@ -51,20 +51,20 @@ CHOOSE = """function() {
 
 
 def ends(request: dict) -> bool:
-    """Return whether Chromium reports the end of a request; not for the script of a worker."""
+    """Return whether Chromium reports the end of a request; it does not for worker scripts."""
     if request['type'] in ('EventSource', 'Ping'):
         return False
     return request['type'] == 'Document' or '.' in request['requestId']
 
 
 class Tab:
-    """A page, and what it is still loading."""
+    """A page and its pending requests."""
 
     def __init__(self, browser: Chromium, page: 'Page'):
         self.browser, self.page = browser, page
         self.loading: set[str] = set()  # requests and frames
         self.gone = False  # it has crashed
-        self.late = 0  # times that it did not come to rest
+        self.late = 0  # number of times that it was still loading at the deadline
         self.session = browser.run(self._attach())
         for domain in ('Page', 'Network', 'Accessibility', 'DOM'):
             self.call(f'{domain}.enable')
@@ -85,35 +85,35 @@ class Tab:
         return session
 
     def call(self, method: str, *, timeout_s: float = 30.0, **params: Any) -> dict:
-        """Return the result of a command of the DevTools protocol."""
+        """Run a command of the DevTools protocol; return its result."""
         return self.browser.run(self.session.send(method, params), timeout_s)
 
     def evaluate(self, code: str, **more: Any) -> Any:
-        """Return the value of an expression of JavaScript in the page."""
+        """Return the value of a JavaScript expression in the page."""
         reply = self.call('Runtime.evaluate', expression=code, returnByValue=True, **more)
         if 'exceptionDetails' in reply:
             raise Refused(f'the page: {json.dumps(reply["exceptionDetails"])[:300]}')
         return reply['result'].get('value')
 
     def settle(self, most_s: float) -> None:
-        """Wait until nothing is loading and the page has been drawn, at most most_s seconds."""
+        """Wait up to most_s seconds until nothing is loading and the page has been drawn."""
         deadline, busy = time.monotonic() + most_s, True
         while busy and time.monotonic() < deadline and not self.gone:
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
                 state = self.evaluate(DRAWN, awaitPromise=True, timeout_s=left_s)
             except (Refused, NoAnswer):
-                state = ''  # it went to another page meanwhile, or does not draw
+                state = ''  # it navigated away, or does not draw
             busy = state != 'complete' or bool(self.loading)
             if busy:
                 time.sleep(0.01)
         if busy:
             self.late += 1
-            self.loading.clear()  # what did not end by now is not waited for again
+            self.loading.clear()  # never wait again for the unfinished requests
 
     def go(self, url: str, settle_s: float) -> None:
         """Go to an address; if it cannot be reached, the page is an error page."""
-        # Answered when the site has: a slow one is waited for as for any call
+        # This returns when the site answers, so a slow site gets the timeout of other calls
         self.call('Page.navigate', url=url, timeout_s=max(settle_s, 30.0))
         self.settle(settle_s)
 
@@ -164,11 +164,11 @@ class Tab:
         self.browser.run(self.page.mouse.click(*self.hover(node)))
 
     def choose(self, node: int) -> bool:
-        """Choose an option of a select list, which no headless browser draws; False elsewhere."""
+        """Choose an option of a select list, as headless browsers draw none; False elsewhere."""
         return self._apply(node, CHOOSE)
 
     def _apply(self, node: int, function: str, *arguments: Any) -> Any:
-        """Return the value of a function of JavaScript whose `this` is an element."""
+        """Call a JavaScript function with an element as `this`; return its value."""
         element = self.call('DOM.resolveNode', backendNodeId=node)['object']['objectId']
         reply = self.call(
             'Runtime.callFunctionOn',
@@ -180,13 +180,13 @@ class Tab:
         return reply['result'].get('value')
 
     def write(self, text: str) -> None:
-        """Type a text; the keyboard has no key for an end of line that would not be Enter."""
+        """Type a text; insert line breaks directly, since the keyboard would press Enter."""
         for part in re.split(r'([\r\n]+)', text):
             keyboard = self.page.keyboard
             self.browser.run(keyboard.insert_text(part) if part.isspace() else keyboard.type(part))
 
     def press(self, keys: str) -> None:
-        """Press keys such as Enter, or Ctrl+a."""
+        """Press keys, such as Enter or Ctrl+a."""
         *before, last = [part.strip() for part in keys.split('+')] if keys.strip() != '+' else '+'
         if any(part.lower() not in HELD for part in before):
             raise Unreadable(f'{keys!r} holds a key that cannot be held')
@@ -209,7 +209,7 @@ async def close_dialog(dialog: 'Dialog') -> None:
 
 
 class Visitor:
-    """Tabs with their own cookies, which other visitors of the browser do not share."""
+    """Tabs with cookies that other visitors of the browser do not share."""
 
     def __init__(self, origins: tuple[str, ...], size: tuple[int, int], settle_s: float):
         """size: width and height of the window."""
@@ -218,7 +218,7 @@ class Visitor:
         self.browser = SHARED.take(self.origins)
         self.context: BrowserContext | None = None
         self.tabs: list[Tab] = []
-        self.front: Tab | None = None  # the one that is drawn
+        self.front: Tab | None = None  # the tab that is drawn
 
     def begin(self) -> None:
         """Start with an empty profile and one empty tab."""
@@ -236,13 +236,13 @@ class Visitor:
         self.context_id = target['browserContextId']
 
     def take_cookies(self, cookies: list[dict]) -> None:
-        """Add cookies in the form in which Playwright writes them."""
+        """Add cookies in Playwright's format."""
         self.browser.run(self.context.add_cookies(cookies))
 
     def close(self) -> None:
         if self.browser is None:
             return
-        with contextlib.suppress(WorldError):  # it is ended, or it ends with the browser
+        with contextlib.suppress(WorldError):  # already closed, or closed with the browser
             if not self.browser.dead:
                 self._leave()
         browser, self.browser = self.browser, None
@@ -258,7 +258,7 @@ class Visitor:
         return self.tabs[self.at]
 
     def open(self) -> None:
-        """Open a new tab in front."""
+        """Open a new tab and bring it to the front."""
         if len(self.tabs) >= MOST_TABS:
             raise Unreadable(f'there are {MOST_TABS} tabs, and no more are opened')
         self._add(self.browser.run(self.context.new_page()))
@@ -269,7 +269,7 @@ class Visitor:
         self._to_front()
 
     def go(self, url: str) -> None:
-        """Go to an address on the sites of the config."""
+        """Go to an address; raise Unreadable unless it is on the sites of the config."""
         if '://' not in url and url != 'about:blank':
             url = f'http://{url}'
         try:
@@ -281,7 +281,7 @@ class Visitor:
         self.tab.go(url, self.settle_s)
 
     def do(self, action: Action) -> None:
-        """Carry out an action; Unreadable if it is impossible here."""
+        """Execute an action; raise Unreadable if it is impossible here."""
         verb, tab = action.verb, self.tab
         if verb in ('click', 'hover', 'type'):
             try:
@@ -326,7 +326,7 @@ class Visitor:
                 tab.press('Enter')
 
     def settle(self) -> None:
-        """Wait for the page in front, and take up the tabs that pages have opened or closed."""
+        """Wait for the front page, and track tabs that pages have opened or closed."""
         self._to_front()
         self.tab.settle(self.settle_s)
         deadline = time.monotonic() + self.settle_s
@@ -352,17 +352,17 @@ class Visitor:
             raise WorldError('the page has crashed')
 
     def _extra_pages(self) -> int:
-        """Return the number of pages that Playwright still prepares."""
+        """Return the number of pages that Playwright is still preparing."""
         return self.browser.pages(self.context_id) - len(self.context.pages)
 
     def _to_front(self) -> None:
-        """Bring the tab to the front; Chromium draws no other page."""
+        """Bring the tab to the front; Chromium draws only the front page."""
         if self.tab is not self.front:
             self.front = self.tab
             self.browser.run(self.front.page.bring_to_front())
 
     def look(self) -> list[tree.Line]:
-        """Return the lines of the page in front; later actions refer to them."""
+        """Return the lines of the front page; later actions refer to them."""
         self.seen = [] if self.url().startswith(NOT_LOADED) else self.tab.lines()
         return self.seen
 

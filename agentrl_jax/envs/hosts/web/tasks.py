@@ -1,7 +1,7 @@
-"""WebArena's tasks (arXiv:2307.13854), read from its file of 812 or one of that form.
+"""WebArena's tasks (arXiv:2307.13854), from its file of 812 tasks or a file in that format.
 
-Addresses in the file are names such as __SHOPPING__; `sites` says where those are. The file is
-config_files/test.raw.json of WebArena, which the package libwebarena has as test.raw.json.
+Addresses in the file are names such as __SHOPPING__; `sites` maps them to addresses. The file is
+config_files/test.raw.json of WebArena, included in the package libwebarena as test.raw.json.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ EITHER = ' |OR| '
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A place that a program checks, and its required contents."""
+    """A page that an evaluator checks, and its required contents."""
 
-    url: str  # 'last': where the episode ended; or a function's call
-    locator: str  # JavaScript, or a function's call; '' = the whole page
-    prepare: tuple[str, ...]  # JavaScript that is run first
+    url: str  # address, 'last' (the episode's last page) or a function call
+    locator: str  # JavaScript, or a function call; '' = the full page
+    prepare: tuple[str, ...]  # JavaScript to run first
     kind: str  # of CONTENTS
     contents: tuple[str, ...]
 
@@ -39,47 +39,47 @@ class Task:
     number: int
     intent: str
     sites: tuple[str, ...]
-    start: tuple[str, ...]  # addresses, a tab each; the first one is in front
-    state: str  # file of cookies of somebody who is logged in; '' = nobody is
+    start: tuple[str, ...]  # addresses, one tab each; the first tab is in front
+    state: str  # file of login cookies; '' = not logged in
     evaluators: tuple[str, ...]
-    answers: tuple[tuple[str, tuple[str, ...]], ...]  # of ANSWERS, and texts
-    reason: str  # why the task cannot be done, where it cannot
-    urls: tuple[str, ...]  # of which one must be the last page's
+    answers: tuple[tuple[str, tuple[str, ...]], ...]  # (kind of ANSWERS, texts)
+    reason: str  # why an impossible task is impossible
+    urls: tuple[str, ...]  # accepted addresses of the last page
     targets: tuple[Target, ...]
 
     @property
     def needs_judge(self) -> bool:
         """Whether a judge must compare answers by meaning; a literal N/A needs none."""
-        wanted = dict(self.answers)
-        if 'string_match' not in self.evaluators or 'fuzzy_match' not in wanted:
+        answers = dict(self.answers)
+        if 'string_match' not in self.evaluators or 'fuzzy_match' not in answers:
             return False
-        return wanted['fuzzy_match'] != (NOT_POSSIBLE,)
+        return answers['fuzzy_match'] != (NOT_POSSIBLE,)
 
 
 def read_sites(sites: Sequence[str]) -> dict[str, str]:
-    """Addresses by name, of 'shopping=http://localhost:7770' and so on."""
-    found = {}
+    """Return addresses by name, from 'shopping=http://localhost:7770' and so on."""
+    addresses = {}
     for site in sites:
         name, mark, url = site.partition('=')
         if not mark or not re.fullmatch('[a-z_]+', name):
             named = shown(site).rpartition('@')[2]  # without a password
             raise ValueError(f'web.sites: {named!r} is not name=address')
         origin(url)
-        if '@' in urllib.parse.urlsplit(url).netloc:  # tasks and pages would show it
+        if '@' in urllib.parse.urlsplit(url).netloc:  # tasks and pages would expose it
             raise ValueError(
-                f'web.sites: the address of {name} holds a user or a password: log in with the '
+                f'web.sites: the address of {name} contains a user or a password: log in with the '
                 'cookies of web.states instead'
             )
-        found[name] = url.rstrip('/')
-    return found
+        addresses[name] = url.rstrip('/')
+    return addresses
 
 
 def read_tasks(path: str, sites: Mapping[str, str]) -> dict[int, Task]:
-    """Tasks by number; those on sites that are not listed are left out."""
+    """Read tasks by number; skip tasks on sites that are not listed."""
     rows = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
     if not isinstance(rows, list) or not rows:
         raise ValueError(f'{path} must hold a list of tasks')
-    found = {}
+    tasks = {}
     for place, row in enumerate(rows):
         try:
             if not set(row['sites']) <= sites.keys():
@@ -88,14 +88,14 @@ def read_tasks(path: str, sites: Mapping[str, str]) -> dict[int, Task]:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f'{path}, task {place}: {type(error).__name__}: {error}') from error
         if task is not None:
-            found[task.number] = task
-    if not found:
+            tasks[task.number] = task
+    if not tasks:
         raise ValueError(f'{path}: no task is on the sites {", ".join(sites) or "(none)"}')
-    return found
+    return tasks
 
 
 def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
-    """None where it names a site that has no address."""
+    """Parse a task; None if it uses a site without an address."""
     text = json.dumps(row)
     for name, url in sites.items():
         text = text.replace(f'__{name.upper()}__', url)
@@ -105,13 +105,15 @@ def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
     evaluation = row['eval']
     unknown = set(evaluation['eval_types']) - set(EVALUATORS)
     if unknown or not evaluation['eval_types']:
-        raise ValueError(f'eval_types {evaluation["eval_types"]} are of {", ".join(EVALUATORS)}')
+        raise ValueError(
+            f'eval_types {evaluation["eval_types"]} must be of {", ".join(EVALUATORS)}'
+        )
     if 'url_note' in evaluation and evaluation['url_note'] != 'GOLD in PRED':
         raise ValueError(f'url_note {evaluation["url_note"]!r} is not GOLD in PRED')
     answers = []
     for kind, value in (evaluation['reference_answers'] or {}).items():
         if kind not in ANSWERS:
-            raise ValueError(f'reference_answers: {kind!r} is one of {", ".join(ANSWERS)}')
+            raise ValueError(f'reference_answers: {kind!r} is not in {", ".join(ANSWERS)}')
         answers.append((kind, (value,) if isinstance(value, str) else tuple(value)))
     task = Task(
         number=int(row['task_id']),
@@ -125,38 +127,38 @@ def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
         urls=tuple((evaluation['reference_url'] or '').split(EITHER)),
         targets=tuple(map(read_target, evaluation['program_html'] or ())),
     )
-    nothing_said = not answers or any(fits_all(texts) for _, texts in answers)
+    no_answer = not answers or any(fits_all(texts) for _, texts in answers)
     for evaluator, field, nothing in (
-        ('string_match', 'reference_answers', nothing_said),
+        ('string_match', 'reference_answers', no_answer),
         ('url_match', 'reference_url', fits_all(task.urls)),
         ('program_html', 'program_html', not task.targets),
     ):
         if nothing and evaluator in task.evaluators:
             raise ValueError(
                 f'{field} {evaluation[field]!r:.80} leaves {evaluator} nothing to compare, and any '
-                'stop would solve the task: say what is wanted'
+                'stop would solve the task: add a reference'
             )
     return task
 
 
 def fits_all(texts: Sequence[Any]) -> bool:
-    """Whether there is nothing in one of them, or none at all."""
+    """Return whether one of the texts is empty, or there are none."""
     return not texts or any(not str(text).strip() for text in texts)
 
 
 def read_target(row: Mapping[str, Any]) -> Target:
     ((kind, contents),) = row['required_contents'].items()
     if kind not in CONTENTS:
-        raise ValueError(f'required_contents: {kind!r} is one of {", ".join(CONTENTS)}')
+        raise ValueError(f'required_contents: {kind!r} is not in {", ".join(CONTENTS)}')
     locator = row['locator'].strip()
     if locator and not locator.startswith(('document.', '[...document.', 'func:')):
-        raise ValueError(f'locator {locator!r} begins with document. or func:')
+        raise ValueError(f'locator {locator!r} must start with document. or func:')
     contents = (contents,) if isinstance(contents, str) else tuple(contents)
     parts = [part for one in contents for part in str(one).split(EITHER)]
     if not contents or kind == 'must_include' and fits_all(parts):
         raise ValueError(
-            f'required_contents {row["required_contents"]!s:.80} are on every page: say what must '
-            'be there'
+            f'required_contents {row["required_contents"]!s:.80} match every page: add a text that '
+            'must be there'
         )
     return Target(
         url=row['url'],

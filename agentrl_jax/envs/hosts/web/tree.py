@@ -1,7 +1,7 @@
 """A page as lines of text: its accessibility tree, as in WebArena (arXiv:2307.13854).
 
 A line is `[number] role 'name' property: value`, indented by its depth. Numbers count the lines of
-one observation from 1, so a page is the same text in every process; the browser's own would not be.
+one observation from 1. So a page has the same text in every process, unlike with the browser's ids.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ Bounds = dict[int, tuple[float, float, float, float]]  # left, top, width, heigh
 UNSEEN = {'', 'RootWebArea', 'InlineTextBox', 'LabelText', 'paragraph', 'LineBreak', 'ListMarker'}
 PLAIN = {'generic', 'none', 'Section', 'Legend', 'list', 'listitem', 'rowgroup', 'MenuListPopup'}
 PLAIN |= {'banner', 'navigation', 'strong', 'emphasis', 'SvgRoot', 'Canvas', 'img', 'image'}
-PLAIN |= {'StaticText'}  # shown where they have a name, or can have the focus
-STATES = ('focused', 'selected', 'disabled', 'required', 'hasPopup')  # shown where they hold
-CHOICES = ('checked', 'expanded')  # shown where there are any
+PLAIN |= {'StaticText'}  # included only if they have a name or are focusable
+STATES = ('focused', 'selected', 'disabled', 'required', 'hasPopup')  # included if true
+CHOICES = ('checked', 'expanded')  # included if present
 WITH_VALUE = ('textbox', 'searchbox', 'combobox', 'spinbutton', 'slider', 'Date', 'InputTime')
-FOLDED = ('textbox', 'searchbox', 'spinbutton')  # what is in them is their value
+FOLDED = ('textbox', 'searchbox', 'spinbutton')  # their content is their value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Line:
     """An element of an observation."""
 
     depth: int
-    node: int  # the browser's number of it in the document
+    node: int  # the browser's id in the document
     role: str
     name: str
     more: tuple[tuple[str, str], ...] = ()  # properties and their values
@@ -37,12 +37,12 @@ class Line:
 def lines(
     nodes: list[dict], bounds: Bounds, window: tuple[float, float, float, float]
 ) -> list[Line]:
-    """nodes: of Accessibility.getFullAXTree, the root first. window: the visible part.
+    """Return the visible lines of a page.
 
-    Elements outside the window are left out. Elements without a place, such as the options of a
-    closed list, are kept with their parents.
+    nodes: from Accessibility.getFullAXTree, root first; window: the visible part. An element
+    without bounds, such as an option of a closed list, is visible if its parent is.
     """
-    known, found = {node['nodeId']: node for node in nodes}, []
+    known, result = {node['nodeId']: node for node in nodes}, []
     left = [(nodes[0], 0, '', False)] if nodes else []
     while left:
         node, depth, above, hidden = left.pop()
@@ -52,11 +52,11 @@ def lines(
         if line is not None and line.role == 'StaticText' and line.name in above:
             line = None
         if line is not None:
-            found.append(line)
+            result.append(line)
             depth, above = depth + 1, line.name + line.text(0) * (line.role in FOLDED)
         children = [known[child] for child in node.get('childIds', ()) if child in known]
         left += [(child, depth, above, outside) for child in reversed(children)]
-    return found
+    return result
 
 
 def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
@@ -71,7 +71,7 @@ def value_of(node: dict, name: str) -> Any:
 
 
 def read(node: dict, depth: int) -> Line | None:
-    """Return the line of an element; None for a mere container."""
+    """Return the line of an element; None for a plain container."""
     role, name = str(value_of(node, 'role')), ' '.join(str(value_of(node, 'name')).split())
     properties = {item['name']: item['value'].get('value') for item in node.get('properties', ())}
     focusable = 'focusable' in properties and properties['focusable']

@@ -1,8 +1,8 @@
-"""WebArena (arXiv:2307.13854): tasks on websites, in a real browser, on sites that the user hosts.
+"""WebArena (arXiv:2307.13854): tasks on self-hosted websites, in a real browser.
 
-A page is its accessibility tree, as far as the window shows it; actions are WebArena's. `stop`
-ends an episode and alone is rewarded (scoring.py). An item is a task's number in the file
-(tasks.py). Every episode starts with an empty profile; its changes on the sites remain.
+A page is the visible part of its accessibility tree; actions are WebArena's. `stop` ends an episode
+and earns the only reward (scoring.py). An item is a task's number in the file (tasks.py). Every
+episode starts with an empty profile, but its changes to the sites persist.
 """
 
 import dataclasses
@@ -45,9 +45,9 @@ WINDOW = (1280, 720)
 
 @functools.cache
 def read(path: str, sites: tuple[str, ...]) -> dict[int, Task]:
-    """The tasks of a file, read once in a process."""
+    """Read the tasks of a file, once per process."""
     if not path:
-        raise ValueError('web.tasks names the file of tasks, such as test.raw.json of libwebarena')
+        raise ValueError('set web.tasks to a file of tasks, such as test.raw.json of libwebarena')
     return read_tasks(path, read_sites(sites))
 
 
@@ -66,16 +66,16 @@ class Play:
 
     tasks: str = ''  # file of tasks, such as test.raw.json of libwebarena
     sites: tuple[str, ...] = ()  # name=address: the only addresses that pages can reach
-    states: str = ''  # folder of cookies of those who are logged in; '' = nobody is
+    states: str = ''  # folder of login cookies; '' = no logins
     prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
-    judge: str = ''  # module:function of answers that need not be literal; '' = none
-    login: str = 'admin:admin1234'  # of the shop's administrator, for programs that ask it
+    judge: str = ''  # module:function that compares answers that need not be literal; '' = none
+    login: str = 'admin:admin1234'  # of the shop's administrator, for evaluators
 
 
 class WebArena:
     """One visitor; actions are bare (`answers.py` reads replies)."""
 
-    deterministic = False  # sites remember what was done on them
+    deterministic = False  # sites keep their state between episodes
 
     PLAY = Play
 
@@ -95,7 +95,7 @@ class WebArena:
 
     def reset(self, item: int) -> str:
         if item not in self.tasks:
-            raise ValueError(f'item {item} is no task on these sites')
+            raise ValueError(f'item {item} is not a task on these sites')
         self.task, self.before, self.done = self.tasks[item], 'none', False
         self.visitor.begin()
         if self.states and self.task.state:
@@ -113,10 +113,10 @@ class WebArena:
             return Reply('The task is over.', done=True, success=False, valid=False)
         self.before, valid = ' '.join(action.split()), True
         try:
-            asked = actions.read_action(action)
-            if asked.verb == 'stop':
-                return self._stop(asked.text)
-            self.visitor.do(asked)
+            parsed_action = actions.read_action(action)
+            if parsed_action.verb == 'stop':
+                return self._stop(parsed_action.text)
+            self.visitor.do(parsed_action)
         except Unreadable as wrong:
             self.before += f' (not done: {wrong})'
             valid = False
@@ -130,7 +130,7 @@ class WebArena:
         return Reply(last, total, done=True, success=total >= 1, valid=True)
 
     def shown(self) -> str:
-        """Return tabs, page, address, objective and the last action."""
+        """Return the observation: tabs, page, address, objective and the last action."""
         visitor = self.visitor
         lines = visitor.look()
         open_tabs = ' | '.join(
@@ -148,7 +148,7 @@ class WebArena:
         self.visitor.close()
 
     def details(self) -> dict[str, Any]:
-        """Return the other fields of a task in AgentGym's replies."""
+        """Return the additional fields of AgentGym's server."""
         return {'sites': list(self.task.sites), 'object': self.task.intent} if self.task else {}
 
 
@@ -158,24 +158,24 @@ class AgentGymWebArena(WebArena):
     def step(self, action: str) -> Reply:
         try:
             return super().step(READERS['in_backticks'](action))
-        except Unreadable as shown:
-            return Reply(str(shown), success=False)
+        except Unreadable as unreadable:
+            return Reply(str(unreadable), success=False)
 
 
 def cookies(path: pathlib.Path) -> list[dict]:
     """Read the cookies of a storage_state file, which WebArena's auto_login.py writes."""
     try:
-        found = json.loads(path.read_text(encoding='utf-8'))['cookies']
+        entries = json.loads(path.read_text(encoding='utf-8'))['cookies']
     except (OSError, ValueError, KeyError) as error:
         raise WorldError(f'{path}: no cookies of a login: {error!r}') from error
-    if any(0 < cookie['expires'] < time.time() for cookie in found if 'expires' in cookie):
-        raise WorldError(f'{path}: the login has expired; make it anew')
-    return [{k: v for k, v in cookie.items() if (k, v) != ('expires', -1)} for cookie in found]
+    if any(0 < cookie['expires'] < time.time() for cookie in entries if 'expires' in cookie):
+        raise WorldError(f'{path}: the login has expired; log in again')
+    return [{k: v for k, v in cookie.items() if (k, v) != ('expires', -1)} for cookie in entries]
 
 
 @dataclasses.dataclass(frozen=True)
 class WebEnvironment(Served, Play):
-    """WebArena's tasks, or others of its form, on sites of the user's."""
+    """WebArena's tasks, or others in its format, on the user's sites."""
 
     room: Annotated[int, ONE] = 16
     timeout_s: Annotated[float, POSITIVE] = 120.0

@@ -1,1 +1,1 @@
-"""A shop to buy in: products, goals, pages, and what a purchase earns."""
+"""A web shop: products, goals, pages and scoring."""

@@ -1,7 +1,7 @@
-"""A catalogue drawn from a seed, in the form of WebShop's files, which are not ours to hand on.
+"""A catalogue drawn from a seed, in the format of WebShop's files, which we may not redistribute.
 
-Kinds of things have attributes, options and prices of their own. Several products of a kind differ
-in these alone, so a search finds many, and only pages and options tell which is wanted.
+Each kind of product has its own attributes, options and prices. Products of a kind differ only in
+these, so a search finds many, and only their pages identify the right one.
 """
 
 import functools
@@ -28,7 +28,7 @@ CABLES = 'fast charging|high speed|gold plated|plug play|usb port|aluminum alloy
 HOME = 'easy clean|space saving|solid wood|easy assemble|storage space|eco friendly|living room'
 FOOD = 'gluten free|sugar free|low calorie|keto friendly|non gmo|high protein|natural flavors'
 CARE = 'cruelty free|paraben free|long lasting|sensitive skin|dry skin|natural ingredients|tea tree'
-KINDS = {  # a thing: aisle, attributes, options, prices
+KINDS = {  # kind: (category, attributes, options, price range)
     "men's t-shirt": ('Clothing › Men › Shirts', CLOTHES, ('color', 'size'), (8, 45)),
     "women's blouse": ('Clothing › Women › Tops', CLOTHES, ('color', 'size'), (12, 60)),
     "men's hoodie": ('Clothing › Men › Hoodies', CLOTHES, ('color', 'size'), (18, 75)),
@@ -57,39 +57,39 @@ STALL_ASINS = tuple(f'{number:010}' for number in range(1, 9))
 
 
 def draw(seed: int, count: int) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """(rows of products, what is said of them), as WebShop's two files hold them."""
+    """Draw (products, instructions by asin), the contents of WebShop's two files."""
     generator = random.Random(f'webshop {seed}')
-    rows, said = [], {}
+    rows, entries = [], {}
     while len(rows) < count:
         asin = 'B0' + ''.join(generator.choices(LETTERS, k=8))
-        if asin in said:
+        if asin in entries:
             continue
         kind = generator.choice(list(KINDS))
         row, words = draw_product(generator, kind)
         rows.append({'asin': asin, **row})
-        said[asin] = words
-    return rows, said
+        entries[asin] = words
+    return rows, entries
 
 
 def draw_stall(
     seed: int, number: int, count: int
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """As `draw`, of one of many small shops: products of different kinds, under few names."""
+    """Draw a small shop, as `draw` does: products of different kinds, with few asins."""
     generator = random.Random(f'webshop {seed} {number}')
     kinds = generator.sample(STALL_KINDS, count)
     asins = generator.sample(STALL_ASINS, count)
-    rows, said = [], {}
+    rows, entries = [], {}
     for asin, kind in zip(asins, kinds, strict=True):
-        row, said[asin] = draw_product(generator, kind)
+        row, entries[asin] = draw_product(generator, kind)
         rows.append({'asin': asin, **row})
-    return rows, said
+    return rows, entries
 
 
 def draw_product(generator: random.Random, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
     aisle, known, choices, (low, high) = KINDS[kind]
     brand = ''.join(generator.choices(SYLLABLES, k=3)).capitalize()
     attributes = generator.sample(known.split('|'), 3)
-    shown, other, hidden = attributes  # in the title, in the features, in the description
+    titled, other, hidden = attributes  # in the title, the features and the description
     options = {}
     for name in choices:
         values = CHOICES[name]
@@ -98,7 +98,7 @@ def draw_product(generator: random.Random, kind: str) -> tuple[dict[str, Any], d
     price = round(generator.uniform(low, high), 2)
     more = round(price * generator.uniform(1.1, 1.6), 2)
     row = {
-        'name': f'{brand} {string.capwords(kind)}, {string.capwords(shown)}',
+        'name': f'{brand} {string.capwords(kind)}, {string.capwords(titled)}',
         'pricing': f'${price}${more}' if generator.random() < 0.2 else f'${price}',
         'query': kind,
         'product_category': aisle,
@@ -106,11 +106,11 @@ def draw_product(generator: random.Random, kind: str) -> tuple[dict[str, Any], d
         'small_description': [f'{other.capitalize()}.', f'A {kind} of {brand}.'],
         'customization_options': options,
     }
-    wanted = sorted(generator.sample(attributes, generator.randint(1, 2)))
+    required = sorted(generator.sample(attributes, generator.randint(1, 2)))
     return row, {
         'attributes': sorted(attributes),
-        'instruction': f'Find me a {kind} with these: {", ".join(wanted)}',
-        'instruction_attributes': wanted,
+        'instruction': f'Find me a {kind} with these: {", ".join(required)}',
+        'instruction_attributes': required,
     }
 
 

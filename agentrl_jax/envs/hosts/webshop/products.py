@@ -6,9 +6,9 @@
                             ({'color': [{'value': ...}, ...], ...} or null)
   items_ins_v2_1000.json    asin -> {attributes, instruction, instruction_attributes}
 
-Rules follow its loader: the first product of an asin counts, a range of prices is sampled, and a
-missing price is 100 dollars. A value that an option lists twice counts twice, and a product with an
-empty option has no goal. Digests replace the loader's random draws of prices and limits.
+The rules follow WebShop's loader: the first product of an asin counts, a price is sampled from a
+price range, and a missing price is 100 dollars. A value listed twice in an option counts twice, and
+a product with an empty option has no goal. Digests replace the loader's random prices and limits.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ASIN = 10  # letters of a product's name
+ASIN = 10  # maximum length of an asin
 NO_PRICE = 100.0
-LIMITS = tuple(10.0 * n for n in range(1, 100))  # that a goal's price may have
-NEAREST = 4  # of these above the price, among which the limit is
+LIMITS = tuple(10.0 * n for n in range(1, 100))  # possible price limits of a goal
+NEAREST = 4  # number of limits above the price from which one is drawn
 ANY_PRICE = 1_000_000.0
-SHUFFLED = 233  # AgentGym's and WebShop's seed of the order of the goals
+SHUFFLED = 233  # seed of the goal order in AgentGym and WebShop
 MOST_GOALS = 2**24
 
 
@@ -37,15 +37,14 @@ class Product:
     title: str
     price: float
     price_tag: str
-    query: str  # kind, as its sellers were searched for
+    query: str  # search query of its kind of product
     categories: frozenset[str]
     description: str
     features: tuple[str, ...]
-    options: Mapping[str, tuple[str, ...]]  # what must be chosen: kind -> values, lower case; some
-    # are listed twice
+    options: Mapping[str, tuple[str, ...]]  # kind -> values in lower case, possibly repeated
     attributes: tuple[str, ...]
     instruction: str  # of a customer; '' = no goal
-    wanted: tuple[str, ...]  # attributes that the instruction speaks of
+    wanted: tuple[str, ...]  # attributes that the instruction requires
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,19 +55,19 @@ class Goal:
 
     @property
     def text(self) -> str:
-        """The instruction, the options and the price in a sentence."""
+        """The instruction, the options and the price limit in a sentence."""
         chosen = ', and '.join(f'{kind}: {value}' for kind, value in self.options)
         price = '' if self.most == ANY_PRICE else f', and price lower than {self.most:.2f} dollars'
         return self.product.instruction + (f' with {chosen}' if chosen else '') + price
 
 
 def drawn(*words: str) -> random.Random:
-    """A random generator per purpose, seeded by words."""
+    """Return a random generator seeded by words."""
     return random.Random(hashlib.sha256('\0'.join(words).encode()).digest())
 
 
 def read_price(pricing: str | None, asin: str) -> tuple[float, str]:
-    """(price, price tag)."""
+    """Return (price, price tag)."""
     parts = [re.sub(r'[^\d.]', '', part) for part in (pricing or '').split('$')[1:3]]
     prices = [float(part) for part in parts if part]
     if not prices:
@@ -87,9 +86,9 @@ def read_options(row: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def read_product(row: Any, said: Mapping[str, Any]) -> Product:
-    """A row of the list of products; said: its entry in the file of instructions."""
+    """Parse a row of the product list; said: its entry in the file of instructions."""
     if not isinstance(row, dict) or not isinstance(row.get('asin'), str):
-        raise ValueError('a product is an object with an asin')
+        raise ValueError('a product must be an object with an asin')
     for name in ('name', 'query', 'product_category'):
         if not isinstance(row.get(name), str):
             raise ValueError(f'{row["asin"]} has no {name}')
@@ -112,22 +111,22 @@ def read_product(row: Any, said: Mapping[str, Any]) -> Product:
 
 
 def read_products(rows: Sequence[Any], instructions: Mapping[str, Any]) -> tuple[Product, ...]:
-    """The first product of each valid asin of a list."""
-    found: dict[str, Product] = {}
+    """Parse a list; keep the first product of each valid asin."""
+    by_asin: dict[str, Product] = {}
     for number, row in enumerate(rows):
         try:
             asin = row['asin'] if isinstance(row, dict) and 'asin' in row else ''
-            if asin not in found and (not asin or len(asin) <= ASIN and asin != 'nan'):
-                found[asin] = read_product(row, instructions.get(asin, {}))
+            if asin not in by_asin and (not asin or len(asin) <= ASIN and asin != 'nan'):
+                by_asin[asin] = read_product(row, instructions.get(asin, {}))
         except ValueError as error:
             raise ValueError(f'product {number}: {error}') from error
-    if not found:
+    if not by_asin:
         raise ValueError('there are no products')
-    return tuple(found.values())
+    return tuple(by_asin.values())
 
 
 def limit_of(product: Product, options: Sequence[tuple[str, str]]) -> float:
-    """The dollars that a goal may cost: any, where hardly a limit is above the price."""
+    """Draw a goal's price limit; ANY_PRICE if fewer than two limits are above the price."""
     above = [limit for limit in LIMITS if limit > product.price][:NEAREST]
     if len(above) < 2:
         return ANY_PRICE
@@ -135,39 +134,39 @@ def limit_of(product: Product, options: Sequence[tuple[str, str]]) -> float:
 
 
 def goals_of(products: Sequence[Product]) -> tuple[Goal, ...]:
-    """A goal for each choice of options of each product that is wanted, in WebShop's order."""
-    found = []
+    """Return a goal per choice of options of each product with an instruction, shuffled."""
+    goals = []
     for product in products:
         if product.instruction and product.wanted:
             kinds = sorted(product.options)
             for values in itertools.product(*(product.options[kind] for kind in kinds)):
                 options = tuple(zip(kinds, values, strict=True))
-                found.append(Goal(product, options, limit_of(product, options)))
-    if not found:
-        raise ValueError('nothing in the shop is wanted: no product has an instruction')
-    if len(found) > MOST_GOALS:
-        raise ValueError(f'{len(found)} goals are more than {MOST_GOALS}')
-    random.Random(SHUFFLED).shuffle(found)
-    return tuple(found)
+                goals.append(Goal(product, options, limit_of(product, options)))
+    if not goals:
+        raise ValueError('the shop has no goals: no product has an instruction')
+    if len(goals) > MOST_GOALS:
+        raise ValueError(f'{len(goals)} goals are more than {MOST_GOALS}')
+    random.Random(SHUFFLED).shuffle(goals)
+    return tuple(goals)
 
 
 def read_json(path: str) -> Any:
     try:
         return json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
     except json.JSONDecodeError as error:
-        raise ValueError(f'{path}: broken JSON ({error})') from error
+        raise ValueError(f'{path}: invalid JSON ({error})') from error
 
 
 @functools.cache
 def read_files(products: str, instructions: str) -> tuple[Product, ...]:
-    """Products of a file, with the instructions of another file."""
-    rows, said = read_json(products), read_json(instructions)
-    if not isinstance(rows, list) or not isinstance(said, dict):
+    """Read products from one file and their instructions from another."""
+    rows, entries = read_json(products), read_json(instructions)
+    if not isinstance(rows, list) or not isinstance(entries, dict):
         raise ValueError(
             f'{products} must hold a list of products, and {instructions} an object whose keys are '
             'their asins'
         )
     try:
-        return read_products(rows, said)
+        return read_products(rows, entries)
     except ValueError as error:
         raise ValueError(f'{products}, {error}') from error

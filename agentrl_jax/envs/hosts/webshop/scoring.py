@@ -3,16 +3,16 @@
   r = r_type (|matched attributes| + |matched options| + [price <= limit])
       / (|attributes| + |options| + 1)  <= 1
 
-Rules follow WebShop's code (web_agent_site/engine/goal.py, 64fa2a5; AgentGym's copy at 3ef9235
-agrees; tests/data/webshop_scores.json was recorded with them). r_type is 0 if the titles share no
-noun of the wanted one, and .1 if they share less than a tenth. Otherwise it is 1 if the queries are
-equal, two parts of the category match or over a fifth of the nouns match, and .5 if not. An option
-of the goal matches if any chosen option is similar; other choices do not count. Options that
-contain a colour are compared by it. WebShop finds the nouns of a title with a language model; here
-they are all words except STOP.
+The rules follow WebShop's code (web_agent_site/engine/goal.py, 64fa2a5; AgentGym's copy at 3ef9235
+agrees; tests/data/webshop_scores.json was recorded with them). r_type is 0 if the bought title has
+no noun of the goal's title, and .1 if it has less than a tenth of them. Otherwise it is 1 if the
+queries are equal, two parts of the category match or over a fifth of the nouns match, else .5. An
+option of the goal matches if any chosen option is similar; other choices do not count. Options that
+contain a colour are compared by colour. WebShop finds the nouns of a title with a language model;
+here all words except STOP are nouns.
 
-Texts match if their token set ratio is above 85. Words are split as by thefuzz 0.19.0, which both
-pin: letters of Latin-1 beyond ASCII are dropped, and an underscore is a letter.
+Texts match if their token set ratio is above 85. Words are split as in thefuzz 0.19.0, which both
+pin: Latin-1 letters beyond ASCII are dropped, and an underscore is a letter.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ WORD = re.compile(r'\w+')
 NO_WORD = re.compile(r'\W')
 STOP = frozenset('a an and by for from in of on or the to with'.split())
 LATIN = dict.fromkeys(range(128, 256))
-# A value is compared by the first of these in it: 'dark blue' is blue, 'dark wood' dark
+# A value is compared by the first colour that it contains: 'dark blue' is blue, 'dark wood' dark
 COLORS = (
     'alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown '
     'burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee '
@@ -53,13 +53,13 @@ class Score:
 
 
 def words(text: str) -> set[str]:
-    """Words of a text for comparisons."""
+    """Return the words of a text for comparisons."""
     return {*NO_WORD.sub(' ', text.translate(LATIN)).lower().split()}
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """Percentage from 0 to 100: the best ratio of the common words and each text's words."""
-    import rapidfuzz  # WebShop alone needs it
+    """Return a percentage: the best ratio of the common words and each text's words."""
+    import rapidfuzz  # needed only by WebShop
 
     first, second = (' '.join(words(text)) for text in (one, other))
     return round(rapidfuzz.fuzz.token_set_ratio(first, second))
@@ -74,7 +74,7 @@ def plain_color(value: str) -> str:
 
 
 def plain_option(option: tuple[str, str]) -> str:
-    """A goal's option as text, or its colour if its kind or value is one."""
+    """Return a goal's option as text, or its colour if its kind or value is one."""
     return next((color for color in COLORS if color in option), str(option))
 
 
@@ -83,8 +83,10 @@ def nouns(title: str) -> list[str]:
 
 
 def type_factor(bought: Product, wanted: Product) -> float:
-    asked = nouns(wanted.title)
-    shared = len({*asked} & {*nouns(bought.title)}) / len(asked) if asked else NO_NOUNS
+    goal_nouns = nouns(wanted.title)
+    shared = (
+        len({*goal_nouns} & {*nouns(bought.title)}) / len(goal_nouns) if goal_nouns else NO_NOUNS
+    )
     if shared == 0:
         return 0.0
     if shared < LITTLE_TITLE:
@@ -95,24 +97,24 @@ def type_factor(bought: Product, wanted: Product) -> float:
 
 
 def has_attribute(product: Product, attribute: str) -> bool:
-    """Whether a text or a similar attribute of the product has the attribute."""
+    """Return whether a product has an attribute, in a text or as a similar attribute."""
     texts = (product.title, ' '.join(product.features), product.description)
     held = any(attribute in text.lower() for text in texts)
     return held or alike(attribute, product.attributes)
 
 
 def score(bought: Product, chosen: Mapping[str, str], goal: Goal) -> Score:
-    """chosen: the values of the options that were clicked, by kind."""
+    """Score a purchase; chosen: the clicked option values, by kind."""
     attributes = sum(has_attribute(bought, name) for name in goal.product.wanted)
     values = [plain_color(value) for value in chosen.values()]
     options = sum(alike(plain_option(option), values) for option in goal.options)
     price = float(bought.price <= goal.most)
     kind = type_factor(bought, goal.product)
-    asked = len(goal.product.wanted), len(goal.options)
+    counts = len(goal.product.wanted), len(goal.options)
     return Score(
-        total=kind * ((attributes + options + price) / (sum(asked) + 1)),
+        total=kind * ((attributes + options + price) / (sum(counts) + 1)),
         type=kind,
-        attributes=attributes / max(asked[0], 1),
-        options=options / asked[1] if asked[1] else 1.0,
+        attributes=attributes / max(counts[0], 1),
+        options=options / counts[1] if counts[1] else 1.0,
         price=price,
     )

@@ -1,13 +1,13 @@
-"""WebShop (arXiv:2207.01206): find a product that fits an instruction, choose its options, buy it.
+"""WebShop (arXiv:2207.01206): find a product for an instruction, choose its options, buy it.
 
-Four pages, as text: a search page; ten of up to fifty results; a product with its options; and its
-description, features, reviews and attributes. Actions are search[words] on the first and
-click[text] on the other pages; invalid actions change nothing. A purchase ends the episode and is
-the only reward (scoring.py). An item is an index into the shuffled goals (products.py).
+There are four kinds of pages, as text: search; ten of up to fifty results; a product with its
+options; and its description, features, reviews or attributes. Actions are search[words] on the
+search page and click[text] elsewhere; invalid actions change nothing. A purchase ends the episode
+and gives the only reward (scoring.py). An item is an index into the shuffled goals (products.py).
 
-Products come from WebShop's files or from a catalogue drawn from a seed (catalogue.py): one for all
-items, or a small one per item (a stall), so that it cannot be memorised. BM25 finds them in the
-texts that WebShop indexes (search/retrieval.py).
+Products come from WebShop's files or from a catalogue drawn from a seed (catalogue.py). There is
+one catalogue for all items, or a small one per item (a stall), which cannot be memorised. BM25
+searches the texts that WebShop indexes (search/retrieval.py).
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ PROMPTS = {'long': PROMPT, 'short': SHORT_PROMPT}
 FIGURES = ('score',)
 SEED = 0  # of drawn products
 BETWEEN = ' [SEP] '
-FOUND, SHOWN = 50, 10  # results of a search, and on a page
+FOUND, SHOWN = 50, 10  # results per search, and per page
 BACK, PREVIOUS, NEXT, BUY = 'Back to Search', '< Prev', 'Next >', 'Buy Now'
 PARTS = ('Description', 'Features', 'Reviews', 'Attributes')
 ACTION = re.compile(r'(.+?)\[(.+)\]', re.DOTALL)
@@ -48,14 +48,14 @@ ACTION = re.compile(r'(.+?)\[(.+)\]', re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Shop:
-    """Products, the goals of those who come, and the index: shared by the worlds of a process."""
+    """Products, goals and the search index, shared by the worlds of a process."""
 
     products: dict[str, Product]  # by asin
     goals: tuple[Goal, ...]
     index: retrieval.Index
 
     def find(self, words: str) -> tuple[str, ...]:
-        """Asins, the best first."""
+        """Return matching asins, best first."""
         (hits,) = self.index.search([words], FOUND)
         return tuple(document['id'] for document, _ in hits)
 
@@ -67,16 +67,16 @@ class Shop:
 
 @functools.cache
 def open_shop(files: tuple[str, ...] = (), count: int = 1000) -> Shop:
-    """files: of products and of instructions; () = count products that the seed draws."""
+    """Open a shop. files: (products, instructions); () = count products drawn from the seed."""
     if files and len(files) != 2:
         raise ValueError(
-            f'shop.files={files} are the file of products and the file of instructions'
+            f'shop.files={files} must be the file of products and the file of instructions'
         )
     return Shop.of(products.read_files(*files) if files else catalogue.load(SEED, count))
 
 
 def indexed(product: Product) -> str:
-    """The indexed text: title, description, the first feature, options."""
+    """Return the indexed text: title, description, first feature and options."""
     options = (f'{kind}: {", ".join(values)}' for kind, values in product.options.items())
     return '\n'.join(
         (product.title, product.description, *product.features[:1], ', and '.join(options))
@@ -85,12 +85,12 @@ def indexed(product: Product) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """A page; each one after the first includes the search that led there."""
+    """A page; pages after the first include their search."""
 
-    found: tuple[str, ...] | None = None  # asins; None = on the search page
-    number: int = 0  # of the page of results, from 0
-    asin: str = ''  # of the product; '' = at the results
-    part: str = ''  # of PARTS; '' = at the product itself
+    found: tuple[str, ...] | None = None  # asins of the results; None = search page
+    number: int = 0  # of the results page, from 0
+    asin: str = ''  # of the product; '' = results page
+    part: str = ''  # of PARTS; '' = the product's main page
     chosen: tuple[tuple[str, str], ...] = ()  # options, by kind
 
 
@@ -101,11 +101,10 @@ class Play:
     prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
     rewards: Literal['score', 'success'] = 'score'  # of the purchase; success: 1 for a score of 1,
     # else 0 (RAGEN)
-    list_actions: bool = True  # below each page; AgentGym's does not
-    files: tuple[str, ...] = ()  # WebShop's, of products and of instructions; () = the seed's
-    products: Annotated[int, ONE] = 1000  # that the seed draws
-    stalls: Annotated[int, ZERO] = 0  # shops of few products, an item has one to itself; 0 = one
-    # shop for all
+    list_actions: bool = True  # below each page; AgentGym does not
+    files: tuple[str, ...] = ()  # WebShop's products and instructions; () = drawn from the seed
+    products: Annotated[int, ONE] = 1000  # number of drawn products
+    stalls: Annotated[int, ZERO] = 0  # number of small shops, one per item; 0 = one shop for all
 
 
 class WebShop:
@@ -117,11 +116,11 @@ class WebShop:
 
     def __init__(self, **settings: Any):
         play = self.play = checked('shop', Play(**settings))
-        most = len(catalogue.STALL_KINDS)
-        if play.stalls and (play.files or play.products > most):
+        limit = len(catalogue.STALL_KINDS)
+        if play.stalls and (play.files or play.products > limit):
             raise ValueError(
-                f'shop.stalls={play.stalls} shops of their own hold 1 to {most} '
-                f'products each, not {play.products}, and have no files'
+                f'shop.stalls={play.stalls} needs 1 to {limit} shop.products per stall, not '
+                f'{play.products}, and no shop.files'
             )
         self.instruction = PROMPTS[play.prompt]
         self.shop = None if play.stalls else open_shop(play.files, play.products)
@@ -163,7 +162,7 @@ class WebShop:
         pass
 
     def details(self) -> dict[str, Any]:
-        """Further fields of AgentGym's server."""
+        """Return the additional fields of AgentGym's server."""
         buttons = [] if self.done else [button.lower() for button in self.buttons()]
         bar = self.page.found is None and not self.done
         actions = {'has_search_bar': bar, 'clickables': [*buttons, *['search'] * bar]}
@@ -176,7 +175,7 @@ class WebShop:
     # -- pages
 
     def links(self) -> list[tuple[str, Page]]:
-        """Texts that can be clicked, and the pages they lead to."""
+        """Return the button texts, and the pages they lead to."""
         page, to = self.page, functools.partial(dataclasses.replace, self.page)
         if page.found is None:
             return []
@@ -208,7 +207,7 @@ class WebShop:
         return self.page.found[self.page.number * SHOWN :][:SHOWN]
 
     def shown(self) -> str:
-        """The page as text, with its actions if they are listed."""
+        """Return the page as text, followed by its actions if list_actions is set."""
         page, buttons = self.page, self.buttons()
         lines = ['Instruction:', self.goal.text, BACK]
         if page.found is None:
@@ -242,7 +241,7 @@ class WebShop:
     # -- players
 
     def plan(self) -> list[str]:
-        """Actions from here that buy the goal; they search for its instruction, then its title."""
+        """Return actions that buy the goal; they search for its instruction, then its title."""
         if self.done:
             return []
         page, product, start = self.page, self.goal.product, []
@@ -269,7 +268,7 @@ class WebShop:
 
 
 def sheet(product: Product) -> list[str]:
-    """The lines of a product's page."""
+    """Return the lines of a product's page."""
     lines = []
     for kind, values in product.options.items():
         lines += [kind, *dict.fromkeys(values)]
@@ -286,7 +285,7 @@ def part_of(product: Product, part: str) -> Iterable[str]:
 
 
 def read_action(action: str) -> tuple[str, str]:
-    """('search', words) or ('click', text), in lower case; ('', '') for anything else."""
+    """Return ('search', words) or ('click', text) in lower case; ('', '') for anything else."""
     match = ACTION.match(action.strip())
     if not match or match[1] not in ('search', 'click'):
         return '', ''
@@ -294,18 +293,18 @@ def read_action(action: str) -> tuple[str, str]:
 
 
 class AgentGymShop(WebShop):
-    """As AgentGym serves it: what can be clicked is not listed."""
+    """The shop as AgentGym serves it, without a list of actions."""
 
     def __init__(self, *, list_actions: bool = False, **settings: Any):
         super().__init__(list_actions=list_actions, **settings)
 
     def reset(self, item: int) -> str:
-        """Item -1, which means no session_id, is any goal."""
+        """Start a goal; item ANY (no session_id) draws one at random."""
         return super().reset(secrets.randbelow(self.count) if item == ANY else item)
 
 
 class Player(Read):
-    """The shop with its oracle and random play."""
+    """The shop with its expert and random play."""
 
     def __init__(self, world: WebShop):
         super().__init__(world, 'last_action')
@@ -315,7 +314,7 @@ class Player(Read):
         return f'Action: {plan[0]}' if plan else ''
 
     def random(self, generator: np.random.Generator) -> str:
-        """A search for some words of the instruction, or any button."""
+        """Click any button, or search for some words of the instruction."""
         buttons = self.world.buttons()
         if buttons:
             return f'Action: click[{buttons[generator.integers(len(buttons))].lower()}]'
@@ -332,7 +331,7 @@ class ShopEnvironment(Served, Play):
         return Player(self.world())
 
     def our_items(self, split: str) -> np.ndarray:
-        """Stalls, or goals; all goals of a product are in one split."""
+        """Split the stalls or goals; all goals of a product are in one split."""
         WebShop.check()
         if self.stalls:
             keys = [f'stall {number}' for number in range(self.stalls)]
