@@ -1,6 +1,6 @@
-"""Worlds on the device: gymnax environments that can also show themselves as text.
+"""Environments on the device: gymnax environments that can also be rendered as text.
 
-Names are looked up when they are first used: servers of worlds need no JAX.
+Public names are imported on first use, because servers of environments run without JAX.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""RAGEN's two-armed bandit: the names of the arms are all there is to reason about."""
+"""RAGEN's two-armed bandit, where the names of the arms are the only information."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from agentrl_jax.settings.marks import OneOf
 
 
 def read_pairs(names: str) -> tuple[tuple[str, ...], ...]:
-    """(low arm, high arm) of each `low/high`."""
+    """Parse each `low/high` as (low arm, high arm)."""
     return tuple(tuple(pair.split('/')) for pair in names.split())
 
 
@@ -25,10 +25,10 @@ def one_each(*pairs: str) -> dict[str, tuple[tuple[str, ...], ...]]:
     return {split: read_pairs(pair) for split, pair in zip(SPLITS, pairs, strict=True)}
 
 
-# By set and split. Train and test pairs are RAGEN's: 'main' of its main branch, the others of
+# By set and split. Train and test pairs are RAGEN's: 'main' is from its main branch, the rest from
 # branch v0423 (defaults, and both directions of its generalisation runs). RAGEN has no third split;
-# the validation pairs were made up for this library in the same spirit. 'one_pair' is for policies
-# that know nothing of words: half of RAGEN's validation, too, is the training pair.
+# the validation pairs were written for this library in the same style. 'one_pair' is for policies
+# that do not know the words. Half of RAGEN's own validation is also the training pair.
 PAIRS = {
     'main': {
         'train': read_pairs(
@@ -67,30 +67,30 @@ QUESTION = (
 class EnvState(environment.EnvState):
     """One choice. time: int32 []."""
 
-    pair: jax.Array  # int32 []   index into the pairs of the set, all splits one after another
-    high: jax.Array  # int32 []   which of the two arms, in the order shown, is the high one
-    pulled: jax.Array  # int32 []   the arm that was pulled, -1 = none yet
+    pair: jax.Array  # int32 []   index into the set's pairs, all splits concatenated
+    high: jax.Array  # int32 []   position of the high arm in the question: 0 or 1
+    pulled: jax.Array  # int32 []   position of the pulled arm, -1 = none yet
 
 
 @struct.dataclass
 class EnvParams(environment.EnvParams):
-    """The pool: every pair in both orders."""
+    """The pool: each pair in both orders."""
 
     pair: jax.Array = None  # int32 [levels]
     high: jax.Array = None  # int32 [levels]
     low_reward: jax.Array = (
-        0.1  # float32 [] what the low arm always pays (code; the paper says .15)
+        0.1  # float32 [] reward of the low arm, as in RAGEN's code (.15 in the paper)
     )
-    high_probability: jax.Array = 0.25  # float32 [] with which the high arm pays 1, else 0
+    high_probability: jax.Array = 0.25  # float32 [] probability that the high arm pays 1, else 0
     max_steps_in_episode: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Bandit(TextEnvironment):
-    """Pull one of two named arms, once. Action 0 or 1 is the arm's place in the question.
+    """Pull one of two named arms, once. Action 0 or 1 is the arm's position in the question.
 
-    ACTION_NAMES holds the arms of all splits, so that pools of different splits share their tables;
-    env_action maps a name to an arm of the question at hand.
+    ACTION_NAMES has the arms of all splits, so that pools of different splits share their tables.
+    env_action maps a name to an arm of the current question.
     """
 
     pairs: Annotated[str, OneOf(PAIRS)] = 'main'  # which arm names
@@ -98,7 +98,7 @@ class Bandit(TextEnvironment):
     REWARD_QUANTUM: ClassVar[float] = 0.1
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
     name: ClassVar[str] = 'bandit'
-    instruction: ClassVar[str] = ''  # it is in the observation
+    instruction: ClassVar[str] = ''  # included in the observation
     num_actions: ClassVar[int] = 2
 
     @property
@@ -112,7 +112,7 @@ class Bandit(TextEnvironment):
     def make_params(
         self, split: str = 'train', *, num_levels: int | None = None, seed: int = 0
     ) -> EnvParams:
-        """Both orders of all pairs of the split; the pool is that small whatever is asked for."""
+        """Return both orders of all pairs of the split, ignoring num_levels and seed."""
         del num_levels, seed
         if split not in SPLITS:
             raise ValueError(f'split={split!r} is not one of {SPLITS}')
@@ -147,25 +147,25 @@ class Bandit(TextEnvironment):
         return state.pulled >= 0
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """The high arm was pulled, whatever it paid."""
+        """Return whether the high arm was pulled, regardless of its reward."""
         return state.pulled == state.high
 
     def env_action(self, state: EnvState, name_index: jax.Array) -> jax.Array:
         low, high = jnp.asarray(self._pair_names())[state.pair]
-        shown = jnp.where(state.high == 0, jnp.stack([high, low]), jnp.stack([low, high]))
-        return jnp.where(name_index == shown[0], 0, jnp.where(name_index == shown[1], 1, -1))
+        arms = jnp.where(state.high == 0, jnp.stack([high, low]), jnp.stack([low, high]))
+        return jnp.where(name_index == arms[0], 0, jnp.where(name_index == arms[1], 1, -1))
 
     def names_of(self, level: int, params: EnvParams) -> list[str]:
-        """The two arms in the order shown."""
+        """Return the two arms in the order of the question."""
         return self.cells(self.reset_level(level, params))[0]
 
     def _pair_names(self) -> np.ndarray:
-        """int32 [pairs, 2]: (low, high) as indices into ACTION_NAMES."""
+        """Return int32 [pairs, 2]: (low, high) as indices into ACTION_NAMES."""
         names = self.ACTION_NAMES
         return np.array([[names.index(name) for name in p] for p in self._all_pairs], np.int32)
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
-        """int32 []: which question it is (the pair and its order)."""
+        """Return int32 []: the question (pair and order)."""
         return 2 * state.pair + state.high
 
     def observation_space(self, params: Any = None) -> spaces.Discrete:
@@ -185,32 +185,32 @@ class Bandit(TextEnvironment):
         return QUESTION.format(a=a, b=b)
 
     def cells(self, state: EnvState) -> list[list[str]]:
-        """The two arms in the order shown."""
+        """Return the two arms in the order of the question."""
         low, high = self._all_pairs[int(state.pair)]
         return [[low, high] if int(state.high) else [high, low]]
 
     def plans(
         self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
     ) -> list[list[int]]:
-        """The high arm."""
+        """Plan to pull the high arm."""
         names = self._pair_names()
         return [[int(names[pair][1])] for pair in states.pair]
 
     def random_success(
         self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
     ) -> np.ndarray:
-        """Half the random choices are right."""
+        """Return 0.5: one of two arms is correct."""
         return np.full((len(budgets), self.num_levels(params)), 0.5)
 
     def oracle_success(
         self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
     ) -> np.ndarray:
-        """The oracle knows the arms."""
+        """Return 1: the oracle knows the high arm."""
         return np.ones((len(budgets), self.num_levels(params)))
 
 
 @functools.cache
 def _line_families(env: Bandit) -> Lines:
-    """One question for each pair and order; the high arm comes first in the even ones."""
+    """One question per pair and order; even ones list the high arm first."""
     orders = (order for low, high in env._all_pairs for order in ((high, low), (low, high)))
     return Lines(question=[QUESTION.format(a=a, b=b) for a, b in orders])

@@ -1,13 +1,13 @@
-"""What an environment must offer: gymnax's interface, and hooks that show it as text.
+"""Interface of an environment: gymnax's, plus hooks that render it as text.
 
-A subclass is a frozen dataclass of static settings, so that equal environments share compilations.
-It implements the methods that raise NotImplementedError, for one episode without batch axes, and
-gets reset_env, step_env and gymnax's jitted six-value step and reset from here. Methods on states
-and actions without a batch axis, which return arrays, are pure and traced; the others run on the
+A subclass is a frozen dataclass of static settings, so equal environments share compilations.
+It implements the methods that raise NotImplementedError, for one episode without batch axes. It
+inherits reset_env, step_env and gymnax's jitted six-value step and reset. Methods that take
+unbatched states and actions and return arrays are pure and traced. All other methods run on the
 host, some for many levels at once.
-Its fields are the section of its name in a config, with types, bounds, defaults and comments; what
-bounds cannot say is in RULES (settings/rules.py). Those that say which levels are drawn are
-of_pool: no traced method reads them, and worlds that differ in them alone are equal.
+The fields are the config section with the environment's name: types, bounds, defaults, comments.
+RULES holds constraints that bounds cannot express (settings/rules.py). Fields that only select
+levels are declared with of_pool: no traced method reads them, and equality ignores them.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ from agentrl_jax.settings import rules, tree
 
 
 def gymnax_module(name: str) -> ModuleType:
-    """Module `name` of gymnax.environments, without the package, which imports every world it has.
+    """Import module `name` of gymnax.environments without the package.
 
-    Those plot with seaborn and compute constants on the device, 3 seconds in all. A program that
-    imports gymnax itself, before or after, finds the same classes.
+    The package imports all its environments, including seaborn plots and device constants, which
+    takes 3 seconds. A program that imports gymnax itself, before or after, gets the same classes.
     """
     full_name = f'gymnax.environments.{name}'
     if full_name not in sys.modules:
@@ -48,14 +48,14 @@ environment, spaces = gymnax_module('environment'), gymnax_module('spaces')
 
 
 def of_pool(default: Any) -> Any:
-    """A field that says which levels are drawn: other values of it compile nothing anew."""
+    """Declare a field that only selects levels; changing it does not trigger a compilation."""
     return dataclasses.field(default=default, compare=False)
 
 
 class TextEnvironment(environment.Environment[Any, Any]):
-    """A gymnax environment over a pool of levels whose observations are lists of known lines."""
+    """A gymnax environment over a pool of levels; its observations are lists of known lines."""
 
-    ACTION_NAMES: ClassVar[tuple[str, ...]]  # index = what env_action takes
+    ACTION_NAMES: ClassVar[tuple[str, ...]]  # indexed by env_action's name_index
     REWARD_QUANTUM: ClassVar[float]  # every step reward is a multiple of it
     REWARD_BOUNDS: ClassVar[tuple[float, float]]  # of one step
     REWARDS_ROUNDED: ClassVar[bool] = False  # prompts show the nearest multiple
@@ -63,60 +63,60 @@ class TextEnvironment(environment.Environment[Any, Any]):
 
     @property
     def instruction(self) -> str:
-        """What the task is and what the symbols mean."""
+        """Explanation of the task and of the symbols, for the prompt."""
         raise NotImplementedError
 
     def rules(self, params: Any) -> str:
-        """What a person who plays reads: the instruction, as far as it is true of the params."""
+        """Return the rules for a human player: the instruction, corrected for the params."""
         return self.instruction
 
     def make_params(self, split: str = 'train', *, num_levels: int = 1024, seed: int = 0) -> Any:
-        """EnvParams holding a pool of `num_levels` levels of `split`, the same for the same seed.
+        """Return EnvParams with a pool of `num_levels` levels of `split`, determined by the seed.
 
         Pools of different splits never share a level.
         """
         raise NotImplementedError
 
     def num_levels(self, params: Any) -> int:
-        """Size of the pool."""
+        """Return the size of the pool."""
         raise NotImplementedError
 
     def reset_level(self, level: jax.Array, params: Any) -> Any:
-        """First state of the given level (int32 [])."""
+        """Return the initial state of a level (int32 [])."""
         raise NotImplementedError
 
     def advance(
         self, key: jax.Array, state: Any, action: jax.Array, params: Any
     ) -> tuple[Any, jax.Array, jax.Array]:
-        """(next state, reward float32 [], effective bool []) from a state that is not terminal.
+        """Return (next state, reward float32 [], effective bool []) from a non-terminal state.
 
-        `time` is counted by step_env.
+        step_env counts `time`.
         """
         raise NotImplementedError
 
     def success(self, state: Any, params: Any) -> jax.Array:
-        """bool []: the episode would count as solved if it ended here."""
+        """Return bool []: whether an episode that ends here counts as solved."""
         raise NotImplementedError
 
     def names_of(self, level: int, params: Any) -> Sequence[str]:
-        """Names of the actions that env_action gives in a level, for people."""
+        """Return the names of env_action's actions in a level, for people."""
         del level, params
         return self.ACTION_NAMES
 
     def env_action(self, state: Any, name_index: jax.Array) -> jax.Array:
-        """Action that ACTION_NAMES[name_index] stands for in this state; -1 = not on offer."""
+        """Return the action with name ACTION_NAMES[name_index] in this state; -1 = not on offer."""
         del state
         return jnp.asarray(name_index, jnp.int32)
 
     def offered(self, state: Any) -> jax.Array | None:
-        """bool [names]: actions that random play draws from; None = all of them."""
+        """Return bool [names]: the actions that random play draws from; None = all."""
         del state
         return None
 
     def episode_metrics(
         self, actions: jax.Array, level: jax.Array, params: Any
     ) -> dict[str, jax.Array]:
-        """Figures of this environment's own, float32 [B] each, of episodes (optional, traced).
+        """Return environment-specific metrics of episodes, float32 [B] each (optional, traced).
 
         actions int32 [B, K, A] as executed, -1 = none; level int32 [B]. Their means are logged as
         <environment>/<name> and eval/<name>.
@@ -125,65 +125,65 @@ class TextEnvironment(environment.Environment[Any, Any]):
         return {}
 
     def lines(self, params: Any) -> list[str]:
-        """Every line an observation can hold, each ending in a newline; not bound to one pool."""
+        """Return every possible observation line, ending in a newline, for all pools."""
         raise NotImplementedError
 
     def line_slots(self, params: Any) -> list[range]:
-        """For each place r of line_ids: the ids that it may hold (besides -1)."""
+        """Return the possible ids (besides -1) at each index r of line_ids."""
         raise NotImplementedError
 
     def line_ids(self, state: Any, params: Any) -> jax.Array:
-        """int32 [R]: the observation as indices into lines; -1 = no line at this place."""
+        """Return the observation as int32 [R] indices into lines; -1 = no line."""
         raise NotImplementedError
 
     def observation_text(self, state: Any) -> str:
-        """The observation, written without line tables (host; what tests compare with)."""
+        """Return the observation, written without line tables (host; reference for tests)."""
         raise NotImplementedError
 
     def cells(self, state: Any) -> list[list[str]]:
-        """What is where, row by row, in words (host; for pages that draw the world)."""
+        """Return the contents of each cell in words, row by row (host; drawn in reports)."""
         raise NotImplementedError
 
     def for_validation(self) -> 'TextEnvironment':
-        """The same world as validation plays it."""
+        """Return the environment that validation plays."""
         return self
 
     def plans(
         self, states: Any, used: np.ndarray, max_actions: int, params: Any
     ) -> list[list[int]]:
-        """For each of N host states (stacked) what the best player would announce from there.
+        """Return the expert's plan for each of N stacked host states.
 
-        Indices into ACTION_NAMES, at least the next one; [] = no way out. A plan may assume that
-        every action does what it should; that of an ended state is not used. used int [N]: actions
-        spent of `max_actions`.
+        A plan holds indices into ACTION_NAMES, at least the next action; [] = unsolvable. It may
+        assume that every action has its intended effect. Plans of ended states are ignored. used
+        int [N]: actions already taken, out of `max_actions`.
         """
         raise simulation.NoExpert(
-            f'{self.name} has no expert to demonstrate it: give {type(self).__name__} a method '
-            'plans, or train without own demonstrations (clone.episodes=0)'
+            f'{self.name} has no expert. Implement {type(self).__name__}.plans, or '
+            'train without demonstrations (clone.episodes=0)'
         )
 
     def random_success(
         self, params: Any, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
     ) -> np.ndarray:
-        """float [budgets, levels]: chance of uniformly random play within each budget of actions.
+        """Return float [budgets, levels]: success probability of random play per action budget.
 
-        Simulated, `rollouts` times a level.
+        Simulated with `rollouts` episodes per level; actions are uniformly random.
         """
         horizon = int(max(budgets))
         won = simulation.simulate_random(self, params, horizon, rollouts=rollouts, seed=seed)
         return won[np.asarray(budgets)].mean(2)
 
     def oracle_success(self, params: Any, budgets: Sequence[int], *, seed: int = 0) -> np.ndarray:
-        """float [budgets, levels]: chance of the best player within each budget of actions.
+        """Return float [budgets, levels]: success of the expert within each action budget.
 
-        Simulated by following `plans` once; NoExpert where there are none.
+        Simulated by following `plans` once; raises NoExpert without an expert.
         """
         return np.stack(
             [simulation.simulate_oracle(self, params, int(budget), seed=seed) for budget in budgets]
         ).astype(float)
 
     def observe(self, key: jax.Array, state: Any, action: Any, params: Any) -> jax.Array:
-        """What gymnax's step returns: line_ids, int32 [R]."""
+        """Return the observation of gymnax's step: line_ids, int32 [R]."""
         return self.line_ids(state, params)
 
     def observation_space(self, params: Any) -> spaces.Space:
@@ -204,7 +204,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
         return spaces.Discrete(self.num_actions)
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:
-        """A level of the pool, drawn uniformly."""
+        """Reset to a level drawn uniformly from the pool."""
         k_level, k_observe = jax.random.split(key)
         level = jax.random.randint(k_level, (), 0, self.num_levels(params))
         state = self.reset_level(level, params)
@@ -213,10 +213,10 @@ class TextEnvironment(environment.Environment[Any, Any]):
     def step_env(
         self, key: jax.Array, state: Any, action: jax.Array, params: Any
     ) -> tuple[jax.Array, Any, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """(observation, state, reward, terminated, info); the action counts from 0.
+        """Return (observation, state, reward, terminated, info); actions count from 0.
 
         A terminal state is absorbing, and an action outside the action space changes nothing: both
-        give reward 0 and leave even `time` as it is.
+        give reward 0 and leave even `time` unchanged.
         """
         action = jnp.asarray(action, jnp.int32)
         legal = (action >= 0) & (action < self.num_actions)
@@ -232,7 +232,7 @@ class TextEnvironment(environment.Environment[Any, Any]):
 
 
 def shared_fields(world: type) -> dict[str, tree.Leaf]:
-    """{name as a field of the world's own: field of the hosts section that it is}."""
+    """Return {the world's name for a shared field: the field of the hosts section}."""
     shared = [x for x in tree.leaves(world, 'own.').values() if x.name.startswith('hosts.')]
     names = [(one.attribute, one.name.partition('.')[2]) for one in shared]
     return {name: one for one, both in zip(shared, names, strict=True) for name in both}
@@ -241,9 +241,9 @@ def shared_fields(world: type) -> dict[str, tree.Leaf]:
 def read_world(
     world: type, settings: Mapping[str, Any], hosts: Mapping[str, Any] = MappingProxyType({})
 ) -> Any:
-    """The world of a section of a config, or of JSON; ValueError with everything that is wrong.
+    """Build a world from its section of a config or from JSON; ValueError lists all errors.
 
-    Fields that worlds on hosts share may be among the settings, or in hosts, their section.
+    Fields that worlds on hosts share may be in `settings` or in `hosts`, their section.
     """
     shared = {f'{world.name}.{name}': leaf.name for name, leaf in shared_fields(world).items()}
     flat = {shared.get(name, name): x for name, x in tree.flat({world.name: settings}).items()}
@@ -254,14 +254,14 @@ def read_world(
 
 
 def build(env: Any, split: str, *, num_levels: int, seed: int) -> tuple[Any, Any]:
-    """(env, its parameters with a pool of the split); ValueError where it cannot be played."""
+    """Return (env, parameters with a pool of the split); ValueError for invalid settings."""
     if wrong := rules.broken_by(env):
         raise ValueError('; '.join(rule.sentence for rule in wrong))
     return env, env.make_params(split, num_levels=num_levels, seed=seed)
 
 
 class Lines:
-    """Families of lines laid out one after another in one list; built once per environment."""
+    """Families of lines, concatenated into one list; built once per environment."""
 
     def __init__(self, **families: list[str]):
         sizes = [len(family) for family in families.values()]
@@ -273,7 +273,7 @@ class Lines:
         self.texts = [line for family in families.values() for line in family]
 
     def ids(self, name: str, index: Any, present: Any = True) -> jax.Array:
-        """Ids of the lines `index` of a family, as int32 [n]; -1 where not present."""
+        """Return the ids of lines `index` of a family, int32 [n]; -1 if not present."""
         start = self.slots[name].start
         ids = jnp.where(present, start + jnp.asarray(index, jnp.int32), -1)
         return jnp.atleast_1d(ids.astype(jnp.int32))

@@ -1,6 +1,6 @@
-"""How a board is written: rows of signs, also with a blank in front of each, coordinates, or both.
+"""Text formats of boards: rows of symbols, with or without spaces, coordinates, or both.
 
-Byte-pair tokenizers merge signs that touch; in 'cells' (' P _ O G') each is apart.
+Byte-pair tokenizers merge adjacent symbols; 'cells' (' P _ O G') puts a space before each.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ FORMATS = (*ROWS_ONLY, 'coord', 'grid_coord')
 
 
 def row(signs: Sequence[str], observation_format: str) -> str:
-    """The line of one row."""
+    """Return the line of one row."""
     return ''.join(f' {sign}' if observation_format == 'cells' else sign for sign in signs) + '\n'
 
 
 def coordinates(cells: Any) -> str:
-    """'(r, c), (r, c)' of an [n, 2] array."""
+    """Format an [n, 2] array as '(r, c), (r, c)'."""
     return ', '.join(f'({int(r)}, {int(c)})' for r, c in np.asarray(cells))

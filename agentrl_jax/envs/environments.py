@@ -1,4 +1,4 @@
-"""All worlds by their names: env.name, and the sections of a config that hold their fields."""
+"""All environments by name: the values of env.name, and the config sections of their fields."""
 
 import importlib
 import pathlib
@@ -21,7 +21,7 @@ from agentrl_jax.envs.library import Library
 from agentrl_jax.envs.sokoban import Sokoban
 
 ENVIRONMENTS = {world.name: world for world in (FrozenLake, Sokoban, Bandit, Library, BabyAI)}
-GAMES = {}  # worlds on the device that extensions add: WORLDS in extras/NAME/worlds.py
+GAMES = {}  # on-device environments of extensions: WORLDS in extras/NAME/worlds.py
 for _file in sorted((pathlib.Path(__file__).parents[1] / 'extras').glob('*/worlds.py')):
     GAMES |= importlib.import_module(f'agentrl_jax.extras.{_file.parent.name}.worlds').WORLDS
 HOSTS = {

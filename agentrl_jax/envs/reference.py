@@ -1,12 +1,12 @@
-"""Random play and the oracle on every environment, beside published figures where there are any.
+"""Measure random play and the oracle on every environment, next to published figures if any.
 
   python -m agentrl_jax.envs.reference [--levels=2048] [--games] [--hosts]
 
-The published boards were 256 (227 of the larger rooms) drawn with RAGEN's own seeds; ours are drawn
-from the same distribution, repetitions included, so both sides carry a sampling error. Environments
-without published figures are played by their default settings, on levels of the training split;
-with --games the games alone, with --hosts worlds on hosts that are played in this process, on their
-test items within AgentGym's rounds.
+The published figures are for 256 boards (227 larger rooms) drawn with RAGEN's seeds. Our boards
+come from the same distribution, repetitions included, so both sides have a sampling error.
+Environments without published figures use their default settings and levels of the training
+split. --games measures only the games. --hosts measures the host environments that can run in this
+process, on their test items and within AgentGym's rounds.
 """
 
 import argparse
@@ -33,18 +33,18 @@ from agentrl_jax.envs.simulation import NoExpert
 
 BUDGETS = (5, 10, 15, 20, 25, 30, 35)
 
-AS_THEY_COME = dict(split=None, unique=False)  # levels of all splits, repetitions included
+AS_THEY_COME = dict(split=None, unique=False)  # all splits, repetitions included
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: success in per cent by budget."""
+    """One row of the table: success rates in per cent by budget."""
 
     label: str
     player: str  # random or oracle
     env: Any
-    published: tuple[float, ...] = ()  # at `budgets`, as measured on RAGEN's own code; () = none
-    boards: int = 256  # behind the published figures
+    published: tuple[float, ...] = ()  # at `budgets`, measured with RAGEN's code; () = none
+    boards: int = 256  # number of boards in the published measurement
     budgets: tuple[int, ...] = BUDGETS
     pool: Mapping[str, Any] = dataclasses.field(default_factory=lambda: AS_THEY_COME)
 
@@ -97,13 +97,13 @@ def reference_curves(
     rollouts: int = 20,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Success of uniform random actions and of the best player within each budget of actions.
+    """Success of random play and of the expert within each action budget.
 
-    trials: that a level is given, each with the budget and luck of its own. Where a level's share
-    is not computed but measured by n rollouts, success within two trials comes out too small, by
-    1 / 4n at most.
-    Keys random, random_se, oracle, oracle_se, each float [budgets]; the errors are over levels. The
-    last two are absent for a world without an expert.
+    Returns random, random_se, oracle, oracle_se, each float [budgets]; standard errors are over
+    levels. Without an expert the last two are absent.
+    trials: independent attempts per level, each with the full budget. If a level's success is
+    measured with n rollouts instead of computed, the success within two trials is underestimated
+    by at most 1 / 4n.
     """
     by_level = {'random': env.random_success(params, budgets, rollouts=rollouts, seed=seed)}
     with contextlib.suppress(NoExpert):
@@ -125,15 +125,15 @@ def reference_success(
     rollouts: int = 20,
     seed: int = 0,
 ) -> dict[str, float]:
-    """reference_curves for one budget (max_actions_per_episode), as floats."""
+    """Return reference_curves for one budget (max_actions_per_episode), as floats."""
     curves = reference_curves(env, params, [budget], trials=trials, rollouts=rollouts, seed=seed)
     return {name: float(curve[0]) for name, curve in curves.items()}
 
 
 def measure(row: Row, levels: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Ours in per cent, its standard error, and how many standard errors the two sides differ.
+    """Return our success in per cent, its standard error, and the difference in standard errors.
 
-    The published side's error is taken as the spread of our levels over its number of boards.
+    The published error is the spread over our levels, scaled to the published number of boards.
     """
     params = row.env.make_params(num_levels=levels, seed=seed, **row.pool)
     curves = reference_curves(row.env, params, row.budgets)
@@ -144,12 +144,14 @@ def measure(row: Row, levels: int, seed: int = 0) -> dict[str, np.ndarray]:
         return {'ours': ours, 'error': error}
     both = error * np.sqrt(1 + row.env.num_levels(params) / row.boards)
     # Published figures are rounded to 0.1.
-    apart = np.maximum(np.abs(ours - np.array(row.published)) - 0.05, 0) / np.maximum(both, 1e-9)
-    return {'ours': ours, 'error': error, 'apart': apart}
+    difference = np.maximum(np.abs(ours - np.array(row.published)) - 0.05, 0) / np.maximum(
+        both, 1e-9
+    )
+    return {'ours': ours, 'error': error, 'apart': difference}
 
 
 def unpublished(worlds: Mapping[str, type[TextEnvironment]]) -> list[Row]:
-    """Rows of the worlds of which nothing is published."""
+    """Return rows for the worlds without published figures."""
     known = {row.env.name for row in ROWS}
     return [
         Row(name, player, world(), pool={})
@@ -160,7 +162,7 @@ def unpublished(worlds: Mapping[str, type[TextEnvironment]]) -> list[Row]:
 
 
 def describe(row: Row, got: dict[str, np.ndarray]) -> str:
-    """The table of one row."""
+    """Return the text table of one row."""
     title = f'{row.player:6} {row.label}'
     if not got:
         return f'{title}: no expert'
@@ -170,29 +172,29 @@ def describe(row: Row, got: dict[str, np.ndarray]) -> str:
 
 
 def describe_hosts(levels: int) -> Iterator[str]:
-    """A line for each kind of worlds that has a player."""
+    """Yield one line per host environment that has built-in players."""
     for name, kind in HOSTS.items():
         if issubclass(kind, Served) and (env := kind()).has_player():
             turns = agentgym.ENVIRONMENTS[name].rounds
             params = env.make_params('test', num_levels=levels)
-            found = players.reference_success(env, params, turns, rollouts=1)
-            shares = ', '.join(f'{player} {100 * share:.1f} %' for player, share in found.items())
+            success = players.reference_success(env, params, turns, rollouts=1)
+            shares = ', '.join(f'{player} {100 * share:.1f} %' for player, share in success.items())
             yield f'{name}: {shares}, {len(params.items)} items, {turns} turns'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--levels', type=int, default=2048)
-    parser.add_argument('--games', action='store_true', help='the games alone')
-    parser.add_argument('--hosts', action='store_true', help='worlds on hosts alone')
-    given = parser.parse_args()
-    if given.hosts:
-        for line in describe_hosts(given.levels):
+    parser.add_argument('--games', action='store_true', help='measure only the games')
+    parser.add_argument('--hosts', action='store_true', help='measure only host environments')
+    args = parser.parse_args()
+    if args.hosts:
+        for line in describe_hosts(args.levels):
             print(line, flush=True)
         return
-    rows = unpublished(GAMES) if given.games else (*ROWS, *unpublished(ENVIRONMENTS))
+    rows = unpublished(GAMES) if args.games else (*ROWS, *unpublished(ENVIRONMENTS))
     for row in rows:
-        print(describe(row, measure(row, given.levels)))
+        print(describe(row, measure(row, args.levels)))
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Random and oracle play of any world: what success is compared with, and what rewards occur."""
+"""Random and oracle play of any environment, for baselines of success and checks of rewards."""
 
 import collections
 import functools
@@ -13,13 +13,13 @@ CHECKED_EPISODES, CHECKED_PLANS, CHECKED_ACTIONS = 128, 16, 32  # sizes of check
 
 
 class NoExpert(ValueError):
-    """A world that has no oracle was asked for its plans."""
+    """The environment has no expert, so there are no plans."""
 
 
 def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed: int) -> np.ndarray:
-    """bool [horizon + 1, levels, rollouts]: success after 0, 1, ... random actions.
+    """Return bool [horizon + 1, levels, rollouts]: success after 0, 1, ... random actions.
 
-    Uniformly drawn: from those on offer where the world says which, else from all.
+    Actions are uniform over env.offered, or over all actions if it returns None.
     """
     levels = env.num_levels(params)
     level = jnp.repeat(jnp.arange(levels), rollouts)
@@ -35,17 +35,17 @@ def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed:
         if offered is None:
             action = jax.random.randint(k_action, level.shape, 0, env.num_actions)
         else:
-            luck = jax.random.uniform(k_action, offered.shape)
-            name = jnp.argmax(jnp.where(offered, luck, -1.0), 1)
+            draws = jax.random.uniform(k_action, offered.shape)
+            name = jnp.argmax(jnp.where(offered, draws, -1.0), 1)
             action = jax.vmap(env.env_action)(states, name)
         keys = jax.random.split(k_world, len(level))
-        over = is_terminated(states, params) | is_truncated(states, params)  # its limit of steps
+        over = is_terminated(states, params) | is_truncated(states, params)  # step limit
 
-        def going_on(old, new):
+        def keep_if_over(old, new):
             return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), old, new)
 
         after = jax.vmap(env.step_env, in_axes=(0, 0, 0, None))(keys, states, action, params)[1]
-        states = jax.tree.map(going_on, states, after)
+        states = jax.tree.map(keep_if_over, states, after)
         return states, success(states, params)
 
     keys = jax.random.split(jax.random.key(seed), horizon)
@@ -55,7 +55,7 @@ def simulate_random(env: Any, params: Any, horizon: int, *, rollouts: int, seed:
 
 
 def simulate_oracle(env: Any, params: Any, budget: int, *, seed: int) -> np.ndarray:
-    """bool [levels]: success of env.plans, computed again after every action, within the budget."""
+    """Return bool [levels]: success within the budget of env.plans, replanned every action."""
     levels = env.num_levels(params)
     steps = _steps(env, params, np.arange(levels), budget, plans=levels, replan=True, seed=seed)
     ((states, *_),) = collections.deque(steps, maxlen=1)
@@ -72,11 +72,11 @@ def episodes(
     replan: bool = True,
     seed: int = 0,
 ) -> tuple[Any, np.ndarray]:
-    """`budget` actions on each level (int [N]): the first `plans` rows are the oracle's.
+    """Play `budget` actions on each level (int [N]): oracle in the first `plans` rows, else random.
 
-    The others are uniformly random. Returns host arrays: states [budget + 1, N, ...] and rewards
-    float32 [budget, N]. Without `replan` a plan is followed to its end, even where the world did
-    not do what it assumes.
+    Returns host arrays: states [budget + 1, N, ...] and rewards float32 [budget, N]. Random actions
+    are uniform. Without `replan` a plan is followed to its end, even if an action did not have the
+    effect that it assumes.
     """
     steps = _steps(env, params, level, budget, plans=plans, replan=replan, seed=seed)
     states, _, _, rewards = zip(*steps, strict=True)
@@ -85,11 +85,11 @@ def episodes(
 
 
 def solutions(env: Any, params: Any, budget: int, *, seed: int = 0) -> np.ndarray:
-    """int32 [levels, budget]: what the best player does from the start of each level.
+    """Return int32 [levels, budget]: the expert's actions from the start of each level.
 
-    Indices into ACTION_NAMES, -1 past the end. Its plan is followed to its end; where the level is
-    not over then, as in worlds that show more on the way, the next one follows. Where the world has
-    luck, this is how one draw of it was played, and may not fit another.
+    Indices into ACTION_NAMES, -1 past the end. Each plan is followed to its end. If the level is
+    not over then, as in partially observed environments, a new plan follows. In a stochastic
+    environment the actions fit one random draw and may not fit another.
     """
     levels = env.num_levels(params)
     steps = _steps(env, params, np.arange(levels), budget, plans=levels, replan=False, seed=seed)
@@ -104,7 +104,7 @@ def solutions(env: Any, params: Any, budget: int, *, seed: int = 0) -> np.ndarra
 def _steps(env: Any, params: Any, level: Any, budget: int, *, plans: int, replan: bool, seed: int):
     """Yield (states, over, name, reward) at the start and after each action of `episodes`.
 
-    name: of the action in ACTION_NAMES, int [N], -1: none; it and the reward are None at the start.
+    name: index into ACTION_NAMES, int [N], -1: no action. name and reward are None at the start.
     """
     rng, key = np.random.default_rng(seed), jax.random.key(seed)
     reset, act = _programs(env)
@@ -119,7 +119,7 @@ def _steps(env: Any, params: Any, level: Any, budget: int, *, plans: int, replan
             for row, plan in zip(ask, fresh, strict=True):
                 queues[row] = list(plan)
         action = rng.integers(env.num_actions, size=len(level))
-        action[:plans] = -1  # no plan: nothing is done
+        action[:plans] = -1  # no action without a plan
         name = np.full(len(level), -1)
         name[:plans] = [queue.pop(0) if queue else -1 for queue in queues]
         states, reward, over = jax.device_get(act(params, key, used, states, name, action))
@@ -128,14 +128,14 @@ def _steps(env: Any, params: Any, level: Any, budget: int, *, plans: int, replan
 
 @functools.cache
 def _programs(env: Any) -> tuple[Any, Any]:
-    """Jitted (params, level) -> (states, over), and an action of each row; all [N, ...]."""
+    """Return jitted functions: (params, level) -> (states, over), and one action per row."""
 
     def reset(params, level):
         states = jax.vmap(env.reset_level, (0, None))(level, params)
         return states, jax.vmap(env.is_terminated, (0, None))(states, params)
 
     def act(params, key, used, states, name, action):
-        """name int32 [N]: an index into ACTION_NAMES; -1: the environment's own `action`."""
+        """name int32 [N]: an index into ACTION_NAMES; -1: use the raw `action`."""
         named = jax.vmap(env.env_action)(states, jnp.maximum(name, 0))
         action = jnp.where(name >= 0, named, action)
         keys = jax.random.split(jax.random.fold_in(key, used), len(action))
@@ -147,10 +147,10 @@ def _programs(env: Any) -> tuple[Any, Any]:
 
 
 def check_rewards(env: Any, params: Any, budget: int) -> None:
-    """ValueError if a reward of a little random and oracle play could not be shown as it is.
+    """Raise ValueError if short random and oracle play gives a reward that prompts cannot show.
 
-    A prompt has a line for each multiple of REWARD_QUANTUM that the actions of a turn can sum up to
-    within REWARD_BOUNDS. Any other reward would be clipped or rounded: REWARDS_ROUNDED allows it.
+    A prompt has a line for each multiple of REWARD_QUANTUM that the actions of a turn can sum to
+    within REWARD_BOUNDS. Other rewards would be clipped or rounded, which REWARDS_ROUNDED allows.
     """
     if env.REWARDS_ROUNDED:
         return
@@ -166,11 +166,11 @@ def check_rewards(env: Any, params: Any, budget: int) -> None:
     if outside.any():
         raise ValueError(
             f'{env.name}: an action gave reward {rewards[outside][0]:g}, which is outside '
-            f'REWARD_BOUNDS={env.REWARD_BOUNDS}; widen them'
+            f'REWARD_BOUNDS={env.REWARD_BOUNDS}. Widen the bounds'
         )
     between = np.abs(quanta - np.round(quanta)) > 1e-3
     if between.any():
         raise ValueError(
-            f'{env.name}: an action gave reward {rewards[between][0]:g}, which is no multiple of '
-            f'REWARD_QUANTUM={env.REWARD_QUANTUM:g}; choose a smaller one'
+            f'{env.name}: an action gave reward {rewards[between][0]:g}, which is not a multiple '
+            f'of REWARD_QUANTUM={env.REWARD_QUANTUM:g}. Choose a smaller quantum'
         )

@@ -94,7 +94,7 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     # The rollout plays the policy itself if it is float32 with the same layout and kernels
     same_layout = mesh.shape['fsdp'] == 1 and rules == sharding.ROLLOUT_RULES
     same = playing == jnp.float32 and same_layout and not parts.transposes(config, mesh)
-    played = [
+    rollout_params = [
         sharding.with_layout(x, sharding.specs(x, rules, mesh))
         for x in (state.params, frozen.model)
     ]
@@ -105,7 +105,7 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     return Estimate(
         state=programs.device_bytes((state, frozen)),
         cache=advice.cache_bytes(cfg, config, mesh, rows(cfg)) if not cfg.context.window else 0,
-        sampler=0 if same else int(programs.device_bytes(played) * playing.itemsize / 4),
+        sampler=0 if same else int(programs.device_bytes(rollout_params) * playing.itemsize / 4),
         gradients=max(policy, critic),
         activations=advice.activation_bytes(cfg, config, mesh) + logits,
         program=PROCESS // jax.local_device_count() if on_cpu else 0,

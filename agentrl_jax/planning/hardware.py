@@ -126,8 +126,8 @@ def chip(kind: str) -> Chip:
     if kind in TPU:
         return TPU[kind]
     memory = gpus.GPUS[kind].memory
-    taken = float(os.environ.get(FRACTION) or MEM_FRACTION)
-    return Chip(f'{memory / 1e9:.0f} GB', taken * memory)
+    fraction = float(os.environ.get(FRACTION) or MEM_FRACTION)
+    return Chip(f'{memory / 1e9:.0f} GB', fraction * memory)
 
 
 def stand_ins(name: str) -> Topology:

@@ -113,8 +113,8 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
         draw = functools.partial(extension.draw, cfg=cfg)
         drawn = jax.eval_shape(draw, jax.random.key(0), 0, drawn)
     collect = parts.build_collect(cfg, config, mesh, training=True)
-    played = (policy, task, sharding.with_layout(drawn, rows), key)
-    rollout, _ = jax.eval_shape(collect, *played)
+    collect_args = (policy, task, sharding.with_layout(drawn, rows), key)
+    rollout, _ = jax.eval_shape(collect, *collect_args)
     fns = parts.build_functions(cfg, config, mesh)
     extras = hooks.extras_of(additions, on_host)
     learn = build_learn(fns, build_learning(cfg, mesh, on_host, extras))
@@ -128,7 +128,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
         mesh=mesh,
         state=state,
         frozen=frozen,
-        collect=(collect, played),
+        collect=(collect, collect_args),
         learn=(learn, (state, frozen, rollout, shuffle, scale, joining)),
     )
 

@@ -41,7 +41,7 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
         return None
     episodes = cfg.rollout.episodes * float(row['filter/collects'])
     length, sampled = float(row['rollout/tokens']), float(row['rollout/response_length'])
-    played = body(config, episodes * length, length) + head(config, episodes * sampled)
+    rollout_flops = body(config, episodes * length, length) + head(config, episodes * sampled)
     tokens, trained = float(row['batch/tokens']), float(row['batch/trained_tokens'])
     backward = 1 if cfg.lora.rank else 2  # frozen weights have no gradient
     passes = cfg.batch.epochs * (1 + backward) + cfg.needs_reference
@@ -49,8 +49,8 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
     critic = 0
     if cfg.algorithm.USES_CRITIC:  # values before the update; a separate critic is trained too
         critic = 1 if cfg.shares_backbone else 1 + 3 * cfg.batch.epochs * cfg.critic.updates
-    learnt = (passes + critic) * body(config, tokens, tokens / rows)
-    return played + learnt + passes * head(config, trained)
+    update_flops = (passes + critic) * body(config, tokens, tokens / rows)
+    return rollout_flops + update_flops + passes * head(config, trained)
 
 
 def rates(

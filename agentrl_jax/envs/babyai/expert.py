@@ -1,4 +1,4 @@
-"""The planner's plans as names of actions, and a map in words (host)."""
+"""The planner's plans as action names, and the map in words (host)."""
 
 import functools
 from typing import Any
@@ -17,7 +17,7 @@ MACRO_OF = dict(zip(macros.PRIMITIVES, range(len(macros.PRIMITIVES)), strict=Tru
 
 
 def rows_of(stacked: Any) -> list[Any]:
-    """N stacked host states or menus as single ones."""
+    """Split N stacked host states or menus."""
     count = len(jax.tree.leaves(stacked)[0])
     return [jax.tree.map(lambda x, i=i: np.asarray(x[i]), stacked) for i in range(count)]
 
@@ -27,10 +27,10 @@ def primitive_plans(states: Any) -> list[list[int]]:
 
 
 def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
-    """The next macro action of each state; [] = no way.
+    """Return the next macro action of each state; [] = unsolved.
 
-    That is the action on offer which does at once what the plan does up to where it next picks
-    something up, opens or enters a door or reaches its goal; else its next primitive.
+    It is an available action that covers the plan up to its next pickup, door or goal. If there is
+    none, it is the plan's next primitive.
     """
     singles = rows_of(states)
     plans = [planner.plan(state) for state in singles]
@@ -44,7 +44,7 @@ def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
     results = []
     for reached, plan, (action, end) in zip(rows_of(after), plans, wishes, strict=True):
         fits = action >= 0 and arrived(reached, end)
-        # Picking up is never a single action
+        # There is no single action for picking up
         single = [MACRO_OF[first] for first in plan[:1] if first in MACRO_OF]
         results.append([action] if fits else single)
     return results
@@ -52,15 +52,15 @@ def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
 
 @functools.cache
 def _menus(env: Any):
-    """Jitted: states [N] -> arrays [N, m] of what is in sight and on offer."""
+    """Jitted: states [N] -> arrays [N, m] of objects in sight and available actions."""
 
     def one(state):
-        seen = sight.look(state, env.most_seen)
-        offer = macros.offers(state, seen, env.agentgym_wording)
+        in_sight = sight.look(state, env.most_seen)
+        offer = macros.offers(state, in_sight, env.agentgym_wording)
         return dict(
-            name=seen.name,
-            place=jnp.where(seen.present, seen.place, -1),
-            number=jnp.minimum(seen.number, NUMBERS - 1),
+            name=in_sight.name,
+            place=jnp.where(in_sight.present, in_sight.place, -1),
+            number=jnp.minimum(in_sight.number, NUMBERS - 1),
             counted=jnp.minimum(offer.go_to, NUMBERS - 1),
             near=offer.near,
             pick_up=offer.pick_up,
@@ -73,13 +73,13 @@ def _menus(env: Any):
 
 @functools.cache
 def _outcomes(env: Any):
-    """Jitted: (states [N], actions [N], params) -> states after them."""
+    """Jitted: (states [N], actions [N], params) -> next states."""
     key = jax.random.key(0)
     return jax.jit(jax.vmap(lambda s, a, p: env.advance(key, s, a, p)[0], in_axes=(0, 0, None)))
 
 
 def wish(state: Any, plan: list[int], menu: dict[str, np.ndarray]) -> tuple[int, tuple]:
-    """(macro action, the pose or hold it should lead to) that shortens the plan; -1 = none."""
+    """Return (macro action, expected pose or carried object) that shortens the plan; -1 = none."""
     world, doors = planner.map_of(state), []
     step = next((i for i, action in enumerate(plan) if action in HANDS), len(plan))
     for move in plan[:step]:
@@ -113,10 +113,10 @@ def numbered_action(family: str, menu: dict[str, np.ndarray], row: int) -> int:
 
 
 def place_of(state: Any, cell: int) -> int:
-    """Place of a cell in the view, -2 = outside."""
+    """Return the place of a cell in the view, -2 = outside."""
     y, x = divmod(int(cell), SIDE)
-    own_y, own_x = divmod(int(state.agent), SIDE)
-    dx, dy, direction = x - own_x, y - own_y, int(state.direction)
+    agent_y, agent_x = divmod(int(state.agent), SIDE)
+    dx, dy, direction = x - agent_x, y - agent_y, int(state.direction)
     forward = (dx, dy, -dx, -dy)[direction]
     right = (dy, -dx, -dy, dx)[direction]
     if not (0 <= forward < rules.VIEW and abs(right) <= rules.REACH):
@@ -125,7 +125,7 @@ def place_of(state: Any, cell: int) -> int:
 
 
 def arrived(state: Any, end: tuple) -> bool:
-    """Has the action led where the plan wants to be, or ended the episode well?"""
+    """Return whether the action had the expected result or solved the episode."""
     what, value = end
     front = int(state.agent) + rules.STEPS[int(state.direction)]
     places = {'held': int(state.held), 'front': front, 'at': int(state.agent)}
@@ -133,15 +133,15 @@ def arrived(state: Any, end: tuple) -> bool:
 
 
 def cells(state: EnvState) -> list[list[str]]:
-    """Return the map in words, row by row: walls, things, the agent."""
+    """Return the map in words, row by row: walls, objects, the agent."""
     state = jax.tree.map(np.asarray, state)
     walls = (state.rows[:, None] >> np.arange(rules.REACH, rules.REACH + SIDE)) & 1  # [y, x]
     words = [['wall' if wall else 'empty' for wall in row] for row in walls]
     for cell, name, door in zip(state.cell, state.name, state.door, strict=True):
         if cell >= 0:
             kind, colour = divmod(int(name), len(COLOURS))
-            how = f'{sight.STATES[door]} ' if kind == DOOR else ''
-            words[cell // SIDE][cell % SIDE] = f'{COLOURS[colour]} {how}{KINDS[kind]}'
+            door_state = f'{sight.STATES[door]} ' if kind == DOOR else ''
+            words[cell // SIDE][cell % SIDE] = f'{COLOURS[colour]} {door_state}{KINDS[kind]}'
     y, x = divmod(int(state.agent), SIDE)
     words[y][x] = f'agent facing {FACING[int(state.direction)]}'
     height, width = (np.flatnonzero(~walls.astype(bool).all(axis))[-1] + 2 for axis in (1, 0))

@@ -1,4 +1,4 @@
-"""Levels of minigrid's BabyAI as arrays (host; the only file that needs minigrid)."""
+"""Export levels of minigrid's BabyAI to arrays (host; the only file that needs minigrid)."""
 
 import contextlib
 import io
@@ -26,11 +26,11 @@ from agentrl_jax.envs.babyai.words import (
     mission,
 )
 
-MINIGRID = '3.2.0'  # other versions draw other levels from a few seeds
+MINIGRID = '3.2.0'  # other versions draw different levels for a few seeds
 
 
 def empty_levels(count: int) -> dict[str, np.ndarray]:
-    """Arrays of `count` levels without content; a cell is row * SIDE + column."""
+    """Return arrays of `count` empty levels; a cell is row * SIDE + column."""
     return dict(
         walls=np.zeros((count, SIDE), np.uint32),  # bit x of row y
         width=np.zeros(count, np.int8),
@@ -42,23 +42,23 @@ def empty_levels(count: int) -> dict[str, np.ndarray]:
         member=np.zeros((count, OBJECTS), np.uint8),  # bit 2 c + s: matches side s of clause c
         agent=np.zeros(count, np.int16),
         direction=np.zeros(count, np.int8),  # right, down, left, up
-        held=np.full(count, -1, np.int8),  # object carried from the start; its cell is where it lay
+        held=np.full(count, -1, np.int8),  # object carried from the start; cell = its old cell
         max_steps=np.zeros(count, np.int16),
-        clause=np.full((count, 4), -1, np.int8),  # GO_TO, ...; two for each half of the sentence
+        clause=np.full((count, 4), -1, np.int8),  # GO_TO, ...; two per half of the sentence
         strict=np.zeros((count, 4), bool),
-        described=np.full((count, 4, 2), -1, np.int16),  # see description
+        described=np.full((count, 4, 2), -1, np.int16),  # see words.description
         order=np.zeros(count, np.int8),  # SINGLE, BEFORE or AFTER, between the halves
-        length=np.full(count, -1, np.int16),  # steps of the expert; -1: it found no way
+        length=np.full(count, -1, np.int16),  # steps of the expert; -1: unsolved
     )
 
 
 def gym_id(name: str) -> str:
-    """minigrid's name of a level; of GoToObjS6 only the corrected version is left there."""
+    """Return minigrid's id of a level; only the corrected version of GoToObjS6 still exists."""
     return f'BabyAI-{name}-v{1 if name == "GoToObjS6" else 0}'
 
 
 def export_levels(name: str, seeds: Sequence[int]) -> dict[str, np.ndarray]:
-    """The levels that minigrid draws for the seeds."""
+    """Return the levels that minigrid draws for the seeds."""
     make = level_maker(name)
     levels = empty_levels(len(seeds))
     for row, seed in enumerate(seeds):
@@ -74,7 +74,7 @@ def export_levels(name: str, seeds: Sequence[int]) -> dict[str, np.ndarray]:
 
 
 def expert_length(level: dict[str, np.ndarray], env: Any) -> int:
-    """Steps in which the expert's plan solves a reset environment of minigrid; -1 = it does not."""
+    """Return the steps of the expert in a reset minigrid environment; -1 = unsolved."""
     for action in planner.plan(first_state(level)):
         _, reward, terminated, truncated, _ = env.step(action)
         if terminated or truncated:
@@ -97,19 +97,19 @@ def first_state(level: dict[str, np.ndarray]) -> SimpleNamespace:
 
 
 def level_maker(name: str) -> Callable[[int], Any]:
-    """make(seed) -> minigrid's environment, reset to the level of the seed."""
+    """Return make(seed), which creates minigrid's environment reset to the level of the seed."""
     try:
         import gymnasium
         import minigrid
     except ImportError as error:
         raise ImportError(
-            f'levels of {name} beyond those that come with agentrl_jax are drawn by the package '
-            f'minigrid: pip install minigrid=={MINIGRID}, or ask for fewer levels'
+            f'more levels of {name} than those shipped with agentrl_jax need the package '
+            f'minigrid. Run pip install minigrid=={MINIGRID}, or use fewer levels'
         ) from error
     if minigrid.__version__ != MINIGRID:
         raise ImportError(
-            f'minigrid {minigrid.__version__} draws other levels than the pinned version: '
-            f'pip install minigrid=={MINIGRID}'
+            f'minigrid {minigrid.__version__} draws other levels than the pinned version. '
+            f'Run pip install minigrid=={MINIGRID}'
         )
 
     def make(seed: int) -> Any:
@@ -122,7 +122,7 @@ def level_maker(name: str) -> Callable[[int], Any]:
 
 
 def fill_level(level: dict[str, Any], env: Any) -> None:
-    """Writes a reset environment of minigrid into the arrays of one level."""
+    """Write a reset minigrid environment into the arrays of one level."""
     grid, objects, cells = env.grid, [], []
     for y in range(grid.height):
         for x in range(grid.width):
@@ -155,7 +155,7 @@ def fill_level(level: dict[str, Any], env: Any) -> None:
 
 
 def fill_instruction(level: dict[str, Any], instruction: Any, objects: list) -> None:
-    """Writes minigrid's instruction: up to four clauses and what is between their halves."""
+    """Write minigrid's instruction: up to four clauses and the order of the halves."""
     kind = type(instruction).__name__
     halves = [instruction]
     if kind in ('BeforeInstr', 'AfterInstr'):
@@ -184,14 +184,14 @@ def fill_clause(level: dict[str, Any], place: int, clause: Any, objects: list) -
         level['described'][place, side] = describe(desc)
         things = [thing for thing in desc.obj_set if thing.type != 'wall']
         if len(things) < len(desc.obj_set) and kind != PICK_UP:  # "grey object" matches walls
-            raise ValueError('an instruction about walls occurs in no level of AgentGym')
+            raise ValueError('an instruction about walls is not supported')
         for thing in things:
             index = next(i for i, other in enumerate(objects) if other is thing)
             level['member'][index] |= np.uint8(1 << (2 * place + side))
 
 
 def describe(desc: Any) -> int:
-    """The number of minigrid's ObjDesc, whose objects have been matched."""
+    """Return the number of minigrid's ObjDesc after its objects have been matched."""
     colour = (*COLOURS, None).index(desc.color)
     number = DESCRIBED.index(desc.type) * (len(COLOURS) + 1) + colour
     number = number * len(PLACES) + PLACES.index(desc.loc)
@@ -200,4 +200,4 @@ def describe(desc: Any) -> int:
 
 def check_lenient(instruction: Any) -> None:
     if instruction.strict:
-        raise ValueError(f'a strict {type(instruction).__name__} occurs in no level of AgentGym')
+        raise ValueError(f'a strict {type(instruction).__name__} is not supported')

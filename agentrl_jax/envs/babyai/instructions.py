@@ -1,10 +1,10 @@
 """The instruction of a level as a state machine: BabyAI's verifier (minigrid 3.2.0).
 
 A sentence has two halves of up to two clauses each: clauses 0 and 1, then 2 and 3. A clause is met
-by one action. Copied with its corners, among them: where objects lie is looked up only when
-something is dropped, so facing the place from which an object was taken still counts as going to
-it; a clause knows what was carried before only from the last time that it was looked at; and when
-an action completes the first half, the same action is put to the second half.
+by one action. The corner cases of the original are preserved:
+- object cells are updated only by a drop, so facing an object's old cell counts as going to it;
+- a clause compares with the object carried when it was last checked;
+- the action that completes the first half is also checked against the second half.
 """
 
 import jax
@@ -26,27 +26,27 @@ from agentrl_jax.envs.babyai.words import (
 
 
 def judge(state: EnvState, action: jax.Array) -> tuple[EnvState, jax.Array, jax.Array]:
-    """(state, success bool [], failure bool []) of an action that rules.act has executed."""
+    """Return (state, success bool [], failure bool []) after rules.act executed an action."""
     known = jnp.where(action == rules.DROP, state.cell, state.known)
     state = state.replace(known=known)
     met, broken = clause_verdicts(state, action)
     twofold = state.order != SINGLE
-    # The half that is asked first: the second one of `A after you B`.
+    # The half that must be done first: B in `A after you B`.
     first = jnp.where(state.order == AFTER, 1, 0)
     ask_first = ~(twofold & state.half_done)
-    state, won, lost = ask_half(state, first, met, broken, ask_first)
+    state, won, failed = ask_half(state, first, met, broken, ask_first)
     half_done = state.half_done | (twofold & won)
     state = state.replace(half_done=half_done)
-    state, last_won, last_lost = ask_half(state, 1 - first, met, broken, half_done)
-    return state, jnp.where(twofold, last_won, won), lost | last_lost
+    state, last_won, last_failed = ask_half(state, 1 - first, met, broken, half_done)
+    return state, jnp.where(twofold, last_won, won), failed | last_failed
 
 
 def ask_half(
     state: EnvState, half: jax.Array, met: jax.Array, broken: jax.Array, asked: jax.Array
 ) -> tuple[EnvState, jax.Array, jax.Array]:
-    """(state, success, failure) of one half (0 or 1); nothing happens unless asked.
+    """Return (state, success, failure) of one half (0 or 1); no effect unless `asked`.
 
-    The clauses of an `and` stay met, and it cannot fail; a single clause is looked at anew.
+    The clauses of an `and` stay met, and it cannot fail. A single clause is checked again.
     """
     index = jnp.arange(4)
     mine = (index // 2 == half) & (state.clause >= 0)
@@ -60,7 +60,7 @@ def ask_half(
 
 
 def clause_verdicts(state: EnvState, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(met, broken) bool [4]: what each clause would say to the action."""
+    """Return (met, broken) bool [4]: the verdict of each clause on the action."""
     ours, theirs = members(state)
     front = rules.front_cell(state)
     held = jnp.arange(state.name.shape[0])[None] == state.held
@@ -75,10 +75,10 @@ def clause_verdicts(state: EnvState, action: jax.Array) -> tuple[jax.Array, jax.
     misses = toggles & jnp.any(ahead & door, 1) & ~opens
     picks = (action == rules.PICKUP) & (state.before < 0) & jnp.any(ours & held, 1)
     grabs = (action == rules.PICKUP) & (state.held >= 0) & ~picks
-    # Where the object lies that was carried: nowhere if it could not be dropped.
+    # Cell of the object that was carried; -1 if it could not be dropped.
     laid = jnp.max(jnp.where(ours & carried, state.cell[None], -1), 1).astype(jnp.int32)
-    apart = jnp.abs(state.known[None].astype(jnp.int32) - laid[:, None])
-    near = theirs & (state.known >= 0)[None] & ((apart == 1) | (apart == SIDE))
+    distance = jnp.abs(state.known[None].astype(jnp.int32) - laid[:, None])
+    near = theirs & (state.known >= 0)[None] & ((distance == 1) | (distance == SIDE))
     puts = (action == rules.DROP) & (laid >= 0) & jnp.any(near, 1)
 
     kind = state.clause
@@ -89,7 +89,7 @@ def clause_verdicts(state: EnvState, action: jax.Array) -> tuple[jax.Array, jax.
 
 
 def members(state: EnvState) -> tuple[jax.Array, jax.Array]:
-    """bool [4, n] twice: objects of each clause, and those that something is put next to."""
+    """Return bool [4, n] twice: the objects of each clause, and its `next to` objects."""
     clause = jnp.arange(4, dtype=jnp.uint8)[:, None]
     ours = (state.member[None] >> (2 * clause)) & 1
     theirs = (state.member[None] >> (2 * clause + 1)) & 1

@@ -1,9 +1,9 @@
-"""AgentGym's actions for BabyAI: numbered objects, and ways walked at once.
+"""AgentGym's macro actions for BabyAI, which name numbered objects and walk entire paths.
 
-`go to red ball 1` walks to the first red ball, `pickup` takes it up as well, `go through` enters an
-open door, `toggle and go through` opens a closed one first. What is on offer is listed with every
-observation. Facts from AgentGym's agentenv-babyai (commit 48d77a0); the numbers of `go to` and
-`pickup` count only objects that a way leads to, those of doors and of descriptions count all.
+`go to red ball 1` walks to the first red ball and `pickup` also takes it. `go through` enters an
+open door; `toggle and go through` opens a closed one first. Each observation lists the available
+actions. Source: AgentGym's agentenv-babyai (commit 48d77a0). The numbers of `go to` and `pickup`
+count only reachable objects; those of doors and descriptions count all objects.
 """
 
 from collections.abc import Callable
@@ -34,13 +34,13 @@ TURN_LEFT, TURN_RIGHT, MOVE_FORWARD, DROP, TOGGLE, CHECK = range(6)
 NO_CHANGE, UNKNOWN, BARRIER, OCCUPIED, EMPTY_HANDED, LIST = range(6)  # replies without a name
 DOORS, THINGS = len(DOOR_NAMES), len(THING_NAMES)
 FRONT = (VIEW - 2) * VIEW + REACH  # place of the cell in front
-MOST_DOORS = 8  # in sight at once: walls of rooms are at least four cells apart
+MOST_DOORS = 8  # in sight at once; room walls are at least four cells from each other
 
 
 NO_WAY = 'as there is no path leading to it'
 KEYLESS = 'as you are not carrying a key'
 WRONG_KEY = 'as the color of the key you are carrying does not match the color of door'
-# Actions and replies about an object: the text, and the names that it is there for
+# Actions and replies about an object: (text, names that it applies to)
 ACTION_TEXTS = {
     'pickup': ('{pick_up} {name}', THING_NAMES),
     'through': ('go through {name}', DOOR_NAMES),
@@ -59,11 +59,11 @@ REPLY_TEXTS = {
     'wrong_key': (f'You cannot toggle and go through {{name}}, {WRONG_KEY}.\n', DOOR_NAMES),
     'no_way_go_to': (f'You cannot go to {{name}}, {NO_WAY}.\n', NAMES),
 }
-PICKUP_VERBS = {True: 'pickup', False: 'pick up'}  # by whether the wording is AgentGym's
+PICKUP_VERBS = {True: 'pickup', False: 'pick up'}  # by agentgym (the wording)
 
 
 def _blocks(first: int, families: dict[str, tuple[str, tuple[str, ...]]]) -> dict[str, range]:
-    """Ranges of numbers, one after another, for names with NUMBERS numbers each."""
+    """Return consecutive ranges of ids, NUMBERS ids per name."""
     ranges = {}
     for family, (_, names) in families.items():
         ranges[family] = range(first, first + len(names) * NUMBERS)
@@ -88,7 +88,7 @@ def _written(families: dict[str, tuple[str, tuple[str, ...]]], agentgym: bool) -
 
 
 def action_names(agentgym: bool) -> tuple[str, ...]:
-    """Return the names of all actions, also of those rarely on offer."""
+    """Return the names of all actions, including those rarely on offer."""
     return *SINGLE_ACTIONS, 'check available actions', *_written(ACTION_TEXTS, agentgym)
 
 
@@ -107,23 +107,23 @@ def reply_texts(agentgym: bool) -> list[str]:
 
 @struct.dataclass
 class Offers:
-    """The actions on offer, for each of the m objects in sight and without one."""
+    """The available actions: for each of the m objects in sight, and without an object."""
 
-    near: jax.Array  # bool [m]  a way leads to where it is faced
-    go_to: jax.Array  # int32 [m]  number under which it is gone to, from 0
+    near: jax.Array  # bool [m]  a path leads to a pose facing the object
+    go_to: jax.Array  # int32 [m]  the object's number in `go to`, from 0
     pick_up: jax.Array  # bool [m]
-    through: jax.Array  # bool [m]  an open door that a way leads into
+    through: jax.Array  # bool [m]  an open door that a path leads into
     toggle_through: jax.Array  # bool [m]
     forward: jax.Array  # bool []
     drop: jax.Array  # bool []
     toggle: jax.Array  # bool []
-    free: jax.Array  # uint32 [ROOM]  cells that a way may use
+    free: jax.Array  # uint32 [ROOM]  cells that paths may use
     barrier: jax.Array  # int32 []  steps to the nearest barrier straight ahead, VIEW = none
     box: jax.Array  # bool []  that barrier is a box
 
 
 def offers(state: EnvState, sight: Sight, agentgym: bool) -> Offers:
-    """Return the actions on offer. agentgym: `toggle` is only for shut doors."""
+    """Return the available actions. agentgym: `toggle` is only for shut doors."""
     free = paths.free_cells(sight.solid, state.direction)
     cells = paths.reachable(free)
     near = sight.present & paths.has(paths.beside(cells), sight.place)
@@ -157,7 +157,7 @@ def offers(state: EnvState, sight: Sight, agentgym: bool) -> Offers:
 
 
 def menu(sight: Sight, offer: Offers) -> list[jax.Array]:
-    """Actions on offer in AgentGym's order, -1 = none; without the first two and the last one."""
+    """Return available actions in AgentGym's order, -1 = none, without the first two and last."""
 
     def block(family, present, name, number):
         number = jnp.minimum(number, NUMBERS - 1)
@@ -170,7 +170,7 @@ def menu(sight: Sight, offer: Offers) -> list[jax.Array]:
     enter = block('through', offer.through, sight.name, sight.number)
     opened = block('toggle_through', offer.toggle_through, sight.name, sight.number)
     door = compact(jnp.maximum(enter, opened), MOST_DOORS)
-    # Only the door in front can be toggled, and that is the first one of the list.
+    # Only the door in front can be toggled; it is the first in the list.
     return [
         single(MOVE_FORWARD, offer.forward),
         block('pickup', offer.pick_up, *numbers),
@@ -183,7 +183,7 @@ def menu(sight: Sight, offer: Offers) -> list[jax.Array]:
 
 
 def offered(sight: Sight, offer: Offers) -> jax.Array:
-    """bool [actions]: turns, and what is in the menu; not `check available actions`."""
+    """Return bool [actions]: turns and the menu, without `check available actions`."""
     ids = jnp.concatenate([jnp.array([TURN_LEFT, TURN_RIGHT]), *menu(sight, offer)])
     return (
         jnp.zeros(len(MEANING['name']), bool)
@@ -193,7 +193,7 @@ def offered(sight: Sight, offer: Offers) -> jax.Array:
 
 
 def compact(ids: jax.Array, most: int) -> jax.Array:
-    """The first `most` ids that are not -1, in their order; int32 [most]."""
+    """Return the first `most` ids that are not -1, in order; int32 [most]."""
     present = ids >= 0
     rank = jnp.cumsum(present) - 1
     chosen = present[None] & (rank[None] == jnp.arange(most)[:, None])
@@ -201,7 +201,7 @@ def compact(ids: jax.Array, most: int) -> jax.Array:
 
 
 def _meanings() -> dict[str, np.ndarray]:
-    """For every action: its family (-1 = a single one), name and number."""
+    """Return the family (-1 = no object), name and number of every action."""
     count = ACTIONS['go_to'].stop
     family, name = np.full(count, -1), np.zeros(count, int)
     number = np.zeros(count, int)
@@ -220,19 +220,19 @@ PICK, THROUGH, TOGGLE_THROUGH, GO_TO = range(4)
 
 @struct.dataclass
 class Errand:
-    """An action as a way and the primitives at its end."""
+    """An action as a path followed by primitives."""
 
-    steps: jax.Array  # int32 [HEADINGS, ROOM, ROOM]  of paths.way_to
-    tail: jax.Array  # int32 [2]  primitives at the end of the way, -1 = none
-    reply: jax.Array  # int32 []  why it is not executed, -1 = it is
+    steps: jax.Array  # int32 [HEADINGS, ROOM, ROOM]  from paths.way_to
+    tail: jax.Array  # int32 [2]  primitives after the path, -1 = none
+    reply: jax.Array  # int32 []  reason for not executing it, -1 = executed
 
 
 def errand(state: EnvState, action: jax.Array, sight: Sight, offer: Offers) -> Errand:
-    """The way and the primitives of an action, or the reply to one that is not on offer."""
+    """Return the path and primitives of an action, or the reply if it is not available."""
     meaning = {key: jnp.asarray(values)[action] for key, values in MEANING.items()}
     family, name, number = meaning['family'], meaning['name'], meaning['number']
     mine = sight.present & (sight.name == name)
-    # Two ways of counting: all of the name, and those that a way leads to.
+    # Objects of a name are numbered in two ways: all of them, or only the reachable ones.
     counted = mine & (sight.number == number)
     counts_near = (family == PICK) | (family == GO_TO)
     chosen = jnp.where(counts_near, mine & offer.near & (offer.go_to == number), counted)
@@ -251,7 +251,7 @@ def errand(state: EnvState, action: jax.Array, sight: Sight, offer: Offers) -> E
 
 
 def _single_reply(action: jax.Array, state: EnvState, offer: Offers) -> jax.Array:
-    """Reply to an action without an object, -1 = it is executed."""
+    """Return the reply to an action without an object, -1 = executed."""
     dropped = jnp.where(state.held >= 0, OCCUPIED, EMPTY_HANDED)
     replies = jnp.stack(
         [
@@ -267,7 +267,7 @@ def _single_reply(action: jax.Array, state: EnvState, offer: Offers) -> jax.Arra
 
 
 def _refusal(state, family, name, number, mine, counted, offer: Offers) -> jax.Array:
-    """Reply to an action about an object that is not on offer."""
+    """Return the reply to an unavailable action about an object."""
     there = jnp.any(counted)
     held = held_name(state)
     door_state, colour = name % len(STATES), name // len(STATES)
@@ -277,7 +277,7 @@ def _refusal(state, family, name, number, mine, counted, offer: Offers) -> jax.A
     def at(key, first=0):
         return REPLIES[key].start + (name - first) * NUMBERS + number
 
-    # One number more than there are within reach is that of an object out of reach behind them.
+    # The number after the reachable objects is that of the farthest object, if out of reach.
     last = jnp.max(jnp.where(mine, jnp.arange(mine.shape[0]), -1))
     beyond = (number == jnp.sum(mine & offer.near)) & (last >= 0) & ~offer.near[last]
     through = jnp.where(door_state == OPEN, at('no_way_through'), at('shut'))
@@ -299,11 +299,11 @@ def run(
     rewards: bool,
     play: Callable[[EnvState, jax.Array], EnvState],
 ) -> tuple[EnvState, jax.Array]:
-    """(state, whether something was executed bool []) of an action.
+    """Run an action; return (state, bool []: whether it was executed).
 
-    Primitives are executed one by one until one of them leaves the image as it was; play(state,
-    primitive) executes one. rewards: AgentGym's: only the last primitive counts, and an end does
-    not stop the others.
+    Primitives run one by one, by play(state, primitive), until one leaves the image unchanged.
+    rewards: as in AgentGym, only the last primitive counts and the end of an episode does not stop
+    the remaining ones.
     """
     job = errand(state, action, sight, offers(state, sight, agentgym))
 

@@ -1,9 +1,8 @@
-"""Ways through what is in sight, as AgentGym's wrapper finds them: breadth first over poses.
+"""Paths through the visible cells, as in AgentGym's wrapper: breadth-first search over poses.
 
-The map is the view, seen from the agent's side, with a row behind the agent and a column on its
-right that the wrapper's ranges hold for some headings. Cells out of sight, and doors in whatever
-state, count as free. Of several shortest ways the wrapper returns one that this file describes by
-the order of actions; see way_to.
+The map is the view in the agent's frame. The wrapper's ranges add a row at the agent's back and a
+column on its right for some headings. Cells out of sight and all doors count as free. If there are
+several shortest paths, the order of actions determines the wrapper's choice; see way_to.
 """
 
 import jax
@@ -11,30 +10,30 @@ import jax.numpy as jnp
 
 from agentrl_jax.envs.babyai.rules import FORWARD, LEFT, REACH, RIGHT, VIEW
 
-ROOM = VIEW + 1  # rows and columns of the map; a row of cells is a number, bit = column
+ROOM = VIEW + 1  # rows and columns of the map; a row of cells is an integer, bit = column
 HEADINGS = 4  # ahead, right, back, left, relative to the view
 START = (VIEW - 1, REACH)
 _ROW, _LINE = (1 << VIEW) - 1, (1 << ROOM) - 1
 
 
 def free_cells(solid: jax.Array, direction: jax.Array) -> jax.Array:
-    """uint32 [ROOM]: cells that a way may use; solid uint32 [VIEW], direction of the agent."""
-    behind = direction < 2  # facing right or down
-    beside = (direction == 1) | (direction == 2)  # facing down or left
-    line = jnp.where(beside, jnp.uint32(_LINE), jnp.uint32(_ROW))
-    rows = jnp.concatenate([line & ~solid, jnp.where(behind, line, 0)[None]])
+    """Return uint32 [ROOM]: cells that paths may use. solid: uint32 [VIEW]."""
+    extra_row = direction < 2  # facing right or down
+    extra_column = (direction == 1) | (direction == 2)  # facing down or left
+    line = jnp.where(extra_column, jnp.uint32(_LINE), jnp.uint32(_ROW))
+    rows = jnp.concatenate([line & ~solid, jnp.where(extra_row, line, 0)[None]])
     return rows.astype(jnp.uint32)
 
 
 def beside(cells: jax.Array) -> jax.Array:
-    """Cells with a neighbour among `cells`, uint32 [ROOM]."""
+    """Return the cells with a neighbour in `cells`, uint32 [ROOM]."""
     none = jnp.zeros(1, jnp.uint32)
     up, down = jnp.concatenate([cells[1:], none]), jnp.concatenate([none, cells[:-1]])
     return (up | down | (cells << 1) | (cells >> 1)) & _LINE
 
 
 def reachable(free: jax.Array) -> jax.Array:
-    """uint32 [ROOM]: cells that a way from the agent's place leads to."""
+    """Return uint32 [ROOM]: the cells reachable from the agent."""
     start = jnp.zeros(ROOM, jnp.uint32).at[START[0]].set(jnp.uint32(1 << START[1]))
 
     def spread(carry):
@@ -46,12 +45,12 @@ def reachable(free: jax.Array) -> jax.Array:
 
 
 def has(cells: jax.Array, place: jax.Array) -> jax.Array:
-    """bool of the shape of place (row * VIEW + column): is it among the cells?"""
+    """Return whether each place (row * VIEW + column) is in `cells`; bool of place's shape."""
     return (cells[place // VIEW] >> (place % VIEW).astype(jnp.uint32)) & 1 == 1
 
 
 def _ahead_of(cells: jax.Array) -> jax.Array:
-    """uint32 [HEADINGS, ROOM]: cells from which a step, heading so, enters one of `cells[h]`."""
+    """Return uint32 [HEADINGS, ROOM]: cells from which a step with heading h enters `cells[h]`."""
     none = jnp.zeros(1, jnp.uint32)
     return jnp.stack(
         [
@@ -64,9 +63,9 @@ def _ahead_of(cells: jax.Array) -> jax.Array:
 
 
 def steps_to(goals: jax.Array, free: jax.Array) -> jax.Array:
-    """int32 [HEADINGS, ROOM, ROOM]: steps from each pose to the nearest goal pose.
+    """Return int32 [HEADINGS, ROOM, ROOM]: steps from each pose to the nearest goal pose.
 
-    goals uint32 [HEADINGS, ROOM]. -1 where nobody looked: the search ends at the agent's pose.
+    goals uint32 [HEADINGS, ROOM]. The search stops at the agent's pose; unvisited poses are -1.
     """
     columns = jnp.arange(ROOM, dtype=jnp.uint32)[None, None]
 
@@ -74,22 +73,22 @@ def steps_to(goals: jax.Array, free: jax.Array) -> jax.Array:
         return (rows[..., None] >> columns) & 1 == 1
 
     def widen(carry):
-        edge, seen, steps, count = carry
+        edge, visited, steps, count = carry
         turned = jnp.roll(edge, 1, 0) | jnp.roll(edge, -1, 0)
-        edge = (turned | _ahead_of(edge)) & free[None] & ~seen
-        return edge, seen | edge, jnp.where(cells(edge), count + 1, steps), count + 1
+        edge = (turned | _ahead_of(edge)) & free[None] & ~visited
+        return edge, visited | edge, jnp.where(cells(edge), count + 1, steps), count + 1
 
-    def going(carry):
-        edge, seen, *_ = carry
-        return jnp.any(edge != 0) & ((seen[0, START[0]] >> START[1]) & 1 == 0)
+    def unfinished(carry):
+        edge, visited, *_ = carry
+        return jnp.any(edge != 0) & ((visited[0, START[0]] >> START[1]) & 1 == 0)
 
     goals = goals & free[None]
     start = (goals, goals, jnp.where(cells(goals), 0, -1), jnp.int32(0))
-    return jax.lax.while_loop(going, widen, start)[2]
+    return jax.lax.while_loop(unfinished, widen, start)[2]
 
 
 def moved(pose: tuple, action: jax.Array) -> tuple:
-    """(row, column, heading) after a turn or a step forward."""
+    """Return (row, column, heading) after a turn or a step forward."""
     row, column, heading = pose
     goes = action == FORWARD
     row = row + jnp.where(goes, jnp.asarray([-1, 0, 1, 0])[heading], 0)
@@ -99,13 +98,13 @@ def moved(pose: tuple, action: jax.Array) -> tuple:
 
 
 def next_action(steps: jax.Array, pose: tuple, order: tuple[int, ...]) -> jax.Array:
-    """The first action of `order` that leads nearer to the goal; steps as of steps_to."""
+    """Return the first action in `order` that reduces the distance. steps: from steps_to."""
 
     def left(action):
         row, column, heading = moved(pose, jnp.int32(action))
         inside = (row >= 0) & (row < ROOM) & (column >= 0) & (column < ROOM)
-        found = steps[heading, jnp.clip(row, 0, ROOM - 1), jnp.clip(column, 0, ROOM - 1)]
-        return jnp.where(inside, found, -1)
+        remaining = steps[heading, jnp.clip(row, 0, ROOM - 1), jnp.clip(column, 0, ROOM - 1)]
+        return jnp.where(inside, remaining, -1)
 
     row, column, heading = pose
     nearer = jnp.stack([left(action) for action in order]) == steps[heading, row, column] - 1
@@ -120,12 +119,12 @@ LAST_FIRST = (RIGHT, LEFT, FORWARD)  # the order in which `steps` of way_to are 
 
 
 def way_to(place: jax.Array, free: jax.Array, *, enter: jax.Array) -> jax.Array:
-    """steps_to the pose that the wrapper's way ends in: facing a place, or on it if `enter`.
+    """Return steps_to the final pose of the wrapper's path: facing a place, or on it if `enter`.
 
-    The wrapper tries forward, left, right. It ends in the goal pose that is first in its queue,
-    which of the nearest ones is the one with the smallest way in the order forward < left < right;
-    but it keeps for each pose the predecessor that came last, so the way it returns is the largest
-    of the shortest ones to that pose: follow the result with next_action(..., LAST_FIRST).
+    The wrapper expands forward, left, right and stops at the first goal pose in its queue. Among
+    the nearest goal poses, this is the one with the smallest path in the order forward < left <
+    right. But the wrapper stores the last predecessor of each pose, so it returns the largest
+    shortest path to that pose. Follow the result with next_action(..., LAST_FIRST).
     """
     row, column = place // VIEW, place % VIEW
     target = jnp.where(jnp.arange(ROOM) == row, jnp.uint32(1) << column.astype(jnp.uint32), 0)

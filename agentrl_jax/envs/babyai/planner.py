@@ -1,8 +1,8 @@
-"""The expert: it knows the full map and finishes an instruction clause by clause (host).
+"""The expert, which knows the full map and completes an instruction clause by clause (host).
 
-In a single room with free ways its plans are shortest; elsewhere they are only sensible. On the way
-it opens doors, fetches the keys of locked ones (out of boxes too) and clears away what blocks it.
-A plan is made by playing it on a copy of the map.
+Plans are optimal in a single room without obstacles, and reasonable elsewhere. The expert opens
+doors, fetches keys of locked doors (also from boxes) and removes obstacles. A plan is made by
+playing it on a copy of the map.
 """
 
 import copy
@@ -28,14 +28,14 @@ from agentrl_jax.envs.babyai.words import (
     SIDE,
 )
 
-PATIENCE = 40  # obstacles removed on one way before it counts as closed
-MOST_STEPS = 600  # of a plan; the longest that helped had 250
-THROUGH_BOX, THROUGH_OBJECT, THROUGH_LOCK = 3, 12, 40  # what the way through one counts as
+PATIENCE = 40  # obstacles removed on one path before it counts as blocked
+MOST_STEPS = 600  # limit of a plan; the longest successful one had 250
+THROUGH_BOX, THROUGH_OBJECT, THROUGH_LOCK = 3, 12, 40  # path cost through each obstacle
 Goal = Callable[[int, int], bool]  # (cell in front, cell of the agent)
 
 
 class Stuck(Exception):
-    """There is no way that the expert knows."""
+    """The expert finds no plan."""
 
 
 @dataclasses.dataclass
@@ -51,10 +51,10 @@ class Map:
     direction: int
     held: int
     known: list[int]  # the cells at the last drop
-    wanted: list[int]  # not 0: the instruction speaks of this object
+    wanted: list[int]  # not 0: the instruction mentions this object
     played: list[int] = dataclasses.field(default_factory=list)
-    unlocking: frozenset[int] = frozenset()  # doors whose keys are being fetched
-    ways: set[int] = dataclasses.field(default_factory=set)  # cells of ways that were blocked
+    unlocking: frozenset[int] = frozenset()  # locked doors with a key being fetched
+    ways: set[int] = dataclasses.field(default_factory=set)  # cells of blocked paths
 
     def kind(self, index: int) -> int:
         return self.name[index] // 6
@@ -63,7 +63,7 @@ class Map:
         return self.kind(index) == DOOR
 
     def is_spare(self, index: int) -> bool:
-        """An empty box that may be made to vanish by opening it."""
+        """Return whether the object is an empty box that may be removed by opening it."""
         return self.kind(index) == BOX and not self.wanted[index] and self.content[index] < 0
 
     def is_wall(self, cell: int) -> bool:
@@ -115,9 +115,9 @@ class Map:
 
 
 def forward_cost(world: Map, cell: int, relaxed: bool) -> int | None:
-    """Steps to enter a cell from a neighbour that faces it; None = no way.
+    """Return the steps to enter a cell from a neighbour that faces it; None = impossible.
 
-    Relaxed: through what would have to be moved or unlocked first, too.
+    relaxed: also through obstacles that must be moved or unlocked first.
     """
     if world.is_wall(cell):
         return None
@@ -134,7 +134,7 @@ def forward_cost(world: Map, cell: int, relaxed: bool) -> int | None:
 
 
 def search(world: Map, goal: Goal, *, relaxed: bool = False) -> list[tuple[int, int]] | None:
-    """Cheapest way (Dijkstra) as poses (cell, direction), the present one first; None = none."""
+    """Return the cheapest path (Dijkstra) as poses (cell, direction) from the current one."""
     start = (world.agent, world.direction)
     cost, parent, queue = {start: 0}, {start: None}, [(0, 0, start)]
     while queue:
@@ -160,7 +160,7 @@ def search(world: Map, goal: Goal, *, relaxed: bool = False) -> list[tuple[int, 
 
 
 def walk(world: Map, way: list[tuple[int, int]]) -> None:
-    """Plays a way that is not relaxed."""
+    """Play a path found without `relaxed`."""
     for (cell, direction), (next_cell, next_direction) in zip(way, way[1:], strict=False):
         if next_cell != cell:
             ahead = world.object_at(next_cell)
@@ -171,7 +171,7 @@ def walk(world: Map, way: list[tuple[int, int]]) -> None:
 
 
 def reach(world: Map, goal: Goal) -> None:
-    """Walk to where the goal holds, and remove obstacles."""
+    """Walk to a pose that satisfies the goal, removing obstacles."""
     for _ in range(PATIENCE):
         way = search(world, goal)
         if way is not None:
@@ -201,22 +201,22 @@ def facing(cells: Iterable[int]) -> Goal:
 
 
 def take(world: Map, indices: Iterable[int], avoid: set[int] = frozenset()) -> None:
-    """Pick up the nearest of some objects, with empty hands."""
+    """Pick up the nearest of some objects, after dropping any carried object."""
     if world.held >= 0:
         put_down(world, avoid)
     targets = facing(world.cell[index] for index in indices)
     reach(world, targets)
-    if world.held >= 0:  # a key that the way needed
+    if world.held >= 0:  # a key needed on the path
         put_down(world, avoid)
         reach(world, targets)
     world.play([PICKUP])
 
 
 def put_down(world: Map, avoid: set[int] = frozenset()) -> None:
-    """Drop the carried object where it blocks nothing: not on a way, not next to a door."""
+    """Drop the carried object where it blocks nothing: not on a path or next to a door."""
     doors = {c for c, n in zip(world.cell, world.name, strict=True) if c >= 0 and n // 6 == DOOR}
-    beside = {cell + step for cell in doors for step in STEPS}
-    for taboo in (world.ways | avoid | beside, avoid | beside, avoid, set()):
+    near_doors = {cell + step for cell in doors for step in STEPS}
+    for taboo in (world.ways | avoid | near_doors, avoid | near_doors, avoid, set()):
         way = search(world, lambda front, cell, no=taboo: front not in no and world.is_free(front))
         if way is not None:
             walk(world, way)
@@ -225,14 +225,14 @@ def put_down(world: Map, avoid: set[int] = frozenset()) -> None:
 
 
 def unlock(world: Map, door: int) -> None:
-    """Fetches the key of a locked door and opens it."""
+    """Fetch the key of a locked door and open it."""
     outer = world.unlocking
     world.unlocking = outer | {door}
     for _ in range(PATIENCE):
         if not world.key_fits(door):
             fetch_key(world, world.name[door] % 6)
         reach(world, facing([world.cell[door]]))
-        if world.key_fits(door):  # it may have been laid aside on the way
+        if world.key_fits(door):  # it may have been dropped on the way
             world.unlocking = outer
             return world.play([TOGGLE])
     raise Stuck
@@ -258,16 +258,16 @@ class Clause:
 
     kind: int
     ours: tuple[int, ...]  # objects to go to, pick up, open or move
-    theirs: tuple[int, ...]  # objects that one of ours is put next to
-    before: int  # what it knows to have been carried
+    theirs: tuple[int, ...]  # objects to put one of ours next to
+    before: int  # object carried when the clause was last checked
 
 
 def follow(world: Map, clause: Clause) -> None:
-    """Plays one clause."""
+    """Play one clause."""
     if clause.kind == GO_TO:
-        before = len(world.played)
+        start = len(world.played)
         reach(world, facing(world.known[i] for i in clause.ours))
-        if len(world.played) == before:  # it counts only after an action
+        if len(world.played) == start:  # clauses are checked only after an action
             world.play([LEFT, RIGHT])
     elif clause.kind == PICK_UP:
         take(world, clause.ours)
@@ -279,11 +279,11 @@ def follow(world: Map, clause: Clause) -> None:
 
 def open_one(world: Map, doors: tuple[int, ...]) -> None:
     """Open a door: a closed one, else a locked one, else an open one again."""
-    for wanted in (CLOSED, LOCKED, OPEN):
-        some = [door for door in doors if world.door[door] == wanted]
-        if some and wanted != LOCKED:
+    for door_state in (CLOSED, LOCKED, OPEN):
+        some = [door for door in doors if world.door[door] == door_state]
+        if some and door_state != LOCKED:
             reach(world, facing(world.cell[door] for door in some))
-            return world.play([TOGGLE] if wanted == CLOSED else [TOGGLE, TOGGLE])
+            return world.play([TOGGLE] if door_state == CLOSED else [TOGGLE, TOGGLE])
         if some:
             return unlock(world, some[0])
     raise Stuck
@@ -304,7 +304,7 @@ def put_next(world: Map, clause: Clause) -> None:
             take(world, clause.ours)
         cells = near()
         reach(world, lambda front, _, cells=cells: front in cells and world.is_free(front))
-        # On the way it may have been put down, or its neighbour moved.
+        # On the way the object may have been dropped, or its neighbour moved.
         if world.held in clause.ours and world.agent + STEPS[world.direction] in near():
             unaware = not world.played and clause.before != world.held
             return world.play([LEFT, RIGHT, DROP] if unaware else [DROP])
@@ -312,7 +312,7 @@ def put_next(world: Map, clause: Clause) -> None:
 
 
 def shortest(world: Map, clauses: list[Clause]) -> Map:
-    """The map after the clauses of one half, in the better order."""
+    """Return the map after the clauses of one half, in the shorter order."""
     best = None
     for order in (clauses, clauses[::-1])[: len(clauses)]:
         attempt = copy.deepcopy(world)
@@ -329,9 +329,9 @@ def shortest(world: Map, clauses: list[Clause]) -> Map:
 
 
 def plan(level: Any) -> list[int]:
-    """Return actions that finish the instruction from a state (host EnvState).
+    """Return actions that complete the instruction from a state (host EnvState).
 
-    [] if no way is known, or the instruction is done already.
+    [] if no plan was found or the instruction is already completed.
     """
     world = map_of(level)
     try:
@@ -343,7 +343,7 @@ def plan(level: Any) -> list[int]:
 
 
 def map_of(level: Any) -> Map:
-    """The map of a state."""
+    """Return the map of a state."""
     lists = ('cell', 'known', 'name', 'door', 'content')
     return Map(
         walls=[int(row) >> REACH for row in level.rows],
@@ -356,7 +356,7 @@ def map_of(level: Any) -> Map:
 
 
 def open_halves(level: Any) -> list[list[Clause]]:
-    """Clauses that are still to be met, half by half in their order."""
+    """Return the unmet clauses of each half, in order of execution."""
     bits = np.asarray(level.member)[None] >> np.arange(8)[:, None] & 1
     matched = [tuple(np.flatnonzero(row).tolist()) for row in bits]
 

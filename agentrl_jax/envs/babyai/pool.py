@@ -1,8 +1,8 @@
-"""Levels of BabyAI as arrays: exported once by `minigrid`, kept in files, read without it.
+"""BabyAI levels as arrays, exported once with minigrid and read from files without it.
 
 A level is named by AgentGym's data_idx: LEVELS[data_idx % 40], drawn by minigrid with the seed
-data_idx // 40. levels.npz holds the first seeds of each level; further ones are exported on demand
-and kept in the user's cache folder, block by block.
+data_idx // 40. levels.npz contains the first seeds of each level. Further seeds are exported on
+demand, in blocks, to the user's cache folder.
 
   python -m agentrl_jax.envs.babyai.pool      exports levels.npz again
 """
@@ -37,7 +37,7 @@ FIRST_FILE = Path(__file__).with_name('levels.npz')
 
 @functools.cache
 def first_levels() -> dict[str, np.ndarray]:
-    """Return the levels of levels.npz, name by name."""
+    """Return the levels of levels.npz, ordered by name."""
     with np.load(FIRST_FILE) as stored:
         return {key: stored[key] for key in stored.files}
 
@@ -50,7 +50,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def block(name: str, index: int) -> dict[str, np.ndarray]:
-    """Levels of a block of seeds: the first ones, which come with the package, then others."""
+    """Return the levels of a block of seeds; block 0 ships with the package."""
     if name not in LEVELS:
         raise ValueError(f'levels: {name!r} is not one of {", ".join(LEVELS)}')
     if index == 0:
@@ -66,7 +66,7 @@ def block(name: str, index: int) -> dict[str, np.ndarray]:
 
 
 def block_seeds(name: str, index: int) -> range:
-    """minigrid's seeds of a block."""
+    """Return minigrid's seeds of a block."""
     first = MORE_SEEDS.get(name, FIRST_SEEDS)
     if index == 0:
         return range(first)
@@ -75,7 +75,7 @@ def block_seeds(name: str, index: int) -> range:
 
 
 def write(path: Path, levels: dict[str, np.ndarray]) -> None:
-    """Complete or not at all: several processes may export the same block."""
+    """Write atomically, because several processes may export the same block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix='.part', delete=False) as part:
         np.savez_compressed(part, **levels)
@@ -85,10 +85,10 @@ def write(path: Path, levels: dict[str, np.ndarray]) -> None:
 def draw(
     split: str | None, num_levels: int, names: Sequence[str], *, seed: int
 ) -> dict[str, np.ndarray]:
-    """Different levels of a split: the arrays of export.empty_levels, and data_idx [num_levels].
+    """Draw distinct levels of a split: arrays of export.empty_levels, and data_idx [num_levels].
 
-    The names alternate and have equal shares; the seed chooses among the exported levels.
-    Small maps run out: GoToObjS6 has a few hundred levels.
+    The names alternate in equal shares; the seed selects among the exported levels. Small maps have
+    few distinct levels: GoToObjS6 has a few hundred.
     """
     check_split(split)
     quota = [num_levels // len(names) + (i < num_levels % len(names)) for i in range(len(names))]
@@ -103,22 +103,22 @@ def draw(
 
 
 def share(name: str, split: str | None, count: int, *, seed: int) -> dict[str, np.ndarray]:
-    """Return `count` levels of one name; reads further blocks until there are enough."""
-    found, blocks, known = [], 0, set()
-    while len(found) < count:
+    """Return `count` levels of one name, reading blocks until there are enough."""
+    candidates, blocks, known = [], 0, set()
+    while len(candidates) < count:
         if blocks == MOST_BLOCKS:
             raise ValueError(
-                f'num_levels: {name} has {len(found)} different levels of split {split} among '
+                f'num_levels: {name} has {len(candidates)} different levels of split {split} among '
                 f'{blocks} blocks of seeds, not {count}: use fewer levels'
             )
         for row, key in enumerate(block_keys(name, blocks)):
             fits = split is None or level_split(key) == split
             if fits and key not in known:
-                found.append((blocks, row))
+                candidates.append((blocks, row))
                 known.add(key)
         blocks += 1
-    chosen = np.random.default_rng(seed).permutation(len(found))[:count]
-    picked = [found[i] for i in sorted(chosen)]
+    chosen = np.random.default_rng(seed).permutation(len(candidates))[:count]
+    picked = [candidates[i] for i in sorted(chosen)]
     first = block(name, 0)
     part = {key: np.stack([block(name, b)[key][row] for b, row in picked]) for key in first}
     seeds = [block_seeds(name, b)[row] for b, row in picked]
@@ -126,7 +126,7 @@ def share(name: str, split: str | None, count: int, *, seed: int) -> dict[str, n
 
 
 def numbered(ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """The levels of AgentGym's numbers, in their order: arrays as of draw."""
+    """Return the levels with AgentGym's numbers, in that order; arrays as in draw."""
     rows = []
     for number in ids:
         seed, index = divmod(number, len(LEVELS))
@@ -140,22 +140,22 @@ def numbered(ids: Sequence[int]) -> dict[str, np.ndarray]:
 
 
 def ids_of(text: str) -> list[int]:
-    """Numbers of levels: '0:3,7' is 0, 1, 2 and 7."""
-    found = []
+    """Parse level numbers: '0:3,7' is 0, 1, 2 and 7."""
+    ids = []
     for part in text.split(','):
         first, _, end = part.partition(':')
         if not first.isdigit() or not (end or first).isdigit():
-            raise ValueError(f'{part!r} in {text!r} is neither a number nor a range such as 0:810')
-        found += range(int(first), int(end or int(first) + 1))
-    return found
+            raise ValueError(f'{part!r} in {text!r} is not a number or a range such as 0:810')
+        ids += range(int(first), int(end or int(first) + 1))
+    return ids
 
 
 def agentgym_split(
     split: str | None, num_levels: int, train_ids: str, test_ids: str
 ) -> dict[str, np.ndarray]:
-    """The first `num_levels` of the numbers of one list: train_ids, or test_ids for other splits.
+    """Return the first `num_levels` levels of train_ids, or of test_ids for other splits.
 
-    The lists share no number; whether two numbers are the same map is up to who wrote them.
+    The lists must not share numbers. Different numbers may still be the same map.
     """
     check_split(split)
     lists = {'train_ids': ids_of(train_ids), 'test_ids': ids_of(test_ids)}
@@ -165,15 +165,15 @@ def agentgym_split(
     field = 'train_ids' if split == 'train' else 'test_ids'
     if len(lists[field]) < num_levels:
         raise ValueError(
-            f'{field} names {len(lists[field])} levels, not {num_levels}: set '
-            f'env.{"train" if split == "train" else "eval"}_levels to at most that'
+            f'{field} has only {len(lists[field])} levels, not {num_levels}. Reduce '
+            f'env.{"train" if split == "train" else "eval"}_levels'
         )
     return numbered(lists[field][:num_levels])
 
 
 @functools.cache
 def block_keys(name: str, index: int) -> list[bytes]:
-    """Hash the map and pose of each level of a block, without the instruction."""
+    """Return a hash of the map and pose of each level of a block, without the instruction."""
     levels = block(name, index)
     parts = ('walls', 'cell', 'name', 'door', 'content', 'agent', 'direction', 'held')
     rows = zip(*(levels[part] for part in parts), strict=True)
@@ -185,7 +185,7 @@ def main() -> None:
     levels = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     write(FIRST_FILE, levels)
     solved = int((levels['length'] >= 0).sum())
-    print(f'{FIRST_FILE}: {len(levels["length"])} levels, of which the expert solves {solved}')
+    print(f'{FIRST_FILE}: {len(levels["length"])} levels, {solved} solved by the expert')
 
 
 if __name__ == '__main__':

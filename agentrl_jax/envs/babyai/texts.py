@@ -1,4 +1,4 @@
-"""Observations as lines of a table: short ones for primitive actions, AgentGym's for its own."""
+"""Observations as lines of a table: short ones, and AgentGym's for macro actions."""
 
 import functools
 from typing import Any
@@ -13,18 +13,18 @@ from agentrl_jax.envs.babyai.sight import FORWARD, NAMES, PLACES, RIGHT, THING_N
 from agentrl_jax.envs.babyai.words import NUMBERS
 from agentrl_jax.envs.base import Lines
 
-STEPS = range(1, VIEW)  # at which a wall or a box can be straight ahead
+STEPS = range(1, VIEW)  # possible distances of a wall or box straight ahead
 
 
 def short_place(place: int) -> str:
-    """'2 ahead 1 left' and the like."""
+    """Return a place as short text, such as '2 ahead 1 left'."""
     forward, right = int(FORWARD[place]), int(RIGHT[place])
     side = f'{abs(right)} {"right" if right > 0 else "left"}' if right else ''
     return ' '.join(filter(None, [f'{forward} ahead' if forward else '', side])) or 'here'
 
 
 def long_place(place: int) -> str:
-    """AgentGym's words for where something is."""
+    """Return a place in AgentGym's words."""
     forward, right = int(FORWARD[place]), int(RIGHT[place])
     if right == 0:
         return f'right in front of you {forward} steps away.'
@@ -34,7 +34,7 @@ def long_place(place: int) -> str:
 
 @functools.cache
 def short_lines(numbered: bool) -> Lines:
-    """numbered: for macro actions, which tell objects of one name apart."""
+    """Return the short lines. numbered: number objects of one name, for macro actions."""
     names = macros.numbered(NAMES) if numbered else NAMES
     return Lines(
         **sight.goal_lines('', ordered=True),
@@ -47,16 +47,16 @@ def short_lines(numbered: bool) -> Lines:
 
 
 def short_ids(state: EnvState, *, most: int, numbered: bool) -> jax.Array:
-    """int32 [R]: instruction, refusal, objects in sight, the wall ahead, what is carried."""
-    lines, seen = short_lines(numbered), sight.look(state, most)
-    wall, held = sight.wall_ahead(seen), sight.held_name(state)
-    name = numbered_names(seen) if numbered else seen.name
+    """Return int32 [R]: instruction, rejection, objects, wall ahead, carried object."""
+    lines, in_sight = short_lines(numbered), sight.look(state, most)
+    wall, held = sight.wall_ahead(in_sight), sight.held_name(state)
+    name = numbered_names(in_sight) if numbered else in_sight.name
     return jnp.concatenate(
         [
             sight.goal_ids(state, lines, ordered=True, shown=True),
             lines.ids('refused', 0, state.reply >= 0),
-            lines.ids('object', name * PLACES + seen.place, seen.present),
-            lines.ids('more', 0, seen.more),
+            lines.ids('object', name * PLACES + in_sight.place, in_sight.present),
+            lines.ids('more', 0, in_sight.more),
             lines.ids('wall', wall - 1, wall < VIEW),
             lines.ids('held', held, held >= 0),
         ]
@@ -64,7 +64,7 @@ def short_ids(state: EnvState, *, most: int, numbered: bool) -> jax.Array:
 
 
 def short_slots(clauses: np.ndarray, *, most: int, numbered: bool) -> list[range]:
-    """For each place of short_ids the lines that it may hold; clauses int [levels, 4]."""
+    """Return the possible lines at each index of short_ids; clauses int [levels, 4]."""
     lines = short_lines(numbered)
     refused = lines.slots['refused'] if numbered else range(0)
     goal = sight.goal_slots(lines, clauses, ordered=True)
@@ -73,7 +73,7 @@ def short_slots(clauses: np.ndarray, *, most: int, numbered: bool) -> list[range
 
 
 def numbered_names(seen: sight.Sight) -> jax.Array:
-    """int32 [m]: index into macros.numbered(NAMES)."""
+    """Return int32 [m]: indices into macros.numbered(NAMES)."""
     return seen.name * NUMBERS + jnp.minimum(seen.number, NUMBERS - 1)
 
 
@@ -111,34 +111,33 @@ def long_lines(agentgym: bool) -> Lines:
 
 
 def long_ids(state: EnvState, *, most: int, agentgym: bool) -> jax.Array:
-    """int32 [R]: instruction, reply, description, actions on offer.
+    """Return int32 [R]: instruction, reply, description, available actions.
 
-    agentgym: the instruction opens the first observation only, and a reply takes the place of the
-    description.
+    agentgym: only the first observation has the instruction, and a reply replaces the description.
     """
-    lines, seen = long_lines(agentgym), sight.look(state, most)
-    offer = macros.offers(state, seen, agentgym)
+    lines, in_sight = long_lines(agentgym), sight.look(state, most)
+    offer = macros.offers(state, in_sight, agentgym)
     refused = state.reply >= 0
     visible = ~refused if agentgym else jnp.bool_(True)
-    shown = (state.time == 0) if agentgym else jnp.bool_(True)
-    anything = jnp.any(seen.present) | jnp.any(seen.walls != 0)
+    shows_goal = (state.time == 0) if agentgym else jnp.bool_(True)
+    anything = jnp.any(in_sight.present) | jnp.any(in_sight.walls != 0)
     facing = jnp.where(offer.box, len(STEPS), 0) + offer.barrier
-    actions = jnp.concatenate(macros.menu(seen, offer))
+    actions = jnp.concatenate(macros.menu(in_sight, offer))
     listed = lines.ids('listed', actions, (actions >= 0) & (state.reply == macros.LIST))
-    place = numbered_names(seen) * PLACES + seen.place
-    objects = lines.ids('object', place, seen.present & visible)
+    place = numbered_names(in_sight) * PLACES + in_sight.place
+    objects = lines.ids('object', place, in_sight.present & visible)
     if agentgym:
         shared = macros.compact(listed, listed.shape[0])
         objects, listed = jnp.where(visible, objects, shared[:most]), shared[most:]
     return jnp.concatenate(
         [
-            sight.goal_ids(state, lines, ordered=not agentgym, shown=shown),
+            sight.goal_ids(state, lines, ordered=not agentgym, shown=shows_goal),
             lines.ids('reply', state.reply, refused),
             lines.ids('header', anything.astype(jnp.int32), visible),
             objects,
             listed,
             lines.ids('listed_last', 0, state.reply == macros.LIST),
-            lines.ids('more', 0, seen.more & visible),
+            lines.ids('more', 0, in_sight.more & visible),
             lines.ids('barrier', jnp.where(offer.barrier < VIEW, facing, 0), visible),
             lines.ids('held', sight.held_name(state) + 1, visible),
             lines.ids('completed', 0, state.over & ~refused),
@@ -150,7 +149,7 @@ def long_ids(state: EnvState, *, most: int, agentgym: bool) -> jax.Array:
 
 
 def long_slots(clauses: np.ndarray, *, most: int, agentgym: bool) -> list[range]:
-    """For each place of long_ids the lines that it may hold."""
+    """Return the possible lines at each index of long_ids; clauses int [levels, 4]."""
     lines = long_lines(agentgym)
     slots = lines.slots
     actions = 3 + 2 * most + macros.MOST_DOORS

@@ -1,4 +1,4 @@
-"""What BabyAI is made of: numbers for its things, and its sentences."""
+"""BabyAI's vocabulary: numbers for objects and clauses, and its sentences."""
 
 import numpy as np
 
@@ -10,13 +10,13 @@ DOOR, KEY, BALL, BOX = range(4)
 OPEN, CLOSED, LOCKED = range(3)
 GO_TO, PICK_UP, OPEN_DOOR, PUT_NEXT = range(4)
 SINGLE, BEFORE, AFTER = range(3)
-SIDE = 22  # cells of the largest map; smaller ones lie in its top left corner
-OBJECTS = 40  # of a level at most: 27 and a key, and 12 doors
-NUMBERS = 9  # objects of one name in a level at most
+SIDE = 22  # side of the largest map in cells; smaller maps use its top left corner
+OBJECTS = 40  # maximum per level: 27 objects, a key and 12 doors
+NUMBERS = 9  # maximum of objects with the same name per level
 
 
 def description(number: int) -> tuple[str | None, str | None, str | None, bool]:
-    """(colour, kind, place, whether several objects match) of a described object."""
+    """Return (colour, kind, place, whether several objects match) of a description."""
     number, several = divmod(int(number), 2)
     number, place = divmod(number, len(PLACES))
     kind, colour = divmod(number, len(COLOURS) + 1)
@@ -27,7 +27,7 @@ DESCRIPTIONS = len(DESCRIBED) * (len(COLOURS) + 1) * len(PLACES) * 2
 
 
 def phrase(number: int) -> str:
-    """'a red ball on your left' and the like."""
+    """Return a description in words, such as 'a red ball on your left'."""
     colour, kind, place, several = description(number)
     where = {None: '', 'front': ' in front of you', 'behind': ' behind you'}
     tail = where[place] if place in where else f' on your {place}'
@@ -35,7 +35,7 @@ def phrase(number: int) -> str:
 
 
 def mission(level: dict[str, np.ndarray]) -> str:
-    """The instruction of one level in BabyAI's words."""
+    """Return the instruction of one level in BabyAI's words."""
     verbs = {GO_TO: 'go to', PICK_UP: 'pick up', OPEN_DOOR: 'open', PUT_NEXT: 'put'}
     texts = []
     for clause, (one, other) in zip(level['clause'], level['described'], strict=True):

@@ -1,4 +1,4 @@
-"""BabyAI's forty levels of AgentGym, with MiniGrid's dynamics on the device."""
+"""AgentGym's forty BabyAI levels, with MiniGrid's dynamics on the device."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ CHOOSE = 'Choose one action a turn from the list of available actions. '
 
 @struct.dataclass
 class EnvParams(environment.EnvParams):
-    """The pool; n = OBJECTS. The fields are those of export.empty_levels."""
+    """The pool; n = OBJECTS. See export.empty_levels for the fields."""
 
     rows: jax.Array = None  # uint32 [levels, SIDE]  as in EnvState
     columns: jax.Array = None  # uint32 [levels, SIDE]
@@ -59,28 +59,28 @@ class EnvParams(environment.EnvParams):
     strict: jax.Array = None  # bool [levels, 4]
     described: jax.Array = None  # int16 [levels, 4, 2]
     order: jax.Array = None  # int8 [levels]
-    length: jax.Array = None  # int16 [levels]  steps of the expert, -1 = it finds no way
+    length: jax.Array = None  # int16 [levels]  steps of the expert, -1 = unsolved
     data_idx: jax.Array = None  # int32 [levels]  AgentGym's number of the level
     max_steps_in_episode: int = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class BabyAI(TextEnvironment):
-    """Follow an instruction in rooms of which seven by seven cells are seen at a time.
+    """Follow an instruction in rooms, with a view of seven by seven cells.
 
-    The reward is MiniGrid's, 1 - 0.9 steps / max_steps for success; with agentgym_rewards, what
-    AgentGym's wrapper makes of it: its score is the sum of our rewards.
+    The reward is MiniGrid's: 1 - 0.9 steps / max_steps for success. With agentgym_rewards it is
+    that of AgentGym's wrapper: the sum of our rewards is its score.
     """
 
-    levels: str = of_pool('all')  # names in pool.LEVELS, with commas; they share the pool
-    train_ids: str = of_pool('')  # AgentGym's numbers of levels, such as 0:810, in place of them
+    levels: str = of_pool('all')  # comma-separated names in pool.LEVELS, in equal shares
+    train_ids: str = of_pool('')  # AgentGym's level numbers, such as 0:810, instead of names
     test_ids: str = of_pool('')  # the same for validation and test
     actions: Literal['primitive', 'macro'] = 'primitive'  # MiniGrid's six; macro: AgentGym's, such
-    # as go to red ball 1; then one action a turn
-    wording: Literal['full', 'brief', 'agentgym'] = 'full'  # macro: brief, short lines and no list
-    # of the actions on offer; agentgym, its texts, where the order of two tasks is not given
-    agentgym_rewards: bool = False  # macro: its score; late success does not end an episode
-    most_seen: Annotated[int, In(1, 40)] = 12  # objects that an observation names, the nearest ones
+    # as go to red ball 1; then one action per turn
+    wording: Literal['full', 'brief', 'agentgym'] = 'full'  # macro: brief has short lines and no
+    # list of available actions; agentgym is AgentGym's text, without the order of two tasks
+    agentgym_rewards: bool = False  # macro: AgentGym's score; late success does not end an episode
+    most_seen: Annotated[int, In(1, 40)] = 12  # maximum number of objects in an observation
 
     REWARD_QUANTUM: ClassVar[float] = 0.01
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-1.0, 1.0)
@@ -121,7 +121,7 @@ class BabyAI(TextEnvironment):
     def make_params(
         self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
     ) -> EnvParams:
-        """A pool of the named levels, in equal shares, or of AgentGym's numbers."""
+        """Return a pool of the named levels, in equal shares, or of AgentGym's level numbers."""
         if self.train_ids:
             drawn = pool.agentgym_split(split, num_levels, self.train_ids, self.test_ids)
         else:
@@ -164,19 +164,19 @@ class BabyAI(TextEnvironment):
         if not self.macro:
             after = play(state, action)
             return after, after.reward, changed(state, after)
-        seen = sight.look(state, self.most_seen)
+        in_sight = sight.look(state, self.most_seen)
         after, executed = macros.run(
             state,
             action,
-            seen,
+            in_sight,
             agentgym=self.agentgym_wording,
             rewards=self.agentgym_rewards,
             play=play,
         )
         if not self.agentgym_rewards:
             return after, jnp.where(executed, after.reward, 0.0), changed(state, after)
-        # AgentGym: only the last step counts, an end needs more than half of the reward, and what
-        # was earned last is paid again for every action that is not executed.
+        # AgentGym: only the last step counts, an episode ends only above half of the reward, and
+        # the last reward is paid again for every action that is not executed.
         ended = after.over & (after.reward > 0.5)
         after = after.replace(ended=ended, won=state.won | (after.reward > 0))
         return after, after.reward, changed(state, after)
@@ -185,47 +185,47 @@ class BabyAI(TextEnvironment):
         return state.ended
 
     def is_truncated(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """MiniGrid's limit, which AgentGym's wrapper does not know."""
+        """Return whether MiniGrid's step limit is reached; AgentGym's wrapper has none."""
         limit = state.time >= params.max_steps_in_episode
         return limit if self.agentgym_rewards else limit | (state.steps >= state.max_steps)
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """The instruction was carried out; with agentgym_rewards, the score is not 0."""
+        """Return whether the instruction was completed; with agentgym_rewards: a nonzero score."""
         return state.won
 
     def episode_metrics(
         self, actions: jax.Array, level: jax.Array, params: EnvParams
     ) -> dict[str, jax.Array]:
-        """Success among the levels that the expert solves, as a share of those of the pool."""
+        """Return success on levels that the expert solves, divided by their share of the pool."""
         solvable = params.length >= 0
         share = jnp.maximum(jnp.mean(solvable), 1e-6)
         won = self.success(self.replay(actions, level, params), params)
         return {'solvable_success': jnp.where(solvable[level], won / share, 0.0)}
 
     def replay(self, actions: jax.Array, level: jax.Array, params: EnvParams) -> EnvState:
-        """Last states [B] of episodes: actions int32 [B, K, A] as executed, -1 = none."""
+        """Return the final states [B] of episodes. actions int32 [B, K, A], -1 = none."""
 
         def step(states, action):
             one = (None, 0, 0, None)
-            key = jax.random.key(0)  # nothing is left to chance
+            key = jax.random.key(0)  # unused: steps are deterministic
             return jax.vmap(self.step_env, one)(key, states, action, params)[1], None
 
         states = jax.vmap(self.reset_level, (0, None))(level, params)
         return jax.lax.scan(step, states, actions.reshape(actions.shape[0], -1).T)[0]
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
-        """uint8 [7, 7, 3]: minigrid's image, [column, row] -> (object, color, state)."""
+        """Return minigrid's image uint8 [7, 7, 3]: [column, row] -> (object, color, state)."""
         return rules.image(state)
 
     def observation_space(self, params: Any = None) -> spaces.Box:
         return spaces.Box(0, 255, (rules.VIEW, rules.VIEW, 3), jnp.uint8)
 
     def offered(self, state: EnvState) -> jax.Array | None:
-        """Of macro actions what AgentGym lists: most names are never on offer."""
+        """Return the macro actions that AgentGym lists; most names are never on offer."""
         if not self.macro:
             return None
-        seen = sight.look(state, self.most_seen)
-        return macros.offered(seen, macros.offers(state, seen, self.agentgym_wording))
+        in_sight = sight.look(state, self.most_seen)
+        return macros.offered(in_sight, macros.offers(state, in_sight, self.agentgym_wording))
 
     def lines(self, params: Any = None) -> list[str]:
         if self.short:
@@ -244,7 +244,7 @@ class BabyAI(TextEnvironment):
         return texts.long_ids(state, most=self.most_seen, agentgym=self.agentgym_wording)
 
     def observation_text(self, state: EnvState) -> str:
-        """The lines joined; tests hold them against minigrid and AgentGym's wrapper."""
+        """Join the lines; tests compare them with minigrid and AgentGym's wrapper."""
         return texts.joined(self.lines(), _jitted_ids(self)(state))
 
     def cells(self, state: EnvState) -> list[list[str]]:
@@ -253,7 +253,7 @@ class BabyAI(TextEnvironment):
     def plans(
         self, states: Any, used: np.ndarray, max_actions: int, params: EnvParams
     ) -> list[list[int]]:
-        """The planner's; of macro actions the next one, which is checked by trying it."""
+        """Return the planner's actions, or the next macro action, verified by executing it."""
         if not self.macro:
             return expert.primitive_plans(states)
         return expert.macro_plans(self, states, params)
@@ -273,21 +273,21 @@ def _jitted_ids(env: BabyAI):
 
 
 def play(state: EnvState, primitive: jax.Array) -> EnvState:
-    """One step of MiniGrid, judged."""
-    after, won, lost = instructions.judge(rules.act(state, primitive), primitive)
+    """Execute one MiniGrid step and check the instruction."""
+    after, won, failed = instructions.judge(rules.act(state, primitive), primitive)
     reward = jnp.where(won, 1 - 0.9 * (after.steps / after.max_steps), 0.0)
-    over = won | lost
+    over = won | failed
     return after.replace(won=won, over=over, ended=over, reward=reward.astype(jnp.float32))
 
 
 def changed(before: EnvState, after: EnvState) -> jax.Array:
-    """bool []: something moved, turned, opened or changed hands."""
+    """Return bool []: whether a cell, door, pose or the carried object changed."""
     keys = ('cell', 'door', 'agent', 'direction', 'held')
     return jnp.any(jnp.stack([jnp.any(getattr(before, k) != getattr(after, k)) for k in keys]))
 
 
 def device_arrays(levels: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, values) of the fields of EnvParams."""
+    """Yield (name, values) of the fields of EnvParams."""
     walls = (levels['walls'][:, :, None] >> np.arange(SIDE, dtype=np.uint32)) & 1  # [levels, y, x]
     outside_x = np.arange(SIDE)[None, None] >= levels['width'][:, None, None]
     outside_y = np.arange(SIDE)[None, :, None] >= levels['height'][:, None, None]
@@ -297,5 +297,5 @@ def device_arrays(levels: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarr
         cells = np.pad(cells, ((0, 0), (0, 0), margin), constant_values=True)
         bits = np.packbits(cells, axis=2, bitorder='little')
         yield name, np.ascontiguousarray(bits).view('<u4')[..., 0].astype(np.uint32)
-    kept = {field.name for field in dataclasses.fields(EnvParams)} & set(levels)
-    yield from ((name, levels[name]) for name in sorted(kept))
+    fields = {field.name for field in dataclasses.fields(EnvParams)} & set(levels)
+    yield from ((name, levels[name]) for name in sorted(fields))

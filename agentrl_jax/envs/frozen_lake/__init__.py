@@ -1,4 +1,4 @@
-"""FrozenLake: the world and its texts, a map of its own in every level."""
+"""FrozenLake with a different map in every level."""
 
 from agentrl_jax.envs.frozen_lake.world import FrozenLake
 

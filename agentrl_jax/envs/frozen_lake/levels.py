@@ -1,4 +1,4 @@
-"""FrozenLake maps on the host: random ice, start and goal, kept apart by split."""
+"""Draw FrozenLake maps on the host: random ice, start and goal, with disjoint splits."""
 
 from typing import Any
 
@@ -12,24 +12,24 @@ FROZEN, HOLE, GOAL, START = range(4)
 def make_maps(
     split: str | None, num: int, *, size: int, frozen: float, seed: int, unique: bool = True
 ) -> np.ndarray:
-    """`num` random solvable maps, int8 [num, n, n]: iid ice, start and goal anywhere (RAGEN).
+    """Draw `num` random solvable maps, int8 [num, n, n]: iid ice, any start and goal (RAGEN).
 
-    `unique` drops repetitions; split None takes the maps of all splits.
+    `unique` drops repetitions; split None accepts maps of all splits.
     """
     check_split(split)
     rng = np.random.default_rng([seed, size])
-    found: dict[Any, np.ndarray] = {}
+    maps: dict[Any, np.ndarray] = {}
     for _ in range(64):
         boards = _random_maps(rng, 2 * num + 64, size, frozen)
         for board in boards[distance_to_goal(boards) > 0]:
             key = board.tobytes()
             if split is None or level_split(key) == split:
-                found.setdefault(key if unique else len(found), board)
-            if len(found) == num:
-                return np.stack(list(found.values()))
+                maps.setdefault(key if unique else len(maps), board)
+            if len(maps) == num:
+                return np.stack(list(maps.values()))
     raise ValueError(
-        f'only {len(found)} different {split} maps of size {size} with frozen={frozen} were found; '
-        f'num_levels={num} asks for more'
+        f'num_levels={num}, but only {len(maps)} different {split} maps of size {size} with '
+        f'frozen={frozen} were found. Use fewer levels'
     )
 
 
@@ -43,7 +43,7 @@ def _random_maps(rng: np.random.Generator, num: int, size: int, frozen: float) -
 
 
 def distance_to_goal(boards: np.ndarray) -> np.ndarray:
-    """int32 [num]: fewest moves from start to goal around the holes; -1 = no way."""
+    """Return int32 [num]: length of the shortest path from start to goal; -1 = no path."""
     reached, passable = boards == START, boards != HOLE
     distance = np.full(len(boards), -1, np.int32)
     for moves in range(1, boards[0].size):

@@ -1,4 +1,4 @@
-"""Best and random play of FrozenLake by dynamic programming."""
+"""Optimal and random play of FrozenLake by dynamic programming."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from agentrl_jax.envs.frozen_lake.levels import GOAL, HOLE
 
 LEFT, DOWN, RIGHT, UP = range(4)
 MOVES = np.array([(0, -1), (1, 0), (0, 1), (-1, 0)])
-HASTE = 1e-6  # what a move costs a plan: of equally safe ways the one that is over soonest
+HASTE = 1e-6  # discount per move in plans: prefer the shortest of equally safe paths
 
 
 def lake_values(
@@ -19,8 +19,8 @@ def lake_values(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Finite-horizon dynamic programming over many maps at once (int [maps, n, n]).
 
-    Returns the probability float [horizon + 1, maps, cells] of being on the goal when h moves are
-    left, and the best action int [horizon + 1, maps, cells] then (row 0 is empty: all 0).
+    Returns float [horizon + 1, maps, cells], the probability of reaching the goal with h moves
+    left, and int [horizon + 1, maps, cells], the best action (row 0 is unused: all 0).
     V_h(s) = discount max_a [rate V_{h-1}(s a) + (1 - rate) / 2 (V_{h-1}(s a-1) + V_{h-1}(s a+1))],
     or the mean over a with play='random'.
     """
@@ -41,7 +41,7 @@ def lake_values(
 
 
 def _cells_after(n: int) -> np.ndarray:
-    """int [cells, 4]: where each move leads that does not slip."""
+    """Return int [cells, 4]: the cell after each move without a slip."""
     row, column = np.divmod(np.arange(n * n), n)
     return np.stack(
         [np.clip(row + dr, 0, n - 1) * n + np.clip(column + dc, 0, n - 1) for dr, dc in MOVES], 1
@@ -51,10 +51,10 @@ def _cells_after(n: int) -> np.ndarray:
 def lake_plans(
     boards: np.ndarray, position: np.ndarray, success_rate: float, left: np.ndarray
 ) -> list[list[int]]:
-    """Actions of the finite-horizon optimum, followed along the intended moves.
+    """Return the finite-horizon optimal actions, assuming that no move slips.
 
-    The shortest of equally safe ways; the beginning of the way to a goal that is out of reach.
-    boards int [N, n, n]; position int [N]; left int [N]: how many actions are left.
+    Equally safe paths are ranked by length. If the goal is out of reach, the plan is the first part
+    of a path to it. boards int [N, n, n]; position int [N]; left int [N]: remaining actions.
     """
     n = boards.shape[1]
     enough = max(int(left.max(initial=0)), n * n)

@@ -1,4 +1,4 @@
-"""FrozenLake with a map of its own in every level, after RAGEN and gymnasium's FrozenLake-v1."""
+"""FrozenLake with a different map in every level, after RAGEN and gymnasium's FrozenLake-v1."""
 
 import dataclasses
 import functools
@@ -28,14 +28,14 @@ SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on go
 PLAYER, EMPTY, OPEN_HOLE, OPEN_GOAL, IN_HOLE, ON_GOAL = range(6)
 CELL_NAMES = ('player', 'empty', 'hole', 'goal', 'player in hole', 'player on goal')
 
-# Wording of RAGEN (mll-lab-nu/RAGEN, config/envs.yaml), its misprint included.
+# Wording of RAGEN (mll-lab-nu/RAGEN, config/envs.yaml), including its typo.
 SLIPPERY = 'You may move to the unintended direction due to the slippery ice. '
 INSTRUCTION = (
     'You are solving the FrozenLake puzzle. Forbid the whole and go to the target. '
     f'{SLIPPERY}Example answer format: <think>To forbid the '
     'hole and go to the target, I should go left then go up.</think><answer>Left || Up</answer>'
 )
-# RAGEN names (5, 5) as the last corner on its 4x4 maps; here the corner is the true one.
+# RAGEN gives (5, 5) as the last corner of its 4x4 maps; here the corner is correct.
 COORD_SLIPPERY = (
     'Beware that the ice is slippery, so the agent might slide and end up in an unintended tile.\n'
 )
@@ -58,11 +58,11 @@ class EnvState(environment.EnvState):
 
 @struct.dataclass
 class EnvParams(environment.EnvParams):
-    """The pool of maps and how slippery the ice is."""
+    """The pool of maps and the slipperiness of the ice."""
 
     boards: jax.Array = None  # int8 [levels, n, n]
     optimal_length: jax.Array = None  # int32 [levels]  fewest moves to the goal without slips
-    success_rate: jax.Array = 1.0 / 3.0  # float32 [] probability of moving where one wants to
+    success_rate: jax.Array = 1.0 / 3.0  # float32 [] probability of the intended move
     max_steps_in_episode: int = 100
 
 
@@ -70,20 +70,20 @@ class EnvParams(environment.EnvParams):
 class FrozenLake(TextEnvironment):
     """Reach the goal; a hole ends the episode. Reward 1 at the goal, else 0.
 
-    A move goes where it should with probability success_rate and to either side with half the rest
-    each (gymnasium).
+    A move goes in the intended direction with probability success_rate, and to each side with half
+    of the remaining probability (gymnasium).
     """
 
     size: Annotated[int, In(2, 8)] = 4  # side of the map
     observation_format: Annotated[str, OneOf(boards.FORMATS)] = 'grid'  # cells (' P _'): for BPE
     frozen: Annotated[float, SHARE] = of_pool(0.8)  # probability that a cell is ice (RAGEN: or .9)
-    success_rate: Annotated[float, SHARE] = of_pool(1.0 / 3.0)  # that a move goes where it should
+    success_rate: Annotated[float, SHARE] = of_pool(1.0 / 3.0)  # probability of the intended move
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Down', 'Right', 'Up')
     REWARD_QUANTUM: ClassVar[float] = 1.0
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
     name: ClassVar[str] = 'frozen_lake'
-    RULES = (  # one line for each set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5
+    RULES = (  # coordinates need one line per set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5
         Rule({'observation_format': set(boards.ROWS_ONLY), 'size': In(high=4)}),
     )
 
@@ -95,7 +95,7 @@ class FrozenLake(TextEnvironment):
         return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
 
     def rules(self, params: EnvParams) -> str:
-        """RAGEN's wording says that the ice is slippery, whether it is or not."""
+        """Return the rules; RAGEN's sentences about slippery ice are dropped if it is not."""
         if float(params.success_rate) < 1:
             return self.instruction
         return self.instruction.replace(SLIPPERY, '').replace(COORD_SLIPPERY, '')
@@ -108,7 +108,7 @@ class FrozenLake(TextEnvironment):
         seed: int = 0,
         unique: bool = True,
     ) -> EnvParams:
-        """Random maps; unique: no map twice."""
+        """Draw a pool of random maps. unique: without repetitions."""
         boards = make_maps(
             split, num_levels, size=self.size, frozen=self.frozen, seed=seed, unique=unique
         )
@@ -129,7 +129,7 @@ class FrozenLake(TextEnvironment):
     def advance(
         self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams
     ) -> tuple[EnvState, jax.Array, jax.Array]:
-        """One uniform number picks (action - 1, action, action + 1) mod 4, as in gymnasium."""
+        """Draw the move from (action - 1, action, action + 1) mod 4, as in gymnasium."""
         slip = (1.0 - params.success_rate) / 2.0
         u = jax.random.uniform(key)
         turned = (u >= slip).astype(jnp.int32) + (u >= slip + params.success_rate) - 1
@@ -149,16 +149,16 @@ class FrozenLake(TextEnvironment):
         return (tile == GOAL) | (tile == HOLE)
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """The player is on the goal."""
+        """Return whether the player is on the goal."""
         return self._tile(state) == GOAL
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
-        """int8 [n, n]: index into SYMBOLS of what each cell shows."""
-        shown = jnp.asarray(np.array([EMPTY, OPEN_HOLE, OPEN_GOAL, EMPTY]), jnp.int8)[state.board]
+        """Return int8 [n, n]: the index into SYMBOLS of each cell."""
+        codes = jnp.asarray(np.array([EMPTY, OPEN_HOLE, OPEN_GOAL, EMPTY]), jnp.int8)[state.board]
         tile = self._tile(state)
         player = jnp.where(tile == HOLE, IN_HOLE, jnp.where(tile == GOAL, ON_GOAL, PLAYER))
         here = jnp.arange(self.size**2).reshape(self.size, self.size) == state.position
-        return jnp.where(here, player.astype(jnp.int8), shown)
+        return jnp.where(here, player.astype(jnp.int8), codes)
 
     def observation_space(self, params: Any = None) -> spaces.Box:
         return spaces.Box(0, len(SYMBOLS) - 1, (self.size, self.size), jnp.int8)
@@ -195,7 +195,7 @@ class FrozenLake(TextEnvironment):
         return jnp.concatenate(entities)
 
     def _row_ids(self, state: EnvState) -> jax.Array:
-        """(holes of the row, goal column or n, player column or n) as one number. int32 [n]."""
+        """Encode (holes, goal column or n, player column or n) of each row; int32 [n]."""
         n = self.size
         holes = (state.board == HOLE).astype(jnp.int32) @ (1 << np.arange(n))
         is_goal = state.board == GOAL
@@ -229,7 +229,7 @@ class FrozenLake(TextEnvironment):
     def plans(
         self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
     ) -> list[list[int]]:
-        """The shortest of the safest ways for the actions that are left, as if no move slipped."""
+        """Return the shortest of the safest paths for the remaining actions, without slips."""
         return lake_plans(
             np.asarray(states.board),
             np.asarray(states.position),
@@ -240,17 +240,17 @@ class FrozenLake(TextEnvironment):
     def random_success(
         self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
     ) -> np.ndarray:
-        """Exact, slips included."""
+        """Exact, including slips."""
         return self._start_values(params, budgets, 'random')
 
     def oracle_success(
         self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
     ) -> np.ndarray:
-        """Exact, slips included."""
+        """Exact, including slips."""
         return self._start_values(params, budgets, 'best')
 
     def _start_values(self, params: EnvParams, budgets: Sequence[int], play: str) -> np.ndarray:
-        """float [budgets, levels]: probability of reaching the goal from the start."""
+        """Return float [budgets, levels]: probability of reaching the goal from the start."""
         boards = np.asarray(params.boards)
         start = (boards.reshape(len(boards), -1) == START).argmax(1)
         horizon, rate = int(max(budgets)), float(params.success_rate)
@@ -258,18 +258,18 @@ class FrozenLake(TextEnvironment):
         return values[np.asarray(budgets)][:, np.arange(len(boards)), start]
 
     def _shown(self, state: EnvState) -> np.ndarray:
-        """int [n, n] index into SYMBOLS, on the host."""
+        """Return int [n, n]: indices into SYMBOLS, on the host."""
         board, where = np.asarray(state.board), divmod(int(state.position), self.size)
-        shown = np.select([board == HOLE, board == GOAL], [OPEN_HOLE, OPEN_GOAL], EMPTY)
-        shown[where] = {HOLE: IN_HOLE, GOAL: ON_GOAL, FROZEN: PLAYER, START: PLAYER}[
+        codes = np.select([board == HOLE, board == GOAL], [OPEN_HOLE, OPEN_GOAL], EMPTY)
+        codes[where] = {HOLE: IN_HOLE, GOAL: ON_GOAL, FROZEN: PLAYER, START: PLAYER}[
             int(board[where])
         ]
-        return shown
+        return codes
 
 
 @functools.cache
 def _line_families(env: FrozenLake) -> Lines:
-    """All lines of an environment; the order of a family is the one its index counts in."""
+    """All lines of an environment, each family in the order of its index."""
     n, entity = env.size, [(r, c) for r in range(env.size) for c in range(env.size)]
     rows = []
     for holes in range(2**n):

@@ -1,4 +1,4 @@
-"""A card catalogue that must be queried before answering: tool use on the device."""
+"""Tool use on the device: a card catalogue that must be queried before answering."""
 
 from agentrl_jax.envs.library.world import Library
 

@@ -1,26 +1,25 @@
-"""Tables of the card catalogue on the host: chains of cards, and cards beside them."""
+"""Draw tables of the card catalogue on the host: chains of cards, and distractor cards."""
 
 import numpy as np
 
 from agentrl_jax.envs.splits import level_split
 
-# Words that are single tokens of the bundled tokenizer, or nearly so.
+# Words of one or few tokens in the bundled tokenizer.
 PEOPLE = tuple(
     'Artist Banker Cashier Clerk Dentist Engineer Gardener Gambler Mechanic Musician Nurse Pilot '
     'Plumber Postman Tailor Teacher'.split()
 )
-EMPTY = -1  # in the place of a card that does not exist
-TRIES = 2000  # tables drawn for one level before the pool counts as exhausted
+EMPTY = -1  # marks a missing card
+TRIES = 2000  # draws per level before the pool counts as exhausted
 
 
 def draw_pool(
     split: str | None, num_levels: int, seed: int, *, boxes: int, cards: int, hops: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Different levels of a split: cards [levels, people], start, answer and hops [levels].
+    """Draw distinct levels of a split: cards [levels, people], start, answer and hops [levels].
 
-    Person and answer run through all their pairs in random order, again and again: in every
-    len(PEOPLE) * boxes levels each answer belongs to each person once, so that no guess from the
-    question is right more often than one in `boxes`.
+    Every len(PEOPLE) * boxes levels contain each (person, answer) pair once, in random order. A
+    guess from the question alone is therefore right only once in `boxes` levels.
     """
     rng = np.random.default_rng(seed)
     pairs = len(PEOPLE) * boxes
@@ -37,8 +36,8 @@ def draw_pool(
                 break
         else:
             raise ValueError(
-                f'num_levels={num_levels} needs more different tables than there are of '
-                f'cards={cards}; take more cards or fewer levels'
+                f'num_levels={num_levels} exceeds the number of distinct tables with '
+                f'cards={cards}. Use more cards or fewer levels'
             )
         known.add(key)
         rows.append((table, start, answer, needed))
@@ -49,9 +48,9 @@ def draw_pool(
 def draw_table(
     rng: np.random.Generator, start: int, answer: int, hops: int, *, boxes: int, cards: int
 ) -> np.ndarray:
-    """int [people]: a chain of `hops` cards from start to the answer, and cards beside it.
+    """Draw int [people]: a chain of `hops` cards from start to the answer, and distractors.
 
-    Half of the others lead to a card drawn before them, half to a box that is not the answer.
+    Half of the distractors lead to a card drawn earlier, half to a wrong box.
     """
     others = rng.permutation(np.delete(np.arange(len(PEOPLE)), start))
     people = [start, *others[: cards - 1]]

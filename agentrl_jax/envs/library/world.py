@@ -1,18 +1,18 @@
-"""A card catalogue that must be queried before answering: tool use on the device.
+"""Tool use on the device: a card catalogue that must be queried before answering.
 
-The stand-in for MT-GRPO's search over an encyclopedia (arXiv:2505.11821). A question names a
-person; pulling cards, one tool call each, leads from card to card to the box where the papers are:
+It replaces MT-GRPO's search over an encyclopedia (arXiv:2505.11821). A question names a person.
+Each tool call pulls a card, which names the next card or the box with the papers:
   Name the box of the Nurse.   pull Nurse   Nurse: see Pilot.   pull Pilot   Pilot: box C 3.
   name C 3
-Every level has cards of its own, so what a question's answer is cannot be known from other levels.
+Every level has different cards, so an answer cannot be learnt from other levels.
 
-Rewards are those of MT-GRPO's code, per action. A turn reward for a lookup: `tool_reward` for
-finding a card that was not shown before, `presence_reward` when it is the one with the answer; and
-`lookup_cost` times the lookups so far is taken off (the later paper's search penalty, there 0.1).
-The outcome reward for an answer: `answer_reward` times its score. The code pays 1.0 for an exact
-match and 0.5 for an answer that contains the truth; an answer out of a closed list earns both or
-none. The score is 1 for the right box and 0 for others, or, if `graded`, the F1 of the words of the
-two names, which is how question answering grades answers: 0.5 for one word of two.
+Rewards follow MT-GRPO's code, per action. A lookup earns `tool_reward` for a new card, and also
+`presence_reward` for the card with the answer. It costs `lookup_cost` times the lookups so far,
+the later paper's search penalty (0.1 there).
+An answer earns `answer_reward` times its score. MT-GRPO's code pays 1.0 for an exact match and 0.5
+for an answer that contains the truth; with a closed list of answers, both conditions coincide. The
+score is 1 for the right box and 0 for other boxes. With `graded` it is the F1 over the words of the
+two names, as in question answering: 0.5 for one word of two.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from agentrl_jax.settings.marks import ONE, ZERO, In
 from agentrl_jax.settings.rules import must
 
 LETTERS = 'ACEF'
-COUNTED_LOOKUPS = 10  # further ones cost as much as this one
+COUNTED_LOOKUPS = 10  # the cost of a lookup stops growing here
 QUESTION = 'Name the box of the {}.\n'
 
 
@@ -40,13 +40,13 @@ QUESTION = 'Name the box of the {}.\n'
 class EnvState(environment.EnvState):
     """One question. time: int32 []."""
 
-    cards: jax.Array  # int32 [people]  EMPTY, a person to see, or len(PEOPLE) + box
-    start: jax.Array  # int32 []   person of the question
-    answer: jax.Array  # int32 []   box where the chain of cards ends
-    last: jax.Array  # int32 []   person whose card was pulled last, -1 = none yet
-    seen: jax.Array  # bool [people]  cards that were found
+    cards: jax.Array  # int32 [people]  EMPTY, the next person, or len(PEOPLE) + box
+    start: jax.Array  # int32 []   person in the question
+    answer: jax.Array  # int32 []   box at the end of the chain
+    last: jax.Array  # int32 []   person of the last lookup, -1 = none yet
+    seen: jax.Array  # bool [people]  cards pulled so far
     lookups: jax.Array  # int32 []
-    named: jax.Array  # int32 []   box that was named, -1 = none yet
+    named: jax.Array  # int32 []   box named, -1 = none yet
 
 
 @struct.dataclass
@@ -56,7 +56,7 @@ class EnvParams(environment.EnvParams):
     cards: jax.Array = None  # int32 [levels, people]
     start: jax.Array = None  # int32 [levels]
     answer: jax.Array = None  # int32 [levels]
-    hops: jax.Array = None  # int32 [levels]  lookups that the question needs
+    hops: jax.Array = None  # int32 [levels]  lookups needed
     max_steps_in_episode: int = 100
 
 
@@ -66,20 +66,20 @@ def in_tenths(reward: float) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Library(TextEnvironment):
-    """Actions: pull the card of PEOPLE[a], then name box a - len(PEOPLE), which ends the episode.
+    """Action a pulls the card of PEOPLE[a] or names box a - len(PEOPLE), which ends the episode.
 
-    `side` letters times `side` numbers are the boxes. Rewards must be multiples of 0.1.
+    Boxes have one of `side` letters and one of `side` numbers. Rewards must be multiples of 0.1.
     """
 
-    cards: Annotated[int, In(1, len(PEOPLE))] = of_pool(8)  # of a level; 16 people may be asked for
-    min_hops: Annotated[int, ONE] = of_pool(1)  # lookups that a question needs, at least ...
-    max_hops: Annotated[int, ONE] = of_pool(3)  # ... and at most; the answer takes a turn more
-    side: Annotated[int, In(2, len(LETTERS))] = 4  # a guess is right one time in side x side
-    tool_reward: Annotated[float, ZERO] = 0.2  # for a lookup that finds a card not shown before
-    presence_reward: Annotated[float, ZERO] = 0.5  # more, if it is the card with the answer
+    cards: Annotated[int, In(1, len(PEOPLE))] = of_pool(8)  # per level, out of 16 people
+    min_hops: Annotated[int, ONE] = of_pool(1)  # fewest lookups that a question needs
+    max_hops: Annotated[int, ONE] = of_pool(3)  # most lookups; the answer takes one more turn
+    side: Annotated[int, In(2, len(LETTERS))] = 4  # side x side boxes
+    tool_reward: Annotated[float, ZERO] = 0.2  # for a lookup of a new card
+    presence_reward: Annotated[float, ZERO] = 0.5  # added for the card with the answer
     answer_reward: Annotated[float, ZERO] = 1.5  # for the right answer
     graded: bool = False  # outcome: word F1 of the answer; False: exact match
-    lookup_cost: Annotated[float, ZERO] = 0.0  # taken off a lookup, times the lookups so far
+    lookup_cost: Annotated[float, ZERO] = 0.0  # subtracted per lookup, times the lookups so far
 
     REWARD_QUANTUM: ClassVar[float] = 0.05
     name: ClassVar[str] = 'library'
@@ -105,8 +105,8 @@ class Library(TextEnvironment):
 
     @property
     def REWARD_BOUNDS(self) -> tuple[float, float]:
-        most = max(self.tool_reward + self.presence_reward, self.answer_reward)
-        return -COUNTED_LOOKUPS * self.lookup_cost, most
+        highest = max(self.tool_reward + self.presence_reward, self.answer_reward)
+        return -COUNTED_LOOKUPS * self.lookup_cost, highest
 
     @property
     def num_boxes(self) -> int:
@@ -123,7 +123,7 @@ class Library(TextEnvironment):
     def make_params(
         self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
     ) -> EnvParams:
-        """Tables and questions."""
+        """Draw tables and questions."""
         check_split(split)
         drawn = draw_pool(
             split,
@@ -157,8 +157,8 @@ class Library(TextEnvironment):
         pulls = action < len(PEOPLE)
         who = jnp.minimum(action, len(PEOPLE) - 1)
         lookups = state.lookups + pulls
-        found = pulls & (state.cards[who] != EMPTY)
-        fresh = found & ~state.seen[who]
+        exists = pulls & (state.cards[who] != EMPTY)
+        fresh = exists & ~state.seen[who]
         present = fresh & (state.cards[who] == len(PEOPLE) + state.answer)
         cost = self.lookup_cost * jnp.minimum(lookups, COUNTED_LOOKUPS)
         for_lookup = self.tool_reward * fresh + self.presence_reward * present - cost
@@ -166,7 +166,7 @@ class Library(TextEnvironment):
         for_answer = self.answer_reward * self.score(box, state.answer)
         after = state.replace(
             last=jnp.where(pulls, who, state.last),
-            seen=state.seen.at[who].set(state.seen[who] | found),
+            seen=state.seen.at[who].set(state.seen[who] | exists),
             lookups=lookups,
             named=jnp.where(pulls, -1, box),
         )
@@ -174,13 +174,13 @@ class Library(TextEnvironment):
         return after, reward, fresh | ~pulls
 
     def score(self, box: jax.Array, answer: jax.Array) -> jax.Array:
-        """float32: 1 for the right box; graded, the F1 of the words of the two names."""
+        """Return float32: 1 for the right box, else 0; if graded, word_f1."""
         if not self.graded:
             return (box == answer).astype(jnp.float32)
         return self.word_f1(box, answer)
 
     def word_f1(self, box: jax.Array, answer: jax.Array) -> jax.Array:
-        """Half a point for the letter, half for the number: precision = recall = F1."""
+        """Return 0.5 for the letter plus 0.5 for the number: precision = recall = F1."""
         letter, number = box // self.side == answer // self.side, (box - answer) % self.side == 0
         return 0.5 * letter + 0.5 * number
 
@@ -188,30 +188,30 @@ class Library(TextEnvironment):
         return state.named >= 0
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """The right box was named: exact match."""
+        """Return whether the right box was named (exact match)."""
         return state.named == state.answer
 
     def episode_metrics(
         self, actions: jax.Array, level: jax.Array, params: EnvParams
     ) -> dict[str, jax.Array]:
-        """What MT-GRPO reports of tool use, replayed from actions [B, K, A] on level [B]."""
+        """Compute MT-GRPO's tool-use metrics by replaying actions [B, K, A] on level [B]."""
         actions = actions.reshape(actions.shape[0], -1)
         cards, answer = params.cards[level], params.answer[level]
         pulls = (actions >= 0) & (actions < len(PEOPLE))
         card = jnp.take_along_axis(cards, jnp.clip(actions, 0, len(PEOPLE) - 1), axis=1)
-        found = pulls & (card != EMPTY)
+        exists = pulls & (card != EMPTY)
         calls = pulls.sum(1)
-        box = actions.max(1) - len(PEOPLE)  # naming a box comes last and only once
+        box = actions.max(1) - len(PEOPLE)  # naming a box ends the episode
         return {
             'tool_calls': calls.astype(jnp.float32),
-            'tool_success': found.sum(1) / jnp.maximum(calls, 1).astype(jnp.float32),
-            'answer_presence': jnp.any(found & (card == len(PEOPLE) + answer[:, None]), 1) * 1.0,
+            'tool_success': exists.sum(1) / jnp.maximum(calls, 1).astype(jnp.float32),
+            'answer_presence': jnp.any(exists & (card == len(PEOPLE) + answer[:, None]), 1) * 1.0,
             'answered': (box >= 0) * 1.0,
             'answer_f1': jnp.where(box >= 0, self.word_f1(box, answer), 0.0),
         }
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
-        """int32 []: which line is shown."""
+        """Return int32 []: the id of the line."""
         return self.line_ids(state, params)[0]
 
     def observation_space(self, params: Any = None) -> spaces.Discrete:
@@ -224,11 +224,11 @@ class Library(TextEnvironment):
         return [range(len(self.lines(params)))]
 
     def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
-        """The question until a card is pulled, then what came of the last lookup."""
+        """Return the question before the first lookup, then the result of the last lookup."""
         families, who = _line_families(self), jnp.maximum(state.last, 0)
         card = who * (1 + len(PEOPLE) + self.num_boxes) + 1 + state.cards[who]
-        asked = families.ids('question', state.start)
-        return jnp.where(state.last < 0, asked, families.ids('card', card))
+        question = families.ids('question', state.start)
+        return jnp.where(state.last < 0, question, families.ids('card', card))
 
     def observation_text(self, state: EnvState) -> str:
         if state.last < 0:
@@ -236,13 +236,13 @@ class Library(TextEnvironment):
         return f'{PEOPLE[int(state.last)]}: {self.card_text(int(state.cards[state.last]))}.\n'
 
     def card_text(self, card: int) -> str:
-        """What a card says."""
+        """Return the text on a card."""
         if card >= len(PEOPLE):
             return f'box {self.boxes[card - len(PEOPLE)]}'
         return 'empty' if card == EMPTY else f'see {PEOPLE[card]}'
 
     def cells(self, state: EnvState) -> list[list[str]]:
-        """A row for each card: person, text, and whether it is asked for or was seen."""
+        """Return a row per card: person, text, and status ('asked for', 'seen' or '')."""
         marks = ['asked for' if who == state.start else '' for who in range(len(PEOPLE))]
         return [
             [PEOPLE[who], self.card_text(int(card)), 'seen' if state.seen[who] else marks[who]]
@@ -253,16 +253,16 @@ class Library(TextEnvironment):
     def plans(
         self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
     ) -> list[list[int]]:
-        """One action each: what comes after the next card is not known before it is seen."""
+        """Return one action each: the card after the next one is not yet known."""
         return [
-            [next_action(np.asarray(cards), int(start), np.asarray(seen))]
-            for cards, start, seen in zip(states.cards, states.start, states.seen, strict=True)
+            [next_action(np.asarray(cards), int(start), np.asarray(pulled))]
+            for cards, start, pulled in zip(states.cards, states.start, states.seen, strict=True)
         ]
 
     def random_success(
         self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
     ) -> np.ndarray:
-        """Exact: random play names a box sooner or later, each with the same probability."""
+        """Exact: random play names each box with the same probability."""
         names, budgets = self.num_boxes, np.asarray(budgets)
         random = (1 - (1 - names / self.num_actions) ** budgets) / names
         return np.repeat(random[:, None], self.num_levels(params), axis=1)
@@ -270,12 +270,12 @@ class Library(TextEnvironment):
     def oracle_success(
         self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
     ) -> np.ndarray:
-        """Exact: who never guesses solves a level if an action is left after its lookups."""
+        """Exact: the expert solves a level if the budget leaves an action after its lookups."""
         return np.asarray(params.hops)[None] < np.asarray(budgets)[:, None]
 
 
 def next_action(cards: np.ndarray, start: int, seen: np.ndarray) -> int:
-    """What the best player does: pull the next card of the chain, or name the box it ends in."""
+    """Return the expert's action: pull the next card of the chain, or name the box at its end."""
     card = start
     while card < len(PEOPLE) and seen[card]:
         card = int(cards[card])

@@ -1,9 +1,9 @@
-"""Sokoban rooms after RAGEN's generator, on the host, each with the length of its best solution.
+"""Generate Sokoban rooms with RAGEN's procedure, on the host, with optimal solution lengths.
 
-A level is made by (a) a random walk that carves floor, (b) a player and boxes on their targets at
-random floor cells, (c) playing in reverse, pulling boxes, depth first, keeping the state with the
-largest (changes of the pulled box) x (sum of Manhattan distances of boxes to their targets),
-(d) a walk of up to three steps of the player. Levels without displacement are drawn again.
+Steps: (a) a random walk carves the floor; (b) the player, and boxes on targets, are placed on
+random floor cells; (c) depth-first reverse play pulls boxes and keeps the state with the largest
+(changes of the pulled box) x (sum of Manhattan distances of boxes to their targets); (d) the player
+walks up to three steps. Levels without displacement are drawn again.
 """
 
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
 from agentrl_jax.envs.splits import check_split, level_split
 
 TURN_PROBABILITY = 0.35
-MAX_STATES = 300_000  # explored states of one reverse play
+MAX_STATES = 300_000  # states explored per reverse play
 WALK_DIRECTIONS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
-# Floor laid around each step of the walk: two lines, an angle, a square, the other angle.
+# Floor carved around each step of the walk: two lines, an angle, a square, the other angle.
 MASKS = np.array(
     [
         [[0, 0, 0], [1, 1, 1], [0, 0, 0]],
@@ -30,7 +30,7 @@ MASKS = np.array(
 
 
 class Pool(NamedTuple):
-    """Levels as arrays, named as in world.EnvParams."""
+    """Levels as arrays, with the names of world.EnvParams."""
 
     fixed: np.ndarray  # int8 [levels, n, n]  WALL, FLOOR or TARGET
     boxes: np.ndarray  # bool [levels, n, n]
@@ -48,17 +48,17 @@ def make_pool(
     seed: int = 0,
     unique: bool = True,
 ) -> Pool:
-    """`num` levels of a split, the same for the same arguments.
+    """Generate `num` levels of a split, deterministic in the arguments.
 
-    The split of a level is a hash of its walls and targets: pools of different splits share not
-    even a room with other box places, whatever their seeds. `unique` drops repeated levels, and
-    with them easy ones: random play solves 15.3 % of 4096 different 6x6 rooms in 10 actions and
-    17.0 % of rooms as they come.
+    The split depends on a hash of walls and targets, so pools of different splits do not even share
+    rooms with different box positions, for any seeds. `unique` drops repeated levels, which are
+    easier: random play solves 15.3 % of 4096 distinct 6x6 rooms in 10 actions, but 17.0 % with
+    repetitions.
     """
     check_split(split)
     rng = np.random.default_rng([seed, dim, num_boxes])
     levels: dict[Any, tuple] = {}
-    barren = 0  # batches in a row without a new level
+    barren = 0  # consecutive batches without a new level
     while barren < 8:
         before = len(levels)
         for fixed, start in _random_rooms(rng, 1024, dim, num_boxes):
@@ -72,8 +72,8 @@ def make_pool(
                 return _solved_pool(list(levels.values()), dim)
         barren = 0 if len(levels) > before else barren + 1
     raise ValueError(
-        f'only {len(levels)} different {split} levels of dim={dim}, num_boxes={num_boxes} were '
-        f'found; num_levels={num} asks for more'
+        f'num_levels={num}, but only {len(levels)} different {split} levels of dim={dim}, '
+        f'num_boxes={num_boxes} were found. Use fewer levels'
     )
 
 
@@ -89,7 +89,7 @@ def _solved_pool(levels: list[tuple], dim: int) -> Pool:
 
 
 def _random_rooms(rng: np.random.Generator, num: int, dim: int, num_boxes: int):
-    """(fixed int8 [dim, dim], player cell) of rooms with enough floor."""
+    """Yield (fixed int8 [dim, dim], player cell) of rooms with enough floor."""
     rows = np.arange(num)
     direction = rng.integers(4, size=num)
     # RAGEN starts between 1 and dim - 1, then clips each step into the interior.
@@ -114,7 +114,7 @@ def _random_rooms(rng: np.random.Generator, num: int, dim: int, num_boxes: int):
 def _play_reverse(
     rng: np.random.Generator, fixed: np.ndarray, player: int, search_depth: int
 ) -> tuple[int, tuple[int, ...]] | None:
-    """(player cell, box cells) of a start state; None if no box can be brought off its target."""
+    """Return (player cell, box cells) of a start state; None if no box can leave its target."""
     search = _ReversePlay(fixed)
     search.visit(player, search.targets, (False,) * len(search.targets), 0, -1, search_depth)
     player, boxes = search.best
@@ -127,7 +127,7 @@ def _play_reverse(
 
 
 def _walk(rng: np.random.Generator, search: '_ReversePlay', player: int, boxes: tuple) -> int:
-    """One to three random steps of the player that visit no cell twice; goes on with odds 1/2."""
+    """Walk one to three random steps without revisiting a cell; stop after each with odds 1/2."""
     visited = [player]
     for _ in range(3):
         steps = [player + d for d in search.moves]
@@ -153,7 +153,7 @@ class _ReversePlay:
         self.best_score, self.best = -1, (-1, self.targets)
 
     def displacement(self, boxes: tuple[int, ...]) -> int:
-        """Sum of Manhattan distances of boxes to the targets they were pulled from."""
+        """Return the sum of Manhattan distances from boxes to their original targets."""
         n = self.dim
         pairs = zip(boxes, self.targets, strict=True)
         return sum(abs(b // n - t // n) + abs(b % n - t % n) for b, t in pairs)
@@ -161,9 +161,9 @@ class _ReversePlay:
     def visit(
         self, player: int, boxes: tuple, pulled: tuple, swaps: int, last: int, depth: int
     ) -> None:
-        """boxes[i] belongs to targets[i]; swaps counts changes of the box that is pulled."""
+        """Explore a state. boxes[i] started on targets[i]; swaps: changes of the pulled box."""
         depth -= 1
-        # Like RAGEN's board bytes, boxes differ only by whether they ever moved.
+        # As in RAGEN's board bytes, boxes differ only by whether they have moved.
         state = (player, *sorted(zip(boxes, pulled, strict=True)))
         if depth <= 0 or len(self.explored) >= MAX_STATES or state in self.explored:
             return
@@ -173,11 +173,11 @@ class _ReversePlay:
         if score > self.best_score:
             self.best_score, self.best = score, (player, boxes)
         for step in self.moves:
-            ahead, behind = player + step, player - step
+            ahead, pull_from = player + step, player - step
             if not self.open[ahead] or ahead in boxes:
                 continue
-            if behind in boxes:
-                box = boxes.index(behind)
+            if pull_from in boxes:
+                box = boxes.index(pull_from)
                 moved = (*boxes[:box], player, *boxes[box + 1 :])
                 flags = (*pulled[:box], True, *pulled[box + 1 :])
                 self.visit(ahead, moved, flags, swaps + (box != last), box, depth)

@@ -5,13 +5,13 @@ from collections import deque
 
 import numpy as np
 
-WALL, FLOOR, TARGET = range(3)  # what EnvState.fixed holds
+WALL, FLOOR, TARGET = range(3)  # values of EnvState.fixed
 
 
 def solve_sokoban(fixed: np.ndarray, boxes: np.ndarray, player: int) -> tuple[int, ...] | None:
-    """Shortest run of actions (up, down, left, right = 0..3) that solves the room; None = stuck.
+    """Return the shortest solution (up, down, left, right = 0..3) of a room; None = unsolvable.
 
-    fixed int [n, n], boxes bool [n, n], player = row * n + column. Breadth first.
+    fixed int [n, n], boxes bool [n, n], player = row * n + column.
     """
     start = (int(player), tuple(np.flatnonzero(np.asarray(boxes).reshape(-1)).tolist()))
     fixed = np.asarray(fixed, np.int8)

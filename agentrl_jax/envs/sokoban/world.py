@@ -1,4 +1,4 @@
-"""Sokoban after RAGEN and gym-sokoban 0.0.6, with the room in the state."""
+"""Sokoban after RAGEN and gym-sokoban 0.0.6; the state includes the room."""
 
 import dataclasses
 import functools
@@ -59,19 +59,19 @@ class EnvParams(environment.EnvParams):
     fixed: jax.Array = None  # int8 [levels, n, n]
     boxes: jax.Array = None  # bool [levels, n, n]
     player: jax.Array = None  # int32 [levels]
-    optimal_length: jax.Array = None  # int32 [levels]  fewest moves that solve the room
+    optimal_length: jax.Array = None  # int32 [levels]  length of the shortest solution
     max_steps_in_episode: int = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Sokoban(TextEnvironment):
-    """Push every box onto a target. A move into a box pushes it if the cell behind is free.
+    """Push every box onto a target. A move into a box pushes it if the next cell is free.
 
-    Reward -0.1 a step, +1 when a box gets onto a target, -1 when one leaves, +10 when all are on.
+    Reward -0.1 per step, +1 for a box moved onto a target, -1 for one moved off, +10 when solved.
     """
 
-    dim: Annotated[int, In(4, 8)] = 6  # side of the room, walls included
-    num_boxes: Annotated[int, In(1, 3)] = 1  # as many targets
+    dim: Annotated[int, In(4, 8)] = 6  # side of the room, including walls
+    num_boxes: Annotated[int, In(1, 3)] = 1  # number of boxes and of targets
     search_depth: Annotated[int, ONE] = of_pool(300)  # of reverse play (RAGEN: 300, 30, 10)
     observation_format: Annotated[str, OneOf(boards.FORMATS)] = 'grid'  # cells (' # P'): for BPE
     symbols: str = SYMBOLS  # wall, floor, target, box on target, box, player, on target
@@ -103,7 +103,7 @@ class Sokoban(TextEnvironment):
         seed: int = 0,
         unique: bool = True,
     ) -> EnvParams:
-        """Rooms of RAGEN's generator; unique: no room twice."""
+        """Generate a pool of rooms with RAGEN's procedure. unique: without repetitions."""
         rules = dict(dim=self.dim, num_boxes=self.num_boxes, search_depth=self.search_depth)
         rooms = make_pool(split, num_levels, **rules, seed=seed, unique=unique)
         return EnvParams(**{name: jnp.asarray(x) for name, x in rooms._asdict().items()})
@@ -125,13 +125,13 @@ class Sokoban(TextEnvironment):
         n = self.dim
         cells = jnp.arange(n * n, dtype=jnp.int32).reshape(n, n)
         step = jnp.asarray(MOVES @ [n, 1], jnp.int32)[action]
-        ahead, behind = cells == state.player + step, cells == state.player + 2 * step
-        # Reductions over one-hot cells instead of gathers: twice as fast when vmapped on a CPU.
+        ahead, beyond = cells == state.player + step, cells == state.player + 2 * step
+        # Reductions over one-hot cells are twice as fast as gathers when vmapped on a CPU.
         open_cell = state.fixed != WALL
         pushes = jnp.any(ahead & state.boxes)
-        free = jnp.any(behind & open_cell & ~state.boxes)
+        free = jnp.any(beyond & open_cell & ~state.boxes)
         moves = jnp.any(ahead & open_cell) & (free | ~pushes)
-        boxes = jnp.where(moves & pushes, (state.boxes & ~ahead) | behind, state.boxes)
+        boxes = jnp.where(moves & pushes, (state.boxes & ~ahead) | beyond, state.boxes)
         after = state.replace(boxes=boxes, player=state.player + jnp.where(moves, step, 0))
         gained = self._on_target(after) - self._on_target(state)
         solved = self.success(after, params)
@@ -145,11 +145,11 @@ class Sokoban(TextEnvironment):
         return self.success(state, params)
 
     def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        """Every box is on a target."""
+        """Return whether every box is on a target."""
         return self._on_target(state) == self.num_boxes
 
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
-        """int8 [n, n]: index into CELL_NAMES of what each cell shows."""
+        """Return int8 [n, n]: the index into CELL_NAMES of each cell."""
         here = jnp.arange(self.dim**2).reshape(self.dim, self.dim) == state.player
         on_target = state.fixed == TARGET
         boxed = jnp.where(on_target, jnp.int8(BOX_ON_TARGET), jnp.int8(BOX))
@@ -192,7 +192,7 @@ class Sokoban(TextEnvironment):
         return jnp.concatenate(entities)
 
     def _set_index(self, chosen: jax.Array) -> jax.Array:
-        """Index of a set of at most num_boxes inner cells among _cell_sets."""
+        """Return the index in _cell_sets of a set of up to num_boxes inner cells."""
         n = self.dim
         inner = chosen.reshape(n, n)[1:-1, 1:-1].reshape(-1)
         place = (inner.size + 1) ** np.arange(self.num_boxes)
@@ -200,8 +200,8 @@ class Sokoban(TextEnvironment):
         return jnp.asarray(_cell_sets(self)[1])[cells.astype(jnp.int32) @ place]
 
     def observation_text(self, state: EnvState) -> str:
-        shown = self._shown(state)
-        rows = np.array(list(self.symbols))[shown]
+        codes = self._shown(state)
+        rows = np.array(list(self.symbols))[codes]
         grid = ''.join(boards.row(row, self.observation_format) for row in rows)
         if self.observation_format in boards.ROWS_ONLY:
             return grid
@@ -214,8 +214,8 @@ class Sokoban(TextEnvironment):
             'Player on target': PLAYER_ON_TARGET,
         }
         for label, code in entities.items():
-            if (shown == code).any():
-                text += f'{label}: {boards.coordinates(np.argwhere(shown == code))}\n'
+            if (codes == code).any():
+                text += f'{label}: {boards.coordinates(np.argwhere(codes == code))}\n'
         if self.observation_format == 'coord':
             return text
         return f'Coordinates: \n{text}Grid Map: \n{grid}'
@@ -226,29 +226,29 @@ class Sokoban(TextEnvironment):
     def plans(
         self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
     ) -> list[list[int]]:
-        """The shortest solution of each room, whatever actions are left."""
+        """Return the shortest solution of each room, regardless of the remaining actions."""
         rooms = zip(states.fixed, states.boxes, states.player, strict=True)
         return [list(solve_sokoban(*room) or ()) for room in rooms]
 
     def oracle_success(
         self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
     ) -> np.ndarray:
-        """Exact: which shortest solutions fit."""
+        """Exact: the shortest solution fits into the budget or not."""
         return np.asarray(params.optimal_length)[None] <= np.asarray(budgets)[:, None]
 
     def _shown(self, state: EnvState) -> np.ndarray:
-        """int [n, n] index into CELL_NAMES, on the host."""
-        shown = np.array(state.fixed, int)
+        """Return int [n, n]: indices into CELL_NAMES, on the host."""
+        codes = np.array(state.fixed, int)
         boxes = np.asarray(state.boxes)
-        shown[boxes] = np.where(shown[boxes] == TARGET, BOX_ON_TARGET, BOX)
+        codes[boxes] = np.where(codes[boxes] == TARGET, BOX_ON_TARGET, BOX)
         where = divmod(int(state.player), self.dim)
-        shown[where] = PLAYER_ON_TARGET if shown[where] == TARGET else PLAYER
-        return shown
+        codes[where] = PLAYER_ON_TARGET if codes[where] == TARGET else PLAYER
+        return codes
 
 
 @functools.cache
 def _line_families(env: Sokoban) -> Lines:
-    """All lines of an environment; the order of a family is the one its index counts in."""
+    """All lines of an environment, each family in the order of its index."""
     rows = [
         boards.row([env.symbols[code] for code in (WALL, *row, WALL)], env.observation_format)
         for row in _feasible_rows(env)[0]
@@ -275,10 +275,10 @@ def _line_families(env: Sokoban) -> Lines:
 
 @functools.cache
 def _feasible_rows(env: Sokoban) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """(inner rows that can occur, base-7 code of an inner row -> its place in that list or -1).
+    """Return (possible inner rows, base-7 code of an inner row -> its index in that list or -1).
 
-    A row holds at most one player, num_boxes boxes and num_boxes targets: 19,024 of the 7 ** 6
-    rows of an 8x8 room with two boxes.
+    A row has at most one player, num_boxes boxes and num_boxes targets: 19,024 of the 7 ** 6 rows
+    of an 8x8 room with two boxes.
     """
     limit, width = env.num_boxes, env.dim - 2
     index, rows = np.full(7**width, -1, np.int32), []
@@ -295,9 +295,9 @@ def _feasible_rows(env: Sokoban) -> tuple[list[tuple[int, ...]], np.ndarray]:
 
 @functools.cache
 def _cell_sets(env: Sokoban) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """(sets of one to num_boxes inner cells, code of a set -> its place in that list or -1).
+    """Return (sets of one to num_boxes inner cells, code of a set -> its index in that list or -1).
 
-    The code has one digit in base cells + 1 for each box, `cells` where there are fewer.
+    The code has one digit in base cells + 1 per box; unused digits are `cells`.
     """
     cells = (env.dim - 2) ** 2
     index, sets = np.full((cells + 1) ** env.num_boxes, -1, np.int32), []
