@@ -93,7 +93,7 @@ class Bandit(TextEnvironment):
     env_action maps a name to an arm of the current question.
     """
 
-    pairs: Annotated[str, OneOf(PAIRS)] = 'main'  # which arm names
+    pairs: Annotated[str, OneOf(PAIRS)] = 'main'  # set of arm names
 
     REWARD_QUANTUM: ClassVar[float] = 0.1
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)

@@ -132,7 +132,7 @@ def _spread(q: jax.Array) -> jax.Array:
 
 
 def _gather(out: jax.Array, heads: int) -> jax.Array:
-    """out [R, Kh * G, Kh * Dh] -> [R, 1, Kh * G * Dh]: each head's own channels."""
+    """Select each head's channels: out [R, Kh * G, Kh * Dh] -> [R, 1, Kh * G * Dh]."""
     rows, queries, channels = out.shape
     out = out.reshape(rows, heads, queries // heads, heads, channels // heads)
     diagonal = jnp.eye(heads, dtype=bool)[None, :, None, :, None]

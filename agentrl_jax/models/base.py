@@ -151,10 +151,9 @@ class Model(abc.ABC):
 
     @property
     def scans(self) -> bool:
-        """Whether forward() runs its layers as a loop.
+        """Whether forward() runs its layers as a loop, which is free only with remat.
 
-        With remat, only the input of each layer is kept for the gradient, and a loop is free.
-        Otherwise it keeps one array several times and is slower (experiments/LOG.md).
+        Without remat the loop keeps one array several times and is slower (experiments/LOG.md).
         """
         deep = self.remat and self.num_layers >= SCAN_FROM
         return deep if self.scan_layers is None else self.scan_layers

@@ -91,7 +91,7 @@ class _TransposedDense(nn.Module):
 def dense(
     x: jax.Array, features: int, name: str, config: Model, *, bias: bool = False, gain: float = 1.0
 ) -> jax.Array:
-    """x [R, O, D] -> [R, O, features]."""
+    """Apply a dense layer, and its adapter if any: x [R, O, D] -> [R, O, features]."""
     init = nn.initializers.variance_scaling(gain, 'fan_in', 'truncated_normal')
     how = dict(use_bias=bias, dtype=config.dtype, name=name)
     if config.transposed:
@@ -115,7 +115,7 @@ class Attention(nn.Module):
     rows: NamedSharding | None = None  # layout of rows on a mesh
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """(q [R, O, H, Dh], k and v [R, O, Kh, Dh]) of x [R, O, D], before rotation."""
+        """Project x [R, O, D] to q [R, O, H, Dh] and k, v [R, O, Kh, Dh], before rotation."""
         raise NotImplementedError
 
     @nn.compact
@@ -279,7 +279,7 @@ class Decoder(Model):
 
     ATTENTION: ClassVar[type[Attention]]
     NORMS: ClassVar[tuple[tuple[str, str], ...]]  # (before, after) attention, then MLP; '' = none
-    SCALED_IN: ClassVar[str] = ''  # of RMSNorm
+    SCALED_IN: ClassVar[str] = ''  # RMSNorm.scaled_in
 
     def norm(self, name: str) -> RMSNorm:
         """Create a norm inside a module."""

@@ -72,10 +72,9 @@ def model_functions(
 
 
 def split_critic(params: Params, *, freeze_attention: bool) -> tuple[Params, Params]:
-    """Split a critic into (trained, frozen) parameters.
+    """Split a critic into (trained, frozen) parameters; frozen: those below self_attn, or {}.
 
-    Only freeze_attention freezes any: those below self_attn. With LoRA these are the attention
-    adapters, which then never correct anything.
+    With LoRA the frozen parameters are the attention adapters, which then stay without effect.
     """
     if not freeze_attention:
         return params, {}

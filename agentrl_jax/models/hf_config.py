@@ -81,15 +81,12 @@ def config_to_hf(config: Model, *, dtype: str, generic: bool = False) -> dict[st
     def fields(*names):
         return {FIELDS[name].hf: getattr(config, name) for name in names}
 
-    family_fields = config.to_hf(generic=generic)
-    kind = family_fields.pop('model_type')
+    family = config.to_hf(generic=generic)
+    kind = family.pop('model_type')
     hf = {'architectures': [f'{kind.capitalize()}ForCausalLM'], 'model_type': kind}
     hf |= fields('vocab_size', 'hidden_size', 'intermediate_size', 'num_layers', 'num_heads')
     hf |= fields('num_kv_heads', 'head_dim') | {'hidden_act': 'silu'}
-    hf |= fields('rms_norm_eps', 'rope_theta', 'tie_embeddings') | {
-        'torch_dtype': dtype,
-        **family_fields,
-    }
+    hf |= fields('rms_norm_eps', 'rope_theta', 'tie_embeddings') | {'torch_dtype': dtype, **family}
     if config.rope_scaling is not None:
         names, (*factors, length) = (FIELDS[name].hf for name in _LLAMA3), config.rope_scaling
         scaling = dict(zip(names, (*factors, int(length)), strict=True))

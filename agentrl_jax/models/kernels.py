@@ -54,8 +54,7 @@ def attend_one(kind: str, q: jax.Array, k: jax.Array, v: jax.Array, length: jax.
     """Attention of one query per row to the first `length` entries of its cache.
 
     q [R, 1, Kh, G, Dh], k and v [R, T, Kh, Dh], length int32 [R] >= 1; returns [R, 1, Kh * G * Dh].
-    On a mesh the rows are already split: each shard of a rollout is a separate program
-    (device.collect_on_mesh).
+    On a mesh rows are already split: each shard is its own program (device.collect_on_mesh).
     """
     attend = _ragged if kind == 'pallas' else _cudnn_one
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,4 +1,4 @@
-"""Forward passes that compute the shared prefix of neighbouring rows only once.
+"""Forward passes that compute prefixes shared by neighbouring rows only once.
 
 Rows of a group start with the same prompt and often with the same answers. A unit is a fixed
 number of neighbouring rows. Its first row, the lead, is read in full. The other rows contribute
@@ -44,10 +44,7 @@ def shared(tokens: jax.Array, attention: jax.Array, unit: int) -> jax.Array:
 
 
 def rest(tokens: jax.Array, attention: jax.Array, lengths: jax.Array, unit: int) -> jax.Array:
-    """Columns that the first `lengths` tokens of rows need after the shared prefix; int32 [n * u].
-
-    0 for leads.
-    """
+    """Columns after the shared prefix of the first `lengths` tokens, 0 for leads; int32 [n * u]."""
     common = shared(tokens, attention, unit)
     needed = jnp.maximum(lengths.reshape(-1, unit) - common, 0)
     return needed.at[:, 0].set(0).reshape(-1)

@@ -1,8 +1,7 @@
 """Sizes of published models by name, for plans without a checkpoint.
 
-Source: config.json of the Qwen2.5 repositories on the HuggingFace hub; layers, heads and tying are
-also in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models have the same
-sizes.
+Source: config.json of the Qwen2.5 repositories on the HuggingFace hub; layers, heads and tying also
+in table 1 of the technical report (arXiv:2412.15115). Instruct and Coder models have equal sizes.
 """
 
 from typing import Any

@@ -29,7 +29,7 @@ IGNORED = re.compile(r'rotary_emb\.inv_freq$')  # a constant in old Llama folder
 FILE_NAME = re.compile(r'[\w.-]{1,200}\.safetensors')
 LISTED = 5  # names listed in an error
 EMBEDDING, HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
-COMPARED_ROWS = 4096  # of a tensor at a time
+COMPARED_ROWS = 4096  # rows of a tensor compared at a time
 
 
 def hf_name(path: str) -> str:
@@ -98,8 +98,7 @@ def _finite(x: jax.Array) -> jax.Array:
 def check_finite(params: Params, source: Any) -> None:
     """Raise ValueError naming the parameters that contain nan or infinity.
 
-    source: origin of the parameters, for the message. Makes one pass over each array on its
-    devices; every process of a run gets the same result.
+    One pass over each array on its devices; every process gets the same result. source: for errors.
     """
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     finite = jax.device_get([_finite(leaf) for _, leaf in leaves])

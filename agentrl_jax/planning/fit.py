@@ -35,8 +35,8 @@ class Estimate:
     cache: int  # of the rollout with the most rows
     sampler: int  # the rollout's copy of the parameters; 0 if it uses the parameters themselves
     gradients: int  # one tree: the larger of policy and critic
-    activations: int  # and logits, of a micro-batch
-    program: int  # the process itself
+    activations: int  # activations and logits of a micro-batch
+    program: int  # interpreter, packages and compiled programs
 
     @property
     def certain(self) -> int:

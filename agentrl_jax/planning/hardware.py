@@ -38,7 +38,7 @@ TPU = {
     'tpu7x': Chip('96 GB', 94.75 * GIB),
 }
 TPU_FLOPS = {'v5e': 197e12, 'v5p': 459e12, 'v6e': 918e12, 'tpu7x': 2307e12 / 2}  # per second
-GPU_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12}  # by a word of the device's name
+GPU_FLOPS = {'H200': 989e12, 'H100': 989e12, 'A100': 312e12}  # keyed by a word in the device's name
 
 FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'  # variable: fraction of GPU memory that jax allocates
 MEM_FRACTION = 0.75  # jax's default

@@ -22,7 +22,7 @@ from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import holds_run, player_of, policy_of
 from agentrl_jax.run.state import make_state
 
-OUT_OF_MEMORY = (  # of libtpu 0.0.42
+OUT_OF_MEMORY = (  # error messages of libtpu 0.0.42
     re.compile(r'Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm'),
     re.compile(r'total memory required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds [^.]*'),
 )
@@ -96,7 +96,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     tokenizer = parts.build_tokenizer(cfg)
     config = sizes_of(cfg, model)
     config = dataclasses.replace(config, num_layers=layers or config.num_layers)
-    on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # a grammar is part of programs
+    on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # programs include its grammar
     task = sharding.with_layout(on_host, replicated)
     txs = parts.build_optimisers(cfg)
     shaped = build_setup(cfg, config, tokenizer, mesh)

@@ -1,4 +1,4 @@
-"""BabyAI: MiniGrid's rules, its instructions, levels exported by minigrid, texts and the expert."""
+"""BabyAI: MiniGrid's rules and instructions, levels exported by minigrid, texts and the expert."""
 
 from agentrl_jax.envs.babyai.world import BabyAI
 

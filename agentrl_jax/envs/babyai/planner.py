@@ -40,7 +40,7 @@ class Stuck(Exception):
 
 @dataclasses.dataclass
 class Map:
-    """One level, and the actions played on it so far."""
+    """A level and the actions played on it so far."""
 
     walls: list[int]  # bits
     cell: list[int]
@@ -278,7 +278,7 @@ def follow(world: Map, clause: Clause) -> None:
 
 
 def open_one(world: Map, doors: tuple[int, ...]) -> None:
-    """Open a door: a closed one, else a locked one, else an open one again."""
+    """Open a closed door, else unlock a locked one, else reopen an open one."""
     for door_state in (CLOSED, LOCKED, OPEN):
         some = [door for door in doors if world.door[door] == door_state]
         if some and door_state != LOCKED:

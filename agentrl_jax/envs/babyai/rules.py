@@ -37,9 +37,7 @@ class EnvState(environment.EnvState):
     agent: jax.Array  # int32 []
     direction: jax.Array  # int32 []  right, down, left, up
     held: jax.Array  # int32 []  object carried, -1 = none
-    laid: (
-        jax.Array
-    )  # int32 []  object carried from the start, visible in its cell in the first view
+    laid: jax.Array  # int32 []  object carried from the start; the first view shows it in its cell
     steps: jax.Array  # int32 []  MiniGrid's step count
     max_steps: jax.Array  # int32 []
     clause: jax.Array  # int8 [4]  GO_TO, PICK_UP, OPEN_DOOR, PUT_NEXT or -1

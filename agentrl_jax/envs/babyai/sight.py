@@ -131,11 +131,8 @@ def goal_ids(state: EnvState, lines: Lines, *, ordered: bool, shown: jax.Array |
         else:
             line = jnp.where(head, lines.ids(f'{family}_comma', row), lines.ids(family, row))
         other = state.described[place, 1]
-        next_to = jnp.where(comma, lines.ids('next_to_comma', other), lines.ids('next_to', other))
-        ids += [
-            jnp.where(present, line, -1),
-            jnp.where(present & (clause == PUT_NEXT), next_to, -1),
-        ]
+        target = jnp.where(comma, lines.ids('next_to_comma', other), lines.ids('next_to', other))
+        ids += [jnp.where(present, line, -1), jnp.where(present & (clause == PUT_NEXT), target, -1)]
     return jnp.concatenate(ids)
 
 

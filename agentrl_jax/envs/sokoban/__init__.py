@@ -1,4 +1,4 @@
-"""Sokoban: the world and its texts, levels after RAGEN's generator."""
+"""Sokoban with levels from RAGEN's generator."""
 
 from agentrl_jax.envs.sokoban.world import Sokoban
 

@@ -40,7 +40,7 @@ def _solve(fixed: bytes, dim: int, player: int, boxes: tuple[int, ...]) -> tuple
 
 
 def _moves(is_open: list[bool], dim: int, player: int, boxes: frozenset):
-    """(action, next state) of every action that moves the player."""
+    """Yield (action, next state) of every action that moves the player."""
     for action, step in enumerate((-dim, dim, -1, 1)):
         ahead = player + step
         if not is_open[ahead]:
