@@ -29,7 +29,7 @@ def test_a_topology_is_a_kind_and_its_axes_and_others_are_refused():
     known |= {'h100:8': ('h100', (8,)), 'a100:2x8': ('a100', (2, 8))}
     assert {name: hardware.parse(name) for name in known} == known
     for name in ('v5e', 'v5e:8', 'v5p:2x4', 'v9:2x2', 'cpu:2x2', 'cpu:0', 'h100:1x2x8', ''):
-        with pytest.raises(ValueError, match='say v5e:2x4'):
+        with pytest.raises(ValueError, match='Use v5e:2x4'):
             hardware.parse(name)
     assert hardware.count_devices('tpu7x', (2, 2, 1)) == 8  # a chip is two devices
     with pytest.raises(ValueError, match='needs a GPU'):
