@@ -1,4 +1,4 @@
-"""What the compilers make of rollout and update for a GPU and a TPU, neither of which is there."""
+"""Properties of the rollout and update compiled for a GPU and a TPU that are not present."""
 
 import functools
 import importlib.util
@@ -44,7 +44,7 @@ def facts(topology, program, *fields):
 def test_a_rollout_copies_no_cache_and_attends_in_one_kernel(target):
     found = facts(ONE[target], 'collect')
     assert found['copies_of_a_cache'] == []
-    assert found['fused_attention'] >= 2  # of each layer
+    assert found['fused_attention'] >= 2  # one per layer
     assert found['scores'] == []
 
 
@@ -60,5 +60,5 @@ def test_an_update_writes_no_scores_and_updates_its_state_in_place(target):
 def test_a_rollout_over_devices_gathers_weights_before_its_loops_and_no_logits_in_them(target):
     found = facts(FOUR[target], 'collect', 'mesh.fsdp=2', 'mesh.tensor=2')
     assert found['copies_of_a_cache'] == []
-    # What tensor parallelism adds up in a layer: hidden states of the rows
+    # Tensor parallelism sums hidden states of the rows in each layer
     assert found['largest_transfer'] < found['logits']

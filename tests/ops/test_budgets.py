@@ -1,4 +1,4 @@
-"""The size of the repository stays within [tool.agentrl_budgets] of pyproject.toml."""
+"""The size of the repository is within [tool.agentrl_budgets] of pyproject.toml."""
 
 import pathlib
 import tomllib

@@ -1,4 +1,4 @@
-"""Checkpoints come back bit for bit, on any mesh, and what is wrong with one is said by name."""
+"""Checkpoints restore bit for bit on any mesh, and errors name the damaged or missing part."""
 
 import errno
 import os
@@ -64,7 +64,7 @@ def ckpts(tmp_path):
 
 
 def test_state_and_extra_come_back_bit_for_bit(ckpts):
-    """Typed keys, nans and negative zeros too."""
+    """Including typed keys, nans and negative zeros."""
     state = {
         'run': make_state(3),
         'key': jax.random.key(7),
@@ -140,7 +140,7 @@ def test_wrong_leaves_are_named(ckpts):
     f32 = jnp.float32
     for name, b in (
         ('b', jax.ShapeDtypeStruct((3, 2), f32)),
-        ('b', jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)),  # Orbax would cast silently
+        ('b', jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)),  # Orbax casts silently
         ('d', jax.ShapeDtypeStruct((), f32)),
     ):
         with pytest.raises(ValueError, match=rf'a\.{name} is '):
@@ -148,7 +148,7 @@ def test_wrong_leaves_are_named(ckpts):
 
 
 def test_checkpoints_of_before_a_field_without_arrays_or_of_extensions_are_read(ckpts):
-    """TrainState gained empty fields, and snapshots moved into `extra`."""
+    """TrainState has new empty fields, and snapshots have moved into `extra`."""
     snapshots = ({'w': jnp.arange(2.0)}, {'w': jnp.ones(2)})
     step = jnp.int32(3)
     checkpoint.save(ckpts, 3, {'step': step, 'gone': (), 'snapshots': snapshots}, {})
@@ -170,8 +170,8 @@ def test_missing_checkpoints_are_errors(ckpts):
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_saves_leave_no_descriptor_and_no_thread_behind(ckpts):
-    """Each one kept three descriptors and a thread: at a limit of 96 a run died at save 24."""
-    open_ones = []  # after the first and after the last save
+    """Previously each save kept three descriptors and a thread: with 96, a run died at save 24."""
+    open_ones = []  # after each save
     for step in range(16):
         checkpoint.save(ckpts, step, {'w': jnp.arange(1000.0)}, {'step': step})
         checkpoint.wait(ckpts)
@@ -184,7 +184,7 @@ def test_half_written_steps_are_ignored_and_written_again(tmp_path):
     folder = tmp_path / checkpoint.FOLDER
     for left in ('7.orbax-checkpoint-tmp/state', '6.new', '5.removed'):
         (folder / left).mkdir(parents=True)
-    (folder / '8').mkdir()  # by hand: Orbax renames whole steps only
+    (folder / '8').mkdir()  # created by hand: Orbax only renames complete steps
     opened = checkpoint.open_checkpoints(tmp_path, keep=3)
     assert checkpoint.latest_step(opened) is None
     assert [path.name for path in folder.iterdir()] == ['8']
@@ -207,7 +207,7 @@ for step in range(1, 1000):
 def test_kill_9_while_saving_leaves_a_whole_latest_step(tmp_path):
     wanted = {'w': jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
     reached = 0
-    for delay_s in (0.0, 0.02):  # after the third save began
+    for delay_s in (0.0, 0.02):  # after the start of the third save
         child = subprocess.Popen(
             [sys.executable, '-c', KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
         )
@@ -279,5 +279,5 @@ def test_sigterm_asks_once_and_handlers_are_given_back(monkeypatch):
         assert preemption.agreed() and preemption.may_leave()
         with monkeypatch.context() as patch:
             patch.setattr(jax, 'process_count', lambda: 2)
-            assert not preemption.may_leave()  # the other one would wait for this one
+            assert not preemption.may_leave()  # the second process would wait for this one
     assert signal.getsignal(signal.SIGTERM) is before

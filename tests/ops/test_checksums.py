@@ -1,4 +1,4 @@
-"""Digests of arrays, which depend on every bit and on no mesh, and of files."""
+"""Digests of arrays, which depend on every bit but not on the mesh, and of files."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def test_sums_follow_the_definition_and_notice_a_flipped_bit(dtype, shape):
 
 
 def test_no_mesh_changes_a_digest_which_is_that_of_earlier_versions():
-    """Checkpoints of older versions hold digests of bases and teachers."""
+    """Checkpoints of older versions contain digests of bases and teachers."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ('fsdp', 'tensor'))
     tree = {'a': {'b': jnp.arange(128.0).reshape(16, 8)}, 'c': jnp.ones(3, jnp.bfloat16)}
     wanted = '8bcf2dd9521940cb1c4cacb90308639c7bef519e90bf1781d85952530726838c'
@@ -60,7 +60,7 @@ def test_the_first_file_that_differs_is_numbered(tmp_path):
     assert checksums.first_difference(tmp_path, known) is None
     (tmp_path / 'folder/b').write_text('this is folder/c')
     assert checksums.first_difference(tmp_path, known)[0] == 1
-    assert checksums.first_difference(tmp_path, known, part=0, of=2) is None  # looks at a and z
+    assert checksums.first_difference(tmp_path, known, part=0, of=2) is None  # compares a and z
     assert checksums.first_difference(tmp_path, known, part=1, of=2)[0] == 1
     (tmp_path / 'z').write_text('this is')
     assert checksums.first_difference(tmp_path, known) == (2, 'has 7 bytes of 9')

@@ -1,4 +1,4 @@
-"""What a command line cannot mean is said in one line, before anything heavy is imported."""
+"""Invalid command lines give a one-line error before anything heavy is imported."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ CONFIG = '--config=configs/demo.py'
 
 
 def ran(*words):
-    """(exit code, stdout, stderr) of a process."""
+    """Return (exit code, stdout, stderr) of a process."""
     done = subprocess.run(words, cwd=micro_runs.ROOT, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
 
@@ -37,7 +37,7 @@ def ran_python(program, *words):
 
 
 def told(module, *words, watch='jax'):
-    """(exit code, stdout, stderr, was `watch` imported?) of a command; of jax: did it start?"""
+    """Return (exit code, stdout, stderr, was `watch` imported?) of a command; jax: started?"""
     started = "bool(sys.modules['jax._src.xla_bridge']._backends)" if watch == 'jax' else True
     code = textwrap.dedent(
         f"""
@@ -66,7 +66,7 @@ def test_help_and_a_wrong_command_line_do_without_jax(words, code):
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
-    """refused(words) returns the error line of an invalid command line; exit code 2."""
+    """Return a function: words of an invalid command line -> its error line; exit code 2."""
 
     def refused(*words, needs=('config', 'workdir')):
         values = flags.FlagValues()
@@ -101,7 +101,7 @@ MISTAKES = {
 
 
 def test_a_wrong_override_of_the_config_of_a_workdir_is_one_line(monkeypatch, capsys):
-    """evaluate, export and serve_policy ended with a traceback of ml_collections."""
+    """Previously evaluate, export and serve_policy ended with a traceback of ml_collections."""
     define = config_flags.DEFINE_config_file
     define = functools.partial(define, flag_values=flags.FlagValues())
     monkeypatch.setattr(command.config_flags, 'DEFINE_config_file', define)
@@ -138,7 +138,7 @@ BODY = 'from configs import base\ndef get_config():\n'
     ],
 )
 def test_an_error_in_a_config_file_is_one_line(refused, tmp_path, text, words):
-    """A syntax error was 47 lines with exit code 1."""
+    """Previously a syntax error was 47 lines with exit code 1."""
     (tmp_path / 'c.py').write_text(text)
     err = refused(f'--config={tmp_path / "c.py"}', '--workdir=w')
     assert words in err and str(tmp_path) in err
@@ -156,7 +156,7 @@ def test_a_mistake_is_no_failure_of_the_program():
 
 
 def test_a_config_file_imports_its_neighbours_from_any_folder(tmp_path):
-    site = tmp_path / 'site'  # with agentrl_jax and without configs, like site-packages
+    site = tmp_path / 'site'  # contains agentrl_jax but not configs, like site-packages
     site.mkdir()
     (site / 'agentrl_jax').symlink_to(micro_runs.ROOT / 'agentrl_jax')
     program = (
@@ -196,7 +196,7 @@ def test_a_second_ctrl_c_asks_children_to_stop_before_it_leaves(monkeypatch):
     done = []
     monkeypatch.setattr(interrupts, 'LAST', [lambda: done.append('asked')])
     monkeypatch.setattr(interrupts, '_leave', lambda *words: done.append(words[1]))
-    monkeypatch.setattr(interrupts.signal, 'getsignal', lambda number: None)  # training listens
+    monkeypatch.setattr(interrupts.signal, 'getsignal', lambda number: None)  # as in training
     reader, writer = os.pipe()
     os.write(writer, bytes([signal.SIGINT] * 2))
     os.close(writer)
@@ -207,7 +207,7 @@ def test_a_second_ctrl_c_asks_children_to_stop_before_it_leaves(monkeypatch):
 
 @contextlib.contextmanager
 def started(program, *words):
-    """A process of the program that has printed 'ready'."""
+    """Start a process of the program and wait until it has printed 'ready'."""
     process = subprocess.Popen(
         [sys.executable, '-c', program, *words],
         cwd=micro_runs.ROOT,
@@ -232,7 +232,7 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number
 
 
 def test_a_run_that_is_stopped_says_whether_anything_is_saved(tmp_path):
-    """It printed 'resumes from what was saved' when nothing was."""
+    """Previously it printed 'resumes from what was saved' when nothing was saved."""
     argvs = [
         ['/x/agentrl_jax/train.py', '--config=c.py', *form.format(tmp_path).split(' ')]
         for form in ('--workdir={}', '-workdir={}', '--workdir {}')
@@ -292,14 +292,14 @@ with processes.Preemption() as preemption:
 
 
 def test_the_second_ctrl_c_ends_a_command_that_saves_without_a_stack():
-    """It was a KeyboardInterrupt of 65 lines; a Ctrl-C after SIGTERMs counted as the second."""
+    """Previously: a KeyboardInterrupt of 65 lines; a Ctrl-C after SIGTERMs counted as second."""
     code, out, err = ran_python(LISTENING)
     assert (code, out) == (130, 'goes on True\n')
     assert len(err.split('\n')[1::2]) == 2 and 'the start' in err
 
 
 def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path, monkeypatch):
-    """Launchers repeat SIGTERM: the second one ended the process before its state was saved."""
+    """Launchers repeat SIGTERM. Previously the second one ended the process before the save."""
     heard, saved = [], []
     state = types.SimpleNamespace(step=jnp.int32(3))
     cfg = types.SimpleNamespace(
@@ -336,7 +336,7 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
 
 
 def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_line():
-    """--config.algorithm=foo ended with 1, as a run that failed does."""
+    """Previously --config.algorithm=foo ended with 1, like a failed run."""
     for changes in ({'algorithm': 'foo'}, {'optim.lr': -1.0}):
         with pytest.raises(usage.WrongUsage, match=next(iter(changes))) as wrong:
             build.build(micro_runs.plain('frozen_lake', **changes))
@@ -344,7 +344,7 @@ def test_errors_about_what_was_asked_for_have_the_exit_code_of_a_wrong_command_l
 
 
 def test_a_backend_that_is_not_there_is_one_line(monkeypatch, capsys):
-    """JAX_PLATFORMS=cuda without its plugin was an AssertionError of 30 lines."""
+    """Previously JAX_PLATFORMS=cuda without its plugin was an AssertionError of 30 lines."""
     monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
     for error in (AssertionError(), RuntimeError("no backend 'cuda'\n (you may need to ...)")):
         monkeypatch.setattr(jax, 'devices', mock.Mock(side_effect=error))

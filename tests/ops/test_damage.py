@@ -1,4 +1,4 @@
-"""What is not as it was saved is never loaded: the error names the file, an older step is taken."""
+"""Damaged checkpoints are never loaded: the error names the file, and an older step is used."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from agentrl_jax.machine import checkpoint
 
 
 def save_steps(workdir, steps=(1, 2)):
-    """The folder with a checkpoint of each step, the newest last."""
+    """Save a checkpoint of each step in order; return the folder."""
     opened = checkpoint.open_checkpoints(workdir, keep=len(steps))
     for step in steps:
         checkpoint.save(opened, step, make_state(step), {'config': {'seed': step}})
@@ -50,7 +50,7 @@ def remove(file, rng):
 
 
 def test_damaged_and_missing_files_are_named_and_nothing_is_loaded(folder):
-    """60 of 60 flipped bits of arrays came back as parameters, and truncation printed a tree."""
+    """Previously 60 of 60 flipped bits were loaded as parameters; truncation printed a tree."""
     rng = random.Random(0)
     for damage, file in itertools.product((flip, truncate, remove), files(folder / '2')):
         whole = file.read_bytes()
@@ -67,7 +67,7 @@ def test_damaged_and_missing_files_are_named_and_nothing_is_loaded(folder):
 
 
 def as_older_versions_saved(path):
-    """The same step without checksums."""
+    """Remove the checksums of a step."""
     (path / checkpoint.CONTENTS).unlink()
     saved = json.loads((path / checkpoint.MARK).read_text())
     del saved['custom_metadata'][checkpoint.HAS_CONTENTS]
@@ -76,7 +76,7 @@ def as_older_versions_saved(path):
 
 @pytest.mark.parametrize('digests', [True, False])
 def test_damaged_metadata_are_named_before_a_config_is_read(folder, digests):
-    """digests: of this version, or of one that wrote none."""
+    """digests: True for this version, False for older ones, which wrote none."""
     mark = folder / '2' / checkpoint.MARK
     if not digests:
         as_older_versions_saved(folder / '2')
@@ -116,7 +116,7 @@ def test_the_newest_whole_step_is_found_and_the_others_are_set_aside(tmp_path, c
     save_steps(tmp_path, (1, 2, 3))  # training writes them again
     assert checkpoint.fall_back(tmp_path) == 3
     files(folder / '3')[1].write_bytes(b'x')
-    checkpoint.set_aside_damaged(tmp_path)  # its older copy makes room
+    checkpoint.set_aside_damaged(tmp_path)  # replaces the older damaged copy
     assert checkpoint.steps(folder) == [1, 2]
     for step in (1, 2):
         files(folder / str(step))[0].write_bytes(b'x')

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures('quick_runs')
 def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
     patience, rows, tmp_path, capsys, monkeypatch
 ):
-    """A loss beyond float32: said at the end of a short run, or by the alarm."""
+    """A loss beyond float32 is reported at the end of a short run, or by the alarm."""
     signal = collapse.SIGNALS['skipped']._replace(patience=patience)
     monkeypatch.setitem(collapse.SIGNALS, 'skipped', signal)
     changes = {'loss.entropy_coef': 3e38, 'log.rollouts_every': 0}
@@ -34,7 +34,7 @@ def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
 
 
 def test_training_episodes_of_a_policy_that_is_not_finite_end_the_run(tmp_path, monkeypatch):
-    """Its rows would say a success of 0; what was counted is logged, and no step is saved."""
+    """Its metrics would show a success of 0. The counts are logged, and no step is saved."""
     init = Qwen2.init
     monkeypatch.setattr(
         Qwen2, 'init', lambda self, key: jax.tree.map(lambda x: x * 1e19, init(self, key))

@@ -1,4 +1,4 @@
-"""Full, slow, read-only and limited disks: one sentence, and the same command goes on."""
+"""Full, slow, read-only and limited disks give a one-line error, and the command can resume."""
 
 import errno
 import itertools
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Three megabytes, where the tests may mount."""
+    """A disk of three megabytes; skipped if mounting is not permitted."""
     mount = ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'none', str(tmp_path)]
     if sys.platform != 'linux' or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip('mounting is not permitted here')
@@ -64,13 +64,13 @@ def test_a_disk_that_becomes_read_only_loses_nothing(small_disk):
 
 
 def test_a_clock_that_is_set_while_a_checkpoint_is_written_spoils_nothing(tmp_path, monkeypatch):
-    """Orbax asked the time of day whether it had waited for 20 minutes, and gave up."""
+    """Orbax measured its timeout of 20 minutes with the wall clock, and gave up."""
     tell = time.time
     opened = checkpoint.open_checkpoints(tmp_path, keep=2)
-    for step, jump in enumerate(range(0, 80, 5)):  # set a day forward at that look at the clock
+    for step, jump in enumerate(range(0, 80, 5)):  # set a day forward at that call of time()
         looks = itertools.count()
         monkeypatch.setattr(time, 'time', lambda: tell() + 86400 * (next(looks) >= jump))  # noqa: B023
         checkpoint.save(opened, step, {'w': jnp.ones(9)}, {})
         checkpoint.wait(opened)
-    assert next(looks) > 20  # otherwise another clock is asked, and the test shows nothing
+    assert next(looks) > 20  # otherwise Orbax uses another clock, and the test is void
     assert checkpoint.latest_step(opened) == step

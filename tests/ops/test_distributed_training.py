@@ -1,4 +1,4 @@
-"""A whole run over several devices and processes: the same tokens, the same parameters."""
+"""Complete runs over several devices and processes give the same tokens and parameters."""
 
 import json
 import signal
@@ -15,27 +15,27 @@ from test_multiprocess import variables_of
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 
-# Adam divides a gradient by its own size: where it is 0 but for rounding (biases of the keys hardly
-# move attention) the parameter moves by lr times noise. At lr 1e-3 that is 1e-4, of tokens alike.
+# Adam divides a gradient by its size. A gradient that is 0 up to rounding (key biases hardly affect
+# attention) moves its parameter by lr times noise: 1e-4 at lr 1e-3, with identical tokens.
 LR, STEPS = 1e-5, 6
 WORLDS = ('frozen_lake', 'bandit')
 MIX = "--config.env.mix=(('frozen_lake', .5), ('bandit', .5))"
 ARGUMENTS = [
     f'--config.steps={STEPS}',
     '--config.eval.every=2',
-    f'--config.log.rollouts_every={STEPS - 1}',  # pages of the first step and of the last
+    f'--config.log.rollouts_every={STEPS - 1}',  # reports of the first and last step
     f'--config.optim.lr={LR}',
     f'--config.optim.critic_lr={LR}',
     f'--config.clone.lr={LR}',
     '--config.clone.steps=3',
     '--config.checkpoint.keep=9',
     '--config.checkpoint.every=1',
-    '--config.curriculum.stage_steps=1',  # one turn at step 0, two from then on
+    '--config.curriculum.stage_steps=1',  # one turn at step 0, then two
 ]
 
 
 def start(workdir, count, devices, *arguments):
-    """A run in `count` processes."""
+    """Start a run in `count` processes."""
     words = ['-m', 'agentrl_jax.train', '--config=tests/micro_runs.py', f'--workdir={workdir}']
     joined = variables_of(count) if count > 1 else [{}]
     return [
@@ -52,7 +52,7 @@ def start(workdir, count, devices, *arguments):
 
 
 def finish(started):
-    """(exit code, output) of each process; none is left running."""
+    """Return (exit code, output) of each process; kill the remaining ones."""
     try:
         said = [process.communicate(timeout=600)[0] for process in started]
     finally:
@@ -62,7 +62,7 @@ def finish(started):
 
 
 def wait_for(happened, started):
-    """Returns when it has happened; fails when a process ends before."""
+    """Wait until happened() is true; fail if a process ends first."""
     deadline = time.monotonic() + 600
     while not happened():
         if time.monotonic() > deadline or any(process.poll() is not None for process in started):
@@ -79,13 +79,13 @@ def saved(workdir, changes, step=None):
 
 
 def furthest(one, other):
-    """Largest difference of any number."""
+    """Return the largest absolute difference."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return max(float(np.abs(a - b).max()) for a, b in pairs)
 
 
 def sampled(workdir):
-    """Tokens of the first and the last training rollout, episode by episode."""
+    """Return the tokens of the first and last training rollout, by episode."""
     pages = [json.loads(page.read_text()) for page in sorted(workdir.glob('rollouts/*.json'))]
     return [
         [token['s'] for token in episode['tokens']]
@@ -95,7 +95,7 @@ def sampled(workdir):
 
 
 def assert_same_training(workdir, other, changes):
-    """changes: fields that the runs have beside those of micro_runs."""
+    """changes: config fields of the runs that differ from micro_runs."""
     one, two = saved(workdir, changes), saved(other, changes)
     assert int(one.step) == int(two.step) == STEPS
     assert sampled(workdir) == sampled(other) != []
@@ -112,7 +112,7 @@ def assert_same_training(workdir, other, changes):
 
 @pytest.mark.soak
 def test_two_processes_then_one_of_eight_devices_train_like_one_through_losses(tmp_path):
-    """Rows over all four devices, parameters over pairs: cloning, updates, checkpoint, pages."""
+    """Rows over four devices, parameters over pairs: cloning, updates, checkpoints, reports."""
     workdir, other = tmp_path / 'disturbed', tmp_path / 'undisturbed'
     words = (workdir, 2, 2, MIX, '--config.mesh.data=2', '--config.mesh.fsdp=2')
     started = start(*words)
@@ -122,7 +122,7 @@ def test_two_processes_then_one_of_eight_devices_train_like_one_through_losses(t
     stopped = checkpoint.steps(workdir / 'checkpoints')[-1]
     started = start(*words)
     wait_for(lambda: checkpoint.steps(workdir / 'checkpoints')[-1] > stopped, started)
-    started[0].kill()  # the one that coordinates, writes and holds the workdir
+    started[0].kill()  # the process that coordinates, writes and locks the workdir
     (killed, _), (code, text) = finish(started)
     assert killed == -signal.SIGKILL
     assert code not in (0, processes.EXIT_PREEMPTED, killed), text

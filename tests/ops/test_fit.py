@@ -1,4 +1,4 @@
-"""Will a run fit into this machine: counted from shapes, before anything is loaded."""
+"""Checks from shapes that a run fits on this machine, before anything is loaded."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def estimate(cfg, config=None):
 
 
 def qwen(**changes):
-    """Qwen2.5-0.5B in float32, 1,024 tokens, micro-batches of one row: killed at 24 GB."""
+    """Qwen2.5-0.5B in float32, 1,024 tokens, micro-batches of one row; was killed at 24 GB."""
     cfg = frozen_lake.get_config()
     fixed = {'model.dtype': 'float32', 'model.remat': False, 'rollout.max_tokens': 1024}
     cfg.update_from_flattened_dict(fixed | {'batch.microbatch_rows': 1} | changes)
@@ -38,7 +38,7 @@ def qwen(**changes):
 
 
 def test_heads_that_tensor_does_not_divide_are_counted_whole():
-    """Keys and values of two heads on four devices counted as a quarter on each."""
+    """Previously keys and values of two heads on four devices counted as a quarter on each."""
     qwen_05b, cfg = (
         sizes.named('Qwen2.5-0.5B'),
         read_config(effective(frozen_lake.get_config()), None),
@@ -47,7 +47,7 @@ def test_heads_that_tensor_does_not_divide_are_counted_whole():
     whole, halves = (
         advice.cache_bytes(cfg, qwen_05b, mesh, 64) for mesh in (four, sharding.make_mesh(2, 2, 2))
     )
-    assert whole == 2 * 2 * halves  # half as many row shards, and all heads
+    assert whole == 2 * 2 * halves  # half the number of row shards, and all heads
     alone = advice.cache_bytes(cfg, qwen_05b, sharding.make_mesh(8, 1, 1), 64)
     assert whole == 4 * alone
     rules = sharding.rollout_rules(four, num_heads=14, num_kv_heads=2)
@@ -57,9 +57,9 @@ def test_heads_that_tensor_does_not_divide_are_counted_whole():
 
 @pytest.mark.parametrize('remat, compiled', [(False, 19.52), (True, 19.08)])
 def test_an_estimate_is_near_what_the_compiler_says(remat, compiled):
-    """python -m agentrl_jax.plan --topology=cpu:1 --model=Qwen2.5-0.5B --layers=2,4 and the fields
-    of `qwen`: learn takes 19.52 GiB (19.08 with model.remat), of which 11.04 are state, and collect
-    15.54 with 128 rows."""
+    """python -m agentrl_jax.plan --topology=cpu:1 --model=Qwen2.5-0.5B --layers=2,4 with the fields
+    of `qwen`: learn takes 19.52 GiB (19.08 with model.remat), including 11.04 of state. collect
+    takes 15.54 with 128 rows."""
     found, _ = qwen(**{'model.remat': remat, 'env.eval_levels': 128})
     assert found.state / GIB == pytest.approx(11.04, abs=0.01) and found.tightest == 'learn'
     assert (found.likely - found.program) / GIB == pytest.approx(compiled, rel=0.06)
@@ -77,7 +77,7 @@ def test_the_run_that_was_killed_without_a_word_is_warned_with_what_to_set():
 
 
 def test_a_config_that_cannot_fit_is_refused_before_a_model_is_made(monkeypatch, capsys):
-    """rollout.max_tokens=100000000 passed all checks."""
+    """Previously rollout.max_tokens=100000000 passed all checks."""
     cfg = micro_runs.config('frozen_lake', **{'rollout.max_tokens': 100_000_000})
     with pytest.raises(WrongUsage, match='GB cache of 16 rows of rollout.max_tokens=100000000'):
         fit.check(cfg)

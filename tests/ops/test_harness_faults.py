@@ -1,4 +1,4 @@
-"""Hundreds of episodes of harnesses: one in ten hangs, crashes, floods, lies or goes away."""
+"""Hundreds of harness episodes: one in ten hangs, crashes, floods, misreports or disconnects."""
 
 import functools
 import pathlib
@@ -49,7 +49,7 @@ def healthy():
 
 
 def left():
-    """What harnesses may leave, by number: threads, sockets and processes."""
+    """Count what harnesses may leave running: threads, sockets and processes."""
     own = ('harness', 'request', 'world')
     threads = sum(any(name in one.name for name in own) for one in threading.enumerate())
     sockets = sum(path.is_socket() for path in pathlib.Path('/proc/self/fd').iterdir())
@@ -73,7 +73,7 @@ def test_neighbours_of_faulty_harnesses_are_the_same_to_the_bit_and_nothing_is_l
         one, other = getattr(out, name), getattr(alone, name)
         np.testing.assert_array_equal(one[~faulty], other[~faulty], err_msg=name)
     assert not endpoint('127.0.0.1', 0).episodes
-    until = time.monotonic() + 60  # those that sleep find their episodes over
+    until = time.monotonic() + 60  # sleeping harnesses notice that their episodes are over
     while (left() > before).any():
         assert time.monotonic() < until, (left(), before)
         time.sleep(0.5)

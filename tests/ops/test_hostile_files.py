@@ -1,6 +1,6 @@
-"""Readers of files that anybody may have written: whatever JSON is inside, it works or is refused.
+"""Readers of untrusted files either work or raise an error, for any JSON content.
 
-Refused is a ValueError of one line that names the file. Everything else (TypeError, a hang, a
+The error must be a one-line ValueError that names the file. Anything else (TypeError, a hang, a
 RecursionError) fails here.
 """
 
@@ -29,7 +29,7 @@ WRONG = [None, -1, float('nan'), 10**320, '\ud800', 'a\nb', [], {}, DEEP]
 
 
 def spoiled(good):
-    """Other JSON values, then the good one with one part replaced by each of them."""
+    """Yield wrong JSON values, then the good value with one part replaced by each of them."""
     yield from WRONG
     if isinstance(good, dict | list):
         for key in good if isinstance(good, dict) else range(len(good)):
@@ -40,7 +40,7 @@ def spoiled(good):
 
 
 def refused_or(read, *names):
-    """What `read` returns; None where it refuses with a line that has one of the names in it."""
+    """Return read(), or None if it raises a one-line ValueError that contains one of the names."""
     try:
         return read()
     except ValueError as error:
@@ -88,7 +88,7 @@ def write_run(folder, *, run, reference, rows, end):
 
 
 def show(folder):
-    """Every form of the table of the runs in a folder."""
+    """Render the table of the runs in a folder in every format."""
     spec = tables.make_spec({'rows': 'algorithm', 'cols': 'env.name'})
     table = build(load([folder]), spec)
     forms = (render.markdown, render.latex, render.csv_text, render.runs_csv)
@@ -150,6 +150,6 @@ def test_a_whole_log_of_replies_is_cut_and_kept(tmp_path, capsys):
     rows = [LINE | {'step': step} for step in (0, 1, 2)]
     path.write_text(''.join(json.dumps(row) + '\n' for row in rows) + '{"step": 2, "str')
     assert replies.cut(path, 2) is None
-    later = {'valid': None, 'messages': None, 'offers': [], 'cuts': 0}  # fields that came later
+    later = {'valid': None, 'messages': None, 'offers': [], 'cuts': 0}  # fields added later
     kept = [row | later for row in rows[:2]]
     assert replies.read_log(path) == kept and not capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The SLURM script that serves worlds: its command, and a server that ends with its task."""
+"""The SLURM script that serves environments: its command, and a server that ends with its task."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ TOKEN = 'a-token-that-is-long-enough'
 
 
 def test_a_task_serves_until_it_is_asked_to_end(tmp_path):
-    """As SLURM starts it: the file of its address is there once it is ready, and goes with it."""
+    """As in SLURM: the address file is written once the server is ready, and removed at its end."""
     (tmp_path / 'token').write_text(f'{TOKEN}\n')
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'bin' / 'python').symlink_to(sys.executable)

@@ -1,4 +1,4 @@
-"""The shape of the source: who may import whom, which packages are declared, what is forbidden."""
+"""Structure of the source: allowed imports, declared packages and forbidden modules."""
 
 import ast
 import pathlib
@@ -9,7 +9,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = sorted((ROOT / 'agentrl_jax').rglob('*.py'))
 # The units that each unit may import besides itself and `types`. A unit is a folder of the package
-# or a file at its top, which is a command.
+# or a top-level file, which is a command.
 BELOW_RUN = (
     'settings machine tokens envs text models rollout rl algorithms imitation measure records'
 ).split()
@@ -51,7 +51,7 @@ def unit(module):
 
 
 def imports(tree):
-    """Dotted names of everything imported; `from package import module` is the module."""
+    """Yield the dotted names of all imports; `from package import module` yields the module."""
     for node in tree if isinstance(tree, list) else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -74,13 +74,13 @@ def test_units_import_what_they_may_and_core_names_no_extension():
         for one, other, module, name in sorted(foreign)
         if one not in (other, 'agentrl_jax')
         and other != 'types'
-        and name != 'agentrl_jax.extras'  # the folder, in which run/extensions.py looks
+        and name != 'agentrl_jax.extras'  # the folder that run/extensions.py searches
         and other not in MAY_IMPORT.get(one, commands)
     ]
 
 
 def test_there_are_no_import_circles():
-    """Neither between units nor, at the top of modules, between modules."""
+    """Check units, and modules by their top-level imports."""
     tops = {module: {*imports(tree.body)} & TREES.keys() for module, tree in TREES.items()}
     for graph in (MAY_IMPORT, tops):
         left = {name: {*others} - {name} for name, others in graph.items()}
@@ -99,7 +99,7 @@ def test_only_the_program_reads_configs():
 
 
 def test_imports_are_absolute_declared_and_safe():
-    """scipy, Pillow and others came with other packages."""
+    """Previously scipy, Pillow and others were undeclared dependencies of other packages."""
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']
     parts = {**project['optional-dependencies'], 'test': project['dependencies']}
     needed = [re.match(r'[\w.-]+', each)[0] for part in parts.values() for each in part]

@@ -1,4 +1,4 @@
-"""One training per workdir: a second one waits for no dead owner and passes no living one."""
+"""One training per workdir: a second one replaces a dead owner, but never a living one."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ time.sleep(600)
 
 @pytest.fixture
 def owner(tmp_path):
-    """Another process that trains in tmp_path."""
+    """A second process that trains in tmp_path."""
     process = subprocess.Popen(
         [sys.executable, '-c', OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -37,7 +37,7 @@ def owner(tmp_path):
 
 @pytest.fixture
 def shared_disk(monkeypatch):
-    """A file system without locks, seen from another host."""
+    """A file system without locks, viewed from another host."""
 
     def fail(*_, **__):
         raise OSError(errno.ENOTSUP, 'Operation not supported')
@@ -54,7 +54,7 @@ def wait_for(condition, within_s=20):
 
 
 def test_a_second_training_is_rejected_until_the_first_is_killed(owner, tmp_path, monkeypatch):
-    """It ended with code 0 and checkpoints of both. A stopped one still has its workdir."""
+    """Previously it ended with code 0 and checkpoints of both. A stopped process keeps its lock."""
     monkeypatch.setattr(lock, 'PATIENCE_S', 0.05)
     owner.send_signal(signal.SIGSTOP)
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_a_training_of_another_host_is_seen_by_its_signs_of_life(owner, tmp_path
 def test_a_lease_that_does_not_change_is_taken_over(
     owner, tmp_path, shared_disk, monkeypatch, text
 ):
-    """Whatever clocks show: the count has not changed while this host's own clock moved."""
+    """Independent of clocks: the count did not change while this host's clock advanced."""
     monkeypatch.setattr(time, 'time', lambda: 0.0)
     owner.kill()
     owner.wait()
@@ -124,7 +124,7 @@ def test_a_disk_that_fills_does_not_end_a_lease(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(lock.files, 'write_atomic', full)
         time.sleep(0.1)
-    (tmp_path / lock.LEASE_FILE).unlink()  # somebody tidied up
+    (tmp_path / lock.LEASE_FILE).unlink()  # deleted by a user
     wait_for(lambda: (lock.read_lease(tmp_path) or {'beats': 0})['beats'] > before)
     lease.release()
     assert errors == []

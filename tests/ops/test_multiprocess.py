@@ -1,4 +1,4 @@
-"""Several processes over gloo: one checkpoint, one decision to stop, nobody waits for the dead."""
+"""Several processes over gloo share checkpoints and stops, and do not wait for dead processes."""
 
 import os
 import pathlib
@@ -97,14 +97,14 @@ def free_port() -> str:
 
 
 def variables_of(count: int) -> list[dict[str, str]]:
-    """The environment variables by which each of `count` processes joins the others."""
+    """Return the environment variables that connect `count` processes."""
     address = f'localhost:{free_port()}'
     shared = {'JAX_COORDINATOR_ADDRESS': address, 'JAX_NUM_PROCESSES': str(count)}
     return [shared | {'JAX_PROCESS_ID': str(index)} for index in range(count)]
 
 
 def launched(name: str, count: int) -> list[dict[str, str]]:
-    """What srun or mpirun (OpenMPI 4) set for each of `count` processes of one host."""
+    """Return the variables that srun or mpirun (OpenMPI 4) sets for `count` processes of a host."""
     if name == 'mpirun':
         indices = ('OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK')
         counts, shared = ('OMPI_COMM_WORLD_SIZE',), {'OMPI_MCA_orte_hnp_uri': '1;tcp://127.0.0.1:3'}
@@ -121,9 +121,9 @@ def launched(name: str, count: int) -> list[dict[str, str]]:
 def start(
     program: str, *arguments, joined: list[dict[str, str]] | None = None, **variables
 ) -> list[subprocess.Popen]:
-    """The program in two processes, which have four devices together.
+    """Start the program in two processes with four devices in total.
 
-    arguments: the same for both, or a list with one for each.
+    arguments: shared values, or lists with one value per process.
     """
     shared = dict(os.environ, PYTHONPATH=str(ROOT), JAX_NUM_CPU_DEVICES='2', **variables)
     return [
@@ -142,12 +142,12 @@ def start(
 
 
 def wait_for_line(process: subprocess.Popen, wanted: str) -> None:
-    """Returns when the process has printed the line; fails when it ends without."""
+    """Wait until the process has printed the line; fail if it ends first."""
     assert any(line.strip() == wanted for line in process.stdout)
 
 
 def finish(processes: list[subprocess.Popen], *, code: int) -> list[str]:
-    """What each printed; none is left running, whatever happens."""
+    """Return the output of each process; always kill the remaining ones."""
     deadline = time.monotonic() + 90
     try:
         said = [p.communicate(timeout=deadline - time.monotonic())[0] for p in processes]
@@ -161,7 +161,7 @@ def finish(processes: list[subprocess.Popen], *, code: int) -> list[str]:
 
 @pytest.fixture
 def joins(monkeypatch):
-    """(address, count, index, method) that jax is asked to join by an environment, or None."""
+    """Return a function: environment -> the (address, count, index, method) that jax joins."""
 
     def ask(variables: dict[str, str]) -> tuple | None:
         joined = []
@@ -180,7 +180,7 @@ def joins(monkeypatch):
 
 @pytest.mark.parametrize(('launcher', 'method'), [('srun', 'slurm'), ('mpirun', 'ompi')])
 def test_processes_that_a_launcher_started_join(joins, launcher, method):
-    """Each of them trained a run of its own, and only the lock of the workdir noticed."""
+    """Previously each process trained a separate run, and only the workdir's lock noticed."""
     variables = launched(launcher, 8)[3]
     assert joins(variables) == (None, 8, 3, method)
     assert joins(variables | {'JAX_NUM_PROCESSES': '1'}) is None
@@ -224,7 +224,7 @@ def test_incomplete_or_wrong_variables_are_refused(joins):
 
 
 def test_a_launcher_that_does_not_tell_the_address_is_refused(joins):
-    """OpenMPI 5. Its daemons come from srun, so that their variables are there as well."""
+    """OpenMPI 5: its daemons are started by srun, so srun's variables are also set."""
     variables = launched('mpirun', 8)[3] | JOB | STEP | {'SLURM_STEP_NUM_TASKS': '4'}
     del variables['OMPI_MCA_orte_hnp_uri']
     with pytest.raises(ValueError, match='JAX_COORDINATOR_ADDRESS'):
@@ -241,7 +241,7 @@ def test_two_processes_find_each_other_by_the_variables_of_a_launcher(launcher, 
 
 @pytest.mark.soak
 def test_processes_that_joined_and_have_several_workdirs_are_refused(tmp_path):
-    """srun -n2 bash -c 'python -m agentrl_jax.train --workdir=runs/$SLURM_PROCID' was two runs."""
+    """Previously srun -n2 bash -c '... --workdir=runs/$SLURM_PROCID' was two separate runs."""
     own = [tmp_path / '0', tmp_path / '1']
     program = f'runtime.PATIENCE_S = 1.0\n{ADD_UP}'
     for text in finish(start(program, own, joined=launched('srun', 2)), code=1):
@@ -249,7 +249,7 @@ def test_processes_that_joined_and_have_several_workdirs_are_refused(tmp_path):
 
 
 def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):
-    """One of them gets the signal; one process reads what they saved."""
+    """One process gets the signal; a single process reads the checkpoint."""
     processes = start(SAVE_RESUME_AND_STOP, tmp_path)
     wait_for_line(processes[1], '9')
     processes[1].send_signal(signal.SIGTERM)
@@ -261,12 +261,12 @@ def test_two_processes_write_one_checkpoint_and_stop_at_the_same_step(tmp_path):
     checkpoint.close(opened)
     first, last = checkpoint.steps(opened.directory)
     assert first == 3 and last >= 9 and int(state['b']) == last and extra == {'processes': 2}
-    for index, text in enumerate(said):  # the other one hears of it
+    for index, text in enumerate(said):  # both processes stop, one got the signal
         assert text.endswith(f'stopped {last} {index == 1}\n')
 
 
 def ended_without(process: subprocess.Popen, *, within_s: float) -> str:
-    """What the survivor printed; it must end by itself in time, and not as if all were well."""
+    """Return the survivor's output; it must end in time and with an error code."""
     try:
         text, _ = process.communicate(timeout=within_s)
     finally:
@@ -277,7 +277,7 @@ def ended_without(process: subprocess.Popen, *, within_s: float) -> str:
 
 @pytest.mark.soak
 def test_two_others_are_refused_and_one_of_a_pair_ends_at_once_when_the_other_is_killed(tmp_path):
-    """Their connection breaks, so the survivor need not wait for a heartbeat of 100 s."""
+    """The connection breaks, so the survivor need not wait for the heartbeat of 100 s."""
     first = start(TRAIN_ALONE, tmp_path)
     wait_for_line(first[1], 'trains')
     try:
@@ -295,7 +295,7 @@ def test_two_others_are_refused_and_one_of_a_pair_ends_at_once_when_the_other_is
 
 @pytest.mark.soak
 def test_the_others_end_within_the_heartbeat_when_one_is_silent(tmp_path):
-    """A stopped process keeps its connections: only the missing heartbeat tells of it."""
+    """A stopped process keeps its connections, so only the missing heartbeat reveals it."""
     processes = start(TRAIN_ALONE, tmp_path, AGENTRL_HEARTBEAT_S='5')
     wait_for_line(processes[0], 'trains')
     processes[0].send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Plans: memory of programs compiled from shapes, for machines that are not there."""
+"""Plans: memory of programs compiled from shapes, for hardware that is not present."""
 
 import importlib.util
 import json
@@ -109,7 +109,7 @@ def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
     knob = next(k for k in advice.knobs(before, 'learn') if 'fsdp' in k.setting)
     assert knob.setting == 'mesh.fsdp=4'
     weights = programs.device_bytes(before.state) - programs.device_bytes(shapes.state)
-    assert knob.saves == pytest.approx(weights, rel=0.1)  # norms and scalars stay whole
+    assert knob.saves == pytest.approx(weights, rel=0.1)  # norms and scalars are replicated
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def check(made):
 
 @pytest.mark.mesh
 def test_the_programs_compile_for_cpu_devices(cfg):
-    cfg.env.eval_levels, cfg.eval.samples = 16, 4  # of which 64 episodes play at once
+    cfg.env.eval_levels, cfg.eval.samples = 16, 4  # 64 concurrent episodes
     made = plan.plan(cfg, 'cpu:8')
     check(made)
     model = cfg.model
     entry = 2 * model.num_layers * model.num_kv_heads * model.hidden_size // model.num_heads
-    # float32, 4 shards of rows, whose two devices both have the one key head
+    # float32, 4 shards of rows; both devices of a shard hold the single key head
     more = 4 * entry * cfg.rollout.max_tokens * (64 - 16) // 4
     assert made['validation_bytes'] - made['programs']['collect']['device_bytes'] == more
     assert 'of validation, whose cache is larger' in plan.text(made)
@@ -197,7 +197,7 @@ def test_without_a_compiler_the_error_names_what_to_install(topology, package, f
 
 @pytest.fixture
 def main(cfg, monkeypatch):
-    """main(topology, **flags): the command for a topology that no package compiles for."""
+    """Return main(topology, **flags): the command, with no package for any topology."""
 
     def find(name):
         raise hardware.NotInstalled('pip install')
@@ -231,7 +231,7 @@ def test_without_a_compiler_plan_says_whether_the_config_fits(topology, main, cf
 
 
 def test_a_model_without_a_name_is_one_line_without_a_compiler_too(main, capsys):
-    """It was a traceback of two errors."""
+    """Previously it was a traceback of two errors."""
     assert main('v5e:2x4', model='Qwen2.5-9B') == 2
     said = capsys.readouterr().err
     assert said.startswith("error: model 'Qwen2.5-9B'") and said.count('\n') == 1
@@ -239,7 +239,7 @@ def test_a_model_without_a_name_is_one_line_without_a_compiler_too(main, capsys)
 
 def test_a_gpu_is_described_with_its_bandwidth_and_the_memory_that_jax_takes(monkeypatch):
     monkeypatch.delenv(hardware.FRACTION, raising=False)
-    assert hardware.chip('h200').usable == pytest.approx(0.75 * 151397597184)  # what jax takes
+    assert hardware.chip('h200').usable == pytest.approx(0.75 * 151397597184)  # jax's default
     monkeypatch.setenv(hardware.FRACTION, '.9')
     chip = hardware.chip('h200')
     text = gpus.description(gpus.GPUS['h200'])

@@ -1,4 +1,4 @@
-"""Traces: which steps are in them, and paths in buckets."""
+"""Traces and their steps, and paths in buckets."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from configs import base
 
 
 def steps_in_trace(folder):
-    """Numbers of the steps in the one trace of a workdir."""
+    """Return the step numbers in the single trace of a workdir."""
     (file,) = folder.glob('profile/plugins/profile/*/*.trace.json.gz')
     events = json.loads(gzip.decompress(file.read_bytes()))['traceEvents']
     marks = [event['args'] for event in events if event.get('name') == 'train']
@@ -32,7 +32,7 @@ def play(folder, *, first, last, steps=6):
 
 
 def test_the_steps_asked_for_are_one_trace_of_which_a_run_that_stops_early_keeps_its_own(tmp_path):
-    """A roll back plays on in the same process: its own trace must be able to start."""
+    """A rollback continues in the same process, so a new trace must be able to start."""
     play(tmp_path / 'none', first=2, last=1)
     assert not list(tmp_path.iterdir())
     play(tmp_path / 'early', first=1, last=9, steps=3)
@@ -55,7 +55,7 @@ def test_the_trace_begins_once_programs_are_compiled_and_ends_with_the_run():
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-    """What gs://bucket holds."""
+    """Return the folder that is mounted as gs://bucket."""
     monkeypatch.setenv(files.BUCKETS, str(tmp_path / 'gcs'))
     (tmp_path / 'shared').mkdir()
     (tmp_path / 'gcs').mkdir()
@@ -78,7 +78,7 @@ def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, bucket):
 
 
 def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch, capsys):
-    """jax itself needs further packages for gs://, and then compiles without a word."""
+    """Without further packages jax silently ignores a cache in gs:// and compiles again."""
     monkeypatch.setenv(command.PROGRAMS, 'gs://bucket/programs')
     command.prepare_jax()
     assert os.environ[command.PROGRAMS] == str(tmp_path / 'gcs/bucket/programs')
@@ -92,9 +92,9 @@ def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch
 
 
 def test_a_bucket_that_is_not_mounted_is_refused(tmp_path, monkeypatch):
-    """Else a run would go to a disk that vanishes with its machine."""
+    """Otherwise a run would be written to a disk that is deleted with its machine."""
     monkeypatch.setenv(files.BUCKETS, str(tmp_path))
-    (tmp_path / 'plain').mkdir()  # a mount that has gone leaves its folder behind
+    (tmp_path / 'plain').mkdir()  # a lost mount leaves an empty folder
     for path in ('gs://other/run', 'gs://plain/run', 'gs:///run', 's3://bucket/run'):
         with pytest.raises(ValueError, match=path):
             files.check_workdir(path)

@@ -1,4 +1,4 @@
-"""`import agentrl_jax`: the names it offers, and that it costs nothing until one is used."""
+"""`import agentrl_jax` offers its public names and imports nothing heavy until one is used."""
 
 import functools
 import importlib
@@ -19,7 +19,7 @@ def test_a_public_name_is_the_one_its_module_defines():
         module = importlib.import_module(f'agentrl_jax.{agentrl_jax._MODULES[name]}')
         found = getattr(agentrl_jax, name)
         assert found is getattr(module, name), name
-        # A class or function is named where it is defined, not where it is passed on.
+        # The table has the module that defines a class or function, not one that re-exports it.
         assert getattr(found, '__module__', module.__name__) == module.__name__, name
     with pytest.raises(AttributeError, match="'agentrl_jax' has no attribute 'colect'"):
         agentrl_jax.colect  # noqa: B018
@@ -38,12 +38,12 @@ def test_python_m_agentrl_jax_lists_the_commands_and_the_version():
 
 
 def words_of(program):
-    """What a program prints."""
+    """Return the words that a program prints."""
     return subprocess.check_output([sys.executable, '-c', program], cwd=ROOT, text=True).split()
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    """Commands read their flags, and choose JAX's backend, before JAX is imported."""
+    """Commands read their flags and select JAX's backend before JAX is imported."""
     program = (
         'import sys; before = set(sys.modules); import agentrl_jax; '
         'print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))'
@@ -53,9 +53,9 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def test_a_server_of_worlds_imports_no_jax():
-    """Its workers are many, and JAX would take most of their memory and of their start.
+    """There are many workers, and JAX would dominate their memory and start time.
 
-    Those that play a world on the device are the only ones that have it.
+    Only workers of on-device environments import it.
     """
     hosts = 'agentrl_jax.envs.hosts'
     program = (

@@ -38,7 +38,7 @@ def test_an_alarm_stops_a_run_or_warns(stop, code, steps, tmp_path, quick_runs, 
     assert checkpoint.steps(tmp_path / 'checkpoints')[-1] == min(steps, 7)
 
 
-@pytest.mark.parametrize('error', [ValueError, RuntimeError])  # a device's errors are the latter
+@pytest.mark.parametrize('error', [ValueError, RuntimeError])  # device errors are RuntimeErrors
 def test_a_run_that_fails_waits_for_the_checkpoint_that_is_being_written(
     error, folder, monkeypatch
 ):

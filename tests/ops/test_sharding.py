@@ -1,4 +1,4 @@
-"""Meshes and partition rules: the first match wins, what does not divide is whole."""
+"""Meshes and partition rules: the first match wins, and indivisible axes are replicated."""
 
 import importlib.metadata
 
@@ -39,7 +39,7 @@ def test_a_mesh_that_does_not_use_all_devices_is_refused(sizes):
 
 
 def test_shapes_of_numpy_arrays_have_the_dtype_of_the_device():
-    """On jax 0.11.2 plans warned about int64."""
+    """Previously plans warned about int64 on jax 0.11.2."""
     whole = jax.sharding.NamedSharding(sharding.make_mesh(*CUBE), P())
     shapes = sharding.with_layout((np.zeros(2, np.int64), jax.random.key(0)), whole)
     assert shapes[0].dtype == np.int32 and shapes[1].dtype == jax.random.key(0).dtype
@@ -61,7 +61,7 @@ def test_training_rules_by_hand():
 
 
 def test_heads_that_the_tensor_axis_does_not_divide_are_whole():
-    """Halves of one head on two devices were permuted with every token (and see test_runs)."""
+    """Previously halves of a head on two devices were permuted for each token; see test_runs."""
     mesh = sharding.make_mesh(*CUBE)
     rules = sharding.rollout_rules(mesh, num_heads=4, num_kv_heads=1)
     layout = sharding.specs(TINY.abstract_params(), rules, mesh)
@@ -75,7 +75,7 @@ def test_heads_that_the_tensor_axis_does_not_divide_are_whole():
 
 @pytest.mark.parametrize('sizes', [CUBE, (8, 1, 1), (1, 8, 1), (2, 1, 4)])
 def test_parameters_are_laid_out_as_xla_returns_them(sizes):
-    """Specs named axes of one device, so updated parameters were the input of other programs."""
+    """Previously specs named axes of size one, so updated parameters needed other programs."""
     layout = sharding.specs(
         TINY.abstract_params(), sharding.TRAIN_RULES, sharding.make_mesh(*sizes)
     )

@@ -1,4 +1,4 @@
-"""Processes of a sweep: no run is lost, none trains twice at once, whatever is killed."""
+"""Killing any process of a sweep neither loses a run nor trains it twice at the same time."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ ENVIRONMENT = os.environ | {'PYTHONPATH': str(DRIVER.parent.parent), 'JAX_PLATFO
 
 
 def start(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.02, fault=()):
-    """A sweep in a process of its own."""
+    """Start a sweep in a separate process."""
     words = [sys.executable, DRIVER, workdir, runs, jobs, retries, steps, step_s, *fault]
     with (workdir / f'sweep_{time.monotonic_ns()}.txt').open('wb') as said:
         return subprocess.Popen(
@@ -34,7 +34,7 @@ def start(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.02, fault=())
 
 
 def run_here(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.01, fault=()):
-    """(exit code, what was said, most runs at once) of a sweep in this process."""
+    """Run a sweep here; return (exit code, output, maximum number of concurrent runs)."""
     plan = fake_sweep.plan(workdir, runs, jobs, retries, steps, step_s, *map(str, fault))
     said, most = io.StringIO(), 0
 
@@ -61,7 +61,7 @@ def steps_of(folder):
 
 
 def starts_of(folder):
-    """(process, first step) of every start, as the training itself noted them."""
+    """Return (process, first step) of every start, logged by the training."""
     path = folder / 'starts.txt'
     lines = path.read_text().splitlines() if path.exists() else []
     return [tuple(map(int, line.split())) for line in lines]
@@ -72,20 +72,20 @@ def outcomes(folder):
 
 
 def assert_all_done(workdir, runs, steps):
-    """Every run is finished, was never doubled, and lost no step between its starts."""
+    """Check that every run finished, never ran twice at once, and lost no step at restarts."""
     assert not list(workdir.glob('*/DOUBLED'))
     for number in range(runs):
         folder = workdir / f'run-{number}'
         assert run_log.finished_step(folder) == steps
         assert set(steps_of(folder)) == set(range(steps))
-        until(lambda folder=folder: not sweep_status.is_locked(folder))  # an orphan's last moment
+        until(lambda folder=folder: not sweep_status.is_locked(folder))  # an orphan may be ending
 
 
 # ---- one sweep left alone ----------------------------------------------------------------------
 
 
 def test_a_sweep_trains_all_its_runs_and_does_nothing_the_second_time(tmp_path, monkeypatch):
-    """Attempts were differences of times of day: negative, or hours too long."""
+    """Previously durations were differences of wall-clock times: negative, or hours too long."""
     clock, began = time.time, time.monotonic()
     jumps = iter([0.0, -86400.0, 86400.0])
     monkeypatch.setattr(sweep_status.time, 'time', lambda: clock() + next(jumps, -3600.0))
@@ -105,7 +105,7 @@ def test_a_sweep_trains_all_its_runs_and_does_nothing_the_second_time(tmp_path, 
     [
         ('once', 2, 0, ['failed', 'done'], [0, 3], 'failed at attempt 1 (exit code 3), 2 more att'),
         ('quiet', 0, 1, ['failed'], [0], 'it ended without finishing'),
-        ('busy', 0, 0, ['preempted', 'done'], [0, 3], '1 runs: 1 done'),  # 75 is not counted
+        ('busy', 0, 0, ['preempted', 'done'], [0, 3], '1 runs: 1 done'),  # 75 is not a failure
     ],
 )
 def test_a_run_that_ends_early_goes_on_from_its_checkpoint_while_it_may(
@@ -118,11 +118,11 @@ def test_a_run_that_ends_early_goes_on_from_its_checkpoint_while_it_may(
 
 
 def test_a_run_that_always_fails_is_given_up_and_the_others_are_trained(tmp_path):
-    """2 retries are 3 attempts; the same command tries as often again."""
+    """2 retries are 3 attempts; the same command makes 3 more attempts."""
     fake_sweep.plan(tmp_path, 1, 1, 2, 3, 0.01)
-    (tmp_path / 'run-0' / 'saved').write_text('2')  # only run-0 comes by step 2 ...
+    (tmp_path / 'run-0' / 'saved').write_text('2')  # run-0 still has to train step 2
     (tmp_path / 'run-1').mkdir()
-    (tmp_path / 'run-1' / 'saved').write_text('3')  # ... and run-1 is past it
+    (tmp_path / 'run-1' / 'saved').write_text('3')  # run-1 is past it
     for tried in (3, 6):
         code, said, _ = run_here(tmp_path, runs=2, retries=2, steps=4, fault=('always', 2))
         assert code == 1 and 'given up' in said
@@ -132,7 +132,7 @@ def test_a_run_that_always_fails_is_given_up_and_the_others_are_trained(tmp_path
 
 
 def environments(tmp_path, names, slots=({},)):
-    """The values of environment variables in runs, one run per slot."""
+    """Return the values of environment variables in runs, one run per slot."""
     report = f'import os; print(*(os.environ[name] for name in {names}))'
     plan = fake_sweep.plan(tmp_path, len(slots), len(slots), 0, 1, 0)
     words = [sys.executable, '-S', '-E', '-c', report]
@@ -145,7 +145,7 @@ def environments(tmp_path, names, slots=({},)):
 def test_a_run_is_one_process_with_the_gpus_of_its_slot_and_the_programs_of_all(
     tmp_path, monkeypatch
 ):
-    """Each process of srun -n8 may be a sweep; every run compiled all of its programs again."""
+    """Each process of srun -n8 may be a sweep. Previously every run recompiled all programs."""
     cache = ['JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS']
     for name in (*processes.JOIN, *cache):
         monkeypatch.delenv(name, raising=False)
@@ -156,13 +156,13 @@ def test_a_run_is_one_process_with_the_gpus_of_its_slot_and_the_programs_of_all(
     assert environments(tmp_path, cache) == ['mine 0']
 
 
-# ---- what is killed ----------------------------------------------------------------------------
+# ---- killed processes --------------------------------------------------------------------------
 
 
 def test_an_orphan_is_not_doubled_and_keeps_its_slot(tmp_path):
-    """kill -9 of the sweep while its child lives on: a second sweep waits for the child.
+    """After kill -9 of a sweep its child survives, and a second sweep waits for the child.
 
-    With one job, nothing else is started while an orphan still has the machine's memory.
+    With one job, nothing else is started while an orphan still uses the machine's memory.
     """
     folder = tmp_path / 'run-0'
     first = start(tmp_path, runs=2, steps=100)
@@ -195,12 +195,12 @@ def test_a_signal_is_passed_on_and_the_same_command_resumes(tmp_path, number):
 
 @pytest.mark.soak
 def test_kill_9_at_random_moments_loses_and_doubles_nothing(tmp_path):
-    """Sweeps and trainings are killed in random order, often with two sweeps at work."""
+    """Sweeps and trainings are killed in random order, often with two sweeps running."""
     rng, runs, steps, killed = random.Random(0), 5, 80, 0
     for number in range(5):
         said = set(tmp_path.glob('sweep_*.txt'))
         sweeps = [start(tmp_path, runs=runs, jobs=2, steps=steps) for _ in range(rng.randint(1, 2))]
-        if number != 2:  # once some moment of the start, else while runs are being trained
+        if number != 2:  # kill one sweep during its start, the others while runs are training
             until(lambda said=said: speaks(tmp_path, said))
         time.sleep(rng.uniform(0, 0.5))
         for _ in range(rng.randint(0, 2)):
@@ -215,16 +215,16 @@ def test_kill_9_at_random_moments_loses_and_doubles_nothing(tmp_path):
 
 
 def speaks(workdir, before):
-    """Whether a sweep that was not there before has said what it does."""
+    """Return whether a new sweep has printed anything."""
     return any(path.stat().st_size for path in set(workdir.glob('sweep_*.txt')) - before)
 
 
 def kill_one_training(workdir, rng):
-    """kill -9 of a training that holds the lock of its run."""
+    """Kill (-9) a training that holds the lock of its run."""
     folders = [path for path in sorted(workdir.glob('run-*')) if sweep_status.is_locked(path)]
     started = [starts_of(folder)[-1][0] for folder in folders if starts_of(folder)]
     with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):
         number = rng.choice(started)
-        # The number may be that of an earlier start, and by now of a stranger.
+        # The number may be from an earlier start, and now belong to an unrelated process.
         if b'fake_training.py' in pathlib.Path(f'/proc/{number}/cmdline').read_bytes():
             os.kill(number, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Sweep files, resolved configs, names and commands; the command line without training."""
+"""Sweep files, resolved configs, names and commands, and the command line without training."""
 
 import ast
 import hashlib
@@ -42,7 +42,7 @@ def write(folder, text):
     return path
 
 
-# ---- what a sweep file lists -------------------------------------------------------------------
+# ---- sweep files -------------------------------------------------------------------------------
 
 
 def test_zip_and_chain_by_hand():
@@ -113,7 +113,7 @@ def test_overrides_are_held_as_the_config_holds_them():
         ({'loss.clip_hihg': 0.2}, 'mean loss.clip_high'),
         ({'seed': True}, 'seed=True'),
         ({'algorithm': 'ppoo'}, 'algorithm'),
-        ({'seed': 5, 'loss.kl_coef': 0}, 'run 1'),  # its value in this config anyway
+        ({'seed': 5, 'loss.kl_coef': 0}, 'run 1'),  # already the value in this config
         ({'steps': 3, 'seed': 1}, 'steps'),
     ],
 )
@@ -133,7 +133,7 @@ def test_fields_that_follow_others_are_resolved():
 
 
 def test_a_name_is_the_overrides_and_the_hash_of_the_config():
-    """The hash is sha256 over the sorted JSON: it is the same on every machine."""
+    """The hash is sha256 over the sorted JSON, so it is the same on every machine."""
 
     for overrides, name in (
         ({}, 'base-0123456789'),
@@ -149,14 +149,14 @@ def test_a_name_is_the_overrides_and_the_hash_of_the_config():
 
 
 def test_names_keep_what_differs_between_runs_and_leave_out_what_they_share():
-    """Names were cut at 80 characters, before the fields in which the arms of a seed differ."""
+    """Previously names were cut at 80 characters, before the fields that differ between runs."""
     shared = {f'group.shared_{number}': 'a' * 20 for number in range(9)}
     listed = [{'seed': 0, **shared, 'loss.coef': x, 'b.same': 1} for x in (0.1, 0.2)]
     assert spec.run_names(listed, 'xy') == ['seed=0,coef=0.1-x', 'seed=0,coef=0.2-y']
 
 
 def test_a_sweep_keeps_the_folders_of_its_runs_when_their_names_change(tmp_path, cli, capsys):
-    """A longer sweep, or a version that names runs otherwise, trained finished runs again."""
+    """Previously a longer sweep, or a version with other names, trained finished runs again."""
     old = expand({'seed': 1})[0]
     folder = tmp_path / f'base_and_more-{old.name.rpartition("-")[2]}'
     folder.mkdir()
@@ -209,7 +209,7 @@ VALUES = {
 
 
 def parse(config_file, words):
-    """The config as a program gets it from its command line."""
+    """Return the config that a program gets from its command line."""
     argv = ['train', f'--config={config_file}', *words]
     values = flags.FlagValues()
     config_flags.DEFINE_config_file('config', None, '', flag_values=values, sys_argv=argv)
@@ -220,7 +220,7 @@ def parse(config_file, words):
 @settings(max_examples=150, deadline=None)
 @given(st.fixed_dictionaries({}, optional=VALUES))
 def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
-    """Negative numbers, tuples, booleans, empty and odd strings; also through a shell's quoting."""
+    """Negative numbers, tuples, booleans, empty and odd strings, also with shell quoting."""
     path = tmp_path_factory.getbasetemp() / 'small_config.py'
     if not path.exists():
         path.write_text(CONFIG)
@@ -229,7 +229,7 @@ def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
     words = spec.command(run, 'c.py', 'runs/x', {})
     assert words[3:5] == ['--config=c.py', '--workdir=runs/x/name']
     parsed = parse(path, shlex.split(shlex.join(words))[5:])
-    # repr tells 1 from 1.0 and True
+    # repr distinguishes 1 from 1.0 and True
     assert repr(parsed.to_dict()) == repr(resolved.to_dict())
 
 
@@ -237,7 +237,7 @@ def test_a_command_gives_the_values_back(tmp_path_factory, overrides):
 
 
 def test_progress_by_hand():
-    """Rows of steps 10 and 14 are 8 s apart: 2 s a step, and 5 of 20 steps are left."""
+    """Steps 10 and 14 are logged 8 s from each other: 2 s per step, and 5 of 20 steps remain."""
     rows = [
         {'step': 10, 'time_s': 30.0, 'eval/success': 0.5, 'rollout/success': 0.1},
         {'step': 14, 'time_s': 38.0, 'rollout/success': 0.2},
@@ -283,7 +283,7 @@ def test_runs_are_chosen_by_names_beginnings_and_values():
     every = picked()
     assert len(every) == 8 and picked(runs[3].name) == [every[3]]
     assert picked('algorithm=grpo') == [x for x in every if x[0] == 'grpo']
-    assert picked('seed=1') == [x for x in every if x[1] == 1]  # not those of seed 10
+    assert picked('seed=1') == [x for x in every if x[1] == 1]  # seed 10 does not match
     assert picked('lr=1e-3,seed=10') == [x for x in every if x[1:] == (10, 1e-3)]
     assert picked('optim.lr=0.500') == [x for x in every if x[2] == 0.5]
     assert picked('algorithm=ppo,seed=1,') == [x for x in every if x[:2] == ('ppo', 1)]
@@ -295,7 +295,7 @@ def test_runs_are_chosen_by_names_beginnings_and_values():
 
 
 def test_a_line_break_makes_no_second_command(capsys):
-    """A shell that reads one line after the other would have run the second half by itself."""
+    """A shell that reads line by line would run the second half as a separate command."""
     (run,), (plain,) = expand({'model.path': 'weights\ntouch gone'}), expand({'seed': 1})
     for broken, common in ((run, {}), (plain, {'model.path': 'a\rb'})):
         with pytest.raises(ValueError, match='model.path'):
@@ -315,7 +315,7 @@ time.sleep(240)
 
 
 def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_path):
-    """The script is run by bash, with a program that notes its arguments and a false scontrol."""
+    """Run the script in bash, with a program that records its arguments and a fake scontrol."""
     runs = expand(*h.sweep('seed', range(3)))
     program = tmp_path / 'program.py'
     program.write_text(PROGRAM)
@@ -347,7 +347,7 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
 
 @pytest.fixture
 def cli(monkeypatch):
-    """The command line in this process: cli(*words) -> exit code."""
+    """Return cli(*words) -> exit code, which runs the command line in this process."""
 
     def run(*words):
         monkeypatch.chdir(ROOT)
@@ -364,7 +364,7 @@ DEMO = ('--config=configs/demo.py', '--sweep=configs/sweeps/demo_algorithms.py')
 
 
 def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(tmp_path):
-    """A sweep that starts any backend but the CPU's takes a TPU from its runs, and fails here."""
+    """A sweep that starts a backend other than CPU would take a TPU from its runs."""
     workdir = tmp_path / 'my runs'
     words = [*DEMO, f'--workdir={workdir}', '--launcher=print', '--config.steps=7']
     done = subprocess.run(
@@ -400,7 +400,7 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it(
     sbatch.write_text(f'#!/bin/sh\necho "$@" $JAX_PLATFORMS > {tmp_path}/submitted; exit 4\n')
     sbatch.chmod(0o755)
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
-    for chosen, platform in ((True, ' cpu'), (False, '')):  # False: only this process is on a CPU
+    for chosen, platform in ((True, ' cpu'), (False, '')):  # False: only this process uses the CPU
         monkeypatch.setattr(command, 'CHOSEN', chosen)
         assert cli(*words, '--submit') == 4
         assert (tmp_path / 'submitted').read_text() == f'{workdir}/sweep.sbatch{platform}\n'

@@ -1,6 +1,6 @@
-"""tpu_scripts without a cloud: dry runs, a simulated gcloud, and two hosts on this machine.
+"""Test tpu_scripts without a cloud: dry runs, a simulated gcloud, and two hosts on this machine.
 
-`python tests/ops/test_tpu_scripts.py` writes the expected dry runs in tests/data/dry_runs again.
+`python tests/ops/test_tpu_scripts.py` regenerates the expected dry runs in tests/data/dry_runs.
 """
 
 import os
@@ -37,13 +37,13 @@ SWEEP = (
 
 
 def words_of(verb):
-    """Arguments of a verb in a dry run."""
+    """Return the arguments of a verb in a dry run."""
     command = {'sweep': ['bash', '-c', SWEEP]}.get(verb, TRAIN)
     return ['demo', '--dry-run', *(['--', *command] if verb in TAKE_A_COMMAND else [])]
 
 
 def dry_runs(provider, folder):
-    """What every verb would do, and after # what it says about it."""
+    """Return the commands of every verb in a dry run, with its stderr after #."""
     bench = Bench(folder, re.sub('_(queued|one)$', '', provider))
     bench.environment |= PROVIDERS[provider]
     said = ''
@@ -54,7 +54,7 @@ def dry_runs(provider, folder):
         assert process.returncode == 0, process.stderr
         said += f'$ tpu_scripts/{verb} {shlex.join(words_of(verb))}\n{process.stdout}'
         said += ''.join(f'# {line}\n' for line in process.stderr.splitlines()) + '\n'
-    assert bench.calls() == [] and not (bench.folder / 'hosts').exists()  # nothing was done
+    assert bench.calls() == [] and not (bench.folder / 'hosts').exists()  # nothing was run
     return said
 
 
@@ -104,7 +104,7 @@ def test_arguments_reach_the_hosts_unchanged(local):
     assert sorted(line for line in said.splitlines() if '|' in line) == [
         f'[{host}] {expected}' for host in range(2)
     ]
-    # Programs are kept where the next TPU finds them
+    # Compiled programs are cached where the next TPU finds them
     write = 'mkdir -p "$JAX_COMPILATION_CACHE_DIR"; echo x > "$JAX_COMPILATION_CACHE_DIR/program"'
     local.call('run', 'demo', '--', 'bash', '-c', write)
     assert (local.buckets / 'my-bucket/runs/programs/program').exists()
@@ -152,7 +152,7 @@ KINDS = {
 
 
 def test_gcloud_errors_are_waited_for_only_where_waiting_can_heal():
-    """All of them were retried at once and for ever. Wordings are of real reports."""
+    """Previously all errors were retried immediately and forever. The texts are real errors."""
     program = (
         f'ALLOWS=""; . {shlex.quote(str(SCRIPTS / "lib.sh"))}; '
         'NAME=quota-invalid TPU_PROJECT=denied; for text; do error_kind <<< "$text"; done'
@@ -164,19 +164,19 @@ def test_gcloud_errors_are_waited_for_only_where_waiting_can_heal():
 
 
 def simulated(folder, life, creates='ok', **settings):
-    """A bench whose time is that of `sleep` alone; life: what each look at the job finds."""
+    """Return a bench where only `sleep` takes time; life: the job's state at each poll."""
     settings |= {**ONE_HOST, 'TPU_POLL': '30', 'TPU_GRACE': '180'}
     settings |= {'STOCK_OUT': STOCK_OUT, 'NO_QUOTA': NO_QUOTA}
     return Bench(folder, 'tpu_vm', creates=creates, life=life, **settings)
 
 
 def test_without_capacity_babysit_makes_at_most_ten_calls_an_hour(tmp_path):
-    """It made 91 calls in 6 seconds."""
+    """Previously it made 91 calls in 6 seconds."""
     bench = simulated(tmp_path / 'x', 'none running exited0', 'STOCK_OUT ' * 120 + 'ok')
     said = bench.call('babysit', 'demo', '--', 'true')
     made = max(time for time, verb in bench.calls() if verb == 'create')
     times = [time for time, _ in bench.calls() if time < made]
-    assert made < 24 * 3600 and len(times) >= 120  # and it goes on trying
+    assert made < 24 * 3600 and len(times) >= 120  # and it keeps trying
     assert max(sum(begin <= time < begin + 3600 for time in times) for begin in times) <= 10
     assert 'There is no more capacity in the zone' in said
     assert 'delete' not in bench.verbs()
@@ -191,7 +191,7 @@ def test_what_waiting_cannot_heal_ends_babysit_with_the_message_of_gcloud(tmp_pa
 
 @pytest.mark.soak
 def test_hiccups_of_ssh_over_weeks_neither_end_babysit_nor_delete_a_tpu(tmp_path):
-    """Four of them, however far apart, ended it; with --delete the TPU went too."""
+    """Previously any four hiccups ended babysit; with --delete they also deleted the TPU."""
     day = 'running ' * 62 + 'deaf ' * 3 + 'exited1 '  # healthy for half an hour, then a failure
     bench = simulated(tmp_path / 'x', day * 3 + 'exited0')
     said = bench.call('babysit', 'demo', '--', 'true')
@@ -201,7 +201,7 @@ def test_hiccups_of_ssh_over_weeks_neither_end_babysit_nor_delete_a_tpu(tmp_path
 
 @pytest.mark.parametrize('life', ['deaf', 'running deaf'])
 def test_a_tpu_that_is_ready_behind_a_firewall_is_never_deleted(life, tmp_path):
-    """It was deleted after TPU_GRACE, on-demand ones too."""
+    """Previously it was deleted after TPU_GRACE, even if it was on-demand."""
     bench = simulated(tmp_path / 'x', life, TPU_WAIT_HOURS='10')
     said = bench.call('babysit', 'demo', '--delete', '--', 'true', code=1)
     assert ('error: demo has never answered' in said) == (life == 'deaf')
@@ -210,7 +210,7 @@ def test_a_tpu_that_is_ready_behind_a_firewall_is_never_deleted(life, tmp_path):
 
 
 def test_a_wrong_command_is_not_started_again(tmp_path):
-    """It was, four times, "from the last checkpoint"."""
+    """Previously it was restarted four times, "from the last checkpoint"."""
     bench = simulated(tmp_path / 'x', 'none exited2')
     assert 'again' not in bench.call('babysit', 'demo', '--', 'true', code=2)
 
@@ -250,7 +250,7 @@ def step(run, process):
 
 
 def wait_at(run, step):
-    """All processes of the fake training wait at a step."""
+    """Make all processes of the fake training wait at a step."""
     path = run / 'limit'
     path.with_suffix('.new').write_text(str(step))
     os.replace(path.with_suffix('.new'), path)
@@ -258,7 +258,7 @@ def wait_at(run, step):
 
 @pytest.mark.soak
 def test_a_run_in_a_relative_workdir_goes_on_after_a_preemption_and_a_signal(local):
-    """Every start deleted runs/ on the hosts: a run that counted its starts was always at 1."""
+    """Previously every start deleted runs/ on the hosts, so a run always counted one start."""
     run = local.buckets / 'my-bucket' / 'runs' / 'x'
     run.mkdir(parents=True)
     wait_at(run, 10)
@@ -274,7 +274,7 @@ def test_a_run_in_a_relative_workdir_goes_on_after_a_preemption_and_a_signal(loc
     assert step(run, 0) == step(run, 1) == 30
     for process in range(2):
         steps = [int(line) for line in (run / f'process{process}.starts').read_text().split()]
-        # On a busy machine one host may end long before the other: that is one start more.
+        # On a busy machine one host may end long before the other, which adds one start.
         assert len(steps) >= 3 and steps[:2] == [0, 10] and steps == sorted(steps)
     assert 'demo was preempted' in said and 'again, from the last checkpoint' in said
 
@@ -331,7 +331,7 @@ def test_launch_logs_status_stop_and_unlock(local):
 
 @pytest.mark.soak
 def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
-    """It deleted the whole tree, and with it the workdirs below runs/."""
+    """Previously it deleted the entire tree, including the workdirs in runs/."""
     local.call('create', 'demo')
     local.call('sync', 'demo', f'--archive={tmp_path / "code.tar.gz"}')
     tree = local.folder / 'hosts/demo/1/agentrl_jax'
@@ -370,7 +370,7 @@ def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
 
 @pytest.mark.soak
 def test_a_share_of_a_sweep_is_trained_run_by_run(local):
-    """Runs 1, 3 and 5 of 5; the first is killed, one is done, the other is trained all the same."""
+    """Runs 1, 3 and 5 of 5: the first is killed, the second is done, the third is still trained."""
     code = {1: 137}
     lines = [
         f'/usr/bin/python -c \'print("run {n}"); exit({code.get(n, 0)})\' $HOME'
