@@ -1,9 +1,9 @@
-"""Agents as data: the kinds of turns that an episode is made of, and when each has its turn.
+"""Agents as data: the kinds of turns of an episode, and their order.
 
-The answer of a turn that acts steps the world. A written turn holds text between tags and leaves
-the world as it is: a plan, before the first action of a trial and again after so many turns, or a
-reflection, after a trial that failed. A further trial plays the same level again from its start,
-in the same conversation. Written turns are sampled, credited and trained like any other.
+The answer of a turn that acts steps the environment. A written turn holds text between tags and
+does not change the environment. It is a plan, before the first action of a trial and then every few
+turns, or a reflection, after a failed trial. A further trial plays the same level again from its
+start, in the same conversation. Written turns are sampled, credited and trained like all others.
 """
 
 import dataclasses
@@ -22,11 +22,11 @@ PARTS = ('act', 'plan', 'reflection')  # names of kinds of turns
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A kind of turn whose answer is text."""
+    """A kind of turn with text as its answer."""
 
-    asks: str  # field of a PromptStyle: the line that asks for it, where else actions are asked for
+    asks: str  # field of a PromptStyle with the request, which replaces the request for actions
     opening: str  # forced in front of the answer
-    closing: str  # what the answer must hold; it ends it
+    closing: str  # ends the answer; required
 
 
 WRITTEN = {
@@ -37,12 +37,12 @@ WRITTEN = {
 
 @dataclasses.dataclass(frozen=True)
 class Agent:
-    """Which turns an episode has, beside those that act."""
+    """The turns of an episode in addition to acting ones."""
 
     plans: bool = False  # before the first action of each trial
-    plan_every: int = 0  # ... and after so many turns that act; 0 = never again
-    reflects: bool = False  # after each trial but the last, if it failed
-    trials: int = 1  # times that a level is tried before the episode has failed
+    plan_every: int = 0  # number of acting turns between plans; 0 = a single plan per trial
+    reflects: bool = False  # after each failed trial except the last
+    trials: int = 1  # maximum number of attempts at a level
 
     @property
     def writes(self) -> bool:
@@ -50,20 +50,17 @@ class Agent:
 
     @property
     def least_turns(self) -> int:
-        """The fewest turns of an episode: each trial acts once."""
+        """Minimum number of turns of an episode: each trial acts once."""
         return self.trials * (1 + self.plans) + (self.trials - 1) * self.reflects
 
     def trial_turns(self, turn_limit: jax.Array | int) -> jax.Array | int:
-        """Turns of a trial where an episode has turn_limit of them; a reflection is in no trial's.
-
-        Each trial has as many.
-        """
+        """Return the turns per trial if an episode has turn_limit turns, without reflections."""
         if self.trials == 1:
             return turn_limit
         return (turn_limit - (self.trials - 1) * self.reflects) // self.trials
 
     def acting_turns(self, turn_limit: int) -> int:
-        """Those of them that act."""
+        """Return how many of a trial's turns act."""
         turns = self.trial_turns(turn_limit)
         if not self.plans:
             return turns
@@ -71,21 +68,21 @@ class Agent:
 
 
 ONLY_ACTS = Agent()
-NAMES = ('act', 'react', 'plan', 'reflect')  # react acts in another form (answer.FORMS)
+NAMES = ('act', 'react', 'plan', 'reflect')  # react: act with another form (answer.FORMS)
 
 
 def openings(agent: Agent) -> tuple[str, ...]:
-    """What is forced in front of the answers that are text, by part from 1 on."""
+    """Return the forced openings of written answers, by part, starting at 1."""
     return tuple(part.opening for part in WRITTEN.values()) * agent.writes
 
 
 def closings(agent: Agent) -> tuple[str, ...]:
-    """What closes them."""
+    """Return the closing tags of written answers, by part, starting at 1."""
     return tuple(part.closing for part in WRITTEN.values()) * agent.writes
 
 
 def build_agent(name: str, *, trials: int = 1, plan_every: int = 0) -> Agent:
-    """The agent of a config."""
+    """Build the agent of a config."""
     if name not in NAMES:
         raise ValueError(f'agent.name={name!r} is not one of {", ".join(NAMES)}')
     return Agent(
@@ -95,26 +92,26 @@ def build_agent(name: str, *, trials: int = 1, plan_every: int = 0) -> Agent:
 
 @struct.dataclass
 class Progress:
-    """Where an episode is (no batch axis); numbers of Python's for worlds on hosts."""
+    """Progress of an episode (no batch axis); Python numbers for host environments."""
 
-    part: jax.Array  # int32 []  kind of the turn about to be answered
-    trial: jax.Array  # int32 []  a reflection belongs to the trial that it prepares
-    turns: jax.Array  # int32 []  of this trial so far, without its reflection
-    stepped: jax.Array  # bool []   the turn before stepped the world: its reward is shown
+    part: jax.Array  # int32 []  kind of the current turn
+    trial: jax.Array  # int32 []  a reflection belongs to the next trial
+    turns: jax.Array  # int32 []  turns of this trial so far, without its reflection
+    stepped: jax.Array  # bool []   the previous turn acted, so the prompt includes its reward
 
     @property
     def begins_again(self) -> jax.Array:
-        """bool []: the first turn that shows the level of a further trial."""
+        """bool []: this is the first turn of a further trial, not counting its reflection."""
         return (self.trial > 0) & (self.turns == 0) & (self.part != REFLECT)
 
 
 def kind(now: Progress) -> jax.Array:
-    """A number for the kind of a turn and its trial; 0 for a turn of the first one that acts."""
+    """Return a number for the kind and trial of a turn; 0: it acts in the first trial."""
     return now.part + len(PARTS) * now.trial
 
 
 def begin(agent: Agent) -> Progress:
-    """In front of the first turn."""
+    """Return the progress before the first turn."""
     return Progress(part=PLAN if agent.plans else ACT, trial=0, turns=0, stepped=False)
 
 
@@ -130,10 +127,10 @@ def end_turn(
     max_actions: float = math.inf,
     xp: Any = jnp,
 ) -> tuple[jax.Array, Progress, jax.Array]:
-    """(EpisodeStop int32 [], progress after a turn, whether a trial begins there bool []).
+    """Return (EpisodeStop int32 [], progress after a turn, whether the level restarts bool []).
 
-    turn: turns played, this one included; done, success: of the world after it; used: actions
-    of the trial. What ends a trial ends the episode if it was the last trial or a success.
+    turn: number of turns so far, including this one; done, success: of the environment; used:
+    actions of the trial. The end of the last or of a successful trial also ends the episode.
     xp: jax.numpy, or numpy on a host.
     """
     ended = turn >= turn_limit
@@ -153,12 +150,12 @@ def end_turn(
 def follow(
     agent: Agent, now: Progress, again: jax.Array, trial_turns: jax.Array | int
 ) -> tuple[Progress, jax.Array]:
-    """(progress after a turn, whether a trial begins there with the level as it was: bool []).
+    """Return (progress after a turn, whether the level restarts in the next turn: bool []).
 
-    again: this turn ended a trial, and another one follows. trial_turns: as Agent.trial_turns; its
-    last turn acts, since no other would follow a plan.
+    again: this turn ended a trial, and another trial follows. trial_turns: see Agent.trial_turns;
+    the last turn of a trial acts, because no turn would follow a plan.
     """
-    # Arithmetic alone, so that it takes arrays and numbers of Python's
+    # Only arithmetic, for arrays and Python numbers
     reflected = now.part == REFLECT
     turns = (now.turns + 1) * (1 - (again | reflected))
     due = turns == 0

@@ -1,9 +1,8 @@
 """Automata of answers: pieces of text -> bytes -> tokens -> a table of states.
 
 An answer is a chain of pieces. `Bytes` is the deterministic automaton of all chains,
-`Tokens.automaton` lifts it to tokens, and `Table` numbers the states. A state of an answer without
-free text is a row of the table together with the number of tokens that are left. Rows with the same
-edges are merged.
+`Tokens.automaton` lifts it to tokens, and `Table` numbers the states. Without free text, a row of
+the table is a state together with the number of remaining tokens. Rows with equal edges are merged.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WORD = 32  # bits of a word of Rollout.allowed
-EVERY = -1  # as bits of kinds: all that were possible before
-ANY = -1  # instead of a kind of answer: it is already known, or nothing depends on it
-OPEN, EMPTY = -1, -2  # holes: with some text, without any
-DEAD = -1  # instead of a state: no answer begins like this
+EVERY = -1  # as bits of kinds: all kinds that were possible before
+ANY = -1  # instead of a kind of answer: already known or irrelevant
+OPEN, EMPTY = -1, -2  # holes: with text, without text
+DEAD = -1  # instead of a state: not the start of any answer
 
-# (step, first state). step(state) -> ({token: (state after it, the kind that it settles or ANY)},
-# kinds as bits of the answers that may end here)
+# (step, first state). step(state) -> ({token: (next state, the kind that it determines or ANY)},
+# bits of the kinds of answers that may end here)
 Automaton = tuple[Callable, Any]
 
 
@@ -26,16 +25,16 @@ Automaton = tuple[Callable, Any]
 
 
 class Piece(NamedTuple):
-    """Text of an answer, and what may precede and follow it."""
+    """Literal text of an answer, and what may precede and follow it."""
 
     text: bytes
     following: Sequence[int] = ()  # numbers of the next pieces; (): the answer ends
-    hole: bool = False  # at least one byte of free text precedes its first occurrence
+    hole: bool = False  # a hole, at least one byte of free text, precedes the text
     kind: int = ANY  # of answers with this piece
 
 
 class Item(NamedTuple):
-    """A place in a piece."""
+    """A position in a piece."""
 
     piece: int
     read: int  # bytes of its text; OPEN or EMPTY: its hole is open
@@ -43,7 +42,7 @@ class Item(NamedTuple):
 
 
 class Bytes:
-    """The deterministic automaton of answers, built on demand; state 0 is the first."""
+    """The deterministic automaton of answers, built on demand; state 0 is initial."""
 
     def __init__(self, pieces: Sequence[Piece], first: Iterable[int]):
         self._pieces = pieces
@@ -51,7 +50,7 @@ class Bytes:
         self._number(item for i in first for item in self._begin(i, ANY))
 
     def row(self, state: int) -> np.ndarray:
-        """int32 [256]: the state after each byte, or DEAD."""
+        """Return the next state for each byte, or DEAD, int32 [256]."""
         if state not in self._rows:
             items, moved = self._items[state], {}
             holes = {item._replace(read=OPEN) for item in items if item.read < 0}
@@ -60,7 +59,7 @@ class Bytes:
                     moved.setdefault(byte, set()).add(item._replace(read=max(item.read, 0) + 1))
             row = np.full(256, self._number(holes) if holes else DEAD, np.int32)
             for byte in sorted(moved):
-                # The first occurrence of a piece ends the hole in front of it
+                # The first occurrence of a piece ends its hole.
                 closed = {(x.piece, x.kind) for x in moved[byte] if not self._next(x)}
                 row[byte] = self._number(
                     x
@@ -72,22 +71,22 @@ class Bytes:
         return self._rows[state]
 
     def table(self) -> np.ndarray:
-        """int32 [Q, 256]: the rows of all states."""
+        """Return the rows of all states, int32 [Q, 256]."""
         rows = []
         while len(rows) < len(self._items):
             rows.append(self.row(len(rows)))
         return np.stack(rows)
 
     def kinds(self, state: int) -> set[int]:
-        """The kinds of answers that are possible."""
+        """Return the possible kinds of answers."""
         return {item.kind for item in self._items[state]}
 
     def ends(self, state: int) -> set[int]:
-        """The kinds of the answers that may end here."""
+        """Return the kinds of answers that may end here."""
         return {item.kind for item in self._items[state] if self._complete(item)}
 
     def without_kind(self, state: int) -> int:
-        """The state without its kind if only one is possible."""
+        """Return the state without its kind if only one kind is possible."""
         if len(self.kinds(state)) > 1:
             return state
         return self._number([item._replace(kind=ANY) for item in self._items[state]])
@@ -100,7 +99,7 @@ class Bytes:
         return self._numbers[items]
 
     def _next(self, item: Item) -> bytes:
-        """The byte that continues the piece, if there is one."""
+        """Return the byte that continues the piece, or b''."""
         at = max(item.read, 0)
         return b'' if item.read == EMPTY else self._pieces[item.piece].text[at : at + 1]
 
@@ -109,7 +108,7 @@ class Bytes:
         return not piece.following and item.read != EMPTY and not self._next(item)
 
     def _begin(self, number: int, kind: int) -> Iterable[Item]:
-        """Items in front of a piece."""
+        """Return the items at the start of a piece."""
         piece = self._pieces[number]
         kind = kind if piece.kind == ANY else piece.kind
         if piece.hole:
@@ -117,7 +116,7 @@ class Bytes:
         return self._reach(Item(number, 0, kind))
 
     def _reach(self, item: Item) -> list[Item]:
-        """The item, or the items in front of the next pieces once its piece is complete."""
+        """Return the item, or the items at the start of the next pieces if it is complete."""
         piece = self._pieces[item.piece]
         if item.read < len(piece.text) or not piece.following:
             return [item]
@@ -128,7 +127,7 @@ class Bytes:
 
 
 class Tokens:
-    """The bytes of a vocabulary, by the first of them."""
+    """The bytes of a vocabulary, indexed by first byte."""
 
     def __init__(self, texts: Sequence[bytes]):
         self.texts, self._ids = texts, {text: i for i, text in enumerate(texts) if text}
@@ -141,19 +140,19 @@ class Tokens:
         self._by_head = [spelled[head == byte] for byte in range(256)]
 
     def spelling(self, text: bytes) -> list[int]:
-        """Tokens of a text, each of the greatest length; ValueError if a byte is in no token."""
+        """Tokenise a text greedily, longest token first; ValueError if no token matches."""
         ids = []
         while text:
             sizes = range(min(self._longest, len(text)), 0, -1)
             size = next((n for n in sizes if text[:n] in self._ids), None)
             if size is None:
-                raise ValueError(f'no token of the tokenizer begins as {text!r} does')
+                raise ValueError(f'the tokenizer has no token for the start of {text!r}')
             ids.append(self._ids[text[:size]])
             text = text[size:]
         return ids
 
     def follow(self, automaton: Bytes, state: int) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens [n] that can follow a state, the states [n] that they lead to)."""
+        """Return (tokens [n] that can follow a state, their next states [n])."""
         heads = np.flatnonzero(automaton.row(state) != DEAD)
         tokens = np.concatenate([self._by_head[byte] for byte in heads] or [np.zeros(0, int)])
         now, at = np.full(len(tokens), state), 0
@@ -168,7 +167,7 @@ class Tokens:
         return tokens[now != DEAD], now[now != DEAD]
 
     def automaton(self, of: Bytes) -> Automaton:
-        """The automaton over tokens: all spellings of its answers."""
+        """Lift an automaton to tokens, with all spellings of its answers."""
 
         def step(state):
             edges = {}
@@ -188,7 +187,7 @@ Spellings = frozenset[tuple[tuple[int, ...], int]]  # (tokens up to the end, kin
 
 
 def step_spellings(state: Spellings) -> tuple[dict[int, tuple[Spellings, int]], int]:
-    """The step of an automaton whose state is the set of all that may follow."""
+    """Step of an automaton with sets of possible continuations as its states."""
     rests, ends = {}, 0
     for ids, kinds in state:
         if ids:
@@ -203,7 +202,7 @@ def step_spellings(state: Spellings) -> tuple[dict[int, tuple[Spellings, int]], 
 
 
 def in_order(first: Hashable, following: Callable) -> Iterable[Hashable]:
-    """The nodes of a graph without cycles, each after those that follow it."""
+    """Yield the nodes of an acyclic graph, each one after its successors."""
     done, stack = set(), [first]
     while stack:
         waits = [] if stack[-1] in done else [x for x in following(stack[-1]) if x not in done]
@@ -214,7 +213,7 @@ def in_order(first: Hashable, following: Callable) -> Iterable[Hashable]:
 
 
 class Loose(NamedTuple):
-    """Edges of a state that no budget prunes."""
+    """Edges of a state that are not pruned by the budget."""
 
     tokens: np.ndarray  # int [n]
     after: np.ndarray  # int [n]  states
@@ -222,47 +221,47 @@ class Loose(NamedTuple):
 
 
 class Table:
-    """The least table of automata without cycles; state 0 is the end, which allows nothing."""
+    """Minimal table of acyclic automata; state 0 is the end and has no edges."""
 
     def __init__(self, end: int):
         self._end, self._ids, self._rows = end, {(): 0}, [{}]
         self._edges, self._need, self._most = {}, {}, {}  # by automaton and state
 
     def state(self) -> int:
-        """A state of its own, for loose edges."""
+        """Add a state for loose edges."""
         self._rows.append({})
         return len(self._rows) - 1
 
     def tokens(self) -> list[int]:
-        """The tokens of answers, ascending."""
+        """Return the tokens of all answers, ascending."""
         return sorted({token for row in self._rows for token in row})
 
     def longest(self, step: Callable, first: Any) -> int:
-        """Tokens of the longest answer."""
+        """Return the number of tokens of the longest answer."""
         self._measure(step, first)
         return self._most[step, first]
 
     def least(self, step: Callable, first: Any) -> dict[int, int]:
-        """Tokens of the shortest answer of each kind."""
+        """Return the number of tokens of the shortest answer of each kind."""
         self._measure(step, first)
         return self._need[step, first]
 
     def add(self, step: Callable, first: Any, left: int) -> int:
-        """The state in front of answers of at most `left` tokens."""
+        """Add the answers of up to `left` tokens; return their first state."""
         need = min(self.least(step, first).values(), default=None)
         if need is None or need > left:
             raise ValueError(
-                f'no legal answer has {left} tokens or fewer: the shortest needs {need}; set '
-                'rollout.max_response to more'
+                f'no legal answer fits into {left} tokens: the shortest needs {need}; increase '
+                'rollout.max_response'
             )
         return self._number(step, first, left)
 
     def _fitting(self, step: Callable, state: Any, left: int) -> int:
-        """Kinds, as bits, of the answers that `left` tokens can finish."""
+        """Return the bits of the kinds of answers that `left` tokens can finish."""
         return _as_bits({kind for kind, need in self._need[step, state].items() if need <= left})
 
     def _measure(self, step: Callable, first: Any) -> None:
-        """Tokens to the end from each state: at least by kind, and at the most."""
+        """Compute the tokens to the end from each state: the minimum by kind, and the maximum."""
 
         def following(state):
             if (step, state) in self._need:
@@ -273,22 +272,22 @@ class Table:
 
         for now in in_order(first, following):
             edges, ends = self._edges[step, now]
-            least, most = dict.fromkeys(_kinds(ends), 1), int(ends != 0)
+            least, greatest = dict.fromkeys(_kinds(ends), 1), int(ends != 0)
             for after, kind in edges.values():
                 for other, need in self._need[step, after].items():
                     which = other if kind == ANY else kind
                     least[which] = min(need + 1, least.get(which, need + 1))
-                    most = max(most, 1 + self._most[step, after])
-            self._need[step, now], self._most[step, now] = least, most
+                    greatest = max(greatest, 1 + self._most[step, after])
+            self._need[step, now], self._most[step, now] = least, greatest
 
     def _number(self, step: Callable, first: Any, left: int) -> int:
-        """Row of (state, tokens left); budgets that cannot bind count as the most needed."""
+        """Return the row of (state, tokens left); larger budgets count as the longest answer."""
 
         def place(state, left):
             return state, min(left, self._most[step, state])
 
         def edges(now):
-            """(token, next place, kinds that it can finish)."""
+            """Yield (token, next place, kinds that it can finish)."""
             state, left = now
             for token, (after, kind) in self._edges[step, state][0].items():
                 fits = self._fitting(step, after, left - 1)
@@ -315,15 +314,15 @@ class Table:
     def arrays(
         self, loose: Mapping[int, Loose], *, size: int, apart: Sequence[int], kinds: int
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """(after [Q, C], through [Q, C, words], classes [size + 1]) as a Grammar has them.
+        """Return (after [Q, C], through [Q, C, words], classes [size + 1]) of a Grammar.
 
-        loose: by state. apart: tokens with a column each; without loose edges there is no other
-        column, and classes is None. size: of the vocabulary. kinds: 0 = nothing depends on them.
+        loose: by state. apart: tokens with separate columns; without loose edges there are no
+        other columns and classes is None. size: of the vocabulary. kinds: number; 0 = irrelevant.
         """
         if len(self._rows) > np.iinfo(np.int16).max:
             raise ValueError(
-                f'the legal answers need {len(self._rows)} states, which 16 bits cannot count; '
-                'set env.max_actions_per_turn to less, or hosts.forms to fewer'
+                f'the legal answers need {len(self._rows)} states, too many for 16 bits; '
+                'reduce env.max_actions_per_turn or the number of hosts.forms'
             )
         rows = [
             Loose(np.array([*row], int), np.array([after for after, _ in row.values()], int))
@@ -351,9 +350,9 @@ class Table:
 
 
 def _refine(classes: np.ndarray, rows: Sequence[Loose]) -> tuple[np.ndarray, int]:
-    """(int [V], count): classes of tokens that no row leads to different states.
+    """Return (classes int [V], count); tokens with the same next state in each row share a class.
 
-    They are numbered by the first classes, then by where the last rows lead.
+    Classes are ordered by the initial classes, then by the next states of the last rows.
     """
     before, classes, known = classes, classes.copy(), classes.max() + 1
     for tokens, after, _ in rows:
@@ -369,10 +368,9 @@ def _refine(classes: np.ndarray, rows: Sequence[Loose]) -> tuple[np.ndarray, int
 def _with_padding(
     after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """(after, through, classes) with a column for all ids beyond the tokens, never allowed.
+    """Add a column for all ids beyond the vocabulary, which is never allowed.
 
-    A head may be larger than the vocabulary. Ids from its size on are looked up as the last one of
-    classes.
+    A head may be larger than the vocabulary. Its additional ids use the last entry of classes.
     """
     never = np.full_like(after[:, :1], -1)
     if through is not None:
@@ -383,10 +381,10 @@ def _with_padding(
 def with_choice(
     after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """(after, through) with one more column, which is no token's.
+    """Add a column without a token to (after, through).
 
-    Its bit is set if a column is allowed that several tokens share: there is a choice even if no
-    other bit is.
+    It is allowed if a column shared by several tokens is: then there is a choice, even if only one
+    other bit is set.
     """
     shared = np.bincount(classes, minlength=after.shape[1]) > 1
     choice = np.where((after[:, shared] >= 0).any(1, keepdims=True), 0, -1)
@@ -398,19 +396,19 @@ def with_choice(
 
 
 def words(columns: int) -> int:
-    """Words with at least one bit per column."""
+    """Return the number of words with at least one bit per column."""
     return -(-columns // WORD)
 
 
 def _kinds(bits: int) -> list[int]:
-    """The kinds of a set of bits."""
+    """Return the kinds of a set of bits."""
     if bits == EVERY:
         return [ANY]
     return [i for i in range(bits.bit_length()) if bits >> i & 1]
 
 
 def as_words(bits: int, kinds: int) -> np.ndarray:
-    """A set of kinds as uint32 words; EVERY has all bits."""
+    """Return the bits of kinds as uint32 words; EVERY sets all bits."""
     mask = 2 ** (words(kinds) * WORD) - 1
     text = (bits & mask).to_bytes(words(kinds) * WORD // 8, 'little')
     return np.frombuffer(text, np.uint32)

@@ -1,8 +1,8 @@
-"""A world on a host as a conversation: its texts become token ids on the host, once each.
+"""Host environments as conversations: each text is converted to token ids once, on the host.
 
-What a world says is data: it is tokenised with special tokens disabled, without control characters
-and cut in the middle where it has more than max_observation tokens. What the policy said is never
-tokenised again; the world gets the text of its tokens.
+Environment texts are data. They are tokenised with special tokens disabled and without control
+characters, and truncated in the middle if they exceed max_observation tokens. The policy's answers
+are never tokenised again: the environment receives the text of their tokens.
 """
 
 import dataclasses
@@ -26,34 +26,34 @@ from agentrl_jax.text.prompts import RAGEN
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens import chat as chats
 
-CUT = '\n[...]\n'  # in place of the middle of an observation
-BYTES = 32  # kept of either end for each allowed token, before a long text is tokenised
+CUT = '\n[...]\n'  # replaces the middle of a long observation
+BYTES = 32  # bytes per allowed token to keep of each end of a long text before it is tokenised
 CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]+')
 
 
 @struct.dataclass
 class HostTask:
-    """Worlds on hosts as text, and their budgets. Arrays are leaves; the rest is static."""
+    """Host environments as text, and their budgets. Arrays are leaves; the rest is static."""
 
     env_params: Any  # items of the pool
     prefix: jax.Array  # int32 [P]  tokens in front of every first observation
     eos_ids: jax.Array  # int32 [n]  tokens that end a turn
-    turn_limit: jax.Array  # int32 []  turns of an episode, at most max_turns (see curriculum)
-    grammar: grammars.Grammar | None  # what is sampled from; None = the vocabulary
+    turn_limit: jax.Array  # int32 []  turns of an episode, up to max_turns (see curriculum)
+    grammar: grammars.Grammar | None  # restricts sampling; None = any token
     env: Any = struct.field(pytree_node=False)
     pad_id: int = struct.field(pytree_node=False)
     width: int = struct.field(pytree_node=False)  # tokens of the longest prompt of a turn
     max_turns: int = struct.field(pytree_node=False)
     agent: agents.Agent = struct.field(pytree_node=False)
     forms: tuple[str, ...] = struct.field(pytree_node=False)  # of the grammar
-    answer: AnswerTable | None = None  # parses answers to worlds on the device, which are served
+    answer: AnswerTable | None = None  # parser of answers, if a device environment is served
 
     def offered(self, forms: tuple[str, ...]) -> np.ndarray:
-        """int32 [words]: bits of forms, as a line that is read has them; ValueError for others."""
+        """Return the bits of offered forms, int32 [words]; ValueError if a form is unknown."""
         strangers = set(forms) - set(self.forms)
         if strangers:
             raise ValueError(
-                f'{self.env.name} offers {sorted(strangers)[0]!r}, which is none of its forms'
+                f'{self.env.name} offers {sorted(strangers)[0]!r}, which is not one of its forms'
             )
         through = self.grammar.through
         count = 1 if through is None else through.shape[2]
@@ -62,27 +62,27 @@ class HostTask:
         return np.packbits(bits, bitorder='little').view(np.int32)
 
 
-Task = TextTask | HostTask  # a world as text, wherever it is
+Task = TextTask | HostTask  # an environment as text, on the device or on hosts
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """What a turn shows after the end of the turn before."""
+    """The prompt of a turn, after the end of the previous turn."""
 
     tokens: list[int]
     anchor: int  # hash of the observation, uint32
-    cut: bool = False  # it was longer than allowed
-    branch: int = 0  # conversation of the episode that it goes on with
-    opens: bool = False  # it begins that conversation
-    stream: int = 0  # random stream of that conversation; 0 = the episode's own
-    ends: bool = False  # it ends the answer before by itself
-    most: int = 0  # tokens of the answer; 0 = as many as any
+    cut: bool = False  # it was longer than allowed and has been truncated
+    branch: int = 0  # conversation of the episode that it belongs to
+    opens: bool = False  # it starts that conversation
+    stream: int = 0  # random stream of that conversation; 0 = the episode's
+    ends: bool = False  # it includes the end of the previous answer
+    most: int = 0  # maximum number of tokens of the answer; 0 = the run's
     sampling: Sampling | None = None  # of the answer; None = the run's
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """Between texts of a world and token ids."""
+    """Converts between texts of an environment and token ids."""
 
     chat: chats.Chat
     answer_prefix: str  # forced in front of every answer, such as '<think>'
@@ -94,27 +94,29 @@ class Conversation:
         agent, encode = self.agent, self.chat.tokenizer.encode
         plan, reflection = (len(encode(self.request(x))) for x in (agents.PLAN, agents.REFLECT))
         again = len(encode(RAGEN.again.format(trial=agent.trials)))
-        own = max(plan * agent.plans + again * (agent.trials > 1), reflection * agent.reflects)
-        least = len(encode(CUT)) + own if own else 0
+        agent_tokens = max(
+            plan * agent.plans + again * (agent.trials > 1), reflection * agent.reflects
+        )
+        least = len(encode(CUT)) + agent_tokens if agent_tokens else 0
         if self.max_observation < least:
             raise ValueError(
-                f'hosts.max_observation={self.max_observation} has no room for what the agent is '
-                f'told beside an observation, {own} tokens: set it to {least} or more'
+                f'hosts.max_observation={self.max_observation} is too small for the requests of '
+                f'the agent, {agent_tokens} tokens: set it to at least {least}'
             )
 
     @property
     def opening(self) -> str:
-        """The text in front of every sampled answer that acts."""
+        """The text forced in front of every sampled answer that acts."""
         return self.chat.forced(self.answer_prefix)
 
     @staticmethod
     def request(part: int) -> str:
-        """The request between an observation and an answer that is text."""
+        """Return the request for a plan or reflection, which follows the observation."""
         return f'\n{getattr(RAGEN, agents.WRITTEN[part].asks)}'
 
     @property
     def width(self) -> int:
-        """Tokens of the longest prompt, the end of a turn that has none included."""
+        """Tokens of the longest prompt, including a missing end of the previous turn."""
         openings = (self.opening, *agents.openings(self.agent))
         answers = [self.chat.answer_open(text) for text in openings]
         return 1 + len(self.chat.user_open('')) + max(map(len, answers)) + self.max_observation
@@ -122,11 +124,10 @@ class Conversation:
     def prompt(
         self, observation: str | Messages, instruction: str = '', now: agents.Progress | None = None
     ) -> Prompt:
-        """The user message around an observation, and the opening of the answer.
+        """Return the user message with an observation, and the opening of the answer.
 
-        instruction: what the item is about, in front of the first observation; '', or what has
-        been told = nothing. now: where the episode is; None: at a turn that acts, of the first
-        trial.
+        instruction: of the item, in front of the first observation; omitted if it is '' or equal to
+        the preamble. now: progress of the episode; None: a turn of the first trial that acts.
         """
         if isinstance(observation, Messages):
             return self.prompt_of(observation)
@@ -142,13 +143,13 @@ class Conversation:
         text = before + text + after
         opened, role = self.chat.user_open, len(self.chat.user_open(''))
         text, long = ends_of(text, BYTES * self.max_observation)
-        # In one piece with the role, for a tokenizer may merge over the newline between them
+        # Tokenise with the role, because the tokenizer may merge across the newline between them.
         ids = opened(text)
         over = len(ids) - role > self.max_observation
         if over:
             mark, first, last = map(self.chat.tokenizer.encode, (CUT, before, after))
             rest = max(self.max_observation - len(mark), 0)
-            end = min(max(rest // 2, len(last)), rest - len(first))  # what we say is kept whole
+            end = min(max(rest // 2, len(last)), rest - len(first))  # never cut `before` or `after`
             ids = [*ids[: role + rest - end], *mark[: self.max_observation], *ids[len(ids) - end :]]
         return Prompt(
             tokens=[*ids, *self.chat.answer_open(opening)],
@@ -157,14 +158,14 @@ class Conversation:
         )
 
     def prompt_of(self, said: Messages) -> Prompt:
-        """The messages around an answer, whole: they are the harness's own."""
-        written = json.dumps([said.messages, said.tools])  # the template shows keys in their order
+        """Return the prompt of a harness's messages, without truncation."""
+        written = json.dumps([said.messages, said.tools])  # keeps the order of keys for templates
         ids = list(_tokens(self.chat, written, said.opens))
-        if said.opens:  # after the token that every row begins with
+        if said.opens:  # drop the first token, which every row already has
             if ids[:1] != [self.chat.first_id]:
-                raise ValueError('the chat template does not begin as others of its family do')
+                raise ValueError('the chat template starts with another token than its family')
             ids = ids[1:]
-        forced = self.opening.removeprefix(self.chat.thought)  # the template renders the thought
+        forced = self.opening.removeprefix(self.chat.thought)  # rendered by the template
         if said.appended:
             ids = [*self.chat.tokenizer.encode(plain(said.appended)), self.chat.end_id, *ids]
         return Prompt(
@@ -179,19 +180,19 @@ class Conversation:
         )
 
     def answer(self, text: str) -> list[int]:
-        """Tokens of an answer after its forced prefix, without the end of the turn."""
+        """Return the tokens of an answer after its forced prefix, without the end of the turn."""
         return self.chat.tokenizer.encode(self.rest(text, 'a demonstration'))
 
     def rest(self, text: str, whose: str) -> str:
-        """A text after the prefix that is forced in front of it."""
+        """Remove the forced prefix from a text; ValueError, naming `whose` text, if it has none."""
         if not text.startswith(self.opening):
             raise ValueError(
-                f'hosts.answer_prefix={self.opening!r} is not how {whose} begins: {text!r:.60}'
+                f'{whose} does not start with hosts.answer_prefix={self.opening!r}: {text!r:.60}'
             )
         return text.removeprefix(self.opening)
 
     def said(self, ids: list[int], part: int = agents.ACT) -> str:
-        """An answer with what is forced in front of it, without the end-of-turn token."""
+        """Return the text of an answer with its forced prefix, without the end-of-turn token."""
         part = int(part)
         opening = self.opening if part == agents.ACT else agents.WRITTEN[part].opening
         return opening + self.chat.said(ids)
@@ -199,13 +200,13 @@ class Conversation:
 
 @functools.lru_cache(maxsize=4096)
 def _tokens(chat: chats.Chat, written: str, opens: bool) -> tuple[int, ...]:
-    """Tokens of JSON [messages, tools]; members of a group begin with the same ones."""
+    """Tokenise JSON [messages, tools]; cached, because members of a group share their start."""
     messages, tools = _plainly(json.loads(written))
     return tuple((chat.opening if opens else chat.following)(messages, tools))
 
 
 def _plainly(value: Any) -> Any:
-    """A value of JSON with `plain` texts."""
+    """Apply `plain` to all texts of a JSON value."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):
@@ -214,17 +215,17 @@ def _plainly(value: Any) -> Any:
 
 
 def plain(text: str) -> str:
-    """The text without control characters (newlines and tabs stay) and lone surrogates."""
+    """Remove control characters, except newlines and tabs, and lone surrogates."""
     return CONTROLS.sub('', text)
 
 
 def ends_of(text: str, most_bytes: int) -> tuple[str, bool]:
-    """(the text, or its ends, most_bytes of UTF-8 each, around CUT; whether it was cut).
+    """Return (the text, or its first and last most_bytes of UTF-8 around CUT; whether it was cut).
 
-    Of bytes, since a character may be many tokens: without a bound a hostile text of a megabyte
-    takes seconds to tokenise.
+    The bound is in bytes, because a character may be many tokens. Without a bound, a hostile text
+    of one megabyte takes seconds to tokenise.
     """
-    if len(text) <= most_bytes // 2:  # at most four bytes each
+    if len(text) <= most_bytes // 2:  # up to four bytes per character
         return text, False
     spelled = text.encode()
     if len(spelled) <= 2 * most_bytes:
@@ -234,16 +235,15 @@ def ends_of(text: str, most_bytes: int) -> tuple[str, bool]:
 
 
 def action_hash(action: str) -> int:
-    """A number for an action that is any text: equal for equal ones, int32 and not negative."""
+    """Return a non-negative int32 hash of a text action."""
     return zlib.crc32(action.encode()) & 0x7FFFFFFF
 
 
 def prefix_of(chat: chats.Chat, system: str, instruction: str, accepted: str) -> list[int]:
-    """Tokens in front of every first observation.
+    """Return the tokens in front of every first observation.
 
-    The instruction is part of the system message, or with `accepted` a user message that this
-    fixed answer follows. Without a system message of ours that of the checkpoint's template is
-    used, if it has one.
+    The instruction is part of the system message or, with `accepted`, a user message with this
+    fixed answer. Without a system message, the default one of the checkpoint's template is used.
     """
     encode = chat.tokenizer.encode
     if not accepted:
@@ -256,12 +256,12 @@ def prefix_of(chat: chats.Chat, system: str, instruction: str, accepted: str) ->
         ids = ids[: -len(opening)] if len(ids) > len(opening) else []
     if accepted:
         ids += [*chat.user_open(instruction), *chat.answer_open(''), *encode(accepted), chat.end_id]
-        if ids[0] != chat.first_id:  # that message is the first one
+        if ids[0] != chat.first_id:  # there is no system message
             ids = [*chat.begin, *ids[len(encode(chat.wording.after)) :]]
     if not ids:
         raise ValueError(
-            'a conversation with a world on a host needs something in front of its first '
-            'observation: give the world an instruction'
+            'a host environment without an instruction has no text in front of its first '
+            'observation: give it an instruction'
         )
     return ids
 
@@ -276,10 +276,10 @@ def build_host_task(
     spelling: str = 'any',
     max_response: int = 0,
 ) -> HostTask:
-    """A pool of a host environment as text.
+    """Build the text task for a pool of a host environment.
 
-    forms: what answers of at most max_response tokens must look like, the forced prefix included;
-    () = any text. spelling: of text.grammar; 'own' is for forms without free text.
+    forms: allowed forms of answers, including the forced prefix, in up to max_response tokens;
+    () = any text. spelling: see text.grammar; 'own' requires forms without free text.
     """
     chat, grammar = conversation.chat, None
     if forms:
@@ -309,7 +309,7 @@ def build_host_task(
         turn_limit=jnp.int32(max_turns),
         env=env,
         pad_id=chat.tokenizer.pad_id,
-        width=0 if env.chats else conversation.width,  # nobody knows what a harness will show
+        width=0 if env.chats else conversation.width,  # unknown for the prompts of a harness
         grammar=grammar,
         max_turns=max_turns,
         agent=conversation.agent,

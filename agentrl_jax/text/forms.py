@@ -1,13 +1,13 @@
-"""Legal answers to worlds on hosts: forms with free text, as an automaton over tokens.
+"""Legal answers to host environments: forms with free text, as an automaton over tokens.
 
-A form is what an answer must look like, with HOLE where any text may be: 'inventory',
-'search[{}]', '<think>{}</think>\n<search>{}</search>'. A hole holds at least one byte and ends with
-the first occurrence of what follows it; a hole that nothing follows ends with the turn. Tokens may
-cross every border, as tokenizers make them, so all spellings are legal.
+A form is a template of an answer with HOLE as the placeholder for any text: 'inventory',
+'search[{}]', '<think>{}</think>\n<search>{}</search>'. A hole has at least one byte and ends at the
+first occurrence of the text after it, or with the turn. Tokens may span literal text and holes, so
+all spellings are legal.
 
-The automaton is made over bytes and lifted to tokens: tokens that lead every state to the same
-place share a column. A budget cuts no answer off. Each form has a shortest text to its end. Once no
-more tokens are left than these take, only those of the forms on offer are legal.
+The automaton is built over bytes and lifted to tokens. Tokens with the same transitions from every
+state share a column. A budget does not truncate answers: each form has a shortest completion, and
+if only enough tokens for that are left, only the completions of the offered forms are legal.
 """
 
 import functools
@@ -31,32 +31,32 @@ from agentrl_jax.text.grammar import Grammar, pack
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
 HOLE = '{}'
-# Bytes in the order in which a way to the end takes them: a hole is filled with a letter
+# Byte order for the shortest completion: holes are filled with a letter
 ORDER = np.r_[np.frombuffer(b'x', np.uint8), np.arange(256, dtype=np.uint8)]
 
 
 def pattern(forms: Sequence[str]) -> str:
-    """A regular expression of the whole answers, for samplers elsewhere."""
+    """Return a regular expression of complete answers, for other samplers."""
     return '|'.join(map(_pattern, forms))
 
 
 def _pattern(form: str) -> str:
     first, *rest = form.split(HOLE)
-    found = re.escape(first)
-    for piece in rest:  # a hole holds a character, and then none with which what follows it begins
+    expression = re.escape(first)
+    for piece in rest:  # one character, then lazily up to the text after the hole
         after = re.escape(piece)
-        found += f'[\\s\\S](?:(?!{after})[\\s\\S])*{after}' if piece else '[\\s\\S]+'
-    return found
+        expression += f'[\\s\\S](?:(?!{after})[\\s\\S])*{after}' if piece else '[\\s\\S]+'
+    return expression
 
 
 def build_automaton(forms: Sequence[str]) -> Bytes:
-    """The language of some forms; the number of a form is the kind of its answers."""
+    """Build the automaton of the forms; the kind of an answer is the number of its form."""
     pieces, first = [], []
     for kind, form in enumerate(forms):
         start, *rest = form.split(HOLE)
         if not form or not all(rest[:-1]):
             raise ValueError(
-                f'{form!r} is no form of answers: it needs text, and between holes too'
+                f'{form!r} is not a valid form: it needs text, also between placeholders'
             )
         first.append(len(pieces))
         last = len(pieces) + len(rest)
@@ -86,28 +86,28 @@ def ways_out(table: np.ndarray, ends: np.ndarray) -> list[bytes | None]:
 
 
 def _roots(table: np.ndarray, ends: np.ndarray, tokens: Tokens) -> list[Spellings]:
-    """The ways out of each state for each kind of ends bool [Q, kinds], in tokens."""
+    """Return the shortest endings of each state, in tokens; ends bool [Q, kinds]: by kind."""
     spell = functools.cache(lambda way: tuple(tokens.spelling(way)))
     ways = [{} for _ in table]
     for kind, some in enumerate(ends.T):
         for kinds, way in zip(ways, ways_out(table, some), strict=True):
             if way is not None:
                 kinds[spell(way)] = kinds.get(spell(way), 0) | 1 << kind
-    # A single way belongs to every form that is left
+    # A single ending is shared by all remaining forms.
     return [
         frozenset((ids, kinds if len(some) > 1 else EVERY) for ids, kinds in some.items())
         for some in ways
     ]
 
 
-@functools.lru_cache(maxsize=8)  # the pools of a run have the same
+@functools.lru_cache(maxsize=8)  # shared by the pools of a run
 def build_forms(
     tokenizer: Tokenizer, forms: tuple[str, ...], *, longest: int, offers: bool = False
 ) -> Grammar:
-    """The grammar of answers of at most `longest` tokens, their end included.
+    """Build the grammar of answers of up to `longest` tokens, including their end.
 
-    offers: answers can be kept to some of the forms, those on offer. A state in front of turns
-    that are written, where all is allowed, is always there.
+    offers: answers can be restricted to the forms on offer. The grammar always has a state for
+    written turns, which allows everything.
     """
     automaton, end = build_automaton(forms), tokenizer.eos_ids[0]
     steps, tokens, table = automaton.table(), Tokens(tokenizer.token_bytes()), Table(end)
@@ -125,18 +125,18 @@ def build_forms(
     closing, least = [], need.copy()
     for number, state in enumerate(states):
         closing.append(table.add(step_spellings, roots[number], need[number]))
-        taken, after = tokens.follow(automaton, number)
-        # Before a token after which they would be too few
+        following_tokens, after = tokens.follow(automaton, number)
+        # Force the ending before a token that would leave too few tokens for it.
         least[number] = max(need[number], need[after].max(initial=0))
         targets, kinds = states[after], bits[after]
         if ends[number].any():
-            taken, targets = np.r_[taken, end], np.r_[targets, 0]
+            following_tokens, targets = np.r_[following_tokens, end], np.r_[targets, 0]
             kinds = np.concatenate([kinds, last[[number]]])
-        loose[state] = Loose(taken, targets, kinds if offers else None)
+        loose[state] = Loose(following_tokens, targets, kinds if offers else None)
     if least[0] >= longest:
         raise ValueError(
-            f'rollout.max_response={longest} is too little for {", ".join(map(repr, forms))}: the '
-            f'way to the end of an answer takes {least[0]} tokens; set it to more'
+            f'rollout.max_response={longest} is too small for {", ".join(map(repr, forms))}: the '
+            f'end of an answer takes {least[0]} tokens; set it to more'
         )
     after, through, classes = table.arrays(
         loose, size=len(every), apart=(), kinds=len(forms) if offers else 0

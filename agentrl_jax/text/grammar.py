@@ -1,26 +1,26 @@
-"""The answers that are legal, as an automaton over tokens: what a constrained policy samples from.
+"""Grammar of legal answers, as an automaton over tokens, for constrained sampling.
 
-A legal answer is 1 to max_actions names of actions with SEPARATOR between them, what closes it, and
-the end of the turn; where answers think, free text and the tags precede it. The automaton of an
-answer is finite and without cycles: every token takes one of the tokens that are left to it, states
-that allow the same continuations are one state (so a budget that never binds adds none), and an end
-is in reach from every state. Free text may be any token but an end, and within the tags no token
-that holds their end and more (Qwen has '>L' and '><'); where it leaves no more than a whole
-answer needs, the tags and the answer are what is legal.
+A legal answer is 1 to max_actions action names with SEPARATOR between them, the closing tag, and
+the end of the turn. If answers think, free text and the tags precede it. The automaton of an answer
+is finite and acyclic: every token uses up one of the remaining tokens, states with the same
+continuations are merged (so a budget that never binds adds no states), and an end is reachable from
+every state. Free text may be any token except an end. Within the tags, tokens that contain their
+end and more text (Qwen has '>L' and '><') are excluded. If free text leaves only enough tokens for
+the longest answer, the tags and the answer are forced.
 
-A budget prunes by first action. An edge names the first actions that can still be finished in the
-tokens that are left, so the allowed set is never empty.
+The budget prunes by first action. An edge lists the first actions that can still be finished with
+the remaining tokens, so the allowed set is never empty.
 
-Few tokens of a vocabulary can stand in an answer. They are the columns of the table, and where
-nothing is free, their logits are the only ones that are computed: no array grows with the
-vocabulary. Where text is free, every token has a column, and tokens that lead to the same states
-share one (`classes`). The policy is the softmax over the tokens that are allowed. The sampler
-writes down which ones were (Rollout.allowed), so the trainer normalises over the same and knows no
-automaton. A token that was the only one allowed is no decision and is in no mean
-(rl.algorithm.trained). Answers to worlds on hosts are another language (text.forms).
+Only few tokens of a vocabulary can occur in an answer. They are the columns of the table. Without
+free text, only their logits are computed, so no array grows with the vocabulary. With free text,
+every token has a column, shared by tokens with the same transitions (`classes`). The policy is the
+softmax over the allowed tokens. The sampler records them (Rollout.allowed), so the trainer
+normalises over the same set and does not need the automaton. A token that was the only allowed one
+is not a decision and is excluded from means (rl.algorithm.trained). Answers to host environments
+use another grammar (text.forms).
 
-spelling: 'own', an answer is spelled as the tokenizer spells it; 'any', by any tokens that together
-have its bytes.
+spelling: 'own': an answer is spelled as the tokenizer encodes it; 'any': by any tokens with its
+bytes.
 """
 
 import dataclasses
@@ -53,46 +53,48 @@ from agentrl_jax.text.prompts import SEPARATOR
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
 SPELLINGS = ('own', 'any')
-BETWEEN = f' {SEPARATOR} '  # as demonstrations have it
-MOST_ANSWERS = 50_000  # that 'own' spells one by one
-NEVER = -1e30  # logit of what is not allowed; finite, since 0 * -inf is no number
+BETWEEN = f' {SEPARATOR} '  # as in demonstrations
+MOST_ANSWERS = 50_000  # limit for 'own', which spells all answers one by one
+NEVER = -1e30  # logit of tokens that are not allowed; finite, because 0 * -inf is nan
 
 
 @struct.dataclass
 class Grammar:
     """Q states, C columns; state 0 is the end of the answer."""
 
-    columns: jax.Array  # int32 [U]  ids of tokens that have a column each, ascending
-    classes: jax.Array | None  # int32 [V + 1]  column of every token where text is free, and of ids
-    # beyond them; None: no token but those U is ever allowed
-    after: jax.Array  # int16 [Q, C]  next state; -1 = not allowed. With classes the last column is
-    # no token's: it is allowed where another one is that several tokens share (with_choice)
-    through: jax.Array | None  # uint32 [Q, C, N / 32]  the first actions that can follow, as bits;
-    # None: whatever is named is on offer
-    forced: jax.Array | None  # int32 [Q]  where an answer goes on when no more than `reserve`
-    # tokens are left: to what ends it; None: no text is free
+    columns: jax.Array  # int32 [U]  ids of tokens with separate columns, ascending
+    classes: jax.Array | None  # int32 [V + 1]  column of every token with free text, and of ids
+    # beyond the vocabulary; None: only the U tokens are ever allowed
+    after: (
+        jax.Array
+    )  # int16 [Q, C]  next state; -1 = not allowed. With classes, the last column has
+    # no token: it is allowed if a column shared by several tokens is allowed (with_choice)
+    through: jax.Array | None  # uint32 [Q, C, N / 32]  bits of the first actions that can follow;
+    # None: all actions are on offer
+    forced: jax.Array | None  # int32 [Q]  next state, the start of an ending, if only `reserve`
+    # tokens are left; None: no free text
     reserve: jax.Array | None  # int32 [Q]
-    first: int = struct.field(pytree_node=False)  # state in front of the actions
-    thinks: int = struct.field(pytree_node=False)  # in front of thoughts, the state after it
-    # within the tags that end them; -1: there are none
-    opened: int = struct.field(pytree_node=False)  # in front of a written turn: all is allowed
-    answers: tuple[int, int] = struct.field(pytree_node=False)  # legal ones, and those that a
-    # budget without end would allow
+    first: int = struct.field(pytree_node=False)  # state before the actions
+    thinks: int = struct.field(pytree_node=False)  # state of thoughts; thinks + 1 is the state
+    # within the tags that end them; -1: no thoughts
+    opened: int = struct.field(pytree_node=False)  # state of a written turn: allows everything
+    answers: tuple[int, int] = struct.field(pytree_node=False)  # number of legal answers, and the
+    # number with an unlimited budget
 
     @property
     def free(self) -> bool:
-        """Whether some text is free, and logits of the whole vocabulary are needed."""
+        """Whether the grammar has free text, which needs logits of the full vocabulary."""
         return self.classes is not None
 
     def column(self, token: jax.Array) -> jax.Array:
-        """int32 [...]: the columns of tokens that were allowed."""
+        """Return the columns of allowed tokens, int32 [...]."""
         if self.classes is None:
             return column_of(self.columns, token)
         return jnp.asarray(self.classes).at[token].get(mode='clip')
 
     @property
     def bits(self) -> 'Bits':
-        """What the trainer must know of Rollout.allowed."""
+        """The meaning of the bits of Rollout.allowed, for the trainer."""
         if self.classes is None:
             return Bits(ids=tuple(np.asarray(self.columns).tolist()))
         return Bits(classes=np.asarray(self.classes, np.int32).tobytes())
@@ -100,32 +102,32 @@ class Grammar:
 
 @dataclasses.dataclass(frozen=True)
 class Bits:
-    """Which bit of Rollout.allowed stands for which token; hashable, for it is static in jit."""
+    """Map from tokens to bits of Rollout.allowed; hashable, because it is static in jit."""
 
-    ids: tuple[int, ...] = ()  # of the tokens, in the order of their bits; no other is allowed
-    classes: bytes = b''  # int32 [V + 1], the bit of every token, in the place of ids; padding of a
-    # head beyond them has the last one's
+    ids: tuple[int, ...] = ()  # token ids in bit order; other tokens are not allowed
+    classes: bytes = b''  # int32 [V + 1], bit of every token, instead of ids; ids beyond the
+    # vocabulary (padding of a head) use the last bit
 
     def index(self, vocabulary: int) -> np.ndarray:
-        """int32 [V]: the bit of each token of a head of this size."""
+        """Return the bit of each token for a head of this size, int32 [V]."""
         known = np.frombuffer(self.classes, np.int32)[:vocabulary]
         return np.pad(known, (0, vocabulary - len(known)), mode='edge')
 
 
 @struct.dataclass
 class Place:
-    """Where S rows are in their answers."""
+    """Grammar state of S rows."""
 
     state: jax.Array  # int32 [S]
-    offered: jax.Array  # uint32 [S, N / 32]  actions on offer in the turn; without any, all
+    offered: jax.Array  # uint32 [S, N / 32]  bits of the actions on offer in the turn
 
     def put(self, rows: jax.Array, new: 'Place') -> 'Place':
-        """With the places of rows int32 [w]; rows >= S are dropped."""
+        """Replace the state of rows int32 [w]; rows >= S are dropped."""
         return jax.tree.map(lambda old, x: old.at[rows].set(x, mode='drop'), self, new)
 
 
 def pattern(names: Sequence[str], *, max_actions: int, opening: str) -> str:
-    """A regular expression of the answers after their opening, for samplers elsewhere."""
+    """Return a regular expression of the answers after their opening, for other samplers."""
     form = FORMS[opening]
     name, bar = '|'.join(map(re.escape, names)), re.escape(BETWEEN)
     actions = f'(?:{name})(?:{bar}(?:{name})){{0,{max_actions - 1}}}'
@@ -139,27 +141,28 @@ def pattern(names: Sequence[str], *, max_actions: int, opening: str) -> str:
 
 
 def begin(grammar: Grammar, part: jax.Array, offered: jax.Array) -> Place:
-    """In front of answers of kinds part int32 [w], 0 = acts; offered uint32 [w, N / 32], as bits:
-    nothing on offer is everything."""
+    """Return the state at the start of answers of kinds part int32 [w], 0 = acts.
+
+    offered uint32 [w, N / 32]: bits of the actions on offer; no bits = all actions.
+    """
     acts = grammar.first if grammar.thinks < 0 else grammar.thinks
     some = jnp.where((offered == 0).all(1, keepdims=True), ~jnp.uint32(0), offered)
     return Place(state=jnp.where(part == 0, acts, grammar.opened), offered=some)
 
 
 def allowed(grammar: Grammar, place: Place) -> jax.Array:
-    """bool [S, C]: the columns that may follow."""
-    found = jnp.asarray(grammar.after)[place.state] >= 0
+    """Return the columns that may follow, bool [S, C]."""
+    legal = jnp.asarray(grammar.after)[place.state] >= 0
     if grammar.through is None:
-        return found
+        return legal
     names = jnp.asarray(grammar.through)[place.state] & place.offered[:, None]
-    return found & (names != 0).any(-1)
+    return legal & (names != 0).any(-1)
 
 
 def advance(
     grammar: Grammar, place: Place, token: jax.Array, live: jax.Array, left: jax.Array
 ) -> Place:
-    """After a token int32 [S] of each live row bool [S]; left int32 [S]: tokens that the answer may
-    still have."""
+    """Advance live rows bool [S] by a token int32 [S]; left int32 [S]: remaining tokens."""
     column = jnp.minimum(grammar.column(token), grammar.after.shape[1] - 1)
     state = jnp.asarray(grammar.after)[place.state, column].astype(jnp.int32)
     if grammar.forced is not None:
@@ -172,9 +175,9 @@ def advance(
 def open_actions(
     grammar: Grammar, before: Place, after: Place, table: AnswerTable, parser: AnswerState
 ) -> Place:
-    """Rows whose thoughts have just ended stand in front of their actions.
+    """Move rows at the end of their thoughts to the start of their actions.
 
-    before, after: without and with the last token; parser: of the answers, that token included.
+    before, after: state without and with the last token; parser: state with that token.
     """
     if grammar.thinks < 0:
         return after
@@ -190,7 +193,7 @@ def open_actions(
 
 
 def constrain(draw: Callable, grammar: Grammar, allowed: jax.Array) -> Callable:
-    """draw(logits, uniform) -> (token, log-probability) among the allowed columns bool [S, C]."""
+    """Restrict draw(logits, uniform) -> (token, log-probability) to allowed columns bool [S, C]."""
 
     def constrained(logits, uniform):
         if grammar.free:
@@ -203,22 +206,22 @@ def constrain(draw: Callable, grammar: Grammar, allowed: jax.Array) -> Callable:
 
 
 def column_of(columns: jax.Array, tokens: jax.Array) -> jax.Array:
-    """int32 [...]: the column of each token; U where it has none."""
+    """Return the column of each token, int32 [...]; U if it has none."""
     columns, tokens = jnp.asarray(columns), jnp.asarray(tokens)
     inside = jnp.minimum(jnp.searchsorted(columns, tokens), columns.shape[0] - 1)
     return jnp.where(columns[inside] == tokens, inside, columns.shape[0])
 
 
-# ---- what was allowed, as bits -------------------------------------------------------------------
+# ---- packed bits of allowed columns --------------------------------------------------------------
 
 
 def _places(axes: int) -> jax.Array:
-    """The bits of a word along the last of `axes` axes."""
+    """Return the bit numbers of a word along the last of `axes` axes."""
     return jnp.arange(WORD, dtype=jnp.uint32).reshape((1,) * (axes - 1) + (-1,))
 
 
 def pack(bits: jax.Array) -> jax.Array:
-    """bool [..., C] as uint32 [..., words]; bit i is bit i % 32 of word i // 32."""
+    """Pack bool [..., C] into uint32 [..., words]; entry i is bit i % 32 of word i // 32."""
     rest = words(bits.shape[-1]) * WORD - bits.shape[-1]
     bits = jnp.pad(bits, [(0, 0)] * (bits.ndim - 1) + [(0, rest)])
     bits = bits.reshape(*bits.shape[:-1], -1, WORD).astype(jnp.uint32)
@@ -226,7 +229,7 @@ def pack(bits: jax.Array) -> jax.Array:
 
 
 def unpack(packed: jax.Array, columns: int) -> jax.Array:
-    """bool [..., columns] of uint32 [..., words]."""
+    """Unpack uint32 [..., words] to bool [..., columns]."""
     bits = packed[..., None] >> _places(packed.ndim + 1) & 1
     return bits.reshape(*packed.shape[:-1], -1)[..., :columns] > 0
 
@@ -246,12 +249,11 @@ def build_grammar(
     writes: bool = False,
     spilling: Sequence[int] | np.ndarray = (),
 ) -> Grammar:
-    """The grammar of answers of at most `longest` tokens, their end included.
+    """Build the grammar of answers of up to `longest` tokens, including their end.
 
-    opening: a key of FORMS; '', answers are names alone. offers: the first action can be kept to
-    those on offer in a state.
-    writes: some turns are written and allow everything. spilling: tokens that cannot end thoughts
-    (text.answer). Takes seconds for thousands of answers.
+    opening: a key of FORMS; '': answers are only names. offers: the first action can be restricted
+    to the actions on offer. writes: some turns are written and allow everything. spilling: tokens
+    that cannot end thoughts (text.answer). Takes seconds for thousands of answers.
     """
     form, ends = FORMS.get(opening), list(tokenizer.eos_ids)
     react, thinks = opening == 'Thought:', form is not None and form.before is not None
@@ -273,31 +275,31 @@ def build_grammar(
     budgets = [longest]
     if thinks and spelling == 'own':
         budgets = [table.longest(*automaton) for automaton in automata]
-    elif thinks:  # as long as they are where the tokenizer spells them, byte by byte they are not
-        most = [
+    elif thinks:  # the tokenizer's own spelling, not the longest one, which is byte by byte
+        longest_texts = [
             [head + BETWEEN.join([name] * max_actions) + tail for name in names] for head in heads
         ]
-        budgets = [1 + max(map(len, tokenizer.encode_batch(texts))) for texts in most]
+        budgets = [1 + max(map(len, tokenizer.encode_batch(texts))) for texts in longest_texts]
     least = [table.least(*automaton) for automaton in automata]
     if offers and any(len(lengths) < len(names) for lengths in least):
         raise ValueError(
-            'the tokenizer has no tokens for some of the actions: set rollout.constrain to "" or '
-            'use another tokenizer'
+            'the tokenizer has no tokens for some actions: set rollout.constrain to "" or use '
+            'another tokenizer'
         )
     if thinks:
         budgets = [max([left, *x.values()]) for left, x in zip(budgets, least, strict=True)]
         if max(budgets) >= longest:
             raise ValueError(
-                f'rollout.max_response={longest} leaves nothing for thoughts: what ends them and '
-                f'the longest answer take {max(budgets)} tokens; set it to more, or env.think=False'
+                f'rollout.max_response={longest} leaves no tokens for thoughts: their end and the '
+                f'longest answer take {max(budgets)} tokens; set it to more, or env.think=False'
             )
     elif offers and longest < max(least[0].values()):
         raise ValueError(
-            f'rollout.max_response={longest} does not hold each of the actions that may be on '
-            f'offer, which take up to {max(least[0].values())} tokens: set it to more'
+            f'rollout.max_response={longest} is too small for some actions that may be on offer, '
+            f'which take up to {max(least[0].values())} tokens: set it to at least that'
         )
     starts = [table.add(*x, left) for x, left in zip(automata, budgets, strict=True)]
-    apart, closed, loose = table.tokens(), [], {}
+    columns, closed, loose = table.tokens(), [], {}
     if thinks:
         spilling = np.asarray(spilling, int)
         merged = [i for i in spilling if form.before in b''.join(tokens.texts[i].split())]
@@ -306,9 +308,9 @@ def build_grammar(
         some, state = np.delete(np.arange(len(tokens.texts)), never), table.state()
         loose[state] = Loose(some, np.full(len(some), state))
     if loose:
-        apart = sorted({*apart, *ends})
+        columns = sorted({*columns, *ends})
     after, through, classes = table.arrays(
-        loose, size=len(tokens.texts), apart=apart, kinds=len(names) if offers else 0
+        loose, size=len(tokens.texts), apart=columns, kinds=len(names) if offers else 0
     )
     free = [*loose]
     forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
@@ -317,7 +319,7 @@ def build_grammar(
     total = sum(len(names) ** k for k in range(1, max_actions + 1))
     legal = total if thinks or spelling != 'own' else _count(after, starts[0])
     return Grammar(
-        columns=jnp.asarray(apart, jnp.int32),
+        columns=jnp.asarray(columns, jnp.int32),
         classes=None if classes is None else jnp.asarray(classes, jnp.int32),
         after=jnp.asarray(after),
         through=None if through is None else jnp.asarray(through),
@@ -333,7 +335,7 @@ def build_grammar(
 def spellings(
     tokenizer: Tokenizer, names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
 ) -> Spellings:
-    """All answers as the tokenizer spells them."""
+    """Return all answers as the tokenizer encodes them."""
     count = sum(len(names) ** k for k in range(1, max_actions + 1))
     if count > MOST_ANSWERS:
         raise ValueError(
@@ -355,9 +357,9 @@ def spellings(
 def answer_pieces(
     names: Sequence[str], max_actions: int, head: str, tail: str, offers: bool
 ) -> list[Piece]:
-    """The pieces of answers: the head, the tail, and for each place the names and what parts them.
+    """Return the pieces of answers: head, tail, and a separator and all names for each position.
 
-    With offers, the first name is the kind of an answer.
+    With offers, the kind of an answer is its first name.
     """
     size = len(names) + 1
     pieces = [Piece(head.encode(), range(3, 2 + size)), Piece(tail.encode())]
@@ -371,7 +373,7 @@ def answer_pieces(
 
 
 def share_columns(grammars: Sequence[Grammar]) -> list[Grammar]:
-    """The grammars of several worlds over the columns of all, so that one trainer knows them."""
+    """Extend the grammars of several environments to shared columns, for a single trainer."""
     if len(grammars) == 1:
         return list(grammars)
     columns = np.unique(np.concatenate([np.asarray(g.columns) for g in grammars]))
@@ -385,7 +387,7 @@ def share_columns(grammars: Sequence[Grammar]) -> list[Grammar]:
 
 
 def _columns_of_all(grammar: Grammar, tokens: np.ndarray) -> np.ndarray:
-    """Columns of tokens; U of those that a grammar without free text lacks."""
+    """Return the columns of tokens; U for tokens without a column."""
     if grammar.free:
         known = np.asarray(grammar.classes)
         return known[np.minimum(tokens, len(known) - 1)]
@@ -395,7 +397,7 @@ def _columns_of_all(grammar: Grammar, tokens: np.ndarray) -> np.ndarray:
 def _spread(
     grammar: Grammar, tokens: np.ndarray, columns: np.ndarray, classes: np.ndarray | None
 ) -> Grammar:
-    """With a column for each of some tokens, one of each class."""
+    """Return the grammar with a column for each of `tokens`, which represent the classes."""
     index = _columns_of_all(grammar, tokens)
 
     def chosen(table, nothing):
@@ -415,7 +417,7 @@ def _spread(
 
 
 def _count(after: np.ndarray, first: int) -> int:
-    """Number of token sequences from a state to the end."""
+    """Return the number of token sequences from a state to the end."""
     targets = [row[row >= 0].tolist() for row in after]
     known = {}
     for state in in_order(first, targets.__getitem__):

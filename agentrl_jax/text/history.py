@@ -1,8 +1,8 @@
-"""The last turns in words within one message, for policies that see no earlier message.
+"""The last turns in words within one message, for policies without earlier messages.
 
-RAGEN's single_turn mode: "Summary: n turns completed so far ...", then for each of the last m turns
-its state, the actions taken in it and their reward. Each of these is a line of the line table, so a
-history is a list of row numbers too: int32 [m, P], -1 = nothing, the oldest turn first.
+This is RAGEN's single_turn mode: "Summary: n turns completed so far ...", then the state, actions
+and reward of each of the last m turns. All of these are lines of the line table, so a history is a
+list of row numbers, int32 [m, P], with the oldest turn first; -1 = nothing.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ NOTHING = 'none'
 def families(
     names: tuple[str, ...], rewards: list[str], *, turns: int, max_turns: int
 ) -> dict[str, list[str]]:
-    """Line families of a history of `turns` turns; no rewards = they are not shown."""
+    """Return the line families of a history of `turns` turns; rewards []: omitted."""
     if not turns:
         return {}
     return {
@@ -31,9 +31,9 @@ def families(
 
 
 def empty(turns: int, observation_rows: int, max_actions: int) -> jax.Array | None:
-    """History at the start of an episode; None without turns.
+    """Return the history at the start of an episode; None without turns.
 
-    None, not an empty array: jaxlib 0.11.2 crashes on empty inputs of shard_map.
+    It is None instead of an empty array because jaxlib 0.11.2 crashes on empty shard_map inputs.
     """
     if not turns:
         return None
@@ -51,10 +51,10 @@ def extended(
     known: jax.Array,
     reward: jax.Array | int,
 ) -> jax.Array:
-    """past with a turn more at its end, and the oldest one gone.
+    """Append a turn to the history and drop the oldest one.
 
-    observation int32 [R]: rows of what the turn showed; parts int32 [A]: names said, known bool [A]
-    those that were actions; reward: row of the reward line, -1 = none.
+    observation int32 [R]: rows of the turn's observation; parts int32 [A]: names in the answer,
+    known bool [A]: whether they were legal actions; reward: row of the reward line, -1 = none.
     """
     actions = jnp.where(known, at.past_action + parts, -1)
     actions = actions.at[0].set(jnp.where(jnp.any(known), actions[0], at.past_action + names))
@@ -64,6 +64,6 @@ def extended(
 
 
 def past_rows(past: jax.Array, at: Any, turn: jax.Array) -> jax.Array:
-    """Rows of the history as the message of `turn` shows it; nothing before the first turn."""
+    """Return the rows of the history in the prompt of `turn`; the first turn has no summary."""
     summary = jnp.where(turn == 0, -1, at.past_summary + turn)
     return jnp.concatenate([jnp.asarray([summary], jnp.int32), past.reshape(-1)])

@@ -1,15 +1,14 @@
-"""Lines of text that are known in advance: token ids by row number, joined on the device.
+"""Tables of text lines that are known in advance: token ids by row, joined on the device.
 
-The tokens of a text are those of its lines one after another where the tokenizer merges nothing
-across a newline. How the white space at the end of a line is split may still depend on what follows
-it: GPT-2's rule (SmolLM2) takes all of a run of white space at the end of a text or in front of a
-digit, all but its last character in front of anything else. Such lines have several rows in the
-table, one for each kind of beginning that the tokenizer tells apart, and the device takes the one
-that fits the next line. Which lines those are is tried when a table is built; where two lines side
-by side are not the tokens of each, an error names them.
+The tokens of a text are the concatenated tokens of its lines, because tokenizers do not merge
+across a newline. However, the split of white space at the end of a line may depend on the next
+line. GPT-2's rule (SmolLM2) takes a full run of white space at the end of a text or in front of a
+digit, but leaves its last character in front of anything else. These lines have several rows in the
+table, one per kind of next line, and the device selects the row that fits. build_line_table finds
+them by trial, and raises an error with the two lines if no rows can keep them separate.
 
-An observation may also be made of pieces, texts without a newline of which several make a row (a
-cell, a digit). They must be the same tokens wherever they can occur: check_rows.
+An observation may also consist of pieces, several of which form a row: texts without a newline,
+such as a cell or a digit. Their tokens must be the same wherever they can occur (check_rows).
 """
 
 import dataclasses
@@ -23,27 +22,27 @@ from flax import struct
 
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
-TRIED = 4000  # pairs of an ending and a beginning
-END = 0  # kind of what follows the last line: a special token, or nothing
+TRIED = 4000  # maximum number of (end, start) pairs to try
+END = 0  # kind of the end of a text: a special token or nothing follows
 Ids = list[int]
 
 
 @struct.dataclass
 class LineTable:
-    """N lines of at most W tokens, and M >= N rows that spell them."""
+    """N lines of up to W tokens, and M >= N rows that spell them."""
 
     ids: jax.Array  # int32 [M, W]  -1 after the end
     length: jax.Array  # int32 [M]
-    kind: jax.Array | None = None  # int32 [N]  how a line begins; None: no line depends on it
+    kind: jax.Array | None = None  # int32 [N]  kind of a line's start; None: irrelevant
     variant: jax.Array | None = None  # int32 [N, kinds]  the row that spells a line before a kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Texts that make up rows of several."""
+    """Texts that form rows together with other texts."""
 
     all: frozenset[str] = frozenset()
-    inner: frozenset[str] = frozenset()  # those that never begin a row
+    inner: frozenset[str] = frozenset()  # pieces that are never the first of a row
 
 
 def build_line_table(
@@ -53,10 +52,10 @@ def build_line_table(
     extra_rows: list[Ids] | None = None,
     pieces: Pieces | None = None,
 ) -> LineTable:
-    """Table of the tokenised lines, followed by extra_rows, which are token ids already.
+    """Build a table of the tokenised lines, followed by extra_rows of token ids.
 
-    Every line that is no piece must be empty or end in a newline. An extra row may precede
-    a line if its text ends in a newline, and follow one if it begins with a special token.
+    Every line that is not a piece must be empty or end in a newline. An extra row may precede a
+    line if its text ends in a newline, and follow a line if it starts with a special token.
     """
     pieces = pieces or Pieces()
     broken = [text for text in lines if text and text not in pieces.all and text[-1] != '\n']
@@ -65,32 +64,32 @@ def build_line_table(
     extra_rows = list(extra_rows or [])
     rows = [*tokenizer.encode_batch(lines), *extra_rows]
     heads = [open_end(tokenizer, row) for row in extra_rows]
-    heads = [head if head.endswith('\n') else '' for head in heads]  # no line follows the others
+    heads = [head if head.endswith('\n') else '' for head in heads]  # '': no line can follow
     starts = _shortest((line[:3], line) for line in lines if line not in pieces.inner)
     ends = [text for text in [*heads, *lines] if text.endswith('\n')]
     looking = looking_ahead(tokenizer, ends, list(starts.values()))
     if not looking:
         return _table(rows)
     kinds, examples = _kinds(tokenizer, list(looking.values()), starts)
-    begins = [bool(line) and line not in pieces.inner for line in lines]
-    kind = [kinds[line[:3]] if first else END for line, first in zip(lines, begins, strict=True)]
+    is_start = [bool(line) and line not in pieces.inner for line in lines]
+    kind = [kinds[line[:3]] if first else END for line, first in zip(lines, is_start, strict=True)]
     kind += [END] * len(extra_rows)
     variant = [[i] * len(examples) for i in range(len(rows))]
     for i, text in enumerate([*lines, *heads]):
         if text[-4:] in looking:
-            begun = rows[i][: len(rows[i]) - len(tokenizer.encode(text))]
+            prefix = rows[i][: len(rows[i]) - len(tokenizer.encode(text))]
             for k, example in list(enumerate(examples))[1:]:
                 variant[i][k] = len(rows)
-                rows.append([*begun, *in_front(tokenizer, text, example)])
+                rows.append([*prefix, *in_front(tokenizer, text, example)])
     return _table(rows, kind=jnp.asarray(kind, jnp.int32), variant=jnp.asarray(variant, jnp.int32))
 
 
 def check_rows(tokenizer: Tokenizer, lines: list[str], slots: list[range]) -> Pieces:
-    """The pieces among the lines of an observation, whose slots say what may be where.
+    """Return the pieces among the lines of an observation; slots: possible lines per position.
 
-    A row ends with the first place at which every line ends in a newline. An error names two pieces
-    of a row that are other tokens side by side than apart. Tried are pairs of all places of a row,
-    for those between may be empty.
+    A row ends at the first position with a newline at the end of all lines. Raises ValueError if
+    two pieces of a row have other tokens together than separately. All pairs of positions in a row
+    are tried, because the pieces between them may be empty.
     """
     rows: list[list[range]] = [[]]
     for slot in slots:
@@ -114,12 +113,12 @@ def _check_pieces(tokenizer: Tokenizer, lefts: list[str], rights: list[str]) -> 
         drawn = np.random.default_rng(0).choice(len(pairs), TRIED, replace=False)
         pairs = [pairs[i] for i in drawn]
     joined = tokenizer.encode_batch([left + right for left, right in pairs])
-    apart = [tokenizer.encode_batch(list(texts)) for texts in zip(*pairs, strict=True)]
-    for pair, ids, left, right in zip(pairs, joined, *apart, strict=True):
+    separate = [tokenizer.encode_batch(list(texts)) for texts in zip(*pairs, strict=True)]
+    for pair, ids, left, right in zip(pairs, joined, *separate, strict=True):
         if ids != [*left, *right]:
             raise ValueError(
-                f'the tokenizer merges pieces of a row: {pair[0]!r} + {pair[1]!r} side by side are '
-                'not the tokens of the two; separate them otherwise, or list whole rows as lines'
+                f'the tokenizer merges pieces of a row: {pair[0]!r} + {pair[1]!r} has other tokens '
+                'than the two pieces; use another separator, or list full rows as lines'
             )
 
 
@@ -131,19 +130,19 @@ def _table(rows: list[Ids], **kinds: jax.Array) -> LineTable:
 
 
 def _shortest(named: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The shortest text of each name, without empty ones."""
-    found: dict[str, str] = {}
+    """Return the shortest non-empty text of each name."""
+    shortest: dict[str, str] = {}
     for name, text in named:
-        if text and (name not in found or len(text) < len(found[name])):
-            found[name] = text
-    return found
+        if text and (name not in shortest or len(text) < len(shortest[name])):
+            shortest[name] = text
+    return shortest
 
 
 def looking_ahead(tokenizer: Tokenizer, texts: list[str], starts: list[str]) -> dict[str, str]:
-    """Texts whose tokens in front of some start are others than alone, by their last characters.
+    """Return texts with other tokens in front of some start than alone, by their last characters.
 
-    Tried are texts of all endings with all starts; of more than TRIED such pairs, those with a
-    start of each first character and TRIED more.
+    Tries all pairs of an ending and a start. If there are more than TRIED, it tries a start for
+    each first character and a random sample of TRIED pairs.
     """
     tails = list(_shortest((text[-4:], text) for text in texts).values())
     pairs = list(itertools.product(tails, starts))
@@ -162,26 +161,26 @@ def looking_ahead(tokenizer: Tokenizer, texts: list[str], starts: list[str]) -> 
 
 
 def in_front(tokenizer: Tokenizer, text: str, start: str) -> Ids:
-    """Ids of a text in front of a start; an error names the two where they are not apart."""
+    """Return the ids of a text in front of a start; ValueError if tokens span both texts."""
     joined, after = tokenizer.encode(text + start), tokenizer.encode(start)
     ids = joined[: len(joined) - len(after)]
     if joined[len(ids) :] != after or tokenizer.decode_bytes(ids) != text.encode():
         raise ValueError(
-            f'the tokenizer merges across lines: {text!r} + {start!r} side by side are not the '
-            'tokens of the two; no prompt can be built from a table of such lines'
+            f'the tokenizer merges across lines: {text!r} + {start!r} has other tokens than the '
+            'two lines, so no line table can be built'
         )
     return ids
 
 
 def in_front_of_all(tokenizer: Tokenizer, text: str, starts: list[str]) -> Ids:
-    """Ids of a text that must be the same in front of every start."""
+    """Return the ids of a text; ValueError if they depend on which start follows."""
     starts = list(_shortest((start[:3], start) for start in starts).values())
     spelled = [in_front(tokenizer, text, start) for start in starts]
     for start, ids in zip(starts, spelled, strict=True):
         if ids != spelled[0]:
             raise ValueError(
-                f'the tokens of {text!r} in front of {starts[0]!r} are not those in front of '
-                f'{start!r}; the prompt must be worded otherwise'
+                f'the tokens of {text!r} differ in front of {starts[0]!r} and {start!r}; the '
+                'prompt needs another wording'
             )
     return spelled[0] if starts else tokenizer.encode(text)
 
@@ -189,7 +188,10 @@ def in_front_of_all(tokenizer: Tokenizer, text: str, starts: list[str]) -> Ids:
 def _kinds(
     tokenizer: Tokenizer, looking: list[str], starts: dict[str, str]
 ) -> tuple[dict[str, int], list[str]]:
-    """(kind of each start, an example of each kind): starts before which all texts are the same."""
+    """Return (kind of each start, an example of each kind).
+
+    All texts have the same tokens in front of the starts of a kind.
+    """
     examples = {tuple(map(tuple, tokenizer.encode_batch(looking))): ''}
     kinds = {}
     for name, start in starts.items():
@@ -200,42 +202,42 @@ def _kinds(
 
 
 def open_end(tokenizer: Tokenizer, row: Ids) -> str:
-    """Text after the last special token of a row of ids; a line may follow it directly."""
+    """Return the text after the last special token of a row, directly in front of the next line."""
     pieces = tokenizer.token_bytes()
     cuts = [i for i, token in enumerate(row) if not pieces[token]]
     return tokenizer.decode(row[cuts[-1] + 1 :] if cuts else row)
 
 
 def longest(table: LineTable) -> np.ndarray:
-    """The most tokens that each line can have, whatever follows it: int [N]."""
+    """Return the maximum number of tokens of each line over all next lines, int [N]."""
     length = np.asarray(table.length)
     return length if table.variant is None else length[np.asarray(table.variant)].max(axis=1)
 
 
 def in_context(table: LineTable, lines: jax.Array) -> jax.Array:
-    """The rows that spell lines (int32 [R], -1 = nothing) as they follow one another."""
+    """Return the rows that spell a sequence of lines (int32 [R], -1 = nothing)."""
     if table.variant is None:
         return lines
     there = (lines >= 0) & (table.length[jnp.maximum(lines, 0)] > 0)
     count = lines.shape[0]
     at = jnp.where(there, jnp.arange(count), count)
     following = jax.lax.cummin(jnp.append(at[1:], count), reverse=True)
-    # the last line is followed by END, as before an extra row that begins with a special token
+    # END follows the last line, and also a line in front of an extra row with a special token.
     after = jnp.append(lines, -1)[following]
     kind = jnp.where(after >= 0, table.kind[jnp.maximum(after, 0)], END)
     return jnp.where(lines >= 0, table.variant[jnp.maximum(lines, 0), kind], -1)
 
 
 def lengths(table: LineTable, lines: jax.Array) -> jax.Array:
-    """Tokens of each line (int32 [R], -1 = nothing) as they follow one another."""
+    """Return the number of tokens of each line of a sequence (int32 [R], -1 = nothing)."""
     rows = in_context(table, lines)
     return jnp.where(rows >= 0, table.length[jnp.maximum(rows, 0)], 0)
 
 
 def gather_lines(table: LineTable, rows: jax.Array, *, width: int) -> tuple[jax.Array, jax.Array]:
-    """Concatenation of the given rows (int32 [R], -1 = nothing): (tokens int32 [width], count).
+    """Concatenate lines (int32 [R], -1 = nothing): (tokens int32 [width], count).
 
-    Tokens past the count are -1; a count above width means that tokens were lost.
+    Tokens past the count are -1. A count above width means that tokens were lost.
     """
     rows = in_context(table, rows)
     length = jnp.where(rows >= 0, table.length[jnp.maximum(rows, 0)], 0)

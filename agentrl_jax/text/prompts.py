@@ -1,10 +1,10 @@
-"""Prompt styles as data: what the system message says and how a turn is worded.
+"""Prompt styles as data: the system message and the wording of turns.
 
 A user message is the concatenation, in this order, of
-  reward (from the second turn on), hint (in the first turn, with env.hint), header, again (where a
-  further trial begins), observation, warning (after an invalid answer), tail.
-The observation comes from the environment; the other parts are templates over one integer each, so
-that every possible text is known before training and turned into tokens once.
+  reward (after the first turn), hint (in the first turn, with env.hint), header, again (at the
+  start of a further trial), observation, warning (after an invalid answer), tail.
+The environment provides the observation. The other parts are templates with one integer each, so
+every possible text is known before training and tokenised once.
 """
 
 import dataclasses
@@ -13,15 +13,15 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class PromptStyle:
-    """Templates of one way to word an episode; {reward}, {turn}, {left} are filled in."""
+    """Templates of a prompt style, with {reward}, {turn} and {left} as placeholders."""
 
     system: str  # {name} {instruction} {actions} {max_actions} {separator}
-    lead: str  # opens the first user message, in front of the first header
-    reward: str  # {reward}; '' leaves rewards out
+    lead: str  # starts the first user message, in front of the first header
+    reward: str  # {reward}; '' omits rewards
     header: str  # {turn} counts from 1
-    warning: str  # shown when the previous answer was invalid
+    warning: str  # after an invalid answer
     tail: str  # {left} actions left, {max_words}
-    # Of agents that write (agents.py), in the place of the tail
+    # For agents that write (agents.py), instead of the tail
     plan: str = (
         'Before you act, write a plan: <plan> [which actions lead to the goal, and why] </plan>, '
         'with no extra text.\n'
@@ -31,15 +31,15 @@ class PromptStyle:
         'again: <reflect> [your reflection] </reflect>, with no extra text.\n'
     )
     again: str = 'Trial {trial}: everything is again as it was at the start.\n'
-    # Opens a hint (env.hint), whose actions follow, one a line
+    # First line of a hint (env.hint); its actions follow, one per line
     hint: str = 'Hint: the best actions from here on, in order:\n'
 
     def rewards_shown(self) -> bool:
         return bool(self.reward)
 
 
-# Wording of RAGEN (mll-lab-nu/RAGEN, main). Its per-turn reward is a bare Python float there; here
-# it always has one decimal ("-0.3", never "-0.30000000000000004").
+# Wording of RAGEN (mll-lab-nu/RAGEN, main). RAGEN formats the reward of a turn as a Python float;
+# here it always has one decimal ("-0.3", never "-0.30000000000000004").
 RAGEN = PromptStyle(
     system=(
         "You're a helpful assistant. {instruction}\nYour available actions are:\n{actions}\n"
@@ -60,7 +60,7 @@ RAGEN = PromptStyle(
     ),
 )
 
-# The shortest wording that still names the task, for small policies trained from scratch.
+# The shortest wording that names the task, for small policies trained from scratch.
 BRIEF = PromptStyle(
     system='{name}\n',
     lead='',
@@ -74,11 +74,11 @@ BRIEF = PromptStyle(
     hint='Hint.\n',
 )
 
-# The same for every budget of actions: no agent reads what is left of it.
+# The same, without the number of actions left: prompts do not depend on the budget.
 PLAIN = dataclasses.replace(BRIEF, tail='')
 
-# For tool use: one action a turn. Rewards stay unseen, as in MT-GRPO (arXiv:2505.11821): one could
-# tell from them what a result is worth. The wording is ours.
+# For tool use, with one action per turn. Rewards are hidden as in MT-GRPO (arXiv:2505.11821),
+# because they would reveal the value of a result. The wording is our own.
 TOOLS = PromptStyle(
     system=(
         "You're a helpful assistant. {instruction}\nYour available actions are:\n{actions}\n"
@@ -94,7 +94,7 @@ TOOLS = PromptStyle(
     ),
 )
 
-# For worlds that list what can be done with every observation: the system message does not.
+# For environments that list the possible actions in every observation, not in the system message.
 MENU = PromptStyle(
     system=(
         "You're a helpful assistant. {instruction}\n"
@@ -112,13 +112,13 @@ MENU = PromptStyle(
 
 
 def react_text(text: str) -> str:
-    """The text with 'Thought: a Action: b' for '<think>a</think><answer>b</answer>', or a part."""
+    """Replace '<think>a</think><answer>b</answer>', or a part, by 'Thought: a Action: b'."""
     text = re.sub(r'<think>\s*(.*?)\s*</think>\s*', r'Thought: \1 ', text)
     return re.sub(r'<answer>\s*(.*?)\s*</answer>', r'Action: \1', text)
 
 
 def in_react(style: PromptStyle) -> PromptStyle:
-    """A style that asks for ReAct's form."""
+    """Return a style that requests ReAct's form."""
     return dataclasses.replace(style, tail=react_text(style.tail))
 
 

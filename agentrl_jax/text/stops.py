@@ -1,8 +1,8 @@
-"""What ends a turn: the rule, and the automaton that finds strings while tokens are sampled.
+"""End of a turn: the rule, and an automaton that finds stop strings while tokens are sampled.
 
-An Aho-Corasick automaton over bytes, lifted to tokens: a token moves the automaton from a state to
-another by its class, and tokens that move every state alike share one. A step costs two gathers.
-The token that completes a string is kept whole.
+This is an Aho-Corasick automaton over bytes, lifted to tokens: the next state depends on the state
+and the class of the token. Tokens with the same transitions from every state share a class. A step
+costs two gathers. The token that completes a string is not truncated.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from agentrl_jax.types import TurnStop
 
 @struct.dataclass
 class StopTable:
-    """Q states and C classes of tokens. State 0 has read nothing; in the last one a string was
-    found, and it is never left."""
+    """Q states and C classes of tokens. State 0 is initial; the last state, which is never left,
+    means that a string was found."""
 
     token_class: jax.Array  # int32 [V]
     after: jax.Array  # int32 [C, Q]
@@ -37,10 +37,10 @@ def turn_stop(
     eos_ids: jax.Array,
     max_response: int,
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """(TurnStop of each row after a token int32 [S], count and answer with that token).
+    """Return (TurnStop of each row after a token int32 [S], updated count, updated answer).
 
-    live bool [S]: rows that sampled it; count int32 [S]: tokens of the answer; answer: state of its
-    reader, advance(answer, token, live) -> answer and matched(answer) -> bool [S].
+    live bool [S]: rows that sampled the token. count int32 [S]: tokens of the answer. answer: state
+    of its reader, with advance(answer, token, live) -> answer and matched(answer) -> bool [S].
     """
     eos = jnp.isin(token, eos_ids) & live
     answer = advance(answer, token, live)
@@ -52,20 +52,20 @@ def turn_stop(
 
 
 def advance(table: StopTable, state: jax.Array, token: jax.Array, live: jax.Array) -> jax.Array:
-    """States int32 [S] after a token int32 [S] each, where live and where the table knows it."""
+    """Return the states int32 [S] after a token int32 [S] in live rows."""
     kind = table.token_class.at[token].get(mode='fill', fill_value=0)
     return jnp.where(live, table.after[kind, state], state)
 
 
 def matched(table: StopTable, state: jax.Array) -> jax.Array:
-    """bool [S]: a string was found."""
+    """Return whether a string was found, bool [S]."""
     return state == table.last
 
 
 def build_stop_table(token_bytes: Sequence[bytes], strings: Sequence[str]) -> StopTable:
-    """The table of a tokenizer (bytes of each id) and of strings, none of which is empty."""
+    """Build the table of a tokenizer (bytes of each id) and non-empty strings."""
     if not all(strings):
-        raise ValueError(f'hosts.stop={tuple(strings)} holds an empty string, which ends nothing')
+        raise ValueError(f'hosts.stop={tuple(strings)} contains an empty string')
     step = byte_automaton([text.encode() for text in strings])
     states = len(step)
     moved = np.tile(np.arange(states, dtype=np.int32), (len(token_bytes) + 1, 1))
@@ -78,7 +78,7 @@ def build_stop_table(token_bytes: Sequence[bytes], strings: Sequence[str]) -> St
         byte = flat[starts[rows] + position]
         moved[rows] = step[moved[rows], byte[:, None]]
     after, kind = np.unique(moved, axis=0, return_inverse=True)
-    # Class 0 is that of tokens without bytes, which ids beyond the table are taken for.
+    # Class 0: tokens without bytes, also used for ids beyond the table
     first = int(kind[0])
     swap = np.arange(len(after))
     swap[[0, first]] = swap[[first, 0]]
@@ -90,17 +90,17 @@ def build_stop_table(token_bytes: Sequence[bytes], strings: Sequence[str]) -> St
 
 
 def byte_automaton(strings: Sequence[bytes]) -> np.ndarray:
-    """int32 [Q, 256]: the state after each byte; the last state means that a string was read."""
+    """Return the state after each byte, int32 [Q, 256]; the last state: a string was read."""
     held = {b''}
     for text in strings:
         held |= {text[:end] for end in range(1, len(text))}
-    held = sorted(text for text in held if not any(whole in text for whole in strings))
+    held = sorted(text for text in held if not any(string in text for string in strings))
     index = {text: number for number, text in enumerate(held)}
     step = np.full((len(held) + 1, 256), len(held), np.int32)
     for text in held:
         for byte in range(256):
             read = text + bytes([byte])
-            if not any(read.endswith(whole) for whole in strings):
+            if not any(read.endswith(string) for string in strings):
                 while read not in index:
                     read = read[1:]
                 step[index[text], byte] = index[read]

@@ -1,8 +1,8 @@
-"""Any grid environment as a text environment whose prompts and answers never leave the device.
+"""Grid environments as text environments, with prompts and answers that never leave the device.
 
-Everything an episode can show is known before it starts: the lines of the observation, one line
-for each possible reward, turn number and number of actions left, and the chat markers between
-messages. They are tokenised once into one LineTable; a prompt is then a list of row numbers.
+All text of an episode is known before it starts: the lines of the observation, one line for each
+possible reward, turn number and number of actions left, and the chat markers between messages.
+They are tokenised once into a LineTable, and a prompt is a list of row numbers.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ class Offsets:
     observation: int
     warning: int
     tail: int
-    next_turn: int  # opens a user message after a sampled end
-    end_turn: int  # the same, and appends the missing end
-    close: int  # ends the user message, opens the answer; after it the same of each written part
+    next_turn: int  # starts a user message after a sampled end
+    end_turn: int  # the same after an answer without an end, which it appends
+    close: int  # ends the user message and starts the answer; next rows: the same for written parts
     asks: int = -1  # see agents
     again: int = -1
     next_turn_no_reward: int = -1  # next_turn without a reward
@@ -47,7 +47,7 @@ class Offsets:
     past_turn: int = -1
     past_action: int = -1
     past_reward: int = -1
-    hint: int = -1  # opens a hint
+    hint: int = -1  # first line of a hint
     hint_action: int = -1
 
 
@@ -60,8 +60,8 @@ class TextTask:
     prefix: jax.Array  # int32 [P]  tokens in front of every first observation
     answer: answers.AnswerTable
     eos_ids: jax.Array  # int32 [n]  tokens that end a turn
-    no_past: jax.Array | None  # int32 [m, P]  history at the start; None: prompts show none
-    turn_limit: jax.Array  # int32 []  turns of an episode, at most max_turns (see curriculum)
+    no_past: jax.Array | None  # int32 [m, P]  initial history; None: prompts have no history
+    turn_limit: jax.Array  # int32 []  turns of an episode, up to max_turns (see curriculum)
     env: Any = struct.field(pytree_node=False)
     offsets: Offsets = struct.field(pytree_node=False)
     style: PromptStyle = struct.field(pytree_node=False)
@@ -72,12 +72,12 @@ class TextTask:
     max_actions_per_turn: int = struct.field(pytree_node=False)
     max_actions_per_episode: int = struct.field(pytree_node=False)
     format_penalty: float = struct.field(pytree_node=False)
-    opening: str = struct.field(pytree_node=False)  # forced in front of answers: of answer.FORMS
-    grammar: grammars.Grammar | None = None  # what is sampled from; None = the vocabulary
-    plans: jax.Array | None = None  # int32 [levels, A]  what the best player does from the start
-    # of a level, indices into the names of actions, -1 past the end: what a hint says
-    shows_hint: bool = struct.field(pytree_node=False, default=False)  # in the first prompt; else
-    # hints are for others than the player (hint_tokens)
+    opening: str = struct.field(pytree_node=False)  # forced in front of answers; in answer.FORMS
+    grammar: grammars.Grammar | None = None  # restricts sampling; None = any token
+    plans: jax.Array | None = None  # int32 [levels, A]  actions of the oracle from the start of a
+    # level, for hints: indices of action names, -1 past the end
+    shows_hint: bool = struct.field(pytree_node=False, default=False)  # in the first prompt;
+    # otherwise hints are not for the policy (hint_tokens)
 
 
 @struct.dataclass
@@ -85,18 +85,18 @@ class Episode:
     """One running episode (no batch axis; vmapped by the rollout)."""
 
     state: Any  # environment state
-    turn: jax.Array  # int32 []    turn about to be answered
+    turn: jax.Array  # int32 []    current turn
     used: jax.Array  # int32 []    actions executed so far
     reward: jax.Array  # float32 []  environment reward of the previous turn
-    warn: jax.Array  # bool []     the previous answer held no valid action
+    warn: jax.Array  # bool []     the previous answer had no valid action
     past: jax.Array | None  # int32 [m, P]  rows for the last m turns; see text.history
-    level: jax.Array  # int32 []   that every trial plays
+    level: jax.Array  # int32 []   the same in all trials
     agent: agents.Progress
 
 
 @struct.dataclass
 class TurnOutcome:
-    """What a turn did (no batch axis)."""
+    """Outcome of a turn (no batch axis)."""
 
     reward: jax.Array  # float32 []
     penalty: jax.Array  # float32 []  format penalty, <= 0
@@ -104,11 +104,11 @@ class TurnOutcome:
     num_actions: jax.Array  # int32 []
     actions: jax.Array  # int32 [A]   as Rollout.actions
     success: jax.Array  # bool []
-    stop: jax.Array  # int32 []    EpisodeStop, NONE while the episode goes on
+    stop: jax.Array  # int32 []    EpisodeStop, NONE while the episode continues
 
 
 def begin(task: TextTask, level: jax.Array) -> Episode:
-    """A new episode on the given level of the pool."""
+    """Start an episode on a level of the pool."""
     return Episode(
         state=task.env.reset_level(level, task.env_params),
         turn=jnp.int32(0),
@@ -122,7 +122,7 @@ def begin(task: TextTask, level: jax.Array) -> Episode:
 
 
 def _as_arrays(now: agents.Progress) -> agents.Progress:
-    """Of the same types whatever it was computed from: else programs are compiled again."""
+    """Convert to fixed dtypes, so that programs are not recompiled."""
     numbers = {name: jnp.asarray(getattr(now, name)) for name in ('part', 'trial', 'turns')}
     numbers = {name: x.astype(jnp.int32) for name, x in numbers.items()}
     return agents.Progress(stepped=jnp.asarray(now.stepped), **numbers)
@@ -131,12 +131,12 @@ def _as_arrays(now: agents.Progress) -> agents.Progress:
 def play_turn(
     task: TextTask, key: jax.Array, episode: Episode, parts: jax.Array, matched: jax.Array
 ) -> tuple[Episode, TurnOutcome]:
-    """Executes one answer: parts int32 [A] name indices (-1 unknown, -2 absent), matched bool [].
+    """Execute an answer: parts int32 [A] name indices (-1 unknown, -2 absent), matched bool [].
 
-    Unknown names are dropped and the rest is played. A fault (no match, an unknown name, nothing
-    valid) costs format_penalty once a turn; an answer without any valid action changes nothing
-    (RAGEN). Actions after a terminal state or the action budget are not executed. A written turn
-    is valid where it matched.
+    Unknown names are skipped and the other actions executed. A fault (no match, an unknown name, no
+    valid action) costs format_penalty once per turn. An answer without a valid action has no effect
+    (RAGEN). Actions after a terminal state or beyond the action budget are not executed. A written
+    turn is valid if it matched.
     """
     key = jax.random.fold_in(key, episode.turn)
     acts = episode.agent.part == agents.ACT
@@ -189,7 +189,7 @@ def play_turn(
         used = jnp.where(fresh, 0, used)
     past = episode.past
     if past is not None:
-        shown = task.style.rewards_shown()
+        has_rewards = task.style.rewards_shown()
         past = history.extended(
             past,
             task.offsets,
@@ -198,7 +198,7 @@ def play_turn(
             observation=observation_lines(task, episode.state),
             parts=parts,
             known=known,
-            reward=reward_line(task, reward, task.offsets.past_reward) if shown else -1,
+            reward=reward_line(task, reward, task.offsets.past_reward) if has_rewards else -1,
         )
     after = Episode(
         state=state,
@@ -214,18 +214,17 @@ def play_turn(
 
 
 def observation_lines(task: TextTask, state: Any) -> jax.Array:
-    """Rows of the observation; -1 = nothing. int32 [R]."""
+    """Return the rows of the observation, int32 [R]; -1 = nothing."""
     ids = jnp.atleast_1d(task.env.line_ids(state, task.env_params))
     return jnp.where(ids >= 0, ids + task.offsets.observation, -1).astype(jnp.int32)
 
 
 def anchor(task: TextTask, episode: Episode) -> jax.Array:
-    """uint32 []: a hash of the observation; equal for equal ones, at whatever turn they are met.
+    """Return a hash of the observation, uint32 []; it does not depend on the turn's number.
 
-    sum_r mix(line_r) 0x9E3779B1^r over the lines of the observation, and the kind of the turn and
-    its trial (fewer trials are left in a later one), and nothing else: the turn's number, the
-    actions left, the last reward and a warning are also in a prompt and are no part of where the
-    world is.
+    sum_r mix(line_r) 0x9E3779B1^r over the lines of the observation, XOR a hash of the turn's kind
+    and trial (later trials have fewer trials left). Turn number, actions left, last reward and
+    warning are also in the prompt, but not part of the environment's state.
     """
     rows = observation_lines(task, episode.state)
     mixed = (rows.astype(jnp.uint32) + 2) * jnp.uint32(0x85EBCA6B)  # -1, no line, becomes 1
@@ -237,18 +236,18 @@ def anchor(task: TextTask, episode: Episode) -> jax.Array:
 
 
 def offered(task: TextTask, state: Any) -> jax.Array:
-    """bool [N]: the names of actions that can be taken in a state."""
+    """Return which actions are legal in a state, bool [N]."""
     names = jnp.arange(len(task.env.ACTION_NAMES))
     return jax.vmap(task.env.env_action, in_axes=(None, 0))(state, names) >= 0
 
 
 def words(task: TextTask) -> int:
-    """Words of Rollout.allowed; 0 = there is no grammar."""
+    """Return the number of words of Rollout.allowed; 0 without a grammar."""
     return 0 if task.grammar is None else grammars.words(task.grammar.after.shape[1])
 
 
 def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
-    """Row of a reward in a family that has a line for each multiple of REWARD_QUANTUM."""
+    """Return the row of a reward in a family with a line per multiple of REWARD_QUANTUM."""
     at = task.offsets
     step = jnp.round(reward / task.env.REWARD_QUANTUM).astype(jnp.int32)
     return family + jnp.clip(step, at.reward_low, at.reward_high) - at.reward_low
@@ -257,9 +256,9 @@ def reward_line(task: TextTask, reward: jax.Array, family: int) -> jax.Array:
 def opening_lines(
     task: TextTask, reward: jax.Array, sampled_end: jax.Array, stepped: jax.Array
 ) -> list[jax.Array]:
-    """Rows with which a prompt answers the turn before it: end of that turn, user, reward.
+    """Return the first rows of a prompt: end of the previous turn, user marker, reward.
 
-    stepped bool []: there is a reward to tell; written turns have none.
+    stepped bool []: the previous turn acted; written turns have no reward.
     """
     at = task.offsets
     opening = jnp.where(sampled_end, at.next_turn, at.end_turn)
@@ -271,7 +270,7 @@ def opening_lines(
 
 
 def opening_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
-    """Tokens of opening_lines at episode.turn, or what they would be at the first one. int32 []."""
+    """Return the tokens of opening_lines at episode.turn, int32 []; hypothetical at turn 0."""
     opening = opening_lines(task, episode.reward, sampled_end, episode.agent.stepped)
     opening = jnp.stack(opening).astype(jnp.int32)
     rows = turn_lines(task, episode, sampled_end).at[: len(opening)].set(opening)
@@ -279,7 +278,7 @@ def opening_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> 
 
 
 def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
-    """Rows of the line table that make up the prompt of episode.turn; -1 = nothing. int32 [R]."""
+    """Return the rows of the prompt of episode.turn, int32 [R]; -1 = nothing."""
     at, now, first = task.offsets, episode.agent, episode.turn == 0
     opening = opening_lines(task, episode.reward, sampled_end, now.stepped)
     past = history.past_rows(episode.past, at, episode.turn) if episode.past is not None else -1
@@ -299,14 +298,14 @@ def turn_lines(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.
 
 
 def hint_lines(task: TextTask, plan: jax.Array) -> jax.Array:
-    """Rows of the hint of a plan int32 [A]; nothing where there is no plan. int32 [1 + A]."""
+    """Return the rows of the hint for a plan int32 [A], int32 [1 + A]; all -1 without a plan."""
     at = task.offsets
     opening = jnp.where(plan[:1] >= 0, at.hint, -1)
     return jnp.concatenate([opening, jnp.where(plan >= 0, at.hint_action + plan, -1)])
 
 
 def hint_tokens(task: TextTask) -> jax.Array:
-    """The hint of each level, as it follows the prefix; int32 [levels, H], -1 past the end."""
+    """Return the hint of each level after the prefix, int32 [levels, H]; -1 past the end."""
     rows = jax.vmap(lambda plan: hint_lines(task, plan))(task.plans)
     each = line_tables.longest(task.table)
     actions = each[task.offsets.hint_action :][: len(task.env.ACTION_NAMES)].max()
@@ -318,14 +317,14 @@ def hint_tokens(task: TextTask) -> jax.Array:
 
 
 def turn_length(task: TextTask, episode: Episode, sampled_end: jax.Array) -> jax.Array:
-    """Tokens of the prompt of episode.turn. int32 []."""
+    """Return the number of tokens of the prompt of episode.turn, int32 []."""
     return jnp.sum(line_tables.lengths(task.table, turn_lines(task, episode, sampled_end)))
 
 
 def turn_tokens(
     task: TextTask, episode: Episode, sampled_end: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Prompt of episode.turn: (tokens int32 [width], count int32 [])."""
+    """Return the prompt of episode.turn: (tokens int32 [width], count int32 [])."""
     rows = turn_lines(task, episode, sampled_end)
     return line_tables.gather_lines(task.table, rows, width=task.width)
 
@@ -343,7 +342,7 @@ def _families(
     past_turns,
     hints,
 ):
-    """The line families, in table order: name -> list of texts."""
+    """Return the line families in table order: name -> list of texts."""
     asks = [getattr(style, part.asks) for part in agents.WRITTEN.values()] if agent.writes else []
     low, high = env.REWARD_BOUNDS
     quanta = range(
@@ -394,15 +393,14 @@ def build_task(
     plans: np.ndarray | None = None,
     shows_hint: bool = True,
 ) -> TextTask:
-    """Tokenises every possible line of the environment once (host; seconds at most).
+    """Tokenise every possible line of the environment once (on the host; takes up to seconds).
 
-    A little random and oracle play shows that its rewards are those that the lines are made for.
-    generation_prefix is forced in front of each answer: '<think>', '<answer>' (no thinking),
-    'Thought:' (ReAct).
-    past_turns: turns before the current one that each prompt tells in words. agent: which turns an
-    episode has beside those that act. constrain: a spelling of text.grammar, and answers of at most
+    Short random and oracle play checks that the lines cover the environment's rewards.
+    generation_prefix is forced in front of each answer: '<think>', '<answer>' (no thinking) or
+    'Thought:' (ReAct). past_turns: number of previous turns that each prompt describes in words.
+    agent: see agents.Agent. constrain: a spelling of text.grammar, for answers of up to
     max_response tokens; '' = any token may be sampled. plans: of each level (simulation.solutions),
-    for hints, which the first prompt shows if shows_hint; None = there are none.
+    for hints, included in the first prompt if shows_hint; None = no hints.
     """
     if style not in STYLES:
         raise ValueError(f'env.prompt={style!r} is not one of {sorted(STYLES)}')
@@ -488,7 +486,7 @@ def build_task(
 
 
 def limits_actions(env: Any) -> bool:
-    """Whether the actions on offer depend on the state."""
+    """Return whether the legal actions depend on the state."""
     return type(env).env_action is not TextEnvironment.env_action
 
 
@@ -504,10 +502,10 @@ def build_answers(
     offers: bool,
     writes: bool,
 ) -> tuple[answers.AnswerTable, grammars.Grammar | None]:
-    """The parser of answers, and the grammar that they are sampled from, if there is one.
+    """Build the parser of answers, and their grammar if `constrain` is set.
 
-    names: of actions; offers: a state may offer only some of them; writes: some turns are written,
-    and every token has a logit; the rest as in build_task.
+    names: of actions; offers: a state may allow only some of them; writes: some turns are written,
+    which needs the logits of all tokens. For the other arguments see build_task.
     """
     table = answers.build_answer_table(
         answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids),
@@ -532,9 +530,9 @@ def build_answers(
 
 
 def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
-    """(table, offsets, first row of each family, lines of each family).
+    """Return (table, offsets, first row of each family, number of lines of each family).
 
-    openings: what is forced in front of answers, of turns that act and of each written part.
+    openings: forced openings of answers, of acting turns first, then of each written part.
     """
     stepped = chat.user_open('Reward:\n' if style.rewards_shown() else '')
     written = chat.user_open('')

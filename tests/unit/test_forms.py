@@ -231,7 +231,7 @@ NEAR = ('look', 'look at {}', 'lock the long door now', 'say {}!')
 def test_a_budget_forces_the_forms_on_offer_and_no_others(spare):
     """The shortest text to any end was forced, on offer or not."""
     rng = np.random.default_rng(spare)
-    with pytest.raises(ValueError, match='too little') as error:
+    with pytest.raises(ValueError, match='too small') as error:
         languages.build_forms(tiny.tokenizer(), NEAR, longest=1, offers=True)
     longest = spare + int(re.search(r'takes (\d+) tokens', str(error.value))[1])
     grammar = languages.build_forms(tiny.tokenizer(), NEAR, longest=longest, offers=True)

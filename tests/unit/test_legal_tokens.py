@@ -119,7 +119,7 @@ def test_allowed_tokens_are_those_that_can_still_become_a_legal_answer(seed, spe
     else:
         pieces = [text for text in tokenizer.texts if text]
         longest = 1 + max(least_tokens(text.encode(), pieces)[0] for text in singles)
-    with pytest.raises(ValueError, match='does not hold each of the actions'):
+    with pytest.raises(ValueError, match='is too small for some actions'):
         build(tokenizer, names, '<answer>', spelling, longest - 1, most)
     longest += int(rng.integers(3))
     grammar = build(tokenizer, names, '<answer>', spelling, longest, most)
@@ -190,7 +190,7 @@ def test_thoughts_leave_room_for_every_action_on_offer(seed, opening, spelling):
     rng = np.random.default_rng(seed)
     texts = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)
     table = answers.build_answer_table(texts, names, max_actions=most, opening=opening)
-    with pytest.raises(ValueError, match='leaves nothing for thoughts') as error:
+    with pytest.raises(ValueError, match='leaves no tokens for thoughts') as error:
         build(tokenizer, names, opening, spelling, 3, most, table)
     longest = int(str(error.value).split(' take ')[1].split()[0]) + int(rng.integers(1, 12))
     grammar = build(tokenizer, names, opening, spelling, longest, most, table)

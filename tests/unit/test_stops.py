@@ -33,7 +33,7 @@ def test_stop_strings_by_hand():
     assert found_by(table, [2, 99, 5]) == 2  # an id beyond the table says nothing
     assert found_by(table, [4, 0]) == 0 and found_by(table, [0, 5, 2]) == -1
     assert found_by(stops.build_stop_table([b'a', b'b'], []), [0, 1, 1, 0]) == -1
-    with pytest.raises(ValueError, match='ends nothing'):
+    with pytest.raises(ValueError, match='contains an empty string'):
         stops.build_stop_table([b'a'], ['x', ''])
 
 
