@@ -21,8 +21,8 @@ Endpoint: success at the last validation. Predicted before the first run: `full`
 points of the teacher, `sampled` within five of `full`, `RL` more than five below `full`, and
 `clone` within three of `full`, because the teacher's expert is available everywhere. Predicted for
 `privileged` before its first run: its teacher nearly always wins, because it only copies the plan,
-and the policy ends within three points of `full`. The policy sees complete maps, so the plan adds
-no information, and away from the plan a teacher that copies knows less.
+and the policy ends within three points of `full`. On complete maps the plan adds no information,
+and away from the plan a teacher that copies knows less.
 """
 
 import sys

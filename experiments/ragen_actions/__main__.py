@@ -7,9 +7,9 @@ or stays at 10 actions, from 10 turns of 1 action to 2 turns of 7. Two actions i
 to both. Every row includes random play with the row's budget.
 
 tiny   FrozenLake with the policy of configs/demo_cloned.py, which is known to learn there; 8 x 16
-       episodes. All arms of a seed start from one clone. It was trained on up to 7 actions a turn,
-       and its prompts do not contain the budget: with separate clones, an arm with more actions a
-       turn starts lower.
+       episodes. All arms of a seed start from one clone, because separate clones start lower with
+       more actions a turn. It is trained on up to 7 actions a turn, with prompts that do not
+       contain the budget.
 0.5b   Sokoban and FrozenLake, budget growing and fixed. paper: the published setting, training on
        Sokoban, growing budget, for Qwen2.5-0.5B-Instruct.
 

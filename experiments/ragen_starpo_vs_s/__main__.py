@@ -1,8 +1,8 @@
 """Which part of StarPO-S keeps multi-turn PPO from collapsing: filter, clip-higher or no KL?
 
 RAGEN (arXiv:2504.20073) trains PPO ("StarPO"), GRPO and StarPO-S on Bandit, Sokoban and FrozenLake
-(Figs 5, 6, 9) and its parts (Figs 7, 8). Its filter runs also dropped the KL term, widened the clip
-range, and made one update a step where "all rollouts" made four. Here each part is changed alone.
+(Figs 5, 6, 9), and StarPO-S in parts (Figs 7, 8). Its filter runs also dropped the KL term, widened
+the clip range, and made one update a step instead of four. Here each part is changed alone.
 StarPO-S also runs without its filter, and PPO with the number of updates that the filter leaves.
 
 tiny   Policies of configs/demo*.py, 100 steps, in which PPO collapses on Sokoban (seed 100); 60 on

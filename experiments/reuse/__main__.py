@@ -4,8 +4,8 @@ A second pass costs no episode, but the policy is no longer the one that played.
 these tokens differently. The clip of PPO and GRPO removes the gradient of tokens that have already
 moved in the intended direction. CISPO bounds their weight and keeps the gradient, DPPO drops a
 token by its probability, SAPO fades it out, and SAO drops it when it is far from the sampler on
-either side. All cells have the same episodes, steps and sampled tokens; only the passes, and with
-them the updates per rollout, differ. Of the two rates, the smaller keeps the policy closer.
+either side. All cells have the same episodes, steps and sampled tokens; only the passes and the
+updates per rollout differ. The smaller of the two rates keeps the policy closer to the old one.
 
 tiny   FrozenLake under the grammar from a few clean demonstrations (experiments/lake_start.py), 40
        steps of 128 episodes in minibatches of 32. All losses are token means without KL. PPO and
