@@ -10,8 +10,8 @@ tiny   FrozenLake under the grammar from a few clean demonstrations (experiments
 
 Endpoint: success at the last three validations (mean), for each size at the better of its rates.
 Predicted before the first run: without the filter PPO is flat within five points from 1 to 16.
-RLOO is worst at 2, where its baseline is one other episode, and flat from 4 to 16. PPO is worst with
-32 answers of four maps. Four answers are nowhere best beyond their interval.
+RLOO is worst at 2, where its baseline is one other episode, and flat from 4 to 16. PPO is worst at
+32, with four maps. Four answers are nowhere best beyond their interval.
 """
 
 import sys

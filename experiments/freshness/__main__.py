@@ -1,4 +1,4 @@
-"""Are fresh rollouts better, or does a smaller policy change explain the gain?
+"""Are fresh rollouts better, or only smaller updates?
 
 RAGEN (arXiv:2504.20073, Fig 10, Online-k) plays k times the episodes at once, keeps the most varied
 quarter of the groups and makes k updates of them. Updates and episodes are the same for every k;
