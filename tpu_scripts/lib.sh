@@ -1,6 +1,6 @@
-# shellcheck shell=bash disable=SC2034  # what is set here is used by the verbs
-# What the verbs share: arguments, settings, quoting, dry runs, work on every host.
-# A verb sets ALLOWS (its own options, '--lines=' takes a value), sources this, calls `begin "$@"`.
+# shellcheck shell=bash disable=SC2034  # the verbs use the variables that are set here
+# Shared code of the verbs: arguments, settings, quoting, dry runs, work on every host.
+# A verb sets ALLOWS (its options; '--lines=' takes a value), sources this file and calls `begin "$@"`.
 set -euo pipefail
 shopt -s inherit_errexit
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,14 +12,14 @@ die() { say "error: $*"; exit 1; }
 usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
 refuse() { say "error: $1"; usage >&2; exit 2; }
 
-# begin ARGUMENTS: those of `arguments`, a name that a TPU can have, and the settings.
+# begin ARGUMENTS: parse the arguments, check the name of the TPU, and read the settings.
 begin() {
   arguments "$@"
   [[ $NAME =~ ^[a-z]([-a-z0-9]{0,60}[a-z0-9])?$ ]] ||
-    refuse "'$NAME' is no name for a TPU: small letters, digits and -, a letter first"
+    refuse "'$NAME' is not a valid TPU name: use lower-case letters, digits and -, starting with a letter"
   settings
 }
-# arguments ARGUMENTS: sets NAME, DRY_RUN, YES, COMMAND (the words behind --) and OPT_<option>.
+# arguments ARGUMENTS: sets NAME, DRY_RUN, YES, COMMAND (the words after --) and OPT_<option>.
 arguments() {
   if [ $# -eq 0 ]; then usage >&2; exit 2; fi
   local word
@@ -32,7 +32,7 @@ arguments() {
       --yes) YES=--yes ;;
       --) shift; COMMAND=("$@"); break ;;
       -*) option "$1" ;;
-      *) [ -z "$NAME" ] || refuse "two names, $NAME and $1; a command goes behind --"; NAME=$1 ;;
+      *) [ -z "$NAME" ] || refuse "two names, $NAME and $1; put the command after --"; NAME=$1 ;;
     esac
     shift
   done
@@ -47,7 +47,7 @@ option() { # --lines=5 -> OPT_lines=5
   printf -v "OPT_${name//-/_}" %s "$value"
 }
 
-# shellcheck disable=SC1090  # both files are chosen when it runs
+# shellcheck disable=SC1090  # both files are chosen at run time
 settings() {
   local name
   [ -z "${TPU_ENV_FILE:-}" ] || [ -r "$TPU_ENV_FILE" ] ||
@@ -59,7 +59,7 @@ settings() {
   : "${TPU_POLL:=30}" "${TPU_FAILURES:=3}" "${TPU_GRACE:=180}" "${TPU_WAIT_HOURS:=336}"
   [[ $TPU_HOSTS =~ ^[1-9][0-9]*$ ]] || die "TPU_HOSTS=$TPU_HOSTS must be a number of hosts"
   for name in TPU_FAILURES TPU_GRACE TPU_WAIT_HOURS; do
-    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "$name=${!name} must be a whole number"
+    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "$name=${!name} must be a non-negative integer"
   done
   [[ $TPU_POLL =~ ^[0-9]*\.?[0-9]+$ && $TPU_POLL =~ [1-9] ]] ||
     die "TPU_POLL=$TPU_POLL must be a number of seconds"
@@ -68,29 +68,29 @@ settings() {
   TPU_BUCKET=${TPU_BUCKET#gs://}
   TPU_BUCKET=${TPU_BUCKET%/}
   [[ $TPU_PROVIDER =~ ^[a-z_]+$ && -f $HERE/providers/$TPU_PROVIDER.sh ]] ||
-    die "TPU_PROVIDER=$TPU_PROVIDER is none of: $(cd "$HERE/providers" && echo *.sh)"
-  # shellcheck disable=SC2329  # a provider that knows why the TPU failed defines its own
+    die "TPU_PROVIDER=$TPU_PROVIDER is not one of: $(cd "$HERE/providers" && echo *.sh)"
+  # shellcheck disable=SC2329  # default; providers that know why a TPU failed override it
   provider_reason() { :; }
   . "$HERE/providers/$TPU_PROVIDER.sh"
   provider_check
 }
 
-need_command() { # sets PROGRAM to the words of the command after its NAME=value
-  [ ${#COMMAND[@]} -gt 0 ] || refuse 'the command is missing: it goes behind --'
+need_command() { # sets PROGRAM to the command without its leading NAME=value words
+  [ ${#COMMAND[@]} -gt 0 ] || refuse 'the command is missing: put it after --'
   local first=0
   while [[ ${COMMAND[first]:-} =~ ^[A-Za-z_][A-Za-z_0-9]*= ]]; do first=$((first + 1)); done
   PROGRAM=("${COMMAND[@]:first}")
   [[ ${PROGRAM[0]:--} != -* ]] ||
-    refuse "the command after -- names no program: write -- python -m agentrl_jax.train --config=..."
+    refuse "the command after -- has no program: write -- python -m agentrl_jax.train --config=..."
 }
-need() { # need TPU_ZONE ...: settings that must not be empty
+need() { # need TPU_ZONE ...: these settings must not be empty
   local name
   for name in "$@"; do [ -n "${!name:-}" ] || die "$name is not set; see tpu_scripts/env.example"; done
 }
 need_gcloud() {
   [ -n "$DRY_RUN" ] || command -v gcloud > /dev/null || die 'gcloud is not installed or not on the PATH'
 }
-need_hosts() { # need_hosts COUNT WHY: TPU_HOSTS must be that of the slice
+need_hosts() { # need_hosts COUNT WHY: TPU_HOSTS must be the number of hosts of the slice
   [ "$TPU_HOSTS" -eq "$1" ] || die "TPU_HOSTS=$TPU_HOSTS, but $2 has $1 hosts: set TPU_HOSTS=$1"
 }
 
@@ -104,19 +104,19 @@ flag_of_command() { # flag_of_command config: the value of --config in the comma
   printf '%s' "$value"
 }
 find_workdir() { WORKDIR=$(flag_of_command workdir); }
-# lost_workdir: why the workdir of the command goes with the TPU; nothing where it stays.
+# lost_workdir: prints why the workdir would be lost with the TPU; nothing if it would not.
 lost_workdir() {
   find_workdir
   case ${WORKDIR#./} in
-    '' | gs://* | /*) return ;; # the last: a disk that stays, or not
+    '' | gs://* | /*) return ;; # absolute paths may be on a permanent disk
     runs | runs/*) [ -z "$TPU_BUCKET" ] || return 0 ;;
   esac
-  echo "--workdir=$WORKDIR is on the disks of the hosts, and they go with the TPU: take" \
-    'gs://BUCKET/..., or set TPU_BUCKET and take runs/..., which is then in the bucket'
+  echo "--workdir=$WORKDIR is on the disks of the hosts, which are deleted with the TPU: use" \
+    'gs://BUCKET/..., or set TPU_BUCKET and use runs/..., which is then in the bucket'
 }
 need_workdir_that_stays() { local lost; lost=$(lost_workdir); [ -z "$lost" ] || refuse "$lost"; }
 
-# check_command: rejects a command that cannot succeed, before it costs anything.
+# check_command: rejects a command that cannot succeed before anything is rented.
 check_command() {
   local word bucket path before='' config
   find_workdir
@@ -134,25 +134,25 @@ check_command() {
     before=$word
   done
   [[ " ${PROGRAM[*]} " =~ \ (agentrl_jax\.train|[^\ ]*agentrl_jax/train\.py)\  ]] || return 0
-  [ -n "$WORKDIR" ] || refuse 'the command has no --workdir: take --workdir=gs://BUCKET/...'
+  [ -n "$WORKDIR" ] || refuse 'the command has no --workdir: add --workdir=gs://BUCKET/...'
   config=$(flag_of_command config)
   [ -n "$config" ] || refuse 'the command has no --config'
   path=${config%%:*}
   if [[ $path != /* ]]; then
     [ -f "$ROOT/$path" ] || refuse "--config=$config: $ROOT has no such file"
     git -C "$ROOT" ls-files --error-unmatch -- "$path" > /dev/null 2>&1 ||
-      refuse "--config=$config: git does not track it, and hosts get tracked files: git add $path"
+      refuse "--config=$config: hosts only get files that git tracks: git add $path"
   fi
   [ -n "$DRY_RUN" ] || check_config
 }
-check_config() { # reads the config with this machine's Python, where it has the packages
+check_config() { # reads the config with this machine's Python, if it has the packages
   local output code=0
   output=$(cd "$ROOT" && JAX_PLATFORMS=cpu env "${COMMAND[@]}" --show_config 2>&1 < /dev/null) || code=$?
   if [ "$code" -eq 2 ]; then refuse "$(tail -n 1 <<< "$output" | sed 's/^error: //')"; fi
   if [ "$code" -ne 0 ]; then say "the config was not checked: ${PROGRAM[0]} could not read it here"; fi
 }
 
-# quoted WORDS: one line that any POSIX shell reads back as the same words.
+# quoted WORDS: one line that every POSIX shell splits into the same words.
 quoted() {
   local word line='' quote="'\\''"
   for word in "$@"; do
@@ -161,12 +161,12 @@ quoted() {
   done
   printf '%s' "$line"
 }
-# Seconds of a clock that nobody sets, unlike $SECONDS, which follows the time of day.
+# Seconds of a monotonic clock; $SECONDS follows the time of day.
 now() {
   local up
   if { read -r up _ < /proc/uptime; } 2> /dev/null; then echo "${up%.*}"; else echo "$SECONDS"; fi
 }
-# Waits are measured in what was slept: a clock that is set forward ends none, and a test can fake it.
+# Waits count slept time: setting the clock forward does not end them, and tests can fake it.
 SLEPT_MS=0 LONGEST_MS=600000
 milliseconds() { LC_ALL=C printf '%.0f' "${1}e3"; }
 rest() { # rest MILLISECONDS
@@ -176,12 +176,12 @@ rest() { # rest MILLISECONDS
   wait "$!"
   SLEPT_MS=$((SLEPT_MS + $1))
 }
-# Two minutes, four, eight, then ten: at most 10 calls an hour. Polls below a second are for tests.
+# Wait 2, 4, 8, then 10 minutes: at most 10 calls per hour. Polls below a second are for tests.
 reset_back_off() {
   BACK_OFF_MS=120000 WAIT_FROM=$SLEPT_MS
   [ "$POLL_MS" -ge 1000 ] || BACK_OFF_MS=$((4 * POLL_MS))
 }
-back_off() { # back_off WHY [TIMES]: rests twice as long as the last time; ends after TPU_WAIT_HOURS
+back_off() { # back_off WHY [TIMES]: wait twice as long as last time; exit after TPU_WAIT_HOURS
   local pause=$((BACK_OFF_MS * ${2:-1}))
   if [ $((SLEPT_MS - WAIT_FROM)) -ge $((TPU_WAIT_HOURS * 3600000)) ]; then
     say "error: $1; giving up after TPU_WAIT_HOURS=$TPU_WAIT_HOURS"
@@ -193,15 +193,15 @@ back_off() { # back_off WHY [TIMES]: rests twice as long as the last time; ends 
   [ "$BACK_OFF_MS" -le "$LONGEST_MS" ] || BACK_OFF_MS=$LONGEST_MS
 }
 
-# error_kind: what gcloud's message on stdin calls for. Network before login: a token that cannot be
-# refreshed without a network is no expired login. Capacity and rates before quota: RESOURCE_EXHAUSTED
-# and code 8 are used for all three.
-#   exists: look again   wait: may heal   quota, never: cannot heal by waiting   unknown
+# error_kind: classifies gcloud's message on stdin. Network comes before login: a token that cannot be
+# refreshed without a network is not an expired login. Capacity and rates come before quota:
+# RESOURCE_EXHAUSTED and code 8 are used for all three.
+#   exists: check again   wait: may pass   quota, never: waiting cannot help   unknown
 error_kind() {
   local text kind patterns
   text=$(cat)
-  if [[ $text == *ERROR:* ]]; then text=${text#*ERROR:}; fi # warnings and progress come before
-  text=${text//[\/\'\"\[]"$NAME"/} text=${text//\/"${TPU_PROJECT:-$NAME}"/} # names are no symptoms
+  if [[ $text == *ERROR:* ]]; then text=${text#*ERROR:}; fi # skip warnings and progress
+  text=${text//[\/\'\"\[]"$NAME"/} text=${text//\/"${TPU_PROJECT:-$NAME}"/} # ignore names
   while read -r kind patterns; do
     if grep -qiE -- "$patterns" <<< "$text"; then echo "$kind"; return; fi
   done <<'KINDS'
@@ -217,7 +217,7 @@ KINDS
   echo unknown
 }
 
-# did WAS WOULD: what was done; in a dry run, what would have been.
+# did WAS WOULD: print what was done, or in a dry run what would have been done.
 did() { if [ -n "$DRY_RUN" ]; then say "dry run: this would $2"; else say "$1"; fi; }
 act() { if [ -n "$DRY_RUN" ]; then quoted "$@"; echo; else "$@"; fi; }
 hosts() { seq 0 $((TPU_HOSTS - 1)); }
@@ -228,7 +228,7 @@ prefixed() {
   while IFS= read -r line || [ -n "$line" ]; do printf '[%s] %s\n' "$1" "$line"; done
 }
 
-# on_all FUNCTION WORDS: FUNCTION HOST WORDS for every host at once; the last failure's exit code.
+# on_all FUNCTION WORDS: run FUNCTION HOST WORDS for all hosts in parallel; exit code: the last failure's.
 on_all() {
   local host code=0 function=$1 started=()
   shift
@@ -241,11 +241,11 @@ on_all() {
   return "$code"
 }
 
-# with_job HOST VERB: start or run the command on a host, as one of the processes of the run.
+# with_job HOST VERB: start or run the command on a host, as one process of the run.
 with_job() {
   local words=()
   mapfile -t words < <(provider_env "$1")
-  # Not one of the job's words: babysit must know the job again.
+  # Not part of the job's words: babysit must recognise the job later.
   on_host "$1" ${AGENTRL_FALLBACK:+env AGENTRL_FALLBACK=1} bash "$TREE/tpu_scripts/host/job" "$2" \
     env "${words[@]}" "${COMMAND[@]}"
 }
@@ -256,15 +256,15 @@ job_state() { # running, exited N, lost, other, none; unreachable if the host do
   provider_ssh "$1" "if [ -e $tool ]; then $(quoted "${words[@]}"); else echo none; fi" 2> /dev/null |
     tail -n 1 || echo unreachable
 }
-# damaged STATES: a checkpoint is; the next launch takes the newest one that is whole. Once: if that
-# fails too, it is a failure like others.
+# damaged STATES: whether a checkpoint is damaged. The next launch then uses the newest intact one. If
+# that fails as well, it counts as an ordinary failure.
 damaged() {
   if ! grep -qx 'exited 65' <<< "$1" || [ -n "${AGENTRL_FALLBACK:-}" ]; then
     unset AGENTRL_FALLBACK
     return 1
   fi
   on_all host_tool job log 3 || :
-  say "$NAME: A CHECKPOINT IS DAMAGED: again, from the newest one that is whole"
+  say "$NAME: A CHECKPOINT IS DAMAGED: restarting from the newest intact one"
   export AGENTRL_FALLBACK=1
 }
 cost() {

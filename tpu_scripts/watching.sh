@@ -1,17 +1,17 @@
-# shellcheck shell=bash disable=SC2154  # NAME, words and others come from babysit and lib.sh
-# The steps of babysit: look at the TPU, make it, launch the command, watch it, replace the TPU.
+# shellcheck shell=bash disable=SC2154  # NAME, words etc. are set in babysit and lib.sh
+# The steps of babysit: look at the TPU, create it, launch the command, watch it, replace the TPU.
 
 failures=0 tries=0 odd_since='' well_since='' answered='' ran='' made='' looked=''
 
 finish() { if [ -n "$OPT_delete" ]; then "$HERE/delete" "${words[@]}" --yes; else cost; fi; exit "$1"; }
 reachable() { ! on_all job_state | grep -q ' unreachable$'; }
-cannot_heal() { # cannot_heal WHAT: ends babysit with gcloud's message
+cannot_heal() { # cannot_heal WHAT: end babysit with gcloud's message
   say "error: $1, and waiting cannot help:"
   cat "$packed/error" >&2
   exit 1
 }
 
-look() { # sets state; a network that fails must not end babysit, a login that never worked must
+look() { # sets state; network errors must not end babysit, but a login that never worked must
   state=$(provider_state 2> "$packed/error") || state=unknown
   if [ "$state" != unknown ]; then looked=1; return; fi
   case $(error_kind < "$packed/error") in
@@ -20,14 +20,14 @@ look() { # sets state; a network that fails must not end babysit, a login that n
   cat "$packed/error" >&2
 }
 
-make() { # one call of gcloud a try; `look` is not needed again until it succeeds
+make() { # one gcloud call per try; `look` is not needed until it succeeds
   local kind
   until provider_create > "$packed/error" 2>&1; do
     kind=$(error_kind < "$packed/error")
     case $kind in
       exists) back_off "$NAME exists already"; return ;;
       never) cannot_heal "$NAME cannot be created" ;;
-      # The quota of a deleted TPU is freed late; an error of no known kind may pass.
+      # The quota of a deleted TPU is released with a delay; an unknown error may pass.
       quota | unknown) tries=$((tries + 1))
         if [ "$tries" -gt "$TPU_FAILURES" ] || [ "$kind$made" = quota ]; then
           cannot_heal "$NAME cannot be created"
@@ -42,7 +42,7 @@ make() { # one call of gcloud a try; `look` is not needed again until it succeed
   cost
 }
 
-replace() { # what was preempted before it ran is replaced after a pause
+replace() { # a TPU that was preempted before the command ran is replaced after a pause
   provider_reason > "$packed/error" 2> /dev/null || :
   case $(error_kind < "$packed/error") in quota | never) cannot_heal "$NAME failed" ;; esac
   say "$NAME was preempted"
@@ -51,7 +51,7 @@ replace() { # what was preempted before it ran is replaced after a pause
   ran=''
 }
 
-fail() { # fail CODE WHY [keep]: a failure more, unless the TPU is gone; keep: --delete is ignored
+fail() { # fail CODE WHY [keep]: count a failure unless the TPU is gone; keep: ignore --delete
   case $(provider_state || :) in lost | none) return 0 ;; esac
   failures=$((failures + 1))
   say "failure $failures: $2"
@@ -64,20 +64,20 @@ fail() { # fail CODE WHY [keep]: a failure more, unless the TPU is gone; keep: -
 launch() {
   if ! "$HERE/setup" "${words[@]}" "--archive=$packed/code.tar.gz" ||
     ! "$HERE/launch" "${words[@]}" -- "${COMMAND[@]}"; then
-    reachable || return 0 # `unreachable` waits, and nothing is counted
+    reachable || return 0 # `unreachable` waits; this is not counted as a failure
     fail 1 'it could not be launched' keep
   fi
 }
 
-patient() { # patient SECONDS: whether that has not yet passed since hosts began to disagree
+patient() { # patient SECONDS: whether hosts have disagreed for less than this
   [ $((SLEPT_MS - ${odd_since:=$SLEPT_MS})) -lt $(($1 * 1000)) ]
 }
-healthy() { # ten times TPU_GRACE without a failure: earlier failures are forgotten
+healthy() { # after 10 x TPU_GRACE without a failure, reset the count
   odd_since='' ran=1
   reset_back_off
   if [ $((SLEPT_MS - ${well_since:=$SLEPT_MS})) -ge $((TPU_GRACE * 10000)) ]; then failures=0; fi
 }
-unreachable() { # ssh fails and the API says READY: never a reason to delete
+unreachable() { # ssh fails, but the API reports READY: never delete
   if patient "$TPU_GRACE"; then return; fi
   provider_ssh 0 true || :
   say "$NAME is READY, but its hosts do not answer over ssh; it is not deleted." \
@@ -92,7 +92,7 @@ unreachable() { # ssh fails and the API says READY: never a reason to delete
 
 watch() {
   local states bad
-  states=$(on_all job_state | sed 's/^\[[0-9]*\] //') # a line for each host
+  states=$(on_all job_state | sed 's/^\[[0-9]*\] //') # one line per host
   bad=$(sed -n 's/^exited //p' <<< "$states" | grep -vxE '0|75' | tail -n 1) || :
   case $states in *unreachable*) unreachable; return ;; esac
   answered=1
@@ -102,9 +102,9 @@ watch() {
     *other*) die "another command is running on $NAME: tpu_scripts/stop $NAME" ;;
     *running*) patient "$TPU_GRACE" || { say 'some hosts have ended'; on_all host_tool job stop 10; } ;;
     *) odd_since='' well_since=''
-      case $bad in 2 | 126 | 127) # the next start would end the same way
+      case $bad in 2 | 126 | 127) # another start would fail in the same way
         on_all host_tool job log 20 || :
-        say "error: the command is wrong, exit code $bad; the lines above are its last"
+        say "error: the command is wrong (exit code $bad); see its last lines above"
         finish "$bad" ;;
       esac
       if ! damaged "$states" && [ -n "$bad" ]; then fail "$bad" "exit code $bad"; fi

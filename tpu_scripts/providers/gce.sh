@@ -15,7 +15,7 @@ provider_check_request() {
   [[ $TPU_RUNTIME == ?*/?* ]] ||
     die "TPU_RUNTIME=$TPU_RUNTIME must be PROJECT/FAMILY of an image on Compute Engine"
   [[ $TPU_TYPE =~ -([1-9][0-9]*)t$ ]] ||
-    die "TPU_TYPE=$TPU_TYPE is no machine type with TPUs: take one such as ct6e-standard-4t"
+    die "TPU_TYPE=$TPU_TYPE is not a machine type with TPUs: use one such as ct6e-standard-4t"
   local chips=${BASH_REMATCH[1]}
   if [ "$TPU_HOSTS" -gt 1 ]; then need TPU_TOPOLOGY TPU_PROJECT; fi
   [ -n "$TPU_TOPOLOGY" ] || return 0
@@ -40,7 +40,7 @@ provider_create() {
     engine instances create "$NAME" "--zone=$TPU_ZONE" "${words[@]}"
     return
   fi
-  # All or nothing: what is left of a slice that did not come would stand in the way of the next.
+  # All or nothing: the parts of an incomplete slice would block the next attempt.
   if ! engine resource-policies create workload-policy "$NAME" --type=HIGH_THROUGHPUT \
     "--accelerator-topology=$TPU_TOPOLOGY" "--region=$region" ||
     ! engine instance-templates create "$NAME" "${words[@]}" ||
@@ -51,10 +51,10 @@ provider_create() {
   fi
 }
 
-# Calls of a creation that fails: a slice has three parts to create and then to delete.
+# gcloud calls of a failed creation: a slice has three parts to create and then to delete.
 provider_calls() { if [ "$TPU_HOSTS" -eq 1 ]; then echo 1; else echo 6; fi; }
 
-provider_delete() { # the parts of a slice that was only half made may be missing
+provider_delete() { # parts of an incomplete slice may be missing
   if [ "$TPU_HOSTS" -eq 1 ]; then
     engine instances delete "$NAME" "--zone=$TPU_ZONE" --quiet
     return
@@ -76,13 +76,13 @@ provider_state() {
   fi
   case $said in
     error*'not found'* | error*NOT_FOUND*) echo none ;;
-    error*) die "gcloud cannot say how $NAME is: $said" ;;
+    error*) die "gcloud cannot describe $NAME: $said" ;;
     *STOP* | *TERMINATED* | *SUSPEND*) echo lost ;;
     *) if [ "$(grep -c '^RUNNING$' <<< "$said")" -eq "$TPU_HOSTS" ]; then echo ready; else echo busy; fi ;;
   esac
 }
 
-instance() { # name of a host; a group chooses names, and sorts them when asked
+instance() { # name of a host; groups choose the names, so sort them
   if [ "$TPU_HOSTS" -eq 1 ]; then echo "$NAME"; return; fi
   if [ -n "$DRY_RUN" ]; then echo "$NAME-HOST$1"; return; fi
   group list-instances '--format=value(instance.basename())' --sort-by=instance | sed -n "$(($1 + 1))p"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# This machine: a host is a folder that serves as home, its work is processes here. For trying a
-# command, and for tests. The hosts are processes of one run over TPU_LOCAL_PORT.
+# This machine: each host is a folder (its home) and processes here, for tests and for trying a
+# command. The hosts form one run over TPU_LOCAL_PORT.
 
 provider_check() {
   need TPU_LOCAL_ROOT
@@ -17,7 +17,7 @@ provider_create() {
   for host in $(hosts); do act mkdir -p "$LOCAL/$host"; done
 }
 provider_calls() { echo 1; }
-provider_delete() { # gone at once, like a spot VM
+provider_delete() { # immediately, like a spot VM
   local host pid
   for host in $(hosts); do
     pid=$LOCAL/$host/agentrl_job/pid
@@ -25,10 +25,10 @@ provider_delete() { # gone at once, like a spot VM
   done
   act rm -rf "$LOCAL"
 }
-provider_state() { # a file named preempted plays the end of a spot VM
+provider_state() { # a file named preempted simulates the end of a spot VM
   if [ ! -d "$LOCAL" ]; then echo none; elif [ -e "$LOCAL/preempted" ]; then echo lost; else echo ready; fi
 }
-provider_ssh() { # 255 is what ssh says when it does not get through
+provider_ssh() { # 255: ssh's exit code if it cannot connect
   [ -n "$DRY_RUN" ] || [ ! -e "$LOCAL/preempted" ] || return 255
   act env -C "$LOCAL/$1" "HOME=$LOCAL/$1" bash -c "$2"
 }

@@ -10,22 +10,22 @@ provider_check() {
     *) die "TPU_MODE=$TPU_MODE must be spot, on-demand, queued (spot) or queued-on-demand" ;;
   esac
 }
-provider_check_request() { # what can be checked before anything is created
+provider_check_request() { # checks before anything is created
   need TPU_TYPE TPU_RUNTIME
-  # v2 to v4 and v5p are named after their cores, 8 a host; v5e and v6e after their chips
+  # v2 to v4 and v5p are named after their cores (8 per host), v5e and v6e after their chips.
   [[ $TPU_TYPE =~ ^(v[0-9][a-z]*)-([0-9]+)$ ]] ||
-    die "TPU_TYPE=$TPU_TYPE is no type of the Cloud TPU API: take one such as v5litepod-8 or v6e-8"
+    die "TPU_TYPE=$TPU_TYPE is not a type of the Cloud TPU API: use one such as v5litepod-8 or v6e-8"
   local size=${BASH_REMATCH[2]} per_host=8
   case ${BASH_REMATCH[1]} in
     v5litepod | v6e) [ "$size" -le 8 ] || per_host=4 ;;
     v2 | v3 | v4 | v5p) ;;
-    *) die "TPU_TYPE=$TPU_TYPE: the Cloud TPU API has v2 to v6e; take TPU_PROVIDER=gce" ;;
+    *) die "TPU_TYPE=$TPU_TYPE: the Cloud TPU API has v2 to v6e; use TPU_PROVIDER=gce" ;;
   esac
   need_hosts $(((size + per_host - 1) / per_host)) "$TPU_TYPE"
 }
 provider_resource() { echo "TPU VM, $TPU_TYPE, $TPU_MODE, $TPU_ZONE"; }
 
-tpus() { # tpus GROUP VERB WORDS: the command for this TPU
+tpus() { # tpus GROUP VERB WORDS: run a gcloud command for this TPU
   local group=$1 verb=$2
   shift 2
   act gcloud compute tpus "$group" "$verb" "$NAME" "--zone=$TPU_ZONE" \
@@ -44,7 +44,7 @@ provider_create() {
   esac
 }
 
-provider_calls() { echo 1; } # of a creation that fails
+provider_calls() { echo 1; } # gcloud calls of a failed creation
 
 provider_delete() {
   case $TPU_MODE in
@@ -53,20 +53,20 @@ provider_delete() {
   esac
 }
 
-# describe GROUP FORMAT: what gcloud says, NOT_FOUND if there is none; anything else is an error,
-# so that nobody creates a second TPU because a login has expired.
+# describe GROUP FORMAT: print gcloud's value, or NOT_FOUND. All else is an error, so that an expired
+# login does not lead to a second TPU.
 describe() {
   local said
   if said=$(DRY_RUN='' tpus "$1" describe "--format=$2" 2>&1); then
-    tail -n 1 <<< "$said" # warnings come before the value
+    tail -n 1 <<< "$said" # skip warnings before the value
   elif [[ $said == *NOT_FOUND* || $said == *'not found'* ]]; then
     echo NOT_FOUND
   else
-    die "gcloud cannot say how $NAME is: $said"
+    die "gcloud cannot describe $NAME: $said"
   fi
 }
 
-provider_state() { # none, busy (being made or deleted), ready, lost (must be deleted)
+provider_state() { # none, busy (being created or deleted), ready, lost (must be deleted)
   local state=ACTIVE
   if [[ $TPU_MODE == queued* ]]; then
     state=$(describe queued-resources 'value(state.state)') || return
@@ -85,7 +85,7 @@ provider_reason() {
   [[ $TPU_MODE != queued* ]] || describe queued-resources 'value(state.failedData.error.message)'
 }
 
-to_host() { # to_host VERB WORDS: tpu-vm ssh or scp; only alpha has the tunnel
+to_host() { # to_host VERB WORDS: tpu-vm ssh or scp; the tunnel needs alpha
   local flags=() track=()
   read -ra flags <<< "$TPU_SSH_FLAGS"
   [[ " $TPU_SSH_FLAGS " != *' --tunnel-through-iap '* ]] || track=(alpha)
@@ -93,8 +93,8 @@ to_host() { # to_host VERB WORDS: tpu-vm ssh or scp; only alpha has the tunnel
     ${TPU_PROJECT:+"--project=$TPU_PROJECT"} "${flags[@]}"
 }
 provider_ssh() { to_host ssh "${TPU_SSH_USER:+$TPU_SSH_USER@}$NAME" "--worker=$1" "--command=$2"; }
-provider_copy() { # provider_copy HOST FILE NAME: a file into the home folder of a host
+provider_copy() { # provider_copy HOST FILE NAME: copy a file into a host's home folder
   to_host scp "$2" "${TPU_SSH_USER:+$TPU_SSH_USER@}$NAME:$3" "--worker=$1"
 }
-provider_setup() { :; } # words for host/setup
+provider_setup() { :; } # arguments of host/setup
 provider_env() { [ "$TPU_HOSTS" -eq 1 ] || echo JAX_COORDINATOR_ADDRESS=auto; }
