@@ -33,8 +33,8 @@ def head(config: Model, tokens: float) -> float:
 def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | None:
     """FLOPs of the rollouts, scores and updates of a step, computed from its metrics.
 
-    None with context.window, continuations or other models, because other models read the rows
-    as well, and if no row was trained.
+    None if no row was trained, and with context.window, continuations or other models (other
+    models read the rows as well).
     """
     rows = float(row['batch/trained_rows'])
     if cfg.context.window or cfg.continuations or cfg.algorithm.other_models or not rows > 0:

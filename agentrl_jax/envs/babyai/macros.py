@@ -59,7 +59,7 @@ REPLY_TEXTS = {
     'wrong_key': (f'You cannot toggle and go through {{name}}, {WRONG_KEY}.\n', DOOR_NAMES),
     'no_way_go_to': (f'You cannot go to {{name}}, {NO_WAY}.\n', NAMES),
 }
-PICKUP_VERBS = {True: 'pickup', False: 'pick up'}  # by agentgym (the wording)
+PICKUP_VERBS = {True: 'pickup', False: 'pick up'}  # keyed by `agentgym`
 
 
 def _blocks(first: int, families: dict[str, tuple[str, tuple[str, ...]]]) -> dict[str, range]:

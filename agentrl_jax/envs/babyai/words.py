@@ -12,7 +12,7 @@ GO_TO, PICK_UP, OPEN_DOOR, PUT_NEXT = range(4)
 SINGLE, BEFORE, AFTER = range(3)
 SIDE = 22  # side of the largest map in cells; smaller maps use its top left corner
 OBJECTS = 40  # maximum per level: 27 objects, a key and 12 doors
-NUMBERS = 9  # maximum of objects with the same name per level
+NUMBERS = 9  # maximum number of objects with the same name per level
 
 
 def description(number: int) -> tuple[str | None, str | None, str | None, bool]:
