@@ -134,7 +134,7 @@ def forward_cost(world: Map, cell: int, relaxed: bool) -> int | None:
 
 
 def search(world: Map, goal: Goal, *, relaxed: bool = False) -> list[tuple[int, int]] | None:
-    """Return the cheapest path (Dijkstra): poses (cell, direction) from the current; None = none."""
+    """Cheapest path (Dijkstra) as poses (cell, direction) from the current one; None = none."""
     start = (world.agent, world.direction)
     cost, parent, queue = {start: 0}, {start: None}, [(0, 0, start)]
     while queue:
