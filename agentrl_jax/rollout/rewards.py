@@ -71,10 +71,10 @@ def of_rollout(
     """
     values = jnp.asarray(function(rollout, task)).astype(jnp.float32)
     turns = jnp.arange(rollout.rewards.shape[1])[None]
-    is_played = (turns < rollout.num_turns[:, None]) & rollout.healthy[:, None]
-    wrong = is_played & ~(jnp.abs(values) <= LARGEST)  # also true for nan
+    turn_mask = (turns < rollout.num_turns[:, None]) & rollout.healthy[:, None]
+    wrong = turn_mask & ~(jnp.abs(values) <= LARGEST)  # also true for nan
     first = values.reshape(-1)[jnp.argmax(wrong.reshape(-1))]
-    rewards = jnp.where(is_played & ~wrong, values, 0.0)
+    rewards = jnp.where(turn_mask & ~wrong, values, 0.0)
     faults = {'reward_faults': wrong.sum(dtype=jnp.int32)[None], 'reward_fault': first[None]}
     return rollout.replace(rewards=rewards), faults
 

@@ -104,8 +104,8 @@ class Context:
             position = jnp.where(place < more, start + place, position - more)
         index = jnp.where(column < prefix, column[None, None], position)
         turns = turns[None]
-        is_played = (turns < rollout.num_turns[:, None])[:, :, None]
-        index = jnp.where(is_played & (index < end[:, :, None]), index, length)
+        turn_mask = (turns < rollout.num_turns[:, None])[:, :, None]
+        index = jnp.where(turn_mask & (index < end[:, :, None]), index, length)
         in_turn = take(rollout.turn, index, fill=-1) == turns[:, :, None]
         return Windows(index=index, own=in_turn & (column >= prefix)[None, None])
 

@@ -1,8 +1,8 @@
-"""A chat as pieces of token ids, checked against the checkpoint's own chat template.
+"""Chats as pieces of token ids, checked against the checkpoint's chat template.
 
 <|im_start|>system\\n{system}<|im_end|>\\n<|im_start|>user\\n{user}<|im_end|>\\n<|im_start|>assistant\\n...
-or with other marks (wording.py). Pieces are only ever appended, so an episode of n turns is a
-prefix of the same episode with n + 1.
+or with other markers (wording.py). Pieces are only appended, so an episode of n turns is a prefix
+of the same episode with n + 1 turns.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from agentrl_jax.tokens import rendering
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.tokens.wording import CHAT_ML, LLAMA_3, Wording
 
-# The format of `Chat` as a template, for exports of tokenizers without one.
+# The format of `Chat` as a template, to export tokenizers without one.
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{{ message['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-# The same with tools, in the format of Hermes, Qwen2.5 and Qwen3.
+# With tools, in the format of Hermes, Qwen2.5 and Qwen3.
 CHATML_TOOLS = (
     "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
     "{% if tools %}{{ '<|im_start|>system\n' + system + ('\n\n' if system else '') }}"
@@ -51,9 +51,9 @@ CHATML_TOOLS = (
     "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-SPOILT = '\ue000'  # breaks up special tokens that messages spell, until they are tokenised
-LONGEST_QUOTE = 500  # characters of a rendered text in an error
-ANSWER = 'An answer.'  # of no importance
+SPOILT = '\ue000'  # temporarily breaks up special tokens in the text of messages
+LONGEST_QUOTE = 500  # maximum number of characters of a rendered text in an error
+ANSWER = 'An answer.'  # arbitrary
 THOUGHTFUL = '<think>\nt\n</think>\n\nA'
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
 GREETING = [{'role': 'system', 'content': 'S'}, {'role': 'user', 'content': 'U'}]
@@ -64,12 +64,12 @@ class Chat:
     """Token pieces between messages."""
 
     tokenizer: Tokenizer
-    start_id: int  # opens a message: <|im_start|>
-    end_id: int  # ends one: <|im_end|>
+    start_id: int  # starts a message: <|im_start|>
+    end_id: int  # ends a message: <|im_end|>
     wording: Wording = CHAT_ML
-    preface: str = ''  # text that the template puts at the start of a system message
-    call_id: int = -1  # may announce a call; -1: no token does
-    thought: str = ''  # the template puts it in front of each sampled answer: '<think>\n'
+    preface: str = ''  # added by the template at the start of a system message
+    call_id: int = -1  # token that may announce a call; -1: none
+    thought: str = ''  # added by the template in front of each sampled answer: '<think>\n'
 
     @property
     def begin(self) -> list[int]:
@@ -79,20 +79,20 @@ class Chat:
 
     @property
     def first_id(self) -> int:
-        """The token that every conversation begins with."""
+        """First token of every conversation."""
         return [*self.begin, self.start_id][0]
 
     def system_message(self, system: str) -> list[int]:
-        """A conversation up to the end of its system message."""
+        """Return a conversation up to the end of its system message."""
         return [*self.begin, *self._opened('system', self.preface + system), self.end_id]
 
     def episode_prefix(self, system: str, user_start: str) -> list[int]:
-        """System message and the opening of the first user message, up to user_start included."""
+        """Return the system message and the start of the first user message, with user_start."""
         return [*self.system_message(system), *self.user_open(user_start)]
 
     def default_prefix(self, user_start: str) -> list[int]:
-        """episode_prefix without a system message of ours: the checkpoint's template may put
-        its own there (Qwen2.5's does)."""
+        """Return episode_prefix without a system message. The checkpoint's template may add a
+        default one (Qwen2.5's does)."""
         user = self._opened('user', user_start)
         template = self.tokenizer.chat_template
         if template is None:
@@ -102,31 +102,31 @@ class Chat:
         tail = [*self._opened('user', 'U'), *self.answer_open(self.thought)]
         if ids[-len(tail) :] != tail:
             raise ValueError(
-                f'the chat template of {self.tokenizer.source} does not open a conversation in '
+                f'the chat template of {self.tokenizer.source} does not start a conversation in '
                 f'{self.wording.name}; it renders {_quoted(rendered)}'
             )
         return [*ids[: -len(tail)], *user]
 
     def opening(self, messages: Messages, tools: Sequence[dict] = ()) -> list[int]:
-        """A conversation from its first token to where the next answer begins, as the template of
-        the checkpoint has it. Text of messages and tools is never a special token.
+        """Render a conversation up to the start of the next answer with the checkpoint's template.
 
-        messages: as chat templates expect them; arguments of tool_calls are objects. Where a
-        template knows no tools, conversations with some are worded as CHATML_TOOLS has them.
+        Texts of messages and tools never become special tokens. messages: as chat templates expect
+        them; arguments of tool_calls are objects. If the template does not support tools,
+        conversations with tools use CHATML_TOOLS.
         """
         return self._tokens(self._rendered(messages, tools))
 
     def following(self, messages: Messages, tools: Sequence[dict] = ()) -> list[int]:
-        """Tokens from after the <|im_end|> of an answer to the start of the next answer.
+        """Return the tokens from after the <|im_end|> of an answer to the start of the next answer.
 
-        They hold the new messages, as the template renders them after a short answer."""
+        They contain the new messages, as the template renders them after a short answer."""
         before = [message('user', 'U'), message('assistant', ANSWER)]
         rendered = self._rendered([*before, *messages], tools)
         _, answered, new = rendered.partition(f'{ANSWER}{self.wording.end}')
         if not answered:
             raise ValueError(
-                f'the chat template of {self.tokenizer.source} does not repeat an answer as it '
-                f'was given, {ANSWER!r}: it renders {_quoted(rendered)}'
+                f'the chat template of {self.tokenizer.source} does not repeat the answer '
+                f'{ANSWER!r} unchanged: it renders {_quoted(rendered)}'
             )
         return self._tokens(new)
 
@@ -135,7 +135,7 @@ class Chat:
         called = called or any(one['role'] == 'tool' or 'tool_calls' in one for one in messages)
         if called and 'tools' not in template:  # it would silently drop calls
             if self.wording.name != CHAT_ML.name:
-                raise ValueError(f'the chat template of {self.tokenizer.source} knows no tools')
+                raise ValueError(f'the chat template of {self.tokenizer.source} has no tools')
             template = begun(CHATML_TOOLS, self.wording.begin)
         spoilt = functools.partial(_spoilt, specials=self.tokenizer.spelled)
         messages, tools = spoilt(list(messages)), spoilt(list(tools)) or None
@@ -145,20 +145,20 @@ class Chat:
         return tokenize(self.tokenizer, rendered, whole=lambda text: text.replace(SPOILT, ''))
 
     def user_open(self, user_start: str) -> list[int]:
-        """Tokens from after the <|im_end|> of an answer into the next user message."""
+        """Return the tokens from after the <|im_end|> of an answer into the next user message."""
         return [*self.tokenizer.encode(self.wording.after), *self._opened('user', user_start)]
 
     def answer_open(self, prefix: str) -> list[int]:
-        """End of the user message, and the answer up to the prefix that is forced on it."""
+        """Return the end of the user message and the start of the answer with its forced prefix."""
         after = self.tokenizer.encode(self.wording.after)
         return [self.end_id, *after, *self._opened('assistant', prefix)]
 
     def forced(self, prefix: str) -> str:
-        """The text in front of sampled answers: the prefix, or the template's '<think>\\n'."""
+        """Return the text before sampled answers: the prefix or the template's '<think>\\n'."""
         return self.thought if prefix in ('', self.thought.strip()) else prefix
 
     def _opened(self, role: str, text: str) -> list[int]:
-        """A message up to the end of its text."""
+        """Return a message up to the end of its text."""
         wording, encode = self.wording, self.tokenizer.encode
         if not wording.role_end:
             return [self.start_id, *encode(f'{role}{wording.space}{text}')]
@@ -166,12 +166,12 @@ class Chat:
         return [self.start_id, *encode(role), role_end, *encode(wording.space + text)]
 
     def parted(self, ids: Sequence[int]) -> tuple[str, str]:
-        """(role, text) of a message's ids from the one after start_id to the end of its text."""
+        """Return (role, text) of a message's ids, from after start_id to the end of its text."""
         role, _, text = self.tokenizer.decode(ids).partition(self.wording.space)
         return role, text.removeprefix(self.preface) if role == 'system' else text
 
     def said(self, ids: Sequence[int]) -> str:
-        """The text of an answer; of its special tokens the one that announces a call is spelled."""
+        """Return the text of an answer, without special tokens except the one for calls."""
         decode = self.tokenizer.decode
         if self.call_id not in ids:
             return decode(ids)
@@ -180,16 +180,16 @@ class Chat:
 
 
 def build_chat(tokenizer: Tokenizer) -> Chat:
-    """The pieces; a ValueError if the checkpoint's template words a chat in another way.
+    """Build the pieces; ValueError if the checkpoint's template renders a chat in another way.
 
-    A tokenizer without a template (the project's own) speaks ChatML by definition.
+    A tokenizer without a template (such as the bundled ones) uses ChatML.
     """
     template = tokenizer.chat_template
     wording, names = spoken(tokenizer), tokenizer.special_names()
     if wording.start not in names:
         raise ValueError(
-            f'{tokenizer.source}: its chat is not one of those supported, ChatML (it has no '
-            f'special token {CHAT_ML.start}) and Llama 3 (its template has no {LLAMA_3.start})'
+            f'{tokenizer.source}: unsupported chat format. ChatML needs a special token '
+            f'{CHAT_ML.start}, and Llama 3 needs {LLAMA_3.start} in the template'
         )
     chat = Chat(
         tokenizer,
@@ -206,29 +206,29 @@ def build_chat(tokenizer: Tokenizer) -> Chat:
 
 
 def spoken(tokenizer: Tokenizer) -> Wording:
-    """The family of a tokenizer's template, beginning with its bos_token if the template does."""
+    """Return the family of a tokenizer's template, with its bos_token if the template adds it."""
     wording, bos = tokenizer.chat_format, tokenizer.bos
     if tokenizer.chat_template is None or not bos:
         return wording
-    # SmolLM2's bos_token is what messages begin with, and its template adds no other
-    begins = render(tokenizer, GREETING).startswith(bos + wording.start)
-    return dataclasses.replace(wording, begin=bos) if begins else wording
+    # SmolLM2's bos_token is the start of a message, and its template does not add another one.
+    starts_with_bos = render(tokenizer, GREETING).startswith(bos + wording.start)
+    return dataclasses.replace(wording, begin=bos) if starts_with_bos else wording
 
 
 def plain_template(begin: str, thought: str) -> str:
-    """CHATML with the bos_token in front of conversations and the thought in front of answers."""
+    """Return CHATML with the bos_token before conversations and the thought before answers."""
     end = '{% endif %}'
     added = f'{{{{ {json.dumps(thought)} }}}}' if thought else ''
     return begun(f'{CHATML.removesuffix(end)}{added}{end}', begin)
 
 
 def begun(template: str, begin: str) -> str:
-    """One of our templates, with the bos_token in front if conversations start with one."""
+    """Prepend the bos_token to one of our templates if conversations start with it."""
     return f'{{{{ bos_token }}}}{template}' if begin else template
 
 
 def _preface(wording: Wording, tokenizer: Tokenizer) -> str:
-    """Text that a template puts before the system text, within the system message."""
+    """Return the text that a template adds at the start of the system message."""
     rendered = render(tokenizer, GREETING)
     head = f'{wording.begin}{wording.start}system{wording.role_end}{wording.space}'
     system, ended, _ = rendered.partition(f'S{wording.end}')
@@ -236,7 +236,7 @@ def _preface(wording: Wording, tokenizer: Tokenizer) -> str:
 
 
 def thought_of(tokenizer: Tokenizer, wording: Wording) -> str:
-    """The thought that a template opens, or leaves empty, in front of the next answer."""
+    """Return the open or empty thought that a template adds in front of the next answer."""
     if tokenizer.chat_template is None:
         return ''
     head = f'{wording.start}assistant{wording.role_end}{wording.space}'
@@ -245,14 +245,14 @@ def thought_of(tokenizer: Tokenizer, wording: Wording) -> str:
 
 
 def _check_template(chat: Chat) -> None:
-    """Raise ValueError unless one and two turns of the template are the pieces, token for token."""
+    """Raise ValueError unless the template renders one and two turns as exactly these pieces."""
     # White space around the texts reveals templates that strip them.
     system, user, other = ('S', 'U', 'V') if chat.wording.strips else (' S\n', '\nU\n', 'V\n')
     messages = [message('system', system), message('user', user)]
     pieces, opening = chat.episode_prefix(system, user), chat.answer_open(chat.thought)
     if problem := _difference(chat, messages, [*pieces, *opening]):
         raise ValueError(problem)
-    # Templates may put an empty thought in front of an earlier answer that has none
+    # Templates may add an empty thought to an earlier answer without one.
     problems, pieces = [], [*pieces, *chat.answer_open('')]
     for text, row in (('A', 'A'), ('A', f'{chat.thought}A'), (THOUGHTFUL, THOUGHTFUL)):
         longer = [*messages, message('assistant', text), message('user', other)]
@@ -264,9 +264,9 @@ def _check_template(chat: Chat) -> None:
 
 
 def with_tools(tokenizer: Tokenizer, begin: str = '') -> str:
-    """Return a template that renders all messages as Chat.opening does.
+    """Return a template that renders all messages like Chat.opening.
 
-    A template without tools keeps the conversations without calls. begin: of `spoken`.
+    A template without tools is still used for conversations without calls. begin: from `spoken`.
     """
     template = tokenizer.chat_template
     if template is None:
@@ -282,9 +282,9 @@ def with_tools(tokenizer: Tokenizer, begin: str = '') -> str:
 
 
 def keeps_thoughts(tokenizer: Tokenizer) -> bool:
-    """Whether the template repeats earlier answers with their thoughts, as episodes do.
+    """Return whether the template keeps the thoughts of earlier answers, as episodes do.
 
-    Qwen3's drops everything before </think>.
+    Qwen3's template drops everything before </think>.
     """
     answer = '<think>t</think><answer>A</answer>'
     messages = [message('user', 'U'), message('assistant', answer), message('user', 'V')]
@@ -298,19 +298,19 @@ def _difference(chat: Chat, messages: Messages, pieces: list[int]) -> str:
     if tokenize(tokenizer, rendered) == pieces:
         return ''
     return (
-        f'the chat template of {tokenizer.source} is not {chat.wording.name} as it is supported; '
+        f'the chat template of {tokenizer.source} is not {chat.wording.name} as supported; '
         f'it renders {_quoted(rendered)} instead of '
         f'{_quoted(tokenizer.decode(pieces, show_special=True))}'
     )
 
 
 def _quoted(text: str) -> str:
-    """Return the repr of a text; long texts are cut."""
+    """Return the repr of a text, truncated if it is long."""
     return repr(text) if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]!r}...'
 
 
 def message(role: str, content: str) -> dict[str, str]:
-    """One message as chat templates expect it."""
+    """Return a message as chat templates expect it."""
     return {'role': role, 'content': content}
 
 
@@ -336,9 +336,9 @@ def render(
 
 
 def tokenize(tokenizer: Tokenizer, rendered: str, whole: Callable[[str], str] = str) -> list[int]:
-    """Ids of a rendered conversation whose special tokens are spelled out.
+    """Tokenise a rendered conversation, in which special tokens are spelled out.
 
-    whole: of a text between them, what is to be tokenised.
+    whole: maps the texts between special tokens before they are tokenised.
     """
     ids = []
     for i, span in enumerate(tokenizer.spelled.split(rendered)):
@@ -347,10 +347,10 @@ def tokenize(tokenizer: Tokenizer, rendered: str, whole: Callable[[str], str] = 
 
 
 def _spoilt(value: Any, specials: re.Pattern) -> Any:
-    """Return a JSON value with a mark inside each special token that its texts spell."""
+    """Return a JSON value with a mark inside each special token in its texts."""
     if isinstance(value, str):
         value = value.replace(SPOILT, '')
-        while specials.search(value):  # one may begin in another
+        while specials.search(value):  # they may overlap
             value = specials.sub(lambda found: found[0][0] + SPOILT + found[0][1:], value)
         return value
     if isinstance(value, dict):

@@ -12,8 +12,8 @@ from agentrl_jax.tokens.tokenizer import BytePairTokenizer, library_errors, mark
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
 
-# How text is split before merging, as in the models' own tokenizer.json. Qwen2 takes digits one by
-# one, Llama 3 by up to three; SmolLM splits digits, then like GPT-2.
+# Text is split before merging as in the tokenizer.json of the models. Qwen2 splits digits one by
+# one, Llama 3 into groups of up to three; SmolLM splits digits and then follows GPT-2.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
@@ -28,7 +28,7 @@ def _split_by(pattern: str) -> list:
 
 
 def _pre_tokenizer(kind: str, source: str) -> tuple[list, bool, bool]:
-    """(steps, NFC first, whole words before merges) of a tokenizer.ggml.pre name."""
+    """Return (steps, whether to apply NFC, whether to look up words before merging)."""
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if kind == 'qwen2':
         return _split_by(_WORDS % ''), True, False
@@ -45,25 +45,25 @@ def _pre_tokenizer(kind: str, source: str) -> tuple[list, bool, bool]:
 
 
 def kind_of(pre: str | None, architecture: str | None, source: str) -> str:
-    """The rules of a file: tokenizer.ggml.pre, which conversions of early 2024 did not write.
+    """Return tokenizer.ggml.pre, which conversions of early 2024 did not write.
 
-    All Qwen2 and Qwen3 split texts the same way. Other files are rejected: a wrong rule would give
-    other tokens than in training, without an error.
+    All Qwen2 and Qwen3 models split text in the same way. Other files without it are rejected: a
+    wrong rule would silently produce other tokens than in training.
     """
     if pre is None and architecture in ('qwen2', 'qwen3'):
         return 'qwen2'
     if pre is None:
         raise ValueError(
-            f'{source}: tokenizer.ggml.pre is missing, so how a {reprlib.repr(architecture)} '
-            'splits text is not known: convert the checkpoint again with a newer llama.cpp'
+            f'{source}: tokenizer.ggml.pre is missing, so the text splitting of a '
+            f'{reprlib.repr(architecture)} is unknown: convert it again with a newer llama.cpp'
         )
     return pre
 
 
 def set_rules(backend: tokenizers.Tokenizer, kind: str, source: str) -> None:
     """Set the normaliser and the splitting rules of a kind of model."""
-    steps, nfc, whole_words = _pre_tokenizer(kind, source)
-    backend.model.ignore_merges = whole_words
+    steps, nfc, ignore_merges = _pre_tokenizer(kind, source)
+    backend.model.ignore_merges = ignore_merges
     backend.normalizer = normalizers.NFC() if nfc else None
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
@@ -71,7 +71,7 @@ def set_rules(backend: tokenizers.Tokenizer, kind: str, source: str) -> None:
 def build_byte_pair(
     tokens: list[str], merges: list[tuple[str, str]], added: list[dict], kind: str, source: str
 ) -> tokenizers.Tokenizer:
-    """Byte-level BPE from its vocabulary (by id, '' = unused), merges and added tokens.
+    """Build byte-level BPE from its vocabulary (by id, '' = unused), merges and added tokens.
 
     added: {'content': str, 'special': bool} in ascending order of their ids.
     """
@@ -86,19 +86,19 @@ def build_byte_pair(
 
 
 def load(path: Path) -> BytePairTokenizer:
-    """Tokenizer of a .gguf file (tokenizer.ggml.* and tokenizer.chat_template)."""
+    """Load the tokenizer of a .gguf file (tokenizer.ggml.* and tokenizer.chat_template)."""
     fields = gguf_file.read(path).fields
 
     def read(name: str, kind: type) -> Any:
         value = fields[name] if name in fields else None
         if value is not None and type(value) is not kind:
-            raise ValueError(f'{path}: {name} is {reprlib.repr(value)}, no {kind.__name__}')
+            raise ValueError(f'{path}: {name} is {reprlib.repr(value)}, not {kind.__name__}')
         return value
 
     def read_list(name: str, kind: type) -> list:
         values = read(name, list) or []
         if values and type(values[0]) is not kind:  # an array has values of one type
-            raise ValueError(f'{path}: {name} is {reprlib.repr(values)}, no {kind.__name__}s')
+            raise ValueError(f'{path}: {name} is {reprlib.repr(values)}, not {kind.__name__}s')
         return values
 
     model = read('tokenizer.ggml.model', str)
@@ -112,7 +112,7 @@ def load(path: Path) -> BytePairTokenizer:
     if not texts or not merges or len(kinds) != len(texts):
         raise ValueError(f'{path}: tokenizer.ggml tokens, merges or token_type are missing')
     if any(len(pair) != 2 for pair in merges):
-        raise ValueError(f'{path}: tokenizer.ggml.merges holds one that is no pair')
+        raise ValueError(f'{path}: tokenizer.ggml.merges has an entry that is not a pair')
     rows = list(zip(texts, kinds, strict=True))
     added = [
         {'content': text, 'special': kind == CONTROL}

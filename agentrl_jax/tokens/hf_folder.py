@@ -1,8 +1,8 @@
-"""Tokenizer files of an exported folder, such that `transformers` reads what a run reads.
+"""Tokenizer files of an exported folder, for the same tokens in `transformers` as in a run.
 
-tokenizer.json, and tokenizer_config.json with the chat template and the special tokens. What is
-written is read back and compared on every piece of the vocabulary and on random texts; a difference
-is an error.
+These are tokenizer.json, and tokenizer_config.json with the chat template and special tokens. The
+written files are read back and compared on all pieces of the vocabulary and on random texts. A
+difference is an error.
 """
 
 import json
@@ -25,7 +25,7 @@ COPIED = (
     'merges.txt',
     'chat_template.jinja',
 )
-TEXTS = 2000  # random texts that are compared
+TEXTS = 2000  # number of random texts to compare
 SIGNS = [
     *' \n\t#_O√PX019.,:|<>"\'',
     '  ',
@@ -41,13 +41,13 @@ SIGNS = [
 
 
 def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
-    """Writes the tokenizer of a folder, a .gguf or a .model file; returns it as a run loads it.
+    """Write the tokenizer of a folder, a .gguf or a .model file, and return it as a run loads it.
 
-    Files of a folder are copied, but for special_tokens_map.json, which `transformers` would
-    believe rather than what follows. tokenizer_config.json then says that tokenizer.json is to be
-    taken as it is, which tokens end a turn and pad in a run, and how a chat reads if the template
-    of the source does not say it as a run does. calls: the run was of chats whose messages may have
-    tools, which the template of the source words where it knows them (Chat.opening).
+    Files of a folder are copied, except special_tokens_map.json, because it would override
+    tokenizer_config.json in `transformers`. The new tokenizer_config.json makes `transformers` use
+    tokenizer.json unchanged. It sets the end-of-turn and padding tokens of the run, and the chat
+    template if the source has none or a different one. calls: messages of the run may have tools,
+    rendered by the template of the source if it supports them (Chat.opening).
     """
     tokenizer = load_tokenizer(source)
     for name in COPIED if source.is_dir() else ():
@@ -58,7 +58,7 @@ def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
     path = folder / 'tokenizer_config.json'
     settings = json.loads(path.read_text(encoding='utf-8')) if path.is_file() else {}
     settings |= {
-        # Other classes replace parts of the tokenizer by their own rules.
+        # Other classes replace parts of the tokenizer by built-in rules.
         'tokenizer_class': 'PreTrainedTokenizerFast',
         'clean_up_tokenization_spaces': False,
         'eos_token': tokenizer.decode([tokenizer.eos_ids[0]], show_special=True),
@@ -68,34 +68,34 @@ def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
     wording = chats.spoken(tokenizer)
     if begin := wording.begin:
         settings['bos_token'] = begin
-    said = template
+    chat_template = template
     if calls:
-        said = chats.with_tools(tokenizer, begin)
+        chat_template = chats.with_tools(tokenizer, begin)
     elif template is None or not chats.keeps_thoughts(tokenizer):
-        said = chats.plain_template(begin, chats.thought_of(tokenizer, wording))
-    if said != template:
+        chat_template = chats.plain_template(begin, chats.thought_of(tokenizer, wording))
+    if chat_template != template:
         (folder / 'chat_template.jinja').unlink(missing_ok=True)
-    if said != template or not source.is_dir():
-        settings['chat_template'] = said
+    if chat_template != template or not source.is_dir():
+        settings['chat_template'] = chat_template
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')
     return tokenizer
 
 
 def is_qwen2(folder: Path) -> bool:
-    """Whether tokenizer.json splits and merges text by the rules of Qwen2.
+    """Return whether tokenizer.json splits and merges text by the rules of Qwen2.
 
-    Of a model_type qwen2 `transformers` takes no more than vocabulary and merges from the file, so
-    a tokenizer with other rules must not be written beside it.
+    For model_type qwen2, `transformers` only reads vocabulary and merges from the file, so the
+    export of such a model must not have a tokenizer with other rules.
     """
     spec = json.loads((folder / 'tokenizer.json').read_text(encoding='utf-8'))
     if spec['model']['type'] != 'BPE':
         return False
-    same = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    byte_pair.set_rules(same, 'qwen2', str(folder))
-    own = load_tokenizer(folder)
-    texts = sample_texts(own)
-    return [e.ids for e in same.encode_batch(texts, add_special_tokens=False)] == (
-        own.encode_batch(texts)
+    qwen2_backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    byte_pair.set_rules(qwen2_backend, 'qwen2', str(folder))
+    tokenizer = load_tokenizer(folder)
+    texts = sample_texts(tokenizer)
+    return [e.ids for e in qwen2_backend.encode_batch(texts, add_special_tokens=False)] == (
+        tokenizer.encode_batch(texts)
     )
 
 
@@ -104,24 +104,24 @@ def compare(tokenizer: Tokenizer, folder: Path) -> None:
     written = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
     texts = sample_texts(tokenizer)
     theirs = written.encode_batch(texts, add_special_tokens=False)
-    for text, ours, found in zip(texts, tokenizer.encode_batch(texts), theirs, strict=True):
-        if ours != found.ids:
+    for text, ours, result in zip(texts, tokenizer.encode_batch(texts), theirs, strict=True):
+        if ours != result.ids:
             raise ValueError(
-                f'{folder / "tokenizer.json"} gives other token ids than the run used for '
-                f'{text!r}: {found.ids} and {ours}; this tokenizer cannot be exported'
+                f'{folder / "tokenizer.json"} gives other token ids than the run for '
+                f'{text!r}: {result.ids} and {ours}; this tokenizer cannot be exported'
             )
     read_back = load_tokenizer(folder)
     for field in ('vocab_size', 'pad_id', 'eos_ids'):
-        ours, found = getattr(tokenizer, field), getattr(read_back, field)
-        if ours != found:
-            raise ValueError(f'{folder}: {field} was {ours} in the run and is {found} there')
-    chats.build_chat(read_back)  # its template is the chat of the run, or this says why not
+        ours, result = getattr(tokenizer, field), getattr(read_back, field)
+        if ours != result:
+            raise ValueError(f'{folder}: {field} was {ours} in the run and is {result} there')
+    chats.build_chat(read_back)  # raises if its template differs from the chat of the run
 
 
 def sample_texts(tokenizer: Tokenizer) -> list[str]:
-    """Every text piece and seeded random texts, without texts that spell an added token.
+    """Return all text pieces and seeded random texts, except texts that spell an added token.
 
-    `transformers` reads added tokens as tokens, a run reads them as text.
+    In texts, `transformers` reads added tokens as tokens, while a run reads them as text.
     """
     pieces = [piece.decode('utf-8', errors='ignore') for piece in tokenizer.token_bytes()]
     pieces = [piece for piece in pieces if piece]

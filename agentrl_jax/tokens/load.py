@@ -22,7 +22,7 @@ _Name = Annotated[
 
 
 class _Fields(pydantic.BaseModel, strict=True):
-    """The fields read from a JSON file; others are ignored."""
+    """The fields to read from a JSON file; all other fields are ignored."""
 
 
 class _AddedToken(_Fields):
@@ -73,7 +73,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise ValueError(f'{path}: no tokenizer.json (or SentencePiece tokenizer.model) in it')
     if not path.exists():
         raise ValueError(
-            f'{path}: no such folder or file. Download a model of the HuggingFace hub with: '
+            f'{path}: no such folder or file. Download a model from the HuggingFace hub with: '
             f'hf download <owner>/<name> --local-dir {shlex.quote(str(path))}'
         )
     if path.suffix == '.gguf':
@@ -131,7 +131,7 @@ def _warn_of_gpt2(pre_tokenizer: dict[str, Any] | None, folder: Path) -> None:
     if kind == 'GPT2Tokenizer' and (pre_tokenizer or {}).get('type') != 'ByteLevel':
         print(
             f'WARNING: {folder}: texts are split by the rules of tokenizer.json; transformers 5 '
-            'splits them as GPT-2 does, because tokenizer_class is GPT2Tokenizer',
+            'splits them like GPT-2, because tokenizer_class is GPT2Tokenizer',
             file=sys.stderr,
             flush=True,
         )

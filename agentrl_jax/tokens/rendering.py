@@ -1,7 +1,7 @@
 """Chat templates, rendered by Jinja in this process.
 
-The immutable sandbox keeps a template from files, from Python's internals and from endless ranges.
-The sizes of templates and texts are limited. Nested loops can still take long.
+The immutable sandbox blocks access to files and Python internals, and endless ranges. The sizes of
+templates and texts are limited. Nested loops can still take a long time.
 """
 
 import datetime
@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE = 2**20  # characters
 MAX_TEXT = 2**22
-# Date for templates that use one: a run has the same prompts every day. Llama 3.1's default.
+# Date for templates that use one, fixed for reproducible prompts. It is Llama 3.1's default.
 TODAY = datetime.datetime(2024, 7, 26)
 # Exceptions that expressions of a template can raise
 _FAILURES = (

@@ -1,7 +1,7 @@
-"""Tokenizers: a HuggingFace folder, a .gguf file or a SentencePiece .model behind one class.
+"""Tokenizers: one class for HuggingFace folders, .gguf files and SentencePiece .model files.
 
-Text is data: encode() never yields a special token, whatever the text spells. Special tokens are
-placed by id only (special('<|im_end|>')), so no observation can forge a chat turn.
+Text is data: encode() never returns a special token for any text. Special tokens are only inserted
+by id (special('<|im_end|>')), so an observation cannot forge a chat turn.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.tokens.wording import END_OF_TEXT, IM_END, IM_START, Wording, wording_of
 
 CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
-MOST_IDS = 2**22  # more than any vocabulary has; a list has one entry per id
+MOST_IDS = 2**22  # limit on ids, larger than any vocabulary; lists have one entry per id
 
 
 class Tokenizer:
@@ -34,7 +34,7 @@ class Tokenizer:
         bos: str | None = None,
         named: dict[str, str] | None = None,
     ):
-        """backend: a tokenizers.Tokenizer that reads special tokens in a text as text.
+        """backend: a tokenizers.Tokenizer.
 
         pieces: bytes of every id, b'' for special and unused ids; pad, eos, bos: as declared;
         named: other special tokens of templates, such as {'eos_token': '<|im_end|>'}.
@@ -47,9 +47,9 @@ class Tokenizer:
         self.source = source
         self.vocab_size = len(pieces)
         self.chat_template = chat_template
-        self.bos = bos or ''  # the template's bos_token; '' = none is declared
+        self.bos = bos or ''  # the template's bos_token; '' = not declared
         self.named = named or {}
-        # In a chat a turn ends with <|im_end|>, also where a base model declares <|endoftext|>.
+        # In a chat, a turn ends with <|im_end|>, even if a base model declares <|endoftext|>.
         chat_ends = [name for name in self.chat_format.ends if name in specials]
         ends = [self._id(e) for e in [*chat_ends[:1], *eos, *chat_ends[1:]]]
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
@@ -67,11 +67,11 @@ class Tokenizer:
         if isinstance(token, str):
             return self.special(token)
         if type(token) is not int or not 0 <= token < MOST_IDS:
-            raise ValueError(f'{self.source}: {reprlib.repr(token)} is no id of a token')
+            raise ValueError(f'{self.source}: {reprlib.repr(token)} is not a valid token id')
         return token
 
     def special(self, name: str) -> int:
-        """Id of a special token such as '<|im_end|>'."""
+        """Return the id of a special token such as '<|im_end|>'."""
         if name not in self._specials:
             raise ValueError(
                 f'{self.source}: the tokenizer has no special token {files.in_line(name)}'
@@ -79,38 +79,38 @@ class Tokenizer:
         return self._specials[name]
 
     def special_names(self) -> list[str]:
-        """The special tokens as they are spelled."""
+        """Return the spellings of all special tokens."""
         return list(self._specials)
 
     @functools.cached_property
     def spelled(self) -> re.Pattern:
-        """Finds the special tokens that a text spells, in one group."""
+        """Pattern that matches spellings of special tokens, with one group."""
         names = sorted((name for name in self._specials if len(name) > 1), key=len, reverse=True)
         return re.compile('(' + ('|'.join(map(re.escape, names)) or '(?!)') + ')')
 
     def token_bytes(self) -> list[bytes]:
-        """Bytes of every id; b'' for special, control and unused ids."""
+        """Return the bytes of every id; b'' for special, control and unused ids."""
         return list(self._pieces)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text; special tokens spelled in it are plain text."""
+        """Return the ids of plain text; spelled special tokens are also plain text."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """encode() of each text."""
+        """Encode each text."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def to_json(self) -> str:
-        """The content of a tokenizer.json that gives the same ids."""
+        """Return the content of a tokenizer.json with the same ids."""
         raise NotImplementedError
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Bytes of the ids; special, unused and out-of-range ids have none."""
+        """Return the bytes of ids; special, unused and out-of-range ids have none."""
         return b''.join(self._pieces[i] for i in map(int, ids) if 0 <= i < self.vocab_size)
 
     def decode(self, ids: Iterable[int], *, show_special: bool = False) -> str:
-        """Text of the ids, broken UTF-8 replaced; show_special spells special tokens out."""
+        """Return the text of ids with invalid UTF-8 replaced; show_special: keep special tokens."""
         if not show_special:
             return self.decode_bytes(ids).decode('utf-8', errors='replace')
         names = {i: name.encode() for i, name in self._special_names.items()}
@@ -119,10 +119,10 @@ class Tokenizer:
 
 
 class BytePairTokenizer(Tokenizer):
-    """Byte-level BPE (GPT-2 kind: Qwen, Llama 3, SmolLM) run by the `tokenizers` library."""
+    """Byte-level BPE (as GPT-2: Qwen, Llama 3, SmolLM), run by the `tokenizers` library."""
 
     def __init__(self, backend: Any, *, source: str, **declared: Any):
-        """backend: a tokenizers.Tokenizer whose special added tokens are marked as special."""
+        """backend: a tokenizers.Tokenizer with its special added tokens marked as special."""
         backend.no_truncation()
         backend.no_padding()
         added = backend.get_added_tokens_decoder()
@@ -145,7 +145,7 @@ class BytePairTokenizer(Tokenizer):
 
 
 def gpt2_byte_characters() -> list[str]:
-    """Printable stand-in character of every byte (GPT-2, encoder.py: bytes_to_unicode)."""
+    """Return the printable character for every byte (GPT-2, encoder.py: bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in printable]
     code = {b: b for b in printable} | {b: 256 + n for n, b in enumerate(rest)}
@@ -156,11 +156,11 @@ def _piece_bytes(text: str, byte_of: dict[str, int]) -> bytes:
     try:
         return bytes(byte_of[char] for char in text)
     except KeyError:
-        return text.encode()  # never produced by ByteLevel, but a checkpoint may carry such ids
+        return text.encode()  # never produced by ByteLevel, but checkpoints may contain these ids
 
 
 def mark_specials(added_tokens: list[dict]) -> list[dict]:
-    """Added tokens with every '<|...|>' marked special, so that text can never yield one."""
+    """Mark every added token '<|...|>' as special, so that text never encodes to it."""
     marker = re.compile(r'<\|.*\|>', re.DOTALL)
     return [
         token | {'special': token['special'] or bool(marker.fullmatch(token['content']))}
@@ -170,13 +170,13 @@ def mark_specials(added_tokens: list[dict]) -> list[dict]:
 
 @contextlib.contextmanager
 def library_errors(source: str) -> Iterator[None]:
-    """Raise errors of the `tokenizers` library as a ValueError that names the source.
+    """Convert errors of the `tokenizers` library to ValueErrors with the source.
 
-    The library raises Exception itself, and PanicException, a BaseException, if Rust fails.
+    The library raises plain Exceptions, and PanicException, a BaseException, if Rust panics.
     """
     try:
         yield
     except BaseException as error:
         if type(error) is not Exception and type(error).__name__ != 'PanicException':
             raise
-        raise ValueError(f'{source}: no tokenizer ({files.in_line(str(error))})') from error
+        raise ValueError(f'{source}: invalid tokenizer ({files.in_line(str(error))})') from error

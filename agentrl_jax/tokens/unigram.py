@@ -1,7 +1,7 @@
-"""SentencePiece's unigram models as tokenizer.json, which the `tokenizers` library runs.
+"""SentencePiece unigram models as tokenizer.json, run by the `tokenizers` library.
 
-What encodes here is what `transformers` loads from an export, so both give the same ids. They are
-those of SentencePiece but for ties that its float32 sums decide by rounding (thousands of tokens
+Exports contain the same tokenizer.json, so `transformers` gives the same ids. The ids are equal to
+SentencePiece's except for ties that its float32 sums decide by rounding (in thousands of tokens
 without a break).
 """
 
@@ -28,8 +28,8 @@ PROBES = [
     'aaaaaaaaaaaa',
 ]
 SUPPORTED = (
-    'supported are unigram models with byte_fallback, normalization_rule_name=identity and neither '
-    'add_dummy_prefix nor remove_extra_whitespaces'
+    'supported are unigram models with byte_fallback, normalization_rule_name=identity and without '
+    'add_dummy_prefix and remove_extra_whitespaces'
 )
 NORMALIZER = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': SPACE}
 DECODER = {
@@ -43,10 +43,10 @@ DECODER = {
 
 
 class UnigramTokenizer(Tokenizer):
-    """A unigram model with byte fallback; its added tokens are the special ones."""
+    """A unigram model with byte fallback; its added tokens are special tokens."""
 
     def __init__(self, spec: dict[str, Any], *, source: str, **declared: Any):
-        """spec: the content of a tokenizer.json as `spec_of` writes it."""
+        """spec: the content of a tokenizer.json, as returned by `spec_of`."""
         self._spec = spec
         with library_errors(source):
             backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
@@ -71,26 +71,26 @@ def _bytes(piece: str) -> bytes:
 
 
 def load_model(model: bytes, source: str) -> UnigramTokenizer:
-    """Tokenizer of a serialised SentencePiece model; its control symbols are the special tokens."""
+    """Load a serialised SentencePiece model; its control symbols become special tokens."""
     return from_spec(spec_of(model, source), source)
 
 
 def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramTokenizer:
-    """Tokenizer of a tokenizer.json that `spec_of` wrote; anything else is refused."""
+    """Load a tokenizer.json in the format of `spec_of`; ValueError for any other format."""
     _check_vocabulary(spec, source)
     model = spec['model']
     texts, specials = _texts_and_specials(spec)
     if SPACE not in texts:
         raise ValueError(
-            f'{source}: the model has no piece for a blank, so {SPACE!r} would replace every blank '
+            f'{source}: the model has no piece for a space, so {SPACE!r} would replace every space '
             "of a decoded text; train it again with ' ' among its user-defined symbols"
         )
     form = _spec(model['vocab'], model['unk_id'], texts, specials, source)
     for part in ('normalizer', 'pre_tokenizer', 'decoder', 'model'):
         if part not in spec or spec[part] != form[part]:
             raise ValueError(
-                f'{source}: a unigram tokenizer whose {part} is not the one that this project '
-                'writes; only byte-level BPE and its own unigram tokenizers are supported'
+                f'{source}: a unigram tokenizer with an unsupported {part}; only byte-level BPE '
+                'and unigram tokenizers written by this project are supported'
             )
     missing = [name for name in CHAT_SPECIALS if name not in specials]
     if missing:
@@ -112,7 +112,7 @@ def _check_vocabulary(spec: dict[str, Any], source: str) -> None:
         pieces[model.unk_id]  # IndexError past the end
     except (pydantic.ValidationError, IndexError) as error:
         raise ValueError(
-            f'{source}: its model has no pairs of pieces and scores, or no unk_id'
+            f'{source}: the model must have pairs of pieces and scores, and an unk_id'
         ) from error
     for token in spec['added_tokens']:
         i = token['id']
@@ -122,7 +122,7 @@ def _check_vocabulary(spec: dict[str, Any], source: str) -> None:
 
 
 def _texts_and_specials(spec: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
-    """(pieces that text can contain, special tokens)."""
+    """Return (pieces that text can contain, special tokens)."""
     specials = {token['content']: token['id'] for token in spec['added_tokens']}
     pieces = [text for text, _ in spec['model']['vocab']]
     unknown = pieces[spec['model']['unk_id']]
@@ -131,7 +131,7 @@ def _texts_and_specials(spec: dict[str, Any]) -> tuple[list[str], dict[str, int]
 
 
 def spec_of(model: bytes, source: str) -> dict[str, Any]:
-    """The content of tokenizer.json for a serialised SentencePiece model."""
+    """Return the content of tokenizer.json for a serialised SentencePiece model."""
     import sentencepiece
 
     reference = sentencepiece.SentencePieceProcessor()
@@ -144,11 +144,11 @@ def spec_of(model: bytes, source: str) -> dict[str, Any]:
         raise ValueError(f'{source}: a model without byte_fallback; {SUPPORTED}')
     pieces = [reference.IdToPiece(i) for i in range(size)]
     scores = [reference.GetScore(i) for i in range(size)]
-    # Symbols of the user have score 0, which a logarithm of a probability below one cannot be.
+    # User-defined symbols have score 0, which cannot be the logarithm of a probability below 1.
     specials = {pieces[i]: i for i in range(size) if reference.IsControl(i)}
     silent = {i for i in range(size) if reference.IsControl(i) or reference.IsByte(i)}
     silent.add(reference.unk_id())
-    lowest = min(scores)  # of what is never reached: text is split inside these names
+    lowest = min(scores)  # for unreachable pieces: text is split inside their names
     vocab, texts = [], []
     for i, piece in enumerate(pieces):
         if i in silent:
@@ -170,7 +170,7 @@ def _check_same(spec: dict[str, Any], reference: Any, texts: list[str], source: 
     for text, one, other in zip(texts, ours, reference.EncodeAsIds(texts), strict=True):
         if one != other:
             raise ValueError(
-                f'{source}: {text!r} would not become the ids that SentencePiece gives; {SUPPORTED}'
+                f'{source}: {text!r} would have other ids than in SentencePiece; {SUPPORTED}'
             )
 
 
@@ -196,8 +196,8 @@ def _spec(
             for name, i in specials.items()
         ],
         'normalizer': NORMALIZER,
-        # The model would find the names of bytes, controls and the unknown piece in a text that
-        # spells them; SentencePiece does not. No other piece reaches over this border.
+        # Unlike SentencePiece, the model would match the names of bytes, controls and the unknown
+        # piece in text. Splitting after their '<' prevents this; no other piece spans this border.
         'pre_tokenizer': {
             'type': 'Split',
             'pattern': {'Regex': f'<(?={_borders(names)})'},
@@ -211,25 +211,25 @@ def _spec(
 
 
 def _borders(names: list[str]) -> str:
-    """What may follow the '<' of a name that text must not reach, as a regular expression."""
+    """Return a regular expression of the rest, after '<', of names that text must not match."""
     rest = '|'.join(re.escape(name[1:]) for name in names)
     return rf'0x[0-9A-F]{{2}}>|{rest}'
 
 
 def _check_names(texts: list[str], names: list[str], source: str) -> None:
-    """Raise ValueError for text pieces with the start of a name: they could be cut in two."""
+    """Raise ValueError for text pieces that contain the start of a name: they could be split."""
     bytes_ = [f'<0x{i:02X}>' for i in range(256)]
     for name in names:
         if not name.startswith('<') or len(name) < 2:
-            raise ValueError(f"{source}: the name of {reprlib.repr(name)} must begin with '<'")
+            raise ValueError(f"{source}: the name of {reprlib.repr(name)} must start with '<'")
     ends = tuple(name[1:] for name in [*names, *bytes_])
-    begun = {end[:length] for end in ends for length in range(1, len(end) + 1)}
+    prefixes = {end[:length] for end in ends for length in range(1, len(end) + 1)}
     longest = max(map(len, ends))
     for piece in texts:
-        for found in re.finditer('<', piece):
-            rest = piece[found.end() : found.end() + longest + 1]
-            if rest in begun or rest.startswith(ends):
+        for match in re.finditer('<', piece):
+            rest = piece[match.end() : match.end() + longest + 1]
+            if rest in prefixes or rest.startswith(ends):
                 raise ValueError(
-                    f'{source}: the piece {reprlib.repr(piece)} begins like the name of a byte or '
+                    f'{source}: the piece {reprlib.repr(piece)} starts like the name of a byte or '
                     'special token'
                 )

@@ -1,4 +1,4 @@
-"""The families of chat templates that are supported: which marks part the messages of a chat."""
+"""Supported families of chat templates: the markers between messages."""
 
 import dataclasses
 from typing import Literal
@@ -8,7 +8,7 @@ IM_START, IM_END, END_OF_TEXT = '<|im_start|>', '<|im_end|>', '<|endoftext|>'
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
-    """A message is start, role, role_end, space, its text, end, after; text between special tokens
+    """A message is start, role, role_end, space, its text, end, after. Text between special tokens
     is tokenised in one piece."""
 
     name: str
@@ -17,11 +17,11 @@ class Wording:
     space: str
     end: str
     after: str
-    ends: tuple[str, ...]  # that end a turn: its own first; the last pads where nothing is declared
-    begin: str = ''  # of every chat, as the template's bos_token is
-    calls: Literal['tags', 'object'] = 'tags'  # <tool_call>{...}</tool_call>, or nothing but {...}
+    ends: tuple[str, ...]  # tokens that end a turn, `end` first; the last is the default padding
+    begin: str = ''  # in front of every chat, as the template's bos_token
+    calls: Literal['tags', 'object'] = 'tags'  # <tool_call>{...}</tool_call>, or only {...}
     call: str = ''  # may announce a call
-    strips: bool = False  # the template takes white space off the ends of a message
+    strips: bool = False  # the template strips white space from the ends of a message
 
 
 CHAT_ML = Wording(

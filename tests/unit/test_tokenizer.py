@@ -289,5 +289,5 @@ def test_texts_of_every_world_come_back_from_every_small_tokenizer(name):
 def test_a_model_without_a_piece_for_the_blank_is_rejected():
     letters = 'ab'
     model = demo_tokenizer.fit(['<think>'], list(letters) * 2, 263, letters)
-    with pytest.raises(ValueError, match='x.model: the model has no piece for a blank'):
+    with pytest.raises(ValueError, match='x.model: the model has no piece for a space'):
         unigram.load_model(model, 'x.model')
