@@ -193,8 +193,8 @@ class HostRollout:
     def grace(self) -> float:
         """Return how long rows that could sample wait for another reply: one step, or 0 seconds.
 
-        They wait if replies take less than a step. If most rows wait for replies, they also wait
-        for slower ones, up to `poll` steps: rows that sample together need fewer steps in total.
+        They wait if replies take less than a step or, if most rows are waiting, less than `poll`
+        steps: rows that sample together need fewer steps in total.
         """
         steps = self.poll if len(self.calls.under_way) > self.live.sum() else 1
         return self.step_s if self.calls.reply_s < self.step_s * steps else 0.0

@@ -29,8 +29,8 @@ from agentrl_jax.types import EpisodeStop, Params, Rollout
 
 @dataclasses.dataclass(eq=False)
 class PartialRollout(HostRollout):
-    """The episodes of the s + 1 steps that are in flight: row (t mod s + 1) E + b of the record is
-    row b of the rollout of step t."""
+    """Episodes of the s + 1 steps in flight; row b of step t is row (t mod (s + 1)) E + b of the
+    record, with E episodes per step."""
 
     _: dataclasses.KW_ONLY
     staleness: int

@@ -383,8 +383,7 @@ def with_choice(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Add a column without a token to (after, through).
 
-    It is allowed if a column shared by several tokens is: then there is a choice, even if only one
-    other bit is set.
+    It is allowed if a column shared by several tokens is, because these tokens are a choice.
     """
     shared = np.bincount(classes, minlength=after.shape[1]) > 1
     choice = np.where((after[:, shared] >= 0).any(1, keepdims=True), 0, -1)

@@ -1,11 +1,11 @@
 """Tables of text lines that are known in advance: token ids by row, joined on the device.
 
-The tokens of a text are the concatenated tokens of its lines, because tokenizers do not merge
-across a newline. However, the split of white space at the end of a line may depend on the next
-line. GPT-2's rule (SmolLM2) takes a full run of white space at the end of a text or in front of a
-digit, but leaves its last character in front of anything else. These lines have several rows in the
-table, one per kind of next line, and the device selects the row that fits. build_line_table finds
-them by trial, and raises an error with the two lines if no rows can keep them separate.
+The tokens of a text are the concatenated tokens of its lines if the tokenizer does not merge across
+newlines. However, the tokens of white space at the end of a line may depend on the next line.
+GPT-2's rule (SmolLM2) takes a full run of white space at the end of a text or in front of a digit,
+but leaves its last character in front of anything else. These lines have several rows in the table,
+one per kind of next line, and the device selects the row that fits. build_line_table finds them by
+trial, and raises an error with the two lines if no rows can keep them separate.
 
 An observation may also consist of pieces, several of which form a row: texts without a newline,
 such as a cell or a digit. Their tokens must be the same wherever they can occur (check_rows).

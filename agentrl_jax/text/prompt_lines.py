@@ -45,8 +45,8 @@ def check_hints(tokenizer, families) -> None:
     next_lines = [line for name in ('header', 'observation') for line in families[name]]
     if moved := line_tables.looking_ahead(tokenizer, lines, [line for line in next_lines if line]):
         raise ValueError(
-            f'the tokens of {next(iter(moved.values()))!r}, a line of a hint, depend on the line '
-            'after it: set env.hint and opd.privileged to none, or use another tokenizer'
+            f'the tokens of the hint line {next(iter(moved.values()))!r} depend on the next '
+            'line: set env.hint and opd.privileged to none, or use another tokenizer'
         )
 
 

@@ -40,7 +40,7 @@ def turn_stop(
     """Return (TurnStop of each row after a token int32 [S], updated count, updated answer).
 
     live bool [S]: rows that sampled the token. count int32 [S]: tokens of the answer. answer: state
-    of its reader, with advance(answer, token, live) -> answer and matched(answer) -> bool [S].
+    of its parser, with advance(answer, token, live) -> answer and matched(answer) -> bool [S].
     """
     eos = jnp.isin(token, eos_ids) & live
     answer = advance(answer, token, live)
