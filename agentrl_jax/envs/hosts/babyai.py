@@ -1,7 +1,7 @@
 """BabyAI as served by AgentGym: the device environment through the World interface.
 
 Items are AgentGym's numbers, 40 x seed + level; texts, rewards and episode ends follow its wrapper.
-The rules are JAX programs. Of all served worlds, only this file and device.py import JAX.
+The rules are JAX programs. No other served world except device.py imports JAX.
 """
 
 import functools

@@ -145,7 +145,7 @@ class OpenEnvEnvironment(Play, HostEnvironment):
 
     num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000
 
-    name, here = 'openenv', False  # Play comes first: its instruction is a field
+    name, here = 'openenv', False  # Play is the first base: its instruction is a field
 
     def check(self) -> None:
         importlib.import_module('websockets')

@@ -63,9 +63,7 @@ class Limits:
     workers: Annotated[int, In(1, 1024)] = 1  # processes
     worlds: Annotated[int, In(1, 65536)] = 64  # open worlds per worker
     lease_s: Annotated[float, In(0.1, 7 * DAY_S)] = 600.0  # idle time until a world is closed
-    step_s: Annotated[float, In(0.1, DAY_S)] = (
-        60.0  # timeout of a reset or step; it loses the world
-    )
+    step_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # of a reset or step, then the world is lost
     most_chars: Annotated[int, In(1, 2**26)] = 2**20  # per observation
     most_bytes: Annotated[int, In(1024, 2**28)] = 2**20  # per request
     worker_mb: Annotated[float, In(64, 2**24)] = 4096.0  # resident; above it, the worker restarts

@@ -162,7 +162,7 @@ class WorkerKeeper(Keeper):
         }
         message |= {'figures': reply.figures} if reply.figures else {}
         message |= {} if reply.valid is None else {'valid': bool(reply.valid)}
-        details = getattr(self.world, 'details', dict)  # further fields of AgentGym's server
+        details = getattr(self.world, 'details', dict)  # additional fields of AgentGym's server
         return message | details()
 
 
@@ -257,7 +257,7 @@ class Worker:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=self.limit,
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu'},  # accelerators are the run's
+            env={**os.environ, 'JAX_PLATFORMS': 'cpu'},  # accelerators belong to the run
             start_new_session=True,
         )
         self.life += 1
@@ -281,7 +281,7 @@ class Worker:
         self._asked.clear()
 
     def kill(self) -> None:
-        """Kill the process group; `run` starts the worker again, without its worlds."""
+        """Kill the process group; `run` restarts the worker, without its worlds."""
         if self._process is not None:
             children.kill_group(self._process.pid)
 

@@ -1,7 +1,7 @@
 """A harness that tests what a pretrained model may know: the colour of a thing.
 
 A prize is in one of six boxes, and the first message names a thing with the colour of its box.
-The policy names up to three boxes. Validation and test items use things of their own.
+The policy names up to three boxes. Things in validation and test items never occur in training.
 """
 
 from agentrl_jax.envs.hosts.harness.boxes import Client

@@ -214,7 +214,7 @@ def mt_grpo_turn(steps: Sequence[Step], tags: Tags, golds: Golds) -> float:
 
 
 def mt_grpo_outcome(steps: Sequence[Step], tags: Tags, golds: Golds) -> float:
-    """Return R_O: an answer contains or equals a gold answer, plus the format; needs no search."""
+    """Return R_O: .5 if the answer has a gold answer, 1 if it equals one, plus the format."""
     answer = last_answer(steps, tags)
     score = PRESENT * golds.within(answer) + EXACT * golds.equal(answer)
     return score + WEIGHT * (format_score(steps, tags) + tag_count(steps, tags))

@@ -48,8 +48,7 @@ class Play(Calls):
     normaliser: Annotated[str, OneOf(NORMALISERS)] = 'squad'  # for comparing answers
     retries: bool = True  # the policy may answer again after a wrong answer, as in AgentGym
     turns: Annotated[int, ZERO] = 0  # the last of them earns the outcome; 0: env.max_turns cuts
-    calls: Annotated[int, ZERO] = 0  # the call that ends an episode unanswered (MT-GRPO: 2); 0 = no
-    # limit
+    calls: Annotated[int, ZERO] = 0  # this call ends an episode unanswered (MT-GRPO: 2); 0 = none
     topk: Annotated[int, ZERO] = 0  # documents per result; 0 = the dialect's: 3, MT-GRPO 1
     corpus: str = ''  # http://... of a retriever, folder of an index, or file; '' = countries
     questions: tuple[str, ...] = ()  # train, validation and test files; () = about countries

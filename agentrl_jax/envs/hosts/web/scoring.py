@@ -59,7 +59,7 @@ def plain(text: str) -> str:
 
 
 def includes(text: str, part: str, *, as_word: bool = False) -> bool:
-    """as_word: a one-character part must be a separate word of the text, so 0 is not in 10."""
+    """Return whether a text contains a part; as_word: a single character must be a word."""
     text, part = plain(text), plain(part)
     return words.has_word(text, part) if as_word and len(part) == 1 else part in text
 

@@ -44,7 +44,7 @@ RULES = tuple(
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text where a final period becomes a separate word."""
+    """Split a text into sentences; the final period of a sentence is a separate word."""
     cuts = [match.end() for match in END.finditer(text) if match['ends'] is not None]
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 

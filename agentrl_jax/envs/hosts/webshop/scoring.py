@@ -30,7 +30,7 @@ WORD = re.compile(r'\w+')
 NO_WORD = re.compile(r'\W')
 STOP = frozenset('a an and by for from in of on or the to with'.split())
 LATIN = dict.fromkeys(range(128, 256))
-# A value is compared by the first colour that it contains: 'dark blue' is blue, 'dark wood' dark
+# A value is compared by the first of these in it: 'dark blue' is blue, 'dark wood' is dark
 COLORS = (
     'alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown '
     'burgundy camel camo caramel champagne charcoal cheetah chestnut chocolate christmas coffee '
@@ -47,7 +47,7 @@ COLORS = (
 class Score:
     total: float
     type: float
-    attributes: float  # shares
+    attributes: float  # fraction, as the next two
     options: float
     price: float
 
