@@ -395,7 +395,7 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, settings: RolloutSettings) -> Calla
 
 
 def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> int:
-    """Return the worst-case number of tokens of an episode; ValueError if no turn fits."""
+    """Return the worst-case tokens of an episode; ValueError if its first turn does not fit."""
     prefix, turn = task.prefix.shape[0], task.width + max_response
     if prefix + turn > max_tokens:
         raise ValueError(

@@ -254,7 +254,7 @@ class HostCollect:
 
 
 def counters_of(played: HostRollout) -> dict[str, np.ndarray]:
-    """Return the same counters as a device rollout, and hosts/ counters; all of this process."""
+    """Return the counters of a device rollout plus hosts/ counters, for this process."""
     counted, steps = played.counted, played.counted['steps']
     slots = steps * len(played.slots)
     counters = {

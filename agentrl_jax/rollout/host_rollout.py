@@ -355,7 +355,7 @@ class HostRollout:
         self.enqueue(slot, at, unread)
 
     def enqueue(self, slot: Slot, at: int, unread: np.ndarray) -> None:
-        """Queue a prompt for reading from a cache position on, or for copying from another slot."""
+        """Queue a prompt for reading at a cache position, or for copying from another slot."""
         width, is_start = self.programs.width, at == self.opens_at
         shares = is_start and not self.settings.window
         donor, shared = self.donor(slot, unread) if shares else (None, 0)
@@ -380,7 +380,7 @@ class HostRollout:
         best, longest = None, 0
         for other in self.slots[first : first + rows]:
             size = min(len(other.opening), len(unread))
-            # A slot that is still to copy its full opening is not a donor; its own donor is.
+            # A slot that waits to copy its full opening is not a donor; its own donor is.
             waits = not other.chunks and other.read < len(other.opening)
             if other is slot or waits or size <= longest:
                 continue
@@ -425,7 +425,7 @@ class HostRollout:
         self.state = self.programs.copy(self.state, self.ends, block.reshape(-1, block.shape[2]))
 
     def head(self, slot: Slot, at: int, count: int) -> tuple[int, ...]:
-        """Return the head of a line for the device: `count` tokens from cache position `at` on."""
+        """Return the head of a line for the device, for `count` tokens at cache position `at`."""
         last = int(not slot.chunks)
         is_opening_end = at + count == self.opens_at + len(slot.opening)
         numbers = slot.number % self.settings.slots, at, count, *self.draws(slot)

@@ -30,8 +30,8 @@ class Slot:
     heard: Response | None = None  # the last one with a reply
     branch: int = 0  # conversation that the cache holds
     context: int = 0  # tokens of that conversation
-    cut: EpisodeStop = EpisodeStop.NONE  # reason why the final reward is requested. The environment
-    cuts: int = 0  # may continue with a shorter conversation; this is the number of these requests
+    cut: EpisodeStop = EpisodeStop.NONE  # why the final reward is requested; NONE: it is not
+    cuts: int = 0  # number of these requests; the environment may continue with a shorter prompt
     chunks: collections.deque = dataclasses.field(default_factory=collections.deque)
     # First tokens of the cache after the common prefix
     opening: np.ndarray = dataclasses.field(default_factory=lambda: NOTHING)

@@ -128,7 +128,7 @@ class PoolKeeper(Keeper):
     def _repeat(self, request: Request) -> None:
         """Replay the episode so far in a fresh environment."""
         if not self.world.deterministic:
-            raise WorldError('the environment failed and is not deterministic, so no replay')
+            raise WorldError('the environment failed and cannot be replayed: not deterministic')
         rerun = [Reply(self.world.reset(request.item)), *map(self.world.step, request.actions[:-1])]
         rerun = [self._taken(reply, request) for reply in rerun]
         for turn, (now, before) in enumerate(zip(rerun, request.replies, strict=True)):

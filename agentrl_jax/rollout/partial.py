@@ -11,8 +11,8 @@ discarded. An episode of step t starts under the weights of step t - s or later.
 Each turn is read and sampled under the weights of a single step. Rows that are sampling when the
 last episode of a step ends finish their answers, and partly read prompts are read again. Caches are
 only copied between rows that started under the same weights, which also computed their common
-prefix. The computation of a turn therefore depends only on its tokens and on the weight versions of
-its episode's turns, and a run with recorded versions (versions.py) can be repeated bit for bit.
+prefix. The cache of a turn therefore depends only on its tokens and on the weight versions of its
+episode's turns, and a run with recorded versions (versions.py) can be repeated bit for bit.
 """
 
 import dataclasses

@@ -153,7 +153,7 @@ def object_of(line: bytes, where: str) -> dict[str, Any]:
 
 
 def begun(path: str | Path, step: int) -> int:
-    """Return the number of training episodes from `step` on in a log; 0 if the log is damaged."""
+    """Return the number of logged training episodes since `step`; 0 if the log is damaged."""
     if not Path(path).exists():
         return 0
     try:
@@ -169,7 +169,7 @@ def begun(path: str | Path, step: int) -> int:
 
 
 def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
-    """Return the lines from `step` on, reading a log backwards from its end.
+    """Return the lines of `step` and later steps, reading a log backwards from its end.
 
     For logs that are still being written, which are large in a long run. [] if there is no file.
     """
@@ -189,7 +189,7 @@ def newest(path: str | Path, step: int) -> list[dict[str, Any]]:
 
 
 def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | None:
-    """Drop the lines from `step` on, for a run that resumes there.
+    """Drop the lines of `step` and later steps, for a run that resumes at `step`.
 
     A run does not need the log of past steps. A damaged log is therefore renamed, a new one is
     started, and the new name of the damaged one is returned. None: the log was intact.

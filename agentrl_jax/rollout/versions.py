@@ -39,7 +39,7 @@ def line_of(line: bytes, where: str) -> dict[str, Any]:
 
 
 class Plan:
-    """The recorded versions of a run, for a replay from step `first` on."""
+    """The recorded versions of a run, for a replay that starts at step `first`."""
 
     def __init__(self, path: str | Path, first: int, episodes: int):
         """episodes: number per step. Streams number the episodes of all steps of the run."""

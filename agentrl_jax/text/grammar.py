@@ -65,10 +65,8 @@ class Grammar:
     columns: jax.Array  # int32 [U]  ids of tokens with separate columns, ascending
     classes: jax.Array | None  # int32 [V + 1]  column of every token with free text, and of ids
     # beyond the vocabulary; None: only the U tokens are ever allowed
-    after: (
-        jax.Array
-    )  # int16 [Q, C]  next state; -1 = not allowed. With classes, the last column has
-    # no token: it is allowed if a column shared by several tokens is allowed (with_choice)
+    after: jax.Array  # int16 [Q, C]  next state; -1 = not allowed. With classes, the last column
+    # has no token: it is allowed if a column shared by several tokens is (with_choice)
     through: jax.Array | None  # uint32 [Q, C, N / 32]  bits of the first actions that can follow;
     # None: all actions are on offer
     forced: jax.Array | None  # int32 [Q]  next state, the start of an ending, if only `reserve`

@@ -81,7 +81,7 @@ def render(template: str, messages: list[dict], **fields: Any) -> str:
             if length > MAX_TEXT:
                 raise TemplateError(f'it renders more than {MAX_TEXT:,} characters')
         text = ''.join(parts)
-        text.encode()  # raises for half of a surrogate pair
+        text.encode()  # raises for lone surrogates
     except _FAILURES as error:
         raise TemplateError(str(error) or type(error).__name__) from error
     return text
