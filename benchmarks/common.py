@@ -1,8 +1,8 @@
-"""What the benchmarks share: one pinned core, alternating runs, the same weights in torch, output.
+"""Shared code of the benchmarks: pinning, alternating timers, the same weights in torch, output.
 
-Other processes on the machine disturb wall clock far more than CPU time, so on a CPU everything is
-counted in CPU-seconds of this process on one core; on an accelerator in seconds of the wall clock.
-A and B take turns (A B A B ...), so that a slow minute hits both; a ratio is one of medians.
+On a CPU, all times are CPU-seconds of this process on one core, because other processes disturb
+them far less than wall-clock time. On an accelerator, they are wall-clock seconds. A and B
+alternate (A B A B ...), so that slow periods affect both; ratios are ratios of medians.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import DRAWN, Model, weights
 
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
-PINNED = 'BENCHMARK_IS_PINNED'  # set in the environment of a program that pin started anew
+PINNED = 'BENCHMARK_IS_PINNED'  # environment variable: pin() has restarted the program
 # A policy of 5 million parameters: small enough for a CPU, large enough that matmuls dominate.
 SHAPE = dict(hidden_size=256, intermediate_size=1024, num_layers=4, num_heads=4, num_kv_heads=2)
 SMALL_VOCAB, QWEN_VOCAB = 4096, 151936
@@ -36,16 +36,15 @@ def parse_arguments(description: str, **defaults: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     for name, value in defaults.items():
         parser.add_argument('--' + name.replace('_', '-'), type=type(value), default=value)
-    parser.add_argument('--core', type=int, default=0, help='CPU core to stay on; -1: any')
+    parser.add_argument('--core', type=int, default=0, help='CPU core to run on; -1: any')
     parser.add_argument('--json', type=Path, help='also write the result to this file')
     return parser.parse_args()
 
 
 def pin(core: int) -> None:
-    """Keeps this program on one core with one thread; -1: leaves it as it is.
+    """Run this program on one core with one thread; core=-1 changes nothing.
 
-    XLA reads its flags and starts its threads while modules are imported, so the program is started
-    anew with these settings.
+    XLA reads its flags and starts its threads at import time, so this restarts the program.
     """
     if core < 0 or PINNED in os.environ:
         return
@@ -61,7 +60,7 @@ def pin(core: int) -> None:
 def import_optional(
     name: str, install: str = 'the test requirements: pip install -r requirements-test.txt'
 ) -> ModuleType:
-    """A package that only comparisons need; install: what to install for it."""
+    """Import a package that only comparisons need; install: advice for the error message."""
     os.environ['HF_HUB_OFFLINE'] = '1'
     try:
         return importlib.import_module(name)
@@ -72,12 +71,12 @@ def import_optional(
 
 
 def clock() -> float:
-    """Seconds that count: of this process's CPU, or of the wall where an accelerator works."""
+    """CPU-seconds of this process on a CPU, wall-clock seconds on an accelerator."""
     return time.process_time() if jax.default_backend() == 'cpu' else time.perf_counter()
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """Seconds of one call, its result waited for."""
+    """Seconds of one call, including the wait for its result."""
     start = clock()
     jax.block_until_ready(call())
     return clock() - start
@@ -86,7 +85,7 @@ def seconds(call: Callable[[], Any]) -> float:
 def alternate(
     calls: dict[str, Callable[[], Any]], repeats: int, warm: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each call, by name, taking turns, after `warm` rounds to compile and warm up."""
+    """Seconds of each call by name, alternating, after `warm` rounds of compiling and warm-up."""
     for call in [*calls.values()] * warm:
         jax.block_until_ready(call())
     times = {name: [] for name in calls}
@@ -101,7 +100,7 @@ def medians(times: dict[str, list[float]]) -> dict[str, float]:
 
 
 def compare(times: dict[str, list[float]], ours: str, other: str) -> dict[str, float]:
-    """Medians, and how many times as long the other took: median and range over the pairs."""
+    """Medians of both, and the speed-up over the other: median and range over the pairs."""
     ratios = [b / a for a, b in zip(times[ours], times[other], strict=True)]
     return {
         'ours_s': statistics.median(times[ours]),
@@ -162,7 +161,7 @@ def hf_model(params: Any, config: Model) -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """Where and in what company this ran."""
+    """The machine and its load."""
     return {
         'device': jax.devices()[0].device_kind,
         'backend': jax.default_backend(),
@@ -174,7 +173,7 @@ def machine() -> dict[str, Any]:
 
 
 def note(sentence: str) -> None:
-    """What is known before the end."""
+    """Print a remark while the benchmark runs."""
     print(sentence, file=sys.stderr, flush=True)
 
 
@@ -192,7 +191,7 @@ def _cell(x: Any) -> str:
 
 
 def emit(name: str, result: dict[str, Any], path: Path | None) -> None:
-    """Prints the result as one line of JSON, and writes it where asked."""
+    """Print the result as one line of JSON, and write it to `path` if set."""
     result = {'benchmark': name, 'machine': machine(), **result}
     print(json.dumps(result))
     if path is not None:

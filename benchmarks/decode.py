@@ -1,11 +1,11 @@
-"""Reading prompts and sampling answers in one turn: ours beside HuggingFace `generate`.
+"""Reading prompts and sampling answers of one turn, compared with HuggingFace `generate`.
 
   python -m benchmarks.decode [--vocab=151936 --batch=8] [--json=PATH]
 
 Both sides have the same random weights, prompts and lengths, and alternate in one process. Ours is
 one program: a block forward pass into the cache, then a loop of sampling.sample and
-Model.forward_cached, the parts that rollout.collect is made of. "same tokens" is the share of the
-greedy answers on which both agree.
+Model.forward_cached, as in rollout.collect. "same tokens" is the share of greedy tokens that are
+the same on both sides.
 """
 
 import functools
@@ -36,7 +36,7 @@ def generate(
     temperature: float,
     top_p: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Tokens int32 [B, new] sampled behind prompt int32 [B, P], and their log-probabilities."""
+    """Sample tokens int32 [B, new] after prompt int32 [B, P]; return them and their logprobs."""
     rows, length = prompt.shape
     cache = config.init_cache(rows, length + new)
     positions = jnp.broadcast_to(jnp.arange(length), prompt.shape)
@@ -61,12 +61,12 @@ def generate(
         jnp.zeros((rows, new), jnp.float32),
     )
     hidden, _, tokens, logprobs = jax.lax.fori_loop(0, new - 1, step, start)
-    token, logprob = sample(new - 1, hidden)  # nobody needs the hidden state behind the last one
+    token, logprob = sample(new - 1, hidden)  # no forward pass after the last token
     return tokens.at[:, -1].set(token), logprobs.at[:, -1].set(logprob)
 
 
 def hf_generate(model: Any, prompt: np.ndarray, new: int, mode: dict[str, float]) -> np.ndarray:
-    """The same by transformers; [B, new]."""
+    """The same with transformers; [B, new]."""
     torch = common.import_optional('torch')
     ids = torch.tensor(prompt, dtype=torch.long, device=model.device)
     sampled = dict(do_sample=False)
@@ -90,14 +90,14 @@ def hf_generate(model: Any, prompt: np.ndarray, new: int, mode: dict[str, float]
 def run(
     *, vocab: int, batch: int, prompt: int, new: int, repeats: int, modes: str, **shape: int
 ) -> dict[str, Any]:
-    """All measurements, as the dictionary that is printed."""
+    """Return all measurements as a dictionary."""
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
-    found = limits.measure()
+    device_limits = limits.measure()
     model = common.hf_model(params, config)
     tokens = np.random.default_rng(0).integers(1, vocab, (batch, prompt)).astype(np.int32)
     key, out = jax.random.key(1), {}
-    least = found.seconds(**limits.generate(config, batch, prompt, new))
+    least = device_limits.seconds(**limits.generate(config, batch, prompt, new))
     for name in modes.split(','):
         mode = MODES[name]
         ours = jax.jit(functools.partial(generate, config=config, new=new, **mode))
@@ -128,7 +128,7 @@ def run(
 
 
 def show(result: dict[str, Any]) -> str:
-    columns = ['sampling', 'ours, s', 'HF, s', 'x as fast as HF', 'tokens/s', 'share of limit']
+    columns = ['sampling', 'ours, s', 'HF, s', 'speed-up over HF', 'tokens/s', 'share of limit']
     rows = [[name, *list(mode.values())[:5]] for name, mode in result['modes'].items()]
     return common.table(f'decode {result["shape"]}', columns, rows)
 

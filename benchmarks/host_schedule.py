@@ -1,13 +1,13 @@
-"""The host's loop against slow worlds, on a device that does nothing but take time.
+"""The host loop with slow environments on a simulated device that only takes time.
 
   python -m benchmarks.host_schedule [--step-ms=2 --read-ms=4 --call-ms=1]
 
-The loop is the real one (rollout/host_rollout.py); a clock plays the device and the worlds, so the
-figures depend on no machine, and repeat. Worlds answer after a lognormal time (mean 200 ms), and
-after 5 s once in a hundred; answers have a geometric length (mean 39 tokens), observations 60 to
-180 tokens, episodes 1 to 10 turns. Beside it a barrier after every turn, as most trainers play, and
-an ideal: the longest of three times that no schedule can undercut, which are all tokens in full
-batches, the longest episode alone, and the mean row.
+The loop is the real one (rollout/host_rollout.py). A clock simulates the device and the
+environments, so the figures are reproducible and independent of the machine. Environments reply
+after a lognormal time (mean 200 ms), or after 5 s in 1 % of cases. Answers have a geometric length
+(mean 39 tokens), observations 60 to 180 tokens, episodes 1 to 10 turns. The loop is compared with a
+barrier after every turn, as in most trainers, and with an ideal, the largest of three lower bounds:
+all tokens in full batches, the longest episode alone, and the mean row.
 """
 
 import contextlib
@@ -35,20 +35,20 @@ from benchmarks import common
 
 MEAN_S, SPREAD, STRAGGLER_S, STRAGGLERS = 0.2, 1.0, 5.0, 0.01
 MEAN_ANSWER, LONGEST_ANSWER, OBSERVATION, TURNS = 39, 160, (60, 180), 10
-LINES, CHUNK, PREFIX = 8, 32, 8  # of a block that is read; tokens of the prefix
+LINES, CHUNK, PREFIX = 8, 32, 8  # rows and columns of a block; tokens of the prefix
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Seconds that a device takes."""
+    """Seconds of the simulated device."""
 
-    step_s: float  # a token of all rows
-    read_s: float  # a block of LINES x CHUNK tokens
-    call_s: float  # a program, and the report that comes back
+    step_s: float  # per token of all rows
+    read_s: float  # per block of LINES x CHUNK tokens
+    call_s: float  # per program, including its report
 
 
 class Clock:
-    """In the place of module `time`."""
+    """Replaces the module `time`."""
 
     now = 0.0
 
@@ -61,7 +61,7 @@ def luck(*what: int) -> np.random.Generator:
 
 
 def latency_of(item: int, turn: int) -> float:
-    """Seconds that a world takes for a reply."""
+    """Seconds until an environment replies."""
     drawn = luck(1, item, turn)
     wait = float(drawn.lognormal(np.log(MEAN_S) - SPREAD**2 / 2, SPREAD))
     return STRAGGLER_S if drawn.random() < STRAGGLERS else wait
@@ -73,21 +73,21 @@ def turns_of(item: int) -> int:
 
 
 class Worlds:
-    """A pool and its queue: replies are handed out when their time has come."""
+    """A pool of environments and its queue: replies arrive when they are due."""
 
     def __init__(self, clock: Clock, *, slow: bool):
         self.clock, self.slow, self.done = clock, slow, self
         self.coming: list[tuple[float, int, Response]] = []
 
     def reply_to(self, request: Request) -> tuple[float, int, bool]:
-        """(seconds that the world takes, tokens that it says, whether the episode is over)."""
+        """(seconds until the reply, tokens of the observation, whether the episode is over)."""
         item, turn = request.item, len(request.actions)
-        shown = int(luck(2, item, turn).integers(*OBSERVATION))
-        return latency_of(item, turn) if self.slow else 0.0, shown, turn >= turns_of(item)
+        length = int(luck(2, item, turn).integers(*OBSERVATION))
+        return latency_of(item, turn) if self.slow else 0.0, length, turn >= turns_of(item)
 
     def submit(self, request: Request) -> None:
-        seconds, shown, done = self.reply_to(request)
-        prompt = Prompt([1 + request.stream] * shown, anchor=0)
+        seconds, length, done = self.reply_to(request)
+        prompt = Prompt([1 + request.stream] * length, anchor=0)
         response = Response(request, Reply('', done=done), prompt=prompt, deterministic=True)
         response.seconds = seconds
         heapq.heappush(self.coming, (self.clock.now + response.seconds, request.stream, response))
@@ -104,7 +104,7 @@ class Worlds:
 
 
 class Device:
-    """rollout/programs.Programs without tokens: its state is in here."""
+    """Simulates rollout/programs.Programs without tokens; it holds the state."""
 
     shards, width = 1, CHUNK
 
@@ -124,7 +124,7 @@ class Device:
         pass
 
     def copy(self, state: None, ends: Any, lines: np.ndarray) -> None:
-        pass  # no two conversations begin in the same way
+        pass  # no two conversations start with the same prompt
 
     def work(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -158,7 +158,7 @@ class Device:
 
 
 class Barrier(host_rollout.HostRollout):
-    """All rows sample until the last has answered, then all worlds step, then all are read."""
+    """All rows sample until the last is done, then all environments step, then all are read."""
 
     def play(self, episodes: list[int]) -> None:
         self.episodes.extend(episodes)
@@ -172,13 +172,13 @@ class Barrier(host_rollout.HostRollout):
                 self.decode()
 
     def is_due(self) -> bool:
-        """Nothing is read before all have answered: they are waited for."""
+        """Never read before all environments have replied."""
         return False
 
 
 @contextlib.contextmanager
 def playing(clock: Clock) -> Iterator[None]:
-    """The loop goes by the played clock."""
+    """Let the loop use the simulated clock."""
     with (
         mock.patch.object(host_rollout, 'time', clock),
         mock.patch.object(world_calls, 'time', clock),
@@ -193,8 +193,8 @@ def begin(
     *,
     episodes: int,
 ) -> host_rollout.HostRollout:
-    """Return a rollout that is about to be played."""
-    each = np.arange(episodes, dtype=np.int32)
+    """Return a rollout that is ready to play."""
+    items = np.arange(episodes, dtype=np.int32)
     env = types.SimpleNamespace(
         solved=lambda returned: False, FIGURES=(), chats=False, finishes=False, context=0
     )
@@ -204,7 +204,7 @@ def begin(
         max_turns=TURNS,
         turn_limit=TURNS,
         env=env,
-        env_params=types.SimpleNamespace(items=each),
+        env_params=types.SimpleNamespace(items=items),
         agent=agents.ONLY_ACTS,
     )
     calls = world_calls.WorldCalls(
@@ -218,8 +218,8 @@ def begin(
         key=None,
         task=task,
         ends=types.SimpleNamespace(words=(0, 0)),
-        level=each,
-        stream=each,
+        level=items,
+        stream=items,
         poll=8,
     )
 
@@ -227,22 +227,22 @@ def begin(
 def play(
     schedule: type[host_rollout.HostRollout], *, episodes: int, slots: int, costs: Costs, slow: bool
 ) -> tuple[float, host_rollout.HostRollout]:
-    """(seconds, what was played) of all episodes."""
+    """Play all episodes; return (seconds, rollout)."""
     clock = Clock()
     with playing(clock):
         worlds = Worlds(clock, slow=slow)
-        played = begin(schedule, Device(clock, slots, costs), worlds, episodes=episodes)
-        played.play(list(range(episodes)))
-    return clock.now, played
+        rollout = begin(schedule, Device(clock, slots, costs), worlds, episodes=episodes)
+        rollout.play(list(range(episodes)))
+    return clock.now, rollout
 
 
 def ideal(played: host_rollout.HostRollout, slots: int, costs: Costs) -> dict[str, float]:
-    """Seconds that no schedule can undercut."""
+    """Lower bounds of the seconds of any schedule."""
     out = played.out
     generated = out.action_mask.sum(1)
-    shown = out.attention_mask & ~out.action_mask
-    shown[:, :PREFIX] = False
-    tokens = [np.bincount(turn[row]) for turn, row in zip(out.turn, shown, strict=True)]
+    is_prompt = out.attention_mask & ~out.action_mask
+    is_prompt[:, :PREFIX] = False
+    tokens = [np.bincount(turn[row]) for turn, row in zip(out.turn, is_prompt, strict=True)]
     chunks = sum(int(np.ceil(one / CHUNK).sum()) for one in tokens)
     waits = [
         sum(latency_of(item, turn) for turn in range(turns + 1))
@@ -257,7 +257,7 @@ def ideal(played: host_rollout.HostRollout, slots: int, costs: Costs) -> dict[st
 
 
 def run(*, episodes: int, slots: int, costs: Costs) -> dict[str, Any]:
-    """Seconds without latency, with it, and with a barrier; what bounds them; their ratios."""
+    """Seconds without latency, with latency, and with a barrier; lower bounds; ratios."""
     setting = dict(episodes=episodes, slots=slots, costs=costs)
     calm_s, calm = play(host_rollout.HostRollout, slow=False, **setting)
     ours_s, ours = play(host_rollout.HostRollout, slow=True, **setting)

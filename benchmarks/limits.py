@@ -1,10 +1,10 @@
-"""What the device can do, measured on the spot, and what a decode step or an update must do.
+"""Measured limits of the device, and the minimum work of a decode step or an update.
 
   python -m benchmarks.limits
 
-A limit is max(bytes / copy bandwidth, FLOPs / matmul rate): nothing that moves these bytes and
-computes these products can be faster. Letters: N parameters, B rows, S cached tokens of a row, L
-layers, K key-value heads, H heads, Dh head width, D hidden, V vocabulary, T tokens of a row.
+A limit is max(bytes / copy bandwidth, FLOPs / matmul rate), the minimum time to move the bytes and
+compute the products. Letters: N parameters, B rows, S cached tokens of a row, L layers, K key-value
+heads, H heads, Dh head width, D hidden, V vocabulary, T tokens of a row.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ class Limits:
     flops: float  # of a square matrix product in the given dtype
 
     def seconds(self, *, moved: float, flops: float) -> float:
-        """Least time to move so many bytes and compute so many FLOPs."""
+        """Minimum time to move `moved` bytes and compute `flops` FLOPs."""
         return max(moved / self.bandwidth, flops / self.flops)
 
 
 def measure(dtype: str = 'float32', repeats: int = 5) -> Limits:
-    """Copy bandwidth and matmul rate of the default device, the best of `repeats`."""
+    """Measure copy bandwidth and matmul rate of the default device, the best of `repeats`."""
     kind = 'cpu' if jax.default_backend() == 'cpu' else 'other'
     size, side = SIZES[kind]
     rounds = 8
@@ -54,7 +54,7 @@ def measure(dtype: str = 'float32', repeats: int = 5) -> Limits:
 
 
 def body_params(config: Model) -> int:
-    """Parameters that every token is multiplied with, without embedding and head."""
+    """Parameters that every token is multiplied with, excluding embedding and head."""
     vocabulary = config.vocab_size * config.hidden_size
     return config.param_count() - vocabulary * (1 if config.tie_embeddings else 2)
 
@@ -74,7 +74,7 @@ def attention_flops(config: Model, pairs: float) -> float:
 
 
 def decode_step(config: Model, rows: int, context: float, itemsize: int = 4) -> dict:
-    """{moved, flops} of one token for each of `rows` rows with `context` cached tokens.
+    """{moved, flops} of decoding one token in each of `rows` rows with `context` cached tokens.
 
     All weights and all caches are read once: N w + B S L 2 K Dh c; 2 N B products and attention.
     """
@@ -86,9 +86,9 @@ def decode_step(config: Model, rows: int, context: float, itemsize: int = 4) -> 
 
 
 def prefill(config: Model, rows: int, new: int, behind: int = 0, itemsize: int = 4) -> dict:
-    """{moved, flops} of reading `new` tokens a row at once behind `behind` cached ones.
+    """{moved, flops} of reading `new` tokens per row in one block; `behind` tokens are cached.
 
-    Weights and caches are read once, keys and values written; the head sees the last token.
+    Weights and caches are read once, keys and values written; only the last token uses the head.
     """
     pairs = rows * (new * behind + new * (new + 1) / 2)
     used = body_params(config) + head_params(config)
@@ -100,9 +100,9 @@ def prefill(config: Model, rows: int, new: int, behind: int = 0, itemsize: int =
 
 
 def generate(config: Model, rows: int, prompt: int, new: int, itemsize: int = 4) -> dict:
-    """{moved, flops} of reading `prompt` tokens and sampling `new` of them, `rows` rows together.
+    """{moved, flops} of reading `prompt` tokens and sampling `new` tokens in each of `rows` rows.
 
-    The last sampled token is not read; the head is used once for each sampled token.
+    The last sampled token is not read; the head is used once per sampled token.
     """
     steps = [decode_step(config, rows, prompt + i + 1, itemsize) for i in range(new - 1)]
     first = prefill(config, rows, prompt, itemsize=itemsize)['flops']
@@ -113,10 +113,10 @@ def generate(config: Model, rows: int, prompt: int, new: int, itemsize: int = 4)
 
 
 def update(config: Model, rows: int, length: int, trained: int) -> dict:
-    """{moved, flops} of a gradient and an AdamW step; `trained` tokens of a row need the head.
+    """{moved, flops} of a gradient and an AdamW step; `trained` tokens per row use the head.
 
-    Three times the forward products (6 N per token); causal attention sees T (T + 1) / 2 pairs.
-    AdamW reads and writes parameters and two moments and reads the gradient: 7 N in float32.
+    Three times the forward products (6 N per token); causal attention has T (T + 1) / 2 pairs.
+    AdamW reads and writes parameters and two moments, and reads the gradient: 7 N in float32.
     """
     tokens = rows * length
     dense = body_params(config) * tokens + head_params(config) * rows * trained
@@ -130,13 +130,13 @@ def update(config: Model, rows: int, length: int, trained: int) -> dict:
 def main() -> None:
     args = common.parse_arguments(__doc__.splitlines()[0], dtype='float32', repeats=5)
     common.pin(args.core)
-    found = measure(args.dtype, args.repeats)
+    limits = measure(args.dtype, args.repeats)
     rows: list[list[Any]] = [
-        ['copy, GB/s', found.bandwidth / 1e9],
-        [f'matmul {args.dtype}, GFLOP/s', found.flops / 1e9],
+        ['copy, GB/s', limits.bandwidth / 1e9],
+        [f'matmul {args.dtype}, GFLOP/s', limits.flops / 1e9],
     ]
     print(common.table('limits of this device', ['what', 'measured'], rows))
-    common.emit('limits', {'limits': dataclasses.asdict(found)}, args.json)
+    common.emit('limits', {'limits': dataclasses.asdict(limits)}, args.json)
 
 
 if __name__ == '__main__':

@@ -1,14 +1,14 @@
-"""What a newcomer reads before changing something: files and lines, counted from the source.
+"""The reading cost of the code for a newcomer: files and lines, counted from the source.
 
   python -m benchmarks.reading_cost [--files] [--write]
 
-Config -> rollout -> loss -> update: from ENTRIES every function, class and constant of the
-repository that their code names is followed, and so on. A file counts with all its lines once
-anything in it is reached. Nothing is followed into ASIDE, which says why it may be left unread: it
-is a subject of its own with a README, or a branch that the demo does not take. So a file that a
-change adds to the path counts without being listed here. What README.md says to read is a part of
-these files: the rest are leaves, which a reader opens for one function. --files prints them all;
---write puts the table into CONTRIBUTING.md.
+The path is config -> rollout -> loss -> update. Starting from ENTRIES, it follows every function,
+class and constant of the repository that the code refers to, recursively. A file counts with all of
+its lines once anything in it is reached, so files that a change adds to the path count without
+being listed here. Modules in ASIDE are not followed, for the reason given there: a separate subject
+with its own README, or a branch that the demo does not take. The reading list of README.md is a
+part of these files; the rest are leaves, which a reader opens for one function. --files prints all
+of them; --write puts the table into CONTRIBUTING.md.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ENTRIES = (  # the loop; the demo's config; the algorithm, which the loop finds by its name
+ENTRIES = (  # the loop; the demo's config; the algorithm, which the loop looks up by name
     'agentrl_jax.train:train',
     'configs.demo:get_config',
     'agentrl_jax.algorithms.grpo:*',
@@ -28,44 +28,44 @@ ON_PATH = {'agentrl_jax.algorithms.grpo'}
 ASIDE = {
     'agentrl_jax.algorithms*': 'the other algorithms',
     'agentrl_jax.envs.*': 'worlds',
-    'agentrl_jax.imitation.*': 'cloning, before the first step',
+    'agentrl_jax.imitation.*': 'behaviour cloning, before the first step',
     'agentrl_jax.machine.*': 'devices, files and processes',
     'agentrl_jax.measure.*': 'metrics, which change nothing',
     'agentrl_jax.models*': 'the network',
     'agentrl_jax.planning.*': 'memory and speed of other machines',
-    'agentrl_jax.records.*': 'what a run leaves behind',
-    'agentrl_jax.settings.*': 'how a field becomes a flag, a check and a line of help',
-    'agentrl_jax.text.*': 'a world as a conversation',
+    'agentrl_jax.records.*': 'files that a run writes',
+    'agentrl_jax.settings.*': 'flags, checks and help texts of fields',
+    'agentrl_jax.text.*': 'environments as conversations',
     'agentrl_jax.tokens.*': 'text to token ids',
     # Branches that the demo does not take
-    'agentrl_jax.rl.curriculum': 'a horizon that grows',
+    'agentrl_jax.rl.curriculum': 'a growing horizon',
     'agentrl_jax.rl.evol': 'AgentEvol',
     'agentrl_jax.rl.turn_credit': 'advantages of turns',
-    'agentrl_jax.rollout.host*': 'worlds on hosts',
-    'agentrl_jax.rollout.keepers': 'worlds on hosts',
-    'agentrl_jax.rollout.programs': 'worlds on hosts',
-    'agentrl_jax.rollout.replies': 'worlds on hosts',
-    'agentrl_jax.rollout.world_calls': 'worlds on hosts',
-    'agentrl_jax.rollout.rewards': 'rewards from a file of the user',
+    'agentrl_jax.rollout.host*': 'environments on hosts',
+    'agentrl_jax.rollout.keepers': 'environments on hosts',
+    'agentrl_jax.rollout.programs': 'environments on hosts',
+    'agentrl_jax.rollout.replies': 'environments on hosts',
+    'agentrl_jax.rollout.world_calls': 'environments on hosts',
+    'agentrl_jax.rollout.rewards': "rewards from a user's file",
     'agentrl_jax.rollout.windows': 'episodes longer than the context',
-    'agentrl_jax.run.cloning': 'cloning, before the first step',
+    'agentrl_jax.run.cloning': 'behaviour cloning, before the first step',
     'agentrl_jax.run.command': 'the command line',
     'agentrl_jax.run.extensions': 'extensions',
     'agentrl_jax.run.hooks': 'extensions',
-    'agentrl_jax.run.hosts': 'worlds on hosts',
+    'agentrl_jax.run.hosts': 'environments on hosts',
     'agentrl_jax.run.interrupts': 'the command line',
     'agentrl_jax.run.migration': 'configs of checkpoints',
-    'agentrl_jax.run.mixture': 'several worlds in one run',
-    'agentrl_jax.run.outside': 'worlds and algorithms of users',
-    'agentrl_jax.run.recorder': 'what a run leaves behind',
-    'agentrl_jax.run.rules': 'which settings exclude each other',
+    'agentrl_jax.run.mixture': 'several environments in one run',
+    'agentrl_jax.run.outside': 'environments and algorithms of users',
+    'agentrl_jax.run.recorder': 'files that a run writes',
+    'agentrl_jax.run.rules': 'invalid combinations of settings',
     'agentrl_jax.run.state': 'resuming',
     'agentrl_jax.run.usage': 'the command line',
 }
 
 
 class Module:
-    """A file: what it defines at its top, and what its other names mean."""
+    """A file with its top-level definitions and its imports."""
 
     def __init__(self, path):
         name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
@@ -91,15 +91,15 @@ def modules():
 
 
 def named(module, node):
-    """(module, name) of everything of the repository that the code of a node names."""
+    """Yield (module, name) of every definition in the repository that a node refers to."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and part.id in module.defines:
             yield module.name, part.id
-        whole = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ''
-        first, _, rest = whole.partition('.')
+        dotted = ast.unparse(part) if isinstance(part, ast.Name | ast.Attribute) else ''
+        first, _, rest = dotted.partition('.')
         if first in module.imports:
-            whole = '.'.join([module.imports[first], *rest.split('.')])
-            pieces = whole.split('.')
+            dotted = '.'.join([module.imports[first], *rest.split('.')])
+            pieces = dotted.split('.')
             for end in range(len(pieces) - 1, 0, -1):
                 if '.'.join(pieces[:end]) in modules():
                     yield '.'.join(pieces[:end]), pieces[end]
@@ -112,17 +112,17 @@ def is_aside(name):
 
 @functools.cache
 def reading():
-    """{module on the path: the names reached in it}."""
+    """{module on the path: names reached in it}."""
     entries = [tuple(entry.split(':')) for entry in ENTRIES]
     known = modules()
     todo = [(m, n) for m, name in entries for n in (known[m].defines if name == '*' else [name])]
     reached = {}
     while todo:
-        name, wanted = todo.pop()
-        if wanted in known[name].defines and wanted not in reached.setdefault(name, set()):
-            reached[name].add(wanted)
-            found = named(known[name], known[name].defines[wanted])
-            todo += [(where, what) for where, what in found if not is_aside(where)]
+        name, symbol = todo.pop()
+        if symbol in known[name].defines and symbol not in reached.setdefault(name, set()):
+            reached[name].add(symbol)
+            references = named(known[name], known[name].defines[symbol])
+            todo += [(where, what) for where, what in references if not is_aside(where)]
     return reached
 
 
@@ -131,7 +131,7 @@ def lines_of(*prefixes):
 
 
 def loop_lines():
-    """Lines of the function of train.py that holds the loop over steps."""
+    """Lines of the function of train.py with the loop over steps."""
     loops = [
         node
         for node in modules()['agentrl_jax.train'].tree.body
@@ -141,14 +141,14 @@ def loop_lines():
 
 
 def to_read():
-    """The modules of the list in README.md, each of which is on the path."""
+    """The modules of the reading list in README.md; all must be on the path."""
     readme = (ROOT / 'README.md').read_text(encoding='utf-8')
     steps = readme.split('Read these files, in this order:\n\n')[1].split('\n\n')[0]
     names = [
         x.replace('/', '.') for x in re.findall(r'`((?:agentrl_jax|configs)/[\w/]+)\.py`', steps)
     ]
-    if apart := [name for name in names if not reading().get(name)]:
-        raise ValueError(f'README.md says to read what is not on the path: {apart}')
+    if off_path := [name for name in names if not reading().get(name)]:
+        raise ValueError(f'README.md lists modules that are not on the path: {off_path}')
     return [modules()[name] for name in names]
 
 

@@ -1,15 +1,16 @@
-"""Multi-turn episodes of FrozenLake: rollout.collect beside the loop that other libraries run.
+"""Multi-turn episodes of FrozenLake: rollout.collect compared with the loop of other libraries.
 
   python -m benchmarks.rollout [--json=PATH]
 
-1. Turns a second, the same for both sides: weights, maps, turns, tokens of a turn (answers of a
-   fixed length: no token ends a turn). The other side does what trainers around an inference engine
-   do: each turn the conversations become text, are tokenised again, left-padded, and HuggingFace
-   `generate` reads them from the start; answers are parsed and worlds stepped one by one on the
-   host. Its ids are kept as they were sampled, so that both sides read the same tokens.
-2. The schedule with answers of 5 to 60 tokens, uniform: which share of decode slots produced a
-   wanted token, and how far the whole is from an ideal schedule, in which each token costs what it
-   costs in a full batch and nothing else takes time.
+1. Turns per second, with the same weights, maps, turns and tokens per turn on both sides (answers
+   have a fixed length: no token ends a turn). The other side works like trainers around an
+   inference engine: in each turn, the conversations are converted to text, tokenised again and
+   left-padded, and HuggingFace `generate` reads them from the start. Answers are parsed and
+   environments stepped one at a time on the host. Sampled ids are reused unchanged, so that both
+   sides read the same tokens.
+2. The schedule, with answers of 5 to 60 tokens (uniform): the share of decode slots with a wanted
+   token, and the distance from an ideal schedule, in which each token costs the same as in a full
+   batch and nothing else takes time.
 """
 
 import dataclasses
@@ -33,12 +34,12 @@ from agentrl_jax.tokens import chat as chats
 from agentrl_jax.tokens.load import load_tokenizer
 from benchmarks import common, decode, limits
 
-SHORT, LONG = 5, 60  # answers of the second part
-SMALL = dict(hidden_size=128, intermediate_size=512, num_layers=2)  # ... and its policy
+SHORT, LONG = 5, 60  # tokens of answers in the second part
+SMALL = dict(hidden_size=128, intermediate_size=512, num_layers=2)  # policy of the second part
 
 
 def build_task(turns: int) -> tuple[text.TextTask, Any, int]:
-    """(FrozenLake as text, whose turns no token of the vocabulary ends; tokenizer; vocabulary)."""
+    """(FrozenLake as text, with an end-of-turn id outside of the vocabulary; tokenizer; size)."""
     tokenizer = load_tokenizer(BUNDLED_TOKENIZER)
     env = FrozenLake()
     task = text.build_task(
@@ -59,7 +60,7 @@ def episode_list(episodes: int) -> Episodes:
 
 
 class HostLoop:
-    """What the peers do, turn by turn."""
+    """The loop of other libraries, turn by turn."""
 
     def __init__(self, model: Any, task: text.TextTask, tokenizer: Any):
         self.model, self.task, self.tokenizer = model, task, tokenizer
@@ -76,11 +77,11 @@ class HostLoop:
         return opening + self.tokenizer.encode(message) + self.chat.answer_open('<think>')
 
     def read_again(self, row: list[int]) -> list[int]:
-        """The conversation as text, tokenised."""
+        """Convert the conversation to text and tokenise it again."""
         return self.tokenizer.encode(self.tokenizer.decode(row))
 
     def act(self, state: Any, answer: list[int], key: jax.Array) -> tuple[Any, int]:
-        """(world after the answer, number of actions)."""
+        """(environment state after the answer, number of actions)."""
         task = self.task
         matched, parts = parse_answer(
             self.tokenizer.decode_bytes(answer),
@@ -94,7 +95,7 @@ class HostLoop:
         return jax.device_get(state), len(actions)
 
     def play(self, levels: list[int], turns: int, new: int) -> list[list[int]]:
-        """Plays one episode per level; returns their tokens."""
+        """Play one episode per level and return their tokens."""
         budget, key = self.task.max_actions_per_episode, jax.random.key(0)
         states = [jax.device_get(self.reset(i, self.task.env_params)) for i in levels]
         rows = [np.asarray(self.task.prefix).tolist() for _ in levels]
@@ -173,14 +174,14 @@ def compare(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) 
 
 
 def collect_planned(params, task, episodes, key, plan, *, settings):
-    """rollout.collect with answers as long as plan int32 [E, K] says."""
+    """rollout.collect with answers of the lengths in plan, int32 [E, K]."""
 
     class Planned(Sampler):
         def draw(self, slots, logits, uniform, *, vocab_shards=1):
             row = jnp.minimum(slots.episode, plan.shape[0] - 1)
-            wanted = plan[row, jnp.minimum(slots.world.turn, plan.shape[1] - 1)]
+            length = plan[row, jnp.minimum(slots.world.turn, plan.shape[1] - 1)]
             token, logprob = super().draw(slots, logits, uniform, vocab_shards=vocab_shards)
-            return jnp.where(slots.response + 1 >= wanted, task.eos_ids[0], token), logprob
+            return jnp.where(slots.response + 1 >= length, task.eos_ids[0], token), logprob
 
     settings = dataclasses.replace(settings, sampler=Planned())
     keys = tuple(jax.random.split(key))
@@ -191,7 +192,7 @@ def collect_planned(params, task, episodes, key, plan, *, settings):
 
 
 def token_costs(params, config, *, slots: int, block: int, width: int, context: int, repeats: int):
-    """Seconds of a token in a full batch: {'decode', 'prefill'}, at a mean context."""
+    """Seconds per token in a full batch at a mean context: {'decode', 'prefill'}."""
 
     def sample(new):
         program = functools.partial(decode.generate, config=config, new=new, temperature=1.0)
@@ -261,7 +262,7 @@ def schedule(
         program, lengths = jax.jit(program), jnp.asarray(plan, jnp.int32)
         call = functools.partial(program, params, task, listed, jax.random.key(0), lengths)
         spent = common.timed(call, repeats)
-        played, tokens, decodes, generated = map(int, jax.device_get(call()))
+        num_turns, tokens, decodes, generated = map(int, jax.device_get(call()))
         read = tokens - generated - task.prefix.shape[0] * episodes
         ideal = generated * costs['decode'] + read * costs['prefill']
         results[str(rows)] = {
@@ -270,7 +271,7 @@ def schedule(
             'ideal_s': ideal,
             'share_of_ideal': ideal / spent,
             'tokens_per_s': (generated + read) / spent,
-            'turns_per_s': played / spent,
+            'turns_per_s': num_turns / spent,
             'sampled': generated,
             'read': read,
         }

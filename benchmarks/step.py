@@ -1,13 +1,13 @@
-"""One step of training, part by part: rollout, scores, update and the rest.
+"""One training step by parts: rollout, scores, update and the rest.
 
   python -m benchmarks.step [--config=FILE] [--config.field=value] [--repeats=3] [--json=PATH]
 
-Any config of training; weights are random unless model.path names some. The parts are the programs
-of a run, timed within steps as a run does them, with metrics fetched; the rest is what they leave.
-Scores and update are one program; scoring is timed alone, the update is the difference.
-The host's share is CPU time of the Python thread. Wanted are slots that decoded a token for an
-episode; positions read that belong to a prompt of one; and positions trained (rows as wide as their
-micro-batch) up to the last token of a row that trains.
+Works with any training config; weights are random unless model.path is set. The parts are the
+programs of a run, timed within its steps, with metrics fetched; "rest" is the remaining time.
+Scores and update are one program: scoring is timed separately, the update is the difference. The
+host's share is the CPU time of the Python thread. Wanted shares are the useful part of the work:
+decoding slots with a token of an episode, positions read for an episode's prompt, and positions
+trained (rows are padded to their micro-batch) up to the last trained token of their row.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ MIB = 2**20
 
 @dataclasses.dataclass
 class Session:
-    """A run that is in the middle of training; `state` is replaced by every update."""
+    """A run in the middle of training; every update replaces `state`."""
 
     run: Run
     state: Any
@@ -83,8 +83,10 @@ class Session:
         return collecting.play(self.run, self.policy, self.run.training.tasks, self.streams, 0)
 
     def step(self) -> Any:
-        opened = RunState(self.state, self.frozen, None, self.streams)
-        self.state, measured, _, _ = train.train_step(self.run, opened, self.state, 0, first=False)
+        run_state = RunState(self.state, self.frozen, None, self.streams)
+        self.state, measured, _, _ = train.train_step(
+            self.run, run_state, self.state, 0, first=False
+        )
         return measured
 
 
@@ -93,7 +95,7 @@ def open_session(cfg: Any) -> Session:
     run = build(cfg)
     cfg = run.config
     if cfg.base_rows:
-        raise ValueError('no demonstrations are made here; set evol.base_rows=0')
+        raise ValueError('this benchmark has no demonstrations; set evol.base_rows=0')
     state = start_state(run, run.params)
     reference = None
     if cfg.needs_reference:
@@ -110,7 +112,7 @@ def learning(run: Run) -> Learning:
 
 
 def build_score(session: Session) -> Any:
-    """score() -> what learn.prepare makes of the session's rollout, a Batch first."""
+    """score() -> the result of learn.prepare for the session's rollout, starting with a Batch."""
     run = session.run
     fns = on_base(parts.build_functions(run.config, run.model, run.mesh), session.frozen.model)
     program = jax.jit(functools.partial(learn.prepare, fns=fns, how=learning(run)))
@@ -120,13 +122,13 @@ def build_score(session: Session) -> Any:
 def compile_program(session: Session, name: str) -> dict[str, float]:
     """Compile time and memory of a program on one device."""
     arguments = getattr(session, f'{name}_arguments')()
-    began = time.monotonic()
+    start = time.monotonic()
     training = session.run.training
     program = training.collects[0] if name == 'collect' else training.learn
     memory = program.trace(*arguments).lower().compile().memory_analysis()
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     return {
-        'compile_s': time.monotonic() - began,
+        'compile_s': time.monotonic() - start,
         'memory_mib': (memory.argument_size_in_bytes + new) / MIB,
     }
 
@@ -139,9 +141,9 @@ def time_steps(session: Session, repeats: int) -> dict[str, float]:
         call = getattr(session.run.training, name)
 
         def timed(*arguments):
-            began = common.clock()
+            start = common.clock()
             out = jax.block_until_ready(call(*arguments))
-            spent[name] += common.clock() - began
+            spent[name] += common.clock() - start
             return out
 
         return timed
@@ -162,15 +164,15 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
     for name in ('play', 'step'):
         shares = []
         for _ in range(repeats):
-            thread, whole = time.thread_time(), common.clock()
+            thread, start = time.thread_time(), common.clock()
             jax.block_until_ready(getattr(session, name)())
-            shares.append((time.thread_time() - thread) / (common.clock() - whole))
+            shares.append((time.thread_time() - thread) / (common.clock() - start))
         out[name] = statistics.median(shares)
     return out
 
 
 def trained_columns(how: Learning, batch: Any) -> np.ndarray:
-    """Columns of each micro-batch of one pass over a batch, 0 where it is left out. int [parts]."""
+    """Columns of each micro-batch in one pass over a batch, int [parts]; 0 if it is skipped."""
     parts, unit = how.microbatches, how.batch.prefix_rows
     mask = batch.mask | batch.value_mask
     menu, lengths = np.array(widths.menu(mask.shape[1], how.batch.widths)), widths.used(mask)
@@ -183,7 +185,7 @@ def trained_columns(how: Learning, batch: Any) -> np.ndarray:
             rows = update.sort_trained_first(rows, batch.mask, parts, unit)
         if len(menu) > 1:
             rows = rows[widths.sorted_rows(needed[rows], parts=parts, unit=unit)]
-        # units are dealt to the parts
+        # Units are distributed over the parts in turn.
         longest, trains = (
             np.asarray(x[rows]).reshape(-1, parts, unit).max((0, 2)) for x in (needed, lengths)
         )
@@ -193,24 +195,26 @@ def trained_columns(how: Learning, batch: Any) -> np.ndarray:
 
 
 def trained_share(columns: np.ndarray, batch: Any, unit: int = 1) -> float:
-    """Wanted positions of a batch over those that one pass over it computes.
+    """Wanted positions of a batch / positions that one pass over it computes.
 
-    unit: batch.prefix_rows, of which the first is whole; what they share is wanted in each.
+    unit: batch.prefix_rows. Only the first row of a unit is computed in full, but the common prefix
+    counts as wanted in every row.
     """
-    wanted = widths.used(batch.mask | batch.value_mask).sum()
+    used = widths.used(batch.mask | batch.value_mask).sum()
     if unit > 1:
-        whole = batch.mask.shape[1]
-        columns = np.where(columns > 0, (whole + (unit - 1) * columns) / unit, 0)
+        width = batch.mask.shape[1]
+        columns = np.where(columns > 0, (width + (unit - 1) * columns) / unit, 0)
     computed = columns.sum() * len(batch.mask) / columns.size
-    return float(wanted / computed) if computed else 0.0  # nothing trains
+    return float(used / computed) if computed else 0.0  # nothing trains
 
 
 def wanted_shares(
     session: Session, columns: np.ndarray, batch: Any, counters: dict[str, Any]
 ) -> dict[str, float]:
-    """Of slots that decoded, of positions read and of positions trained. counters: of its rollout.
+    """Wanted shares of decoding slots, positions read and positions trained.
 
-    Read is left out for worlds on hosts, and for windows, whose blocks are as wide as a window.
+    counters: of the session's rollout. "read" is omitted for environments on hosts, and for
+    windows, because their blocks are as wide as a window.
     """
     cfg, rows = session.run.config, session.rollout.tokens.shape[0]
     slots, shards = min(cfg.rollout.slots or rows, rows), counters['decodes'].size
@@ -224,7 +228,7 @@ def wanted_shares(
 
 
 def peak_bytes() -> int:
-    """Most memory this process, or its first accelerator, had in use."""
+    """Peak memory of this process, or of its first accelerator."""
     stats = jax.devices()[0].memory_stats()
     if stats is not None and 'peak_bytes_in_use' in stats:
         return stats['peak_bytes_in_use']
@@ -233,7 +237,7 @@ def peak_bytes() -> int:
 
 
 def split(times: dict[str, float]) -> dict[str, float]:
-    """Seconds of the parts that add up to a step."""
+    """Seconds of the parts of a step; they add up to it."""
     return {
         'collect': times['collect'],
         'score': times['score'],
@@ -243,7 +247,7 @@ def split(times: dict[str, float]) -> dict[str, float]:
 
 
 def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
-    """All measurements, as the dictionary that is printed."""
+    """Return all measurements as a dictionary."""
     session = open_session(cfg)
     with processes.CompileCounter() as counter:
         programs = {'collect': compile_program(session, 'collect')}
@@ -280,13 +284,13 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> str:
-    whole = result['seconds']['step']
-    rows = [[name, s, s / whole] for name, s in result['parts'].items()]
+    total = result['seconds']['step']
+    rows = [[name, s, s / total] for name, s in result['parts'].items()]
     title = (
         f'{result["algorithm"]}, {result["episodes"]} episodes, {result["turns"]} turns, '
         f'{result["tokens"]:,} tokens ({result["generated"]:,} sampled)'
     )
-    first = common.table(title, ['part', 'seconds', 'share'], [*rows, ['step', whole, 1.0]])
+    first = common.table(title, ['part', 'seconds', 'share'], [*rows, ['step', total, 1.0]])
     columns = ['program', 'MiB', 'compile s']
     rows = [[name, x['memory_mib'], x['compile_s']] for name, x in result['programs'].items()]
     host = result['host_share']
@@ -306,21 +310,21 @@ def show(result: dict[str, Any]) -> str:
 
 def main(_) -> None:
     logging.set_verbosity(logging.WARNING)
-    given = flags.FLAGS
-    common.pin(given.core)
+    options = flags.FLAGS
+    common.pin(options.core)
     jax.config.update('jax_enable_compilation_cache', False)  # compile times are a result
-    compilation_cache.reset_cache()  # it was asked for when modules were imported
+    compilation_cache.reset_cache()  # importing modules has initialised it
     try:
-        result = run(given.config, repeats=given.repeats)
+        result = run(options.config, repeats=options.repeats)
     except ValueError as error:
         sys.exit(f'error: {error}')
     print(show(result))
-    common.emit('step', result, pathlib.Path(given.json) if given.json else None)
+    common.emit('step', result, pathlib.Path(options.json) if options.json else None)
 
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', str(CONFIG), 'Config file, see configs/.')
-    flags.DEFINE_integer('repeats', 3, 'Rounds; the median counts.')
-    flags.DEFINE_integer('core', 0, 'CPU core to stay on; -1: any.')
+    flags.DEFINE_integer('repeats', 3, 'Number of rounds; the result is the median.')
+    flags.DEFINE_integer('core', 0, 'CPU core to run on; -1: any.')
     flags.DEFINE_string('json', '', 'Also write the result to this file.')
     app.run(main)

@@ -1,7 +1,7 @@
-"""What `python -m benchmarks.step` runs unless told otherwise: PPO with a critic, 32 episodes.
+"""Default config of `python -m benchmarks.step`: PPO with a critic, 32 episodes.
 
-The policy is that of the other benchmarks (4 layers, hidden size 256) with the words of the bundled
-tokenizer. Its weights are random, so nearly every answer has all of its 16 tokens.
+The policy has the size of the other benchmarks (4 layers, hidden size 256) and the vocabulary of
+the bundled tokenizer. Its weights are random, so nearly every answer uses all of its 16 tokens.
 """
 
 from benchmarks.common import SHAPE

@@ -1,12 +1,12 @@
-"""One GRPO-like optimiser step: update.update_step beside torch, transformers and AdamW.
+"""One GRPO-like optimiser step: update.update_step compared with torch, transformers and AdamW.
 
   python -m benchmarks.update [--vocab=151936 --batch=8] [--json=PATH]
 
-Same weights, tokens, advantages, clipping and AdamW on both sides; alternating in one process.
-`hf` computes the head for the answers only and no metrics; `hf, same work` adds the entropy that
-ours reports. "same gradient" is the relative difference of the gradient norms. `ours, once a
-prompt` is the same step of rows of which those of a micro-batch begin with one prompt, which
-batch.prefix_rows computes once; its gradient beside that of ours on these rows.
+Both sides have the same weights, tokens, advantages, clipping and AdamW, and alternate in one
+process. `hf` computes the head for the answers only, and no metrics; `hf, same work` adds the
+entropy that ours reports. "same gradient" is the relative difference of the gradient norms. In
+`ours, once a prompt`, all rows of a micro-batch start with the same prompt, which batch.prefix_rows
+computes once; its gradient is compared with the gradient of `ours` on the same rows.
 """
 
 import math
@@ -28,14 +28,14 @@ from benchmarks import common, limits
 
 ONCE = 'ours, once a prompt'
 LR, WEIGHT_DECAY, CLIP = 1e-5, 1e-4, 0.2
-WIDTHS = 4  # of what is left of rows that begin alike
+WIDTHS = 4  # of the rest of rows after a common prompt
 OPTIM = Optim(lr=LR, weight_decay=WEIGHT_DECAY)
 
 
 def make_batch(vocab: int, rows: int, prompt: int, new: int, alike: int = 1) -> Batch:
-    """Random tokens; the last `new` of each row are trained, as if drawn uniformly.
+    """Random tokens; the last `new` of each row are trained, as if sampled uniformly.
 
-    alike: rows side by side that have one prompt.
+    alike: number of adjacent rows with the same prompt.
     """
     rng = np.random.default_rng(0)
     shape = (rows, prompt + new)
@@ -57,14 +57,14 @@ def make_batch(vocab: int, rows: int, prompt: int, new: int, alike: int = 1) -> 
 
 
 def optimiser() -> Any:
-    """AdamW behind a clip of the global norm."""
+    """AdamW with clipping of the global norm."""
     return OPTIM.tx(LR)
 
 
 def build_step(
     config: Model, *, new: int, microbatches: int, chunk: int, alike: int = 1
 ) -> Callable:
-    """step(state, batch) -> (state, metrics); not jitted. new: trained tokens of a row at most."""
+    """step(state, batch) -> (state, metrics); not jitted. new: maximum trained tokens per row."""
     fns = model_functions(config, None, has_critic=False, shares_backbone=False)
     widths = 1 if alike == 1 else WIDTHS
 
@@ -84,7 +84,7 @@ def build_step(
 
 
 def first_state(params: Any, tx: Any) -> TrainState:
-    """State around a copy of the parameters, without a critic."""
+    """A training state with a copy of the parameters, without a critic."""
     params = jax.tree.map(jnp.copy, params)
     return TrainState(
         step=jnp.int32(0),
@@ -98,7 +98,7 @@ def first_state(params: Any, tx: Any) -> TrainState:
 
 
 def ours(params: Any, config: Model, batch: Batch, **sizes: int) -> Callable:
-    """step() -> metrics of one update; the state stays on the device and is donated."""
+    """step() -> metrics of one update. The state stays on the device and is donated."""
     tx = optimiser()
     program = jax.jit(build_step(config, **sizes), donate_argnums=0)
     state = first_state(params, tx)
@@ -160,18 +160,18 @@ def run(
     repeats: int,
     **shape: int,
 ) -> dict[str, Any]:
-    """All measurements, as the dictionary that is printed."""
+    """Return all measurements as a dictionary."""
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
-    found = limits.measure()
+    device_limits = limits.measure()
     rows, sizes = make_batch(vocab, batch, prompt, new), dict(new=new, chunk=chunk)
     sizes['microbatches'] = microbatches
     calls = {'ours': ours(params, config, rows, **sizes)}
     unit = batch // microbatches
     one_prompt = make_batch(vocab, batch, prompt, new, unit)
-    whole = ours(params, config, one_prompt, **sizes)
+    uncached = ours(params, config, one_prompt, **sizes)
     calls[ONCE] = ours(params, config, one_prompt, alike=unit, **sizes)
-    alike = float(calls[ONCE]()['policy/grad_norm']), float(whole()['policy/grad_norm'])
+    norms = float(calls[ONCE]()['policy/grad_norm']), float(uncached()['policy/grad_norm'])
     model = common.hf_model(params, config)
     calls['hf'] = hf(model, rows, prompt, with_entropy=False)
     first = float(calls['ours']()['policy/grad_norm']), calls['hf']()
@@ -185,12 +185,12 @@ def run(
         'times_hf_same_work': times['hf, same work'] / times['ours'],
         'times_once_a_prompt': times['ours'] / times[ONCE],
         'tokens_per_s': batch * (prompt + new) / times['ours'],
-        'limit_s': found.seconds(**work),
-        'share_of_limit': found.seconds(**work) / times['ours'],
+        'limit_s': device_limits.seconds(**work),
+        'share_of_limit': device_limits.seconds(**work) / times['ours'],
         'gflops': work['flops'] / times['ours'] / 1e9,
-        'matmul_gflops': found.flops / 1e9,
+        'matmul_gflops': device_limits.flops / 1e9,
         'gradient_difference': abs(first[0] / first[1] - 1.0),
-        'gradient_difference_once_a_prompt': abs(alike[0] / alike[1] - 1.0),
+        'gradient_difference_once_a_prompt': abs(norms[0] / norms[1] - 1.0),
     }
 
 

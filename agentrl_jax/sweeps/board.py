@@ -47,12 +47,10 @@ class Board:
         due = time.monotonic() - self._spoke >= self._every_s
         changes = [s for s in statuses if self._states.setdefault(s.name, 'waiting') != s.state]
         self._states |= {status.name: status.state for status in statuses}
-        reported = changes + [
-            s for s in statuses if due and s.state == 'running' and s not in changes
-        ]
-        for status in reported:
+        rows = changes + [s for s in statuses if due and s.state == 'running' and s not in changes]
+        for status in rows:
             print('  '.join(cells(status)).rstrip(), file=self._stream, flush=True)
-        if reported:
+        if rows:
             print(counts(statuses), file=self._stream, flush=True)
             self._spoke = time.monotonic()
 

@@ -1,17 +1,17 @@
-"""Compares decoding, updates and turns with Tunix 0.1.7, with the same weights and tokens.
+"""Compare decoding, updates and turns with Tunix 0.1.7, with the same weights and tokens.
 
   make bench-tunix                  in a separate environment (requirements/tunix.txt)
   python -m benchmarks.peers.tunix [--parts=decode,update,turns] [--json=PATH]
 
-Both sides live in one process on one core and take turns; everything is compiled beforehand. A
-ratio is the median over the pairs, shown with their range.
-1. decode, update: the shapes of benchmarks.decode and benchmarks.update, at both vocabularies.
-   Tunix's Sampler against ours; its GRPO loss in one jitted step with our optimiser against our
-   update. same_tokens: share of greedy tokens on which both agree.
+Both sides alternate in one process on one core; everything is compiled beforehand. Ratios are
+medians over the pairs, with their range.
+1. decode, update: the shapes of benchmarks.decode and benchmarks.update, with both vocabularies.
+   Compares Tunix's Sampler with ours, and its GRPO loss (one jitted step with our optimiser) with
+   our update. same_tokens: share of greedy tokens that are the same on both sides.
 2. turns: 16 episodes in groups of 4, 4 turns of 16 sampled tokens. Ours plays FrozenLake on the
-   device. Tunix replays the same observations, so its worlds cost nothing. Compared are its agentic
-   learner's rollout (one episode at a time and all at once), its Sampler with all episodes in one
-   call, and a full step of the learner against our rollout and update.
+   device. Tunix replays the same observations, so its environments cost nothing. Our rollout is
+   compared with its agentic learner's rollout (one episode at a time and all at once) and with its
+   Sampler (all episodes in one call), and our rollout and update with a full step of the learner.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ from agentrl_jax.text import answer as answers
 from agentrl_jax.types import Rollout, Scores
 from benchmarks import common, decode, rollout, update
 
-INSTALL = 'it by `make bench-tunix`, or requirements/tunix.txt beside requirements.txt (--no-deps)'
+INSTALL = 'it with `make bench-tunix`, or requirements.txt and requirements/tunix.txt (--no-deps)'
 GROUP = 4  # episodes of a group
 MICROBATCHES, CHUNK = 4, 1024
-WARM = 2  # rounds before those that count; Tunix's sampler compiles in the second call too
+WARM = 2  # warm-up rounds; Tunix's sampler also compiles in its second call
 
 
 def load_peer() -> Any:
@@ -54,7 +54,7 @@ def compare_decode(
     repeats: int,
     modes: tuple[str, ...],
 ) -> dict[str, Any]:
-    """Part 1, sampling: a dictionary for each mode."""
+    """Part 1, sampling: one dictionary per mode."""
     peer, out = load_peer(), {}
     tokens = np.random.default_rng(0).integers(1, config.vocab_size, (batch, prompt))
     tokens, key = tokens.astype(np.int32), jax.random.key(1)
@@ -95,14 +95,14 @@ class Ours:
     params: Any
     step: Callable  # (state) -> (state, metrics): rollout and update; not jitted
     collect: Callable  # (params) -> (rollout, counters); not jitted
-    rollout: Rollout  # what collect gives, on the host
+    rollout: Rollout  # result of collect, on the host
 
 
 def build_ours(config: Model, *, episodes: int, turns: int, new: int) -> Ours:
     task, tokenizer, vocab = rollout.build_task(turns)
     if config.vocab_size < vocab:
-        raise ValueError(f'the vocabulary must have the {vocab} tokens of the prompts at least')
-    # Tokens that the tokenizer has not spell nothing, and none ends a turn.
+        raise ValueError(f'the vocabulary must have at least the {vocab} tokens of the prompts')
+    # Tokens outside of the tokenizer are empty strings, and no token ends a turn.
     spelled = tokenizer.token_bytes() + [b''] * (config.vocab_size - tokenizer.vocab_size)
     table = answers.build_answer_table(
         spelled,
@@ -129,47 +129,47 @@ def build_ours(config: Model, *, episodes: int, turns: int, new: int) -> Ours:
     optimise = update.build_step(config, new=turns * new, microbatches=MICROBATCHES, chunk=CHUNK)
 
     def step(state):
-        played, _ = collect(state.params)
-        zeros = jnp.zeros_like(played.logprobs)
-        scores = Scores(old_logprobs=played.logprobs, ref_logprobs=zeros, values=zeros)
-        return optimise(state, GRPO().make_batch(played, scores, group_size=GROUP))
+        collected, _ = collect(state.params)
+        zeros = jnp.zeros_like(collected.logprobs)
+        scores = Scores(old_logprobs=collected.logprobs, ref_logprobs=zeros, values=zeros)
+        return optimise(state, GRPO().make_batch(collected, scores, group_size=GROUP))
 
     params = common.init_params(config)
     out, _ = jax.device_get(jax.jit(collect)(params))
     if not (out.num_turns == turns).all():
-        raise RuntimeError('an episode ended early; the other side could not play the same')
+        raise RuntimeError('an episode ended early, so Tunix cannot play the same episodes')
     return Ours(params=params, step=step, collect=collect, rollout=out)
 
 
 def observations(played: Rollout) -> list[list[list[int]]]:
-    """Tokens that the policy was shown, by episode and turn."""
-    shown = played.attention_mask & ~played.action_mask
+    """Tokens that the policy has read, by episode and turn."""
+    is_prompt = played.attention_mask & ~played.action_mask
     return [
-        [row.tolist() for row in (tokens[seen & (turn == k)] for k in range(turn.max() + 1))]
-        for tokens, seen, turn in zip(played.tokens, shown, played.turn, strict=True)
+        [row.tolist() for row in (tokens[mask & (turn == k)] for k in range(turn.max() + 1))]
+        for tokens, mask, turn in zip(played.tokens, is_prompt, played.turn, strict=True)
     ]
 
 
 def build_script(peer: Any, played: Rollout, new: int) -> Any:
     """tunix_peer.Script of a rollout."""
-    shown, length = observations(played), played.attention_mask.sum(1)
-    texts = [[' '.join(map(str, turn)) for turn in episode] for episode in shown]
-    if any(0 in turn for episode in shown for turn in episode):
-        raise RuntimeError('token 0 is in a prompt; to Tunix it is padding')
-    first = np.array([len(episode[0]) for episode in shown])
+    prompts, length = observations(played), played.attention_mask.sum(1)
+    texts = [[' '.join(map(str, turn)) for turn in episode] for episode in prompts]
+    if any(0 in turn for episode in prompts for turn in episode):
+        raise RuntimeError('token 0 is in a prompt, but Tunix treats it as padding')
+    first = np.array([len(episode[0]) for episode in prompts])
     return peer.Script(
         turns=texts,
         group_size=GROUP,
         new=new,
         longest=int(length.max() - new),
-        response=int((length - first).max()) + 1,  # an episode that reaches it loses its last turn
+        response=int((length - first).max()) + 1,  # without + 1, it would drop the last turn
     )
 
 
 def compare_turns(
     config: Model, *, episodes: int, turns: int, new: int, repeats: int
 ) -> dict[str, Any]:
-    """Part 2: turns per second of each way, and tokens behind the first prompts on both sides."""
+    """Part 2: turns per second of each variant, and both sides' tokens after the first prompts."""
     peer = load_peer()
     ours = build_ours(config, episodes=episodes, turns=turns, new=new)
     script = build_script(peer, ours.rollout, new)
@@ -192,7 +192,7 @@ def compare_turns(
     }
     calls['sampler, one batch'] = functools.partial(peer.collect_batched, sampler, script)
     times = common.alternate(calls, repeats, WARM)
-    played = peer.collect(learners[f'rollout, {episodes} at once'], script)
+    trajectories = peer.collect(learners[f'rollout, {episodes} at once'], script)
     first = sum(len(episode[0]) for episode in observations(ours.rollout))
     rows = {name: common.compare(times, 'ours', name) for name in calls if name != 'ours'}
     rows['step with update'] = compare_steps(
@@ -204,16 +204,16 @@ def compare_turns(
     return {
         'turns': episodes * turns,
         'tokens': int(ours.rollout.attention_mask.sum()) - first,
-        'tunix_tokens': sum(len(x['conversation_tokens']) for x in played),
-        'different': len({tuple(x['conversation_tokens']) for x in played}),
+        'tunix_tokens': sum(len(x['conversation_tokens']) for x in trajectories),
+        'different': len({tuple(x['conversation_tokens']) for x in trajectories}),
         'rows': rows,
     }
 
 
 def compare_steps(peer: Any, ours: Ours, learner: Any, script: Any, repeats: int) -> dict[str, Any]:
-    """Whole steps: rollout, advantages, an update of all episodes.
+    """Full steps: rollout, advantages, and an update with all episodes.
 
-    Ours runs where Tunix's training loop asks for its next batch.
+    Ours runs whenever Tunix's training loop requests its next batch.
     """
     state = update.first_state(ours.params, update.optimiser())
     step = jax.jit(ours.step, donate_argnums=0)
@@ -250,10 +250,10 @@ def show(result: dict[str, Any]) -> str:
     columns = ['ours', 'Tunix', 'x as fast', 'at least', 'at most']
     tables = [common.table(title, ['one call', *columns], rows)] if rows else []
     if 'turns' in result:
-        found = result['turns']
+        turns = result['turns']
         names = ['turns_per_s', 'other_turns_per_s', *names[2:]]
-        rows = [[way, *(x[name] for name in names)] for way, x in found['rows'].items()]
-        title = f'turns/s, {found["turns"]} turns, {found["tokens"]:,} tokens behind first prompts'
+        rows = [[way, *(x[name] for name in names)] for way, x in turns['rows'].items()]
+        title = f'turns/s, {turns["turns"]} turns, {turns["tokens"]:,} tokens after first prompts'
         tables.append(common.table(title, ['Tunix by', *columns], rows))
     return '\n\n'.join(tables)
 
@@ -272,21 +272,21 @@ def run(
     repeats: int,
     **shape: int,
 ) -> dict[str, Any]:
-    """All measurements, as the dictionary that is printed."""
+    """Return all measurements as a dictionary."""
     result: dict[str, Any] = {'shapes': {}}
-    wanted, sizes = parts.split(','), [int(x) for x in vocabs.split(',')]
+    selected, sizes = parts.split(','), [int(x) for x in vocabs.split(',')]
     lengths = dict(prompt=prompt, new=new, repeats=repeats)
     for vocab, batch in zip(sizes, map(int, batches.split(',')), strict=True):
         config = common.model_config(vocab, **shape)
-        params, found = common.init_params(config), {}
-        if 'decode' in wanted:
-            found |= compare_decode(
+        params, shape_result = common.init_params(config), {}
+        if 'decode' in selected:
+            shape_result |= compare_decode(
                 params, config, batch=batch, modes=tuple(modes.split(',')), **lengths
             )
-        if 'update' in wanted:
-            found['update'] = compare_update(params, config, batch=batch, **lengths)
-        result['shapes'][str(vocab)] = found
-    if 'turns' in wanted:
+        if 'update' in selected:
+            shape_result['update'] = compare_update(params, config, batch=batch, **lengths)
+        result['shapes'][str(vocab)] = shape_result
+    if 'turns' in selected:
         result['turns'] = compare_turns(
             common.model_config(sizes[0], **shape),
             episodes=episodes,
@@ -312,7 +312,7 @@ def main() -> None:
         repeats=3,
     )
     common.pin(args.core)
-    logging.set_verbosity(logging.ERROR)  # what Tunix says of logs, meshes and TPUs
+    logging.set_verbosity(logging.ERROR)  # hides Tunix's messages about logs, meshes and TPUs
     result = run(**{k: v for k, v in vars(args).items() if k not in ('json', 'core')})
     print(show(result))
     common.emit('tunix', result, args.json)

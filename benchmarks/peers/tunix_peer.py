@@ -1,7 +1,7 @@
 """Tunix's side of benchmarks.peers.tunix: its model, sampler, loss and agentic learner (0.1.7).
 
-The policy gets our weights. Text is a list of numbers, one a token, so that both sides read the
-same tokens and tokenising costs Tunix next to nothing. No token ends an answer.
+The policy has our weights. Text is a list of numbers, one per token, so that both sides read the
+same tokens and tokenising costs Tunix almost nothing. No token ends an answer.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ MODES = {
 
 
 class Numbers:
-    """The tokenizer: '12 7 99' is the tokens 12, 7, 99. Token 0 pads; none ends anything."""
+    """A tokenizer: '12 7 99' is the tokens 12, 7, 99. Token 0 is padding; there is no end token."""
 
     def __init__(self, vocab: int):
         self.end = vocab + 7
@@ -48,7 +48,7 @@ class Numbers:
         return ' '.join(str(int(i)) for i in ids)
 
     def bos_id(self) -> int:
-        return 0  # Tunix then adds none
+        return 0  # so that Tunix adds no token
 
     def eos_id(self) -> int:
         return self.end
@@ -58,7 +58,7 @@ class Numbers:
 
 
 def our_path(path: tuple) -> tuple[str, ...]:
-    """Where a parameter of Tunix's Qwen2 stands in ours."""
+    """Our path of a parameter of Tunix's Qwen2."""
     match path:
         case ('embedder', 'input_embedding'):
             return 'model', 'embed_tokens', 'embedding'
@@ -72,11 +72,11 @@ def our_path(path: tuple) -> tuple[str, ...]:
             return 'model', f'layers_{i}', 'mlp', name, 'kernel'
         case ('layers', i, name, 'w'):
             return 'model', f'layers_{i}', name, 'scale'
-    raise ValueError(f'the Qwen2 of this Tunix has a parameter {path} that 0.1.7 has not')
+    raise ValueError(f'the Qwen2 of this Tunix has a parameter {path}, which 0.1.7 does not have')
 
 
 def build_model(params: Any, config: Model) -> Any:
-    """Tunix's Qwen2 with copies of our parameters, which have tied embeddings."""
+    """Tunix's Qwen2 with copies of our parameters (with tied embeddings)."""
     sizes = tunix_qwen2.ModelConfig(
         num_layers=config.num_layers,
         vocab_size=config.vocab_size,
@@ -113,7 +113,7 @@ def build_sampler(model: Any, config: Model, length: int) -> Sampler:
 def sample(
     sampler: Sampler, texts: list[str], *, new: int, width: int, **mode: Any
 ) -> list[np.ndarray]:
-    """`new` tokens for each text; texts are padded to `width` tokens."""
+    """Sample `new` tokens after each text; texts are padded to `width` tokens."""
     out = sampler(
         input_strings=texts,
         max_generation_steps=new,
@@ -126,7 +126,7 @@ def sample(
 
 
 def build_generate(model: Any, config: Model, prompt: np.ndarray, new: int) -> Callable:
-    """generate(mode) -> tokens [B, new] behind prompt int32 [B, P], one call of its Sampler."""
+    """generate(mode) -> tokens [B, new] after prompt int32 [B, P], in one call of its Sampler."""
     width = prompt.shape[1]
     sampler = build_sampler(model, config, width + new)
     texts = [' '.join(map(str, row)) for row in prompt]
@@ -142,7 +142,7 @@ def grpo_config(clip: float, **changes: Any) -> Any:
 
 
 def build_update(model: Any, batch: Batch, tx: Any, *, prompt: int, clip: float) -> Callable:
-    """step() -> gradient norm of its jitted GRPO loss and our optimiser, on our batch."""
+    """step() -> gradient norm of its jitted GRPO loss with our optimiser, on our batch."""
     settings = grpo_config(clip, num_generations=2)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     example = TrainExample(
@@ -172,17 +172,17 @@ def build_update(model: Any, batch: Batch, tx: Any, *, prompt: int, clip: float)
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """What the worlds say, whatever the answers: observations of each turn of each episode."""
+    """Fixed observations, independent of the answers, of each turn of each episode."""
 
     turns: list[list[str]]  # [E][K], group-major
     group_size: int
     new: int  # tokens of an answer
-    longest: int  # tokens of the longest conversation in front of its last answer
-    response: int  # ... and of the longest one behind the first prompt
+    longest: int  # tokens of the longest conversation before its last answer
+    response: int  # tokens of the longest conversation after its first prompt
 
 
 class Replay(base_environment.BaseTaskEnv):
-    """Replays its lines of the script; pays 1 for an answer that begins with an odd token."""
+    """Replays its lines of the script; the reward is 1 for answers that start with an odd token."""
 
     def __init__(self, task: Any, script: Script, group_id: int, pair_index: int):
         groups = len(script.turns) // script.group_size
@@ -208,7 +208,7 @@ class Replay(base_environment.BaseTaskEnv):
 
 
 class Echo(base_agent.ConversationAgentBase):
-    """An agent whose action is what the model said."""
+    """An agent that returns the model's response as its action."""
 
     def update_from_model(self, response: str, **_) -> Any:
         self._messages.append({'role': 'assistant', 'content': response})
@@ -219,7 +219,7 @@ class Echo(base_agent.ConversationAgentBase):
 
 
 class Plain(chat_parser.BaseChatTemplateParser):
-    """A conversation is its messages one after another; markers stand in the script."""
+    """Joins the messages of a conversation; the script contains the chat markers."""
 
     def _init_tokens(self) -> Any:
         return chat_parser.TokenConfig(message_separator=' ')
@@ -233,14 +233,14 @@ class Plain(chat_parser.BaseChatTemplateParser):
 
 
 class Learner(agentic_grpo_learner.GRPOLearner):
-    """Its agentic GRPO, with as many tokens a turn as the script has; it knows no such limit."""
+    """Its agentic GRPO learner, with a limit of tokens per turn, which it does not have."""
 
     def _model_call(self, chat_lists, env=None, max_generation_steps=None):
         return super()._model_call(chat_lists, env, max_generation_steps=self.turn_tokens)
 
 
 def build_learner(model: Any, script: Script, tx: Any, *, clip: float, concurrency: int) -> Learner:
-    """Everything on one device; prompts as long and a cache as small as the script allows."""
+    """A learner on one device, with the prompt length and the smallest cache for the script."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ('fsdp', 'tp'))
     groups = len(script.turns) // script.group_size
     roles = rl_cluster.Role
@@ -289,13 +289,13 @@ def build_learner(model: Any, script: Script, tx: Any, *, clip: float, concurren
 
 
 def prompts(script: Script) -> dict[str, np.ndarray]:
-    """A batch of its data set; the worlds know what to say."""
+    """A batch of its data set; the environments ignore the prompts."""
     groups = len(script.turns) // script.group_size
     return {'prompts': np.array([str(i + 1) for i in range(groups)])}
 
 
 def collect(learner: Learner, script: Script) -> list[dict]:
-    """Trajectories of all episodes, as its own validation plays them: no update."""
+    """Trajectories of all episodes without an update, as in its validation."""
 
     async def play():
         groups = learner._orchestrator_producer(
@@ -309,7 +309,7 @@ def collect(learner: Learner, script: Script) -> list[dict]:
 
 
 def collect_batched(sampler: Sampler, script: Script) -> list[str]:
-    """The same turns through its Sampler, all episodes in one call: no part of its learners."""
+    """The same turns with its Sampler, all episodes in one call; its learners do not do this."""
     rows = [''] * len(script.turns)
     for turn in range(len(script.turns[0])):
         rows = [f'{row} {lines[turn]}' for row, lines in zip(rows, script.turns, strict=True)]
@@ -327,5 +327,5 @@ def collect_batched(sampler: Sampler, script: Script) -> list[str]:
 
 
 def parameters(learner: Learner) -> Any:
-    """What its update has made; to wait for."""
+    """The parameters after its update, to wait for."""
     return nnx.state(learner.rl_cluster.actor_trainer.model, nnx.Param)
