@@ -18,7 +18,7 @@ def row(*numbers, dtype=jnp.float32):
 
 
 def episode_layout(rng, rows, length, turns):
-    """Random (mask, turn): turns in order, each with observation tokens, then action tokens."""
+    """Return a random (mask, turn): turns in order, each with observation, then action tokens."""
     mask, turn = np.zeros((rows, length), bool), np.full((rows, length), -1, np.int32)
     for b in range(rows):
         t = 0
@@ -30,7 +30,7 @@ def episode_layout(rng, rows, length, turns):
     return mask, turn
 
 
-# ---- references: one token after the other, in float64 ---------------------------------------
+# ---- references: one token after another, in float64 -----------------------------------------
 
 
 def reference_gae(rewards, values, mask, gamma, lam):
@@ -126,7 +126,7 @@ def test_rewards_land_on_the_last_action_token_of_their_turn_by_hand():
 
 
 def test_a_turn_with_zero_reward_is_a_boundary():
-    """RAGEN takes non-zero rewards as turn ends, so a turn without reward vanishes there."""
+    """RAGEN detects turn ends by non-zero rewards, so it misses turns without reward."""
     turn = row(0, 0, 1, 1, dtype=jnp.int32)
     mask = jnp.ones((1, 4), bool)
     np.testing.assert_array_equal(adv.turn_ends(mask, turn), [[0, 1, 0, 1]])
@@ -178,7 +178,7 @@ def test_gae_golden_vectors():
 
 
 def test_reward_to_go_crosses_observations():
-    """verl zeroed everything before an observation span; mask 110011, reward at the end."""
+    """verl zeroed all values before an observation span; mask 110011, reward at the end."""
     mask = row(1, 1, 0, 0, 1, 1, dtype=bool)
     out = adv.rewards_to_go(row(0, 0, 0, 0, 0, 1), mask, gamma=1.0)
     np.testing.assert_array_equal(out, [[1, 1, 0, 0, 1, 1]])
@@ -216,7 +216,7 @@ def test_a_faulty_episode_leaves_the_baseline():
 def test_groups_without_a_comparison_are_defined(function):
     returns = jnp.array([0.1, 0.1, 0.1, 5.0, 3.0, 4.0])
     healthy = jnp.array([True, True, True, False, True, False])
-    # all equal: 0, exactly, although the float32 mean of three 0.1 is not 0.1; one healthy: 0
+    # all equal: exactly 0, although the float32 mean of three 0.1 is not 0.1; one healthy: 0
     np.testing.assert_array_equal(function(returns, healthy, group_size=3), np.zeros(6))
     np.testing.assert_array_equal(  # groups of one: mean 0, std 1
         function(returns, healthy, group_size=1), jnp.where(healthy, returns, 0)
@@ -234,7 +234,7 @@ ORDERS = st.builds(
 
 
 def reordered(order):
-    """The same rewards in eight orders, float32 [8, 50], zeros past the end; with the generator."""
+    """Return the same rewards in eight orders, float32 [8, 50], zero-padded, and the generator."""
     seed, magnitude, turns, signed = order
     rng = np.random.default_rng(seed)
     rewards = magnitude * rng.uniform(-1 if signed else 0.1, 1, turns)
@@ -245,7 +245,7 @@ def reordered(order):
 
 
 def compared(returns, scale=None):
-    """All comparisons of one group of eight."""
+    """Return all comparisons of one group of eight."""
     kwargs = dict(group_size=8, scale=scale)
     healthy = np.ones(8, bool)
     return [
@@ -259,17 +259,17 @@ def compared(returns, scale=None):
 @settings(max_examples=25, deadline=None)
 @given(order=ORDERS)
 def test_the_order_of_summation_is_not_a_signal_at_any_magnitude(order):
-    """From returns of 50 on, the rounding of ten rewards got advantages of size .65."""
+    """For returns of 50 or more, the rounding of ten rewards led to advantages of .65."""
     rows, rng = reordered(order)
     one_by_one = np.cumsum(rows, axis=1, dtype=np.float32)[:, -1]
     exact = np.float32(rows.astype(np.float64).sum(1))
     for returns in (one_by_one, rows.sum(1), np.where(np.arange(8) % 2, one_by_one, exact)):
         for out in compared(returns, np.abs(rows).sum(1)):
             assert not np.asarray(out).any()
-        if not order[3]:  # terms of one sign: the return is as large as they are
+        if not order[3]:  # terms of one sign: the return has their magnitude
             for out in compared(returns):
                 assert not np.asarray(out).any()
-    # one reward that differs by a thousandth of all of them together is a signal
+    # a difference of a thousandth of the total in one reward is a signal
     rows[rng.integers(8), 0] += 1e-3 * np.abs(rows).sum(1).max()
     for out in compared(rows.sum(1), np.abs(rows).sum(1)):
         assert np.asarray(out).any()
@@ -326,7 +326,7 @@ def test_whitening_uses_the_statistics_of_its_second_mask():
 
 @pytest.mark.parametrize('value, tokens', [(-0.1, 48), (7.7, 97)])
 def test_whitening_equal_values_leaves_exactly_nothing(value, tokens):
-    """Not their rounding, 1e-8 of the mean of -0.1s, times the 1e4 of 1 / sqrt(1e-8)."""
+    """Rounding (1e-8 in the mean of -0.1s) was amplified by 1 / sqrt(1e-8) = 1e4."""
     x = jnp.full((1, tokens), value).at[0, 1].add(3e-7 * value)
     mask = jnp.ones_like(x, bool)
     np.testing.assert_array_equal(adv.whiten(x, mask), np.zeros((1, tokens)))
@@ -374,7 +374,7 @@ def test_bi_level_gae_with_both_levels_merged_is_gae():
     mask, turn = episode_layout(rng, 5, 24, 4)
     placed = adv.place_on_turn_ends(rng.normal(size=(5, 4)).astype(np.float32), mask, turn)
     values = rng.normal(size=(5, 24)).astype(np.float32)
-    inner = rng.normal(size=(5, 24)).astype(np.float32)  # as a KL term is
+    inner = rng.normal(size=(5, 24)).astype(np.float32)  # like a KL term
     for rewards in (placed, placed + inner):
         both = adv.bi_level_gae(rewards, values, mask, turn, gamma=1.0, turn_gamma=1.0, lam=1.0)
         plain = adv.gae(rewards, values, mask, gamma=1.0, lam=1.0)
@@ -404,8 +404,8 @@ def test_poison_off_the_mask_changes_no_advantage(poison):
 
 
 def test_overlong_penalty_by_hand():
-    """Without a buffer each token beyond the limit cost the whole coefficient."""
-    # limit 100, buffer 20: up to 80 nothing, 90 half, from 100 on all
+    """Without a buffer, each token beyond the limit cost the full coefficient."""
+    # limit 100, buffer 20: none up to 80, half at 90, the full penalty from 100
     lengths = jnp.array([10, 80, 90, 100, 110, 200])
     out = adv.overlong_penalty(lengths, max_length=100, buffer=20, coef=2.0)
     np.testing.assert_allclose(out, [0, 0, -1, -2, -2, -2])

@@ -1,4 +1,4 @@
-"""make_batch and the losses of each algorithm: by hand, and what must not matter."""
+"""make_batch and the losses of each algorithm: by hand, and invariances."""
 
 import dataclasses
 import functools
@@ -69,7 +69,7 @@ def test_ppo_turn_rewards_by_hand():
     np.testing.assert_allclose(batch.returns, want, rtol=1e-6)
     np.testing.assert_array_equal(batch.mask, rollout.action_mask)
     np.testing.assert_array_equal(batch.value_mask, batch.mask)
-    half = batch_of(PPO(whiten=False, gamma=0.5), rollout, 2)  # .5 + .9 / 2, and half of that
+    half = batch_of(PPO(whiten=False, gamma=0.5), rollout, 2)  # .5 + .9 / 2, then half of it
     np.testing.assert_allclose(half.advantages[0], [0, 0.475, 0.95, 0, 0, 0.9, 0], rtol=1e-6)
 
 
@@ -111,7 +111,7 @@ def test_ppo_turn_estimator_trains_values_at_turn_ends_only():
 
 @pytest.mark.parametrize('estimator', ['turn', 'bi_level'])
 def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
-    """Only that of a turn's last token did: 1000 nats on the others changed no other advantage."""
+    """Only the KL of a turn's last token did: 1000 nats on other tokens changed nothing else."""
     rollout = toy.rollout_of([[(1, 2), (1, 2)]], [[0.5, 1.0]], length=6)
     scores = zero_scores(rollout).replace(old_logprobs=jnp.array([[9.0, 0, 0, 9, 1000, 0]]))
     how = PPO(estimator=estimator, whiten=False, kl=KL(0.001, 'reward'))
@@ -124,7 +124,7 @@ def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
 
 @pytest.mark.parametrize('estimator', ['token', 'turn', 'bi_level'])
 def test_an_episode_cut_by_a_budget_goes_on_with_the_value_after_it_if_asked(estimator):
-    # row 0: two turns and a goal; row 1: one turn, then its turns are used up. Rewards 1 2 | .5,
+    # row 0: two turns and a goal; row 1: one turn, then the turn budget ends. Rewards 1 2 | .5,
     # values 0, after the tokens at t = 2 of row 0: .25, and of row 1: 4
     rollout = toy.rollout_of([[(1, 2), (1, 2)], [(1, 2)]], [[1.0, 2], [0.5, 0]], length=6)
     stops = jnp.array([EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET])
@@ -137,7 +137,7 @@ def test_an_episode_cut_by_a_budget_goes_on_with_the_value_after_it_if_asked(est
     over, cut = (batch_of(how, rollout, 2, scores) for how in (plain, asked))
     np.testing.assert_allclose(over.advantages, [[0, 3, 3, 0, 2, 2], [0, 0.5, 0.5, 0, 0, 0]])
     np.testing.assert_allclose(cut.advantages, [[0, 3, 3, 0, 2, 2], [0, 4.5, 4.5, 0, 0, 0]])
-    # the critic learns at t = 3 what the next turn returns; nothing is known after the last turns
+    # at t = 3 the critic's target is the return of the next turn; none after the last turns
     assert np.argwhere(cut.value_mask ^ over.value_mask).tolist() == [[0, 3]]
     assert cut.returns[0, 3] == 2 and cut.old_values[0, 3] == 0.25
     for stop in (EpisodeStop.ACTION_BUDGET, EpisodeStop.TERMINATED):
@@ -187,7 +187,7 @@ def test_kl_in_the_reward_by_hand():
     # old - ref = .5 on all tokens, coefficient .2: each trained token costs .1
     rollout = two_episodes()
     scores = zero_scores(rollout).replace(old_logprobs=jnp.full((2, 7), 0.5))
-    kl, now = KL(0.9, 'reward'), dict(kl_coef=jnp.float32(0.2))  # the adaptive one counts
+    kl, now = KL(0.9, 'reward'), dict(kl_coef=jnp.float32(0.2))  # the adaptive coefficient is used
     batch = batch_of(PPO(whiten=False, kl=kl), rollout, 2, scores, **now)
     want = [0, 1.5 - 0.3, 1.5 - 0.2, 0, 0, 1 - 0.1, 0]
     np.testing.assert_allclose(batch.advantages[0], want, rtol=1e-6)
@@ -199,7 +199,7 @@ def test_kl_in_the_reward_by_hand():
 
 
 def one_turn_group(rewards, **kwargs):
-    """A group of episodes with one observation and two action tokens."""
+    """Return a group of episodes with one observation and two action tokens."""
     return toy.rollout_of([[(1, 2)]] * len(rewards), [[r] for r in rewards], length=4, **kwargs)
 
 
@@ -208,7 +208,7 @@ def first_advantages(how, rollout):
 
 
 def test_group_baselines_by_hand():
-    # (1, 2, 6): mean 3, others' means 4, 3.5, 1.5
+    # (1, 2, 6): mean 3, leave-one-out means 4, 3.5, 1.5
     rollout = one_turn_group([1.0, 2, 6])
     np.testing.assert_allclose(first_advantages(DrGRPO(), rollout), [-2, -1, 3])
     np.testing.assert_allclose(first_advantages(RLOO(), rollout), [-3, -1.5, 4.5])
@@ -223,7 +223,7 @@ def test_reinforce_pp_by_hand():
     batch = batch_of(ReinforcePP(gamma=0.5), two_episodes(), 2)
     want = np.array([[0, 0.3, 0.8, 0, 0, 0.8, 0], [0, -0.7, -1.2, 0, 0, 0, 0]]) / 0.825**0.5
     np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
-    # whole returns: 1.5 three times, -1 twice; mean .5, squares 3 * 1 + 2 * 2.25, var 1.875
+    # full returns: 1.5 three times, -1 twice; mean .5, squares 3 * 1 + 2 * 2.25, var 1.875
     batch = batch_of(ReinforcePP(reward_on='episode'), two_episodes(), 2)
     want = np.array([[0, 1, 1, 0, 0, 1, 0], [0, -1.5, -1.5, 0, 0, 0, 0]]) / 1.875**0.5
     np.testing.assert_allclose(batch.advantages, want, rtol=1e-5)
@@ -236,7 +236,7 @@ def test_dapo_penalises_long_episodes_before_comparing():
     a = 0.5**0.5
     np.testing.assert_allclose(first_advantages(long, rollout), [-a, a], rtol=1e-5)
     np.testing.assert_array_equal(first_advantages(DAPO(max_length=0), rollout), [0, 0])
-    # of three times the penalty -1.5, not divided by the std: -.75 and .75
+    # three times the penalty: -1.5, not divided by the std: -.75 and .75
     raw = dataclasses.replace(long, overlong_coef=3.0, comparison=Comparison('mean'))
     np.testing.assert_allclose(first_advantages(raw, rollout), [-0.75, 0.75])
 
@@ -262,8 +262,8 @@ def test_mt_grpo_knows_four_kinds_of_outcome():
     wanted = {
         'success': ([[0.5, 0.9], [-1, 0]], [1, 0]),
         'return': ([[0.5, 0.9], [-1, 0]], [1.4, -1]),
-        'final': ([[0.5, 0], [0, 0]], [0.9, -1]),  # row 1 has one turn: its reward is the outcome
-        'answer': ([[0.5, 0], [-1, 0]], [0.9, 0]),  # row 1 gave none
+        'final': ([[0.5, 0], [0, 0]], [0.9, -1]),  # row 1: the outcome is the only reward
+        'answer': ([[0.5, 0], [-1, 0]], [0.9, 0]),  # row 1 has no answer
     }
     for outcome, want in wanted.items():
         for x, y in zip(split_rewards(rollout, outcome), want, strict=True):
@@ -285,10 +285,10 @@ def test_gigpo_by_hand():
     rollout = rollout.replace(anchor=jnp.array([[3, 4], [3, 5]], jnp.uint32))
     batch = batch_of(GiGPO(turn_gamma=0.5), rollout, 2)
     np.testing.assert_allclose(batch.advantages, [[0, 0.75, 0, 0.5], [0, -0.75, 0, -0.5]])
-    # each part over its std: A_E +-.5 / sqrt(.5), A_S +-.25 / sqrt(.125)
+    # each part divided by its std: A_E +-.5 / sqrt(.5), A_S +-.25 / sqrt(.125)
     parts = batch_of(GiGPO(norm='std', turn_gamma=0.5), rollout, 2).advantages[0]
     np.testing.assert_allclose(parts, [0, 2 * 0.5**0.5, 0, 0.5**0.5], rtol=1e-5)
-    # the second turn of row 0 in the state of the first ones, whatever its prompt says: G .5 1 0,
+    # the second turn of row 0 has the state of the first turns, in another prompt: G .5 1 0,
     # mean .5
     again = rollout.replace(anchor=jnp.array([[3, 3], [3, 5]], jnp.uint32))
     batch = batch_of(GiGPO(turn_gamma=0.5), again, 2)
@@ -311,7 +311,7 @@ def test_gspo_by_hand():
     np.testing.assert_allclose(
         GSPO(clip=clip).loss(logp, batch), [[0, -1, -1, 0, -1, 0]], atol=1e-6
     )
-    # turn 0: e^.2 = 1.22, clipped to 1.1; turn 1: e^-.4 = .67, not clipped from below at A > 0
+    # turn 0: e^.2 = 1.22, clipped to 1.1; turn 1: e^-.4 = .67, no lower clip for A > 0
     by_turn = GSPOTurn(clip=clip)
     turn = by_turn.loss(logp, batch)
     np.testing.assert_allclose(turn, [[0, -1.1, -1.1, 0, -np.exp(-0.4), 0]], rtol=1e-5)
@@ -327,13 +327,13 @@ def test_cispo_by_hand():
     np.testing.assert_allclose(how.loss(logp, batch), want, rtol=1e-5)
     gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logp)
     np.testing.assert_allclose(gradient, [[0, -2.56, 0.8, 0, -np.exp(0.1), 0]], rtol=1e-5)
-    found = how.clipped(logp, batch)  # weights, whatever the sign of their advantage
+    found = how.clipped(logp, batch)  # weights for both signs of the advantage
     assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [1]
     assert np.flatnonzero(found['policy/clip_frac_low']).tolist() == [2]
 
 
 def test_sapo_by_hand():
-    # 4 / tau sigmoid(tau (rho - 1)): slope rho at rho = 1, less on both sides
+    # 4 / tau sigmoid(tau (rho - 1)): slope rho at rho = 1, smaller on both sides
     batch, how = ratio_batch(jnp.array([[0, 2.0, -1, 0, 1, 0]])), SAPO()
     logp = jnp.array([[0, 0.5, -0.5, 0, 0.0, 0]])
     ratio = np.exp([0.5, -0.5, 0.0])
@@ -350,8 +350,8 @@ def test_sapo_by_hand():
 
 
 def test_dppo_by_hand():
-    """A probability of .5 that moves to .75 or .25 has moved too far where the advantage pushes on;
-    a ratio of 30 has not, where the probability is still small."""
+    """Moving a probability from .5 to .75 or .25 is too far if the advantage pushes it further;
+    a ratio of 30 is not if the probability is still small."""
     half, rare = math.log(0.5), math.log(1e-3)
     batch = ratio_batch(jnp.array([[0, 1.0, -1.0, 0, 1.0, 0]]))
     before = jnp.array([[0, half, half, 0, rare, 0]])
@@ -381,7 +381,7 @@ def test_sao_drops_tokens_on_either_side_whatever_their_advantage_by_hand():
     logp = jnp.log(jnp.array([[1.0, 1.5, 0.65, 1, 6.5, 1]]))
     np.testing.assert_allclose(how.loss(logp, batch), [[0, -3.0, 0, 0, 0, 0]], rtol=1e-6)
     gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logp)
-    # that of the paper's sg(f(r)) A log pi: -1.5 x 2
+    # the gradient of the paper's sg(f(r)) A log pi: -1.5 x 2
     np.testing.assert_allclose(gradient, [[0, -3.0, 0, 0, 0, 0]], rtol=1e-6)
     found = how.clipped(logp, batch)
     assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [4]
@@ -399,7 +399,7 @@ def test_sao_bridges_observations_with_a_lambda_by_length_by_hand():
     want = [0, 0.2 + 2 / 3 * middle, middle, 0, 0, last, 0]
     np.testing.assert_allclose(batch.advantages[0], want, rtol=1e-5)
     np.testing.assert_allclose(batch.returns[0], [0, 1.5, 1.5, 0, 0, 1.0, 0], rtol=1e-5)
-    # the other one has 2 tokens and no values: lambda 1/2, return -1
+    # row 1 has 2 tokens and no values: lambda 1/2, return -1
     np.testing.assert_allclose(batch.advantages[1, 1:3], [-0.5, -1.0], rtol=1e-5)
     np.testing.assert_allclose(adaptive_lambda(jnp.array([[0], [1], [10]]), 0.5), [[0], [0], [0.8]])
 
@@ -409,7 +409,7 @@ def test_maxrl_weighs_groups_by_how_seldom_they_succeed():
     advantages = batch_of(MaxRL(), rollout, 4).advantages[:, 1]
     want = [3, -1, -1, -1, 1 / 3, 1 / 3, 1 / 3, -1, 0, 0, 0, 0, 0, 0, 0, 0]
     np.testing.assert_allclose(advantages, want, atol=1e-6)
-    cancel = one_turn_group([0.1, 0.2, -0.3, 0.0])  # whose mean in float32 is not 0
+    cancel = one_turn_group([0.1, 0.2, -0.3, 0.0])  # with a non-zero float32 mean
     assert not batch_of(MaxRL(), cancel, 4).advantages.any()
 
 
@@ -438,7 +438,7 @@ COMPARE_EPISODES = [
 
 @pytest.mark.parametrize('how', COMPARE_EPISODES, ids=lambda how: type(how).__name__)
 def test_rewards_that_differ_by_rounding_train_nothing(how):
-    """Returns of 1000 that were equal but for rounding got advantages of size 1."""
+    """Returns of 1000 that were equal except for rounding led to advantages of 1."""
     rng = np.random.default_rng(0)
     for size in (1e-3, 1.0, 1e6):
         penalties = -size * rng.uniform(0.1, 20, (8, 10)).astype(np.float32)
@@ -447,7 +447,7 @@ def test_rewards_that_differ_by_rounding_train_nothing(how):
         rollout = toy.rollout_of([[(0, 1)] * 10] * 8, rewards, length=10, penalties=penalties)
         assert len(np.unique(rollout.returns)) > 1
         assert not np.asarray(batch_of(how, rollout, 4).advantages).any()
-        # a thousandth of all terms is a signal; the filter and the metrics agree
+        # a thousandth of all terms is a signal, also in the filter and the metrics
         better = rollout.replace(rewards=rollout.rewards.at[4].mul(1.002))
         assert np.asarray(batch_of(how, better, 4).advantages)[4].any()
         for played, varied in ((rollout, [False, False]), (better, [False, True])):
@@ -460,7 +460,7 @@ def test_rewards_that_differ_by_rounding_train_nothing(how):
 
 @pytest.mark.parametrize('how', [cls() for cls in ALGORITHMS.values() if cls is not OPD])
 def test_a_reward_on_the_last_turn_reaches_its_action_tokens(how):
-    """AgentGym-RL puts the return of an episode the world ended on a masked observation token."""
+    """AgentGym-RL puts the return on a masked observation token if the environment ends it."""
     layouts = [[(2, 2), (1, 2)]] * 4  # the last turn ends the episode
     rollout = toy.rollout_of(layouts, [[0, 1], [0, 0], [0, 1], [0, 0]], length=9)
     batch = batch_of(how, rollout, 4)
@@ -490,7 +490,7 @@ def test_permuting_groups_permutes_the_batch_and_dropping_them_is_weighing_them_
 
 @EVERY
 def test_advantages_do_not_depend_on_the_number_of_rows_of_an_episode(how):
-    """Three conversations of an episode, in three rows or in one: each token trains in one."""
+    """An episode of three conversations, in three rows or one: each token trains once."""
     rollout = toy.random_rollout(4, turns=4, length=24, faulty=(1,))
     scores = toy.scores_of(rollout)
     branch = jnp.asarray(np.random.default_rng(0).integers(0, 3, rollout.rewards.shape), jnp.int32)
@@ -508,7 +508,7 @@ def test_advantages_do_not_depend_on_the_number_of_rows_of_an_episode(how):
 
 
 def moved_by(rows, rollout, scores):
-    """Arguments of batch_of for these rows of groups of four."""
+    """Return the arguments of batch_of for these rows of groups of four."""
     rollout, scores = jax.tree.map(lambda x: x[rows], (rollout, scores))
     return rollout, 4, scores
 
@@ -534,7 +534,7 @@ def test_nothing_to_train_on_gives_zeros(how):
 
 @pytest.mark.parametrize('cls', ALGORITHMS.values())
 def test_first_gradient_is_the_policy_gradient(cls):
-    """At pi = pi_old every surrogate has the gradient -A of its token."""
+    """At pi = pi_old, the gradient of every surrogate is -A of its token."""
     rollout, how = toy.random_rollout(7), cls()
     batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
     weights = batch.mask.astype(jnp.float32)
@@ -545,7 +545,7 @@ def test_first_gradient_is_the_policy_gradient(cls):
 
 @pytest.mark.parametrize('cls', [cls for cls in RATIOS if cls not in (CISPO, SAO, OPD)])
 def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(cls):
-    """They were token ratios for every algorithm: 26 % clipped at sequence ratios of exactly 1."""
+    """They used token ratios for every algorithm: 26 % clipped at sequence ratios of exactly 1."""
     rollout, how = toy.random_rollout(8), cls(clip=Clip(0.2, 0.28, 3.0))
     batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
     noise = np.random.default_rng(0).normal(size=batch.mask.shape)

@@ -16,7 +16,7 @@ MOVES = ['Up', 'Down', 'Left', 'Right']
 SPACED = ['turn left', 'turn', 'turn  left twice', 'go a|b', 'Über']
 OPEN = '</think><answer>'
 
-# Pieces of fuzzed responses. Tags appear whole, in halves and doubled; see also _mutate.
+# Pieces of fuzzed responses. Tags appear complete, in halves and doubled; see also _mutate.
 FRAGMENTS = [
     *'</think> <answer> </answer> <think> <|im_start|> <|im_end|> <|endoftext|> </ think>'.split(),
     *'ans wer> <|im_ start|> end|> < / > || | ||| |||| \0 é √ # Up UP Down dOWN Left'.split(),
@@ -41,7 +41,7 @@ def table(name, names=tuple(MOVES), max_actions=5, opening='<think>'):
 
 @jax.jit
 def parse_rows(automaton, tokens, length):
-    """(matched [S], parts [S, A]) of rows of tokens [S, L]."""
+    """Return (matched [S], parts [S, A]) of rows of tokens [S, L]."""
 
     def step(state, column):
         token, index = column
@@ -54,7 +54,7 @@ def parse_rows(automaton, tokens, length):
 
 
 def assert_equal_to_reference(name, rows, names=tuple(MOVES), max_actions=5, opening='<think>'):
-    """The automaton on token rows = regular expressions on their bytes; returns matches."""
+    """Assert that automaton and regular expressions agree; return the number of matches."""
     width = max(map(len, rows))
     tokens = np.zeros((len(rows), width), np.int32)
     for i, row in enumerate(rows):
@@ -72,7 +72,7 @@ def assert_equal_to_reference(name, rows, names=tuple(MOVES), max_actions=5, ope
 
 
 def _mutate(rng, text: bytes) -> bytes:
-    """Swaps, drops, doubles or replaces a few bytes; breaks UTF-8 and tags."""
+    """Swap, drop, double or replace a few bytes, which breaks UTF-8 and tags."""
     text = bytearray(text)
     for _ in range(rng.choice([0, 0, 0, 1, 2])):
         at = rng.randrange(len(text) + 1)
@@ -89,7 +89,7 @@ def _mutate(rng, text: bytes) -> bytes:
 
 
 def _split_into_tokens(rng, text: bytes, ids_of: dict) -> list[int]:
-    """Random tokens that spell the bytes; the tokenizer itself would never split like this."""
+    """Return random tokens with these bytes, unlike any split of the tokenizer."""
     ids = []
     while text:
         sizes = [n for n in range(1, min(len(text), 16) + 1) if text[:n] in ids_of]
@@ -122,7 +122,7 @@ def fuzzed_rows(name, count, opening, seed) -> list[list[int]]:
             ids = tokenizer(name).encode(raw.decode(errors='replace'))
         else:
             ids = _split_into_tokens(rng, raw, ids_of)
-        for _ in range(rng.choice([0, 0, 1])):  # any token of the vocabulary, specials included
+        for _ in range(rng.choice([0, 0, 1])):  # any token, including special ones
             ids.insert(rng.randrange(len(ids) + 1), rng.randrange(len(pieces)))
         rows.append(ids)
     return rows
@@ -135,7 +135,7 @@ def byte_table(names, max_actions, opening):
 
 
 def parts_of(text, names=MOVES, max_actions=5, opening='<think>'):
-    """The same response through the reference and, byte by byte, through the automaton."""
+    """Parse a response with the reference and, byte by byte, with the automaton."""
     raw = text if isinstance(text, bytes) else text.encode()
     automaton = byte_table(tuple(names), max_actions, opening)
     tokens = np.frombuffer(raw, np.uint8).astype(np.int32)[None]
@@ -157,19 +157,19 @@ def test_answers_by_hand():
     assert parts_of(f'{OPEN}Up</ answer>') is None
     assert parts_of('</think> x <answer>Up</answer>') is None
     assert parts_of('</think><think></think>\n\t<answer>Up</answer>') == [0, -2, -2, -2, -2]
-    # White space is that of ASCII
+    # Only ASCII white space
     assert parts_of('</think>\x0b\f\r<answer>\tUp\n||\x0bDown\f</answer>') == [0, 1, -2, -2, -2]
     assert parts_of('</think>\u2003<answer>Up</answer>') is None
     assert parts_of(f'{OPEN}\u2003Up</answer>') == [-1, -2, -2, -2, -2]
     assert parts_of('Up||Down</answer>', opening='<answer>') == [0, 1, -2, -2, -2]
-    # The first parts are kept, and nothing that follows a match changes them
+    # The first parts are kept, and text after a match does not change them
     assert parts_of(f'{OPEN}Up||Down||Jump||Left</answer>', max_actions=2) == [0, 1]
     more = f'{OPEN}Up</answer>||Down</answer>{OPEN}Left</answer>'
     assert parts_of(more, max_actions=3) == [0, -2, -2]
 
 
 def test_a_token_may_finish_a_separator_and_hold_another():
-    """'| b ||' was an IndexError: after a bar it ends two parts, and only one was counted."""
+    """'| b ||' raised IndexError: after a bar it ends two parts, but only one was counted."""
     pieces = [bytes([byte]) for byte in range(128)] + [b'a |', b'| b ||', b'|||', b'|| ||||']
     names = ['a', 'b', 'a|']
     automaton = answer.build_answer_table(pieces, names, max_actions=4, opening='<answer>')
@@ -187,7 +187,7 @@ def test_a_token_may_finish_a_separator_and_hold_another():
 
 
 def test_marks_inside_an_answer_vanish_before_it_is_split():
-    # Removing a mark may join bars or letters; what it joins is not searched for marks again.
+    # Removing a mark may join bars or letters; the joined text is not searched for marks again.
     assert parts_of(f'{OPEN}U<think>p</answer>') == [0, -2, -2, -2, -2]
     assert parts_of(f'{OPEN}Up|<|im_end|>|Down</answer>') == [0, 1, -2, -2, -2]
     assert parts_of(f'{OPEN}<answer>Up<|im_start|></answer>') == [0, -2, -2, -2, -2]
@@ -214,7 +214,7 @@ def test_names_that_cannot_be_told_apart_are_rejected(names):
 
 
 def test_names_that_begin_alike_may_be_long_and_many():
-    """A hundred of a hundred letters: 10,000 letters, but 109 states of the automaton's tree."""
+    """A hundred names of a hundred letters: 10,000 letters, but 109 nodes in the tree."""
     names = ['toggle and go through ' + 'a' * 76 + f'{n:02}' for n in range(100)]
     pieces = [bytes([byte]) for byte in range(256)]
     table = answer.build_answer_table(pieces, names, max_actions=1, opening='<answer>')
@@ -257,9 +257,9 @@ def test_automaton_equals_the_reference_with_many_names(name):
 
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
 def test_every_token_of_the_vocabulary_acts_as_its_bytes(name):
-    """Tokens are grouped by what they do; each is checked in places where it could matter.
+    """Tokens are grouped by their effect; each is checked in all relevant positions.
 
-    Tokens with a sign of a tag or separator in each place, all others in one of them.
+    Tokens with a character of a tag or separator are tried in each position, others in one.
     """
     contexts = [
         ('', f'{OPEN}Up</answer>'),

@@ -1,4 +1,4 @@
-"""Attention by hand and against a naive loop; decoding with a cache equals the whole forward."""
+"""Attention by hand and against a naive loop; decoding with a cache equals the full forward."""
 
 import functools
 
@@ -38,9 +38,9 @@ def test_grouped_heads_share_keys_in_order():
 
 
 def ragged_decode(params, config, tokens, lengths, cache_rows, kv_length):
-    """Prefills rows in two chunks into scattered cache rows, then decodes row by row to the end.
+    """Prefill rows in two chunks into scattered cache rows, then decode row by row to the end.
 
-    Returns hidden [B, T, D] as collected step by step.
+    Return hidden [B, T, D], collected step by step.
     """
     batch, width = tokens.shape
     slots = 5
@@ -51,14 +51,14 @@ def ragged_decode(params, config, tokens, lengths, cache_rows, kv_length):
     def block(cache, tokens, positions):
         return cached(params, config, tokens, positions, cache, cache_rows)
 
-    for low, high in ((0, 3), (3, 7)):  # prompt chunks; rows shorter than that pad with T
+    for low, high in ((0, 3), (3, 7)):  # prompt chunks; shorter rows are padded with T
         column = np.arange(low, high)[None]
         positions = np.where(column < lengths[:, None], column, width)
         hidden, cache = block(cache, tokens[:, low:high], jnp.asarray(positions))
         collected[:, low:high] = hidden
 
     @jax.jit
-    def decode(cache, tokens, positions):  # all slots at once, as a rollout does
+    def decode(cache, tokens, positions):  # all slots at once, as in a rollout
         return cached(params, config, tokens, positions, cache, None, kv_length=kv_length)
 
     at = np.minimum(lengths, 7)
@@ -121,18 +121,18 @@ def test_attention_by_parts_of_rows_has_the_values_and_gradients_of_the_whole(sh
         run(attention.attend),
     )
     text = jax.jit(by_parts).lower(q, k, v, mask).compile().as_text()
-    part = {1: 2, 2: 2, 3: 6}[shards]  # 2 of 6; 1 of each of 2; 2 of each of 3 (all that is there)
+    part = {1: 2, 2: 2, 3: 6}[shards]  # 2 of 6; 1 of each of 2; all 2 of each of 3
     assert f'f32[{part},2,3,5,7]' in text
 
 
 def observation_masks(lengths, queries, width):
-    """bool [R, queries, width]: `queries` tokens whose last is at lengths - 1."""
+    """Return bool [R, queries, width] for `queries` tokens that end at lengths - 1."""
     last = jnp.array(lengths)[:, None] - queries + jnp.arange(queries)[None]
     return jnp.arange(width)[None, None] <= last[:, :, None]
 
 
 def queries_and_cache(queries, monkeypatch):
-    """Random q, k and v of a cache of 21 entries, which are two blocks of 8 and 5."""
+    """Return random q, k and v of a cache of 21 entries: two blocks of 8 and one of 5."""
     monkeypatch.setattr(attention, 'BLOCK', 8)
     monkeypatch.setattr(attention, 'WIDE_BLOCK', 8)
     rng = np.random.default_rng(0)
@@ -165,7 +165,7 @@ def test_longer_neighbours_do_not_change_a_row_by_a_bit(queries, monkeypatch):
 
 
 def test_observations_in_a_wide_cache_equal_the_whole_forward():
-    # 300 entries are more than 4 blocks of 64, and more than twice the 5 tokens of a block
+    # 300 entries are more than 4 blocks of 64, and more than twice the 5 tokens per block
     params, width = random_params(TINY), 300
     tokens, positions = rows(TINY, batch=2, length=10)
     whole = forward(params, TINY, tokens, positions, jnp.ones(tokens.shape, bool))
@@ -176,7 +176,7 @@ def test_observations_in_a_wide_cache_equal_the_whole_forward():
 
 
 def decode_loop(params, config, cache, steps):
-    """Greedy decoding of all rows from token 0."""
+    """Decode all rows greedily, starting from token 0."""
 
     def step(t, carry):
         token, cache = carry
@@ -197,5 +197,5 @@ def test_a_decode_loop_never_copies_its_cache():
         moved = [line for line in lines if ' copy(' in line or ' transpose(' in line]
         return [line for line in moved if f'[{slots},' in line and str(length) in line]
 
-    assert len(copies()) == 2 * TINY.num_layers  # the argument, once, before the loop
+    assert len(copies()) == 2 * TINY.num_layers  # of the argument, once, before the loop
     assert not copies(donate_argnums=0)

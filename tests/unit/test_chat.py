@@ -12,8 +12,8 @@ from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 from agentrl_jax.tools import demo_tokenizer
 
-# What Qwen2.5's template does with a conversation that begins with a system message and calls no
-# tools, in words of our own. The checkpoint's own is tested where AGENTRL_REAL_GGUF names a file.
+# Qwen2.5's template for conversations that start with a system message and do not call
+# tools, rewritten. The checkpoint's template is tested if AGENTRL_REAL_GGUF names a file.
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content }}"
     "{{ '<|im_end|>\n' }}{% endfor %}"
@@ -33,7 +33,7 @@ def tokenizer(request):
 
 
 def with_template(template):
-    """The demo tokenizer as if its checkpoint came with a chat template."""
+    """Return the demo tokenizer with a chat template."""
     tokenizer = load_tokenizer(demo_tokenizer.DEMO_MODEL)
     tokenizer.chat_template = template
     return tokenizer
@@ -84,7 +84,7 @@ OPENS = (
 
 @pytest.mark.parametrize('thought', ['<think>\n', '<think>\n\n</think>\n\n'])
 def test_a_template_may_open_the_thought_of_an_answer(thought):
-    """As those of Qwen3-Thinking and minimind."""
+    """Examples: Qwen3-Thinking, minimind."""
     tokenizer = with_template(OPENS.replace('THOUGHT', repr(thought)))
     chat = build_chat(tokenizer)
     assert chat.forced('') == thought and chat.forced('<answer>') == '<answer>'
@@ -101,7 +101,7 @@ def test_a_template_may_open_the_thought_of_an_answer(thought):
 
 @pytest.mark.parametrize('generates', ['', '<think>\n\n</think>\n\n'])
 def test_a_template_may_give_earlier_answers_an_empty_thought(generates):
-    """As TRL's training template of Qwen3."""
+    """Example: TRL's training template of Qwen3."""
     empty = "('' if '<think>' in message.content or message.role != 'assistant' else EMPTY)"
     template = CHATML.replace('+ message.content', f'+ {empty} + message.content')
     template = template.replace('EMPTY', repr('<think>\n\n</think>\n\n'))
@@ -124,7 +124,7 @@ def test_a_template_gets_what_transformers_gives_it():
 
 
 def test_a_bos_token_is_in_front_of_chats_whose_template_puts_it_there():
-    """Hermes 2 Pro's does, in ChatML, and chats lost it; SmolLM2's bos_token is <|im_start|>."""
+    """Hermes 2 Pro's does, in ChatML, but it was dropped; SmolLM2's bos_token is <|im_start|>."""
     tokenizer = with_template('{{ bos_token }}' + CHATML)
     tokenizer.bos = '<|endoftext|>'
     chat, bos = build_chat(tokenizer), tokenizer.special('<|endoftext|>')
@@ -228,9 +228,9 @@ def test_what_follows_an_answer_is_the_templates_difference(tokenizer, new, tool
     chat = build_chat(tokenizer)
     first = [message('system', system)] * bool(system) + [message('user', '\nU <|im_start|>')]
     sampled, said, later = NEW[new]
-    tools = TOOLS if 'tool_calls' in said else tools  # a call of nothing is no conversation
+    tools = TOOLS if 'tool_calls' in said else tools  # a call needs tools
     ids = chat.opening(first, tools)
     pieces = [*ids, *tokenizer.encode(sampled), chat.end_id, *chat.following(later, tools)]
     assert pieces == chat.opening([*first, message('assistant', '') | said, *later], tools)
     text = tokenizer.decode(ids, show_special=True)
-    assert text.count('<|im_start|>') == ids.count(chat.start_id) + 1  # that of the question
+    assert text.count('<|im_start|>') == ids.count(chat.start_id) + 1  # for the question

@@ -1,4 +1,4 @@
-"""Texts of worlds as token ids: data, whatever they spell, and never longer than allowed."""
+"""Environment texts as token ids: always data, and never longer than allowed."""
 
 import dataclasses
 from unittest import mock
@@ -32,8 +32,8 @@ def test_a_prompt_is_a_user_message_and_the_opening_of_an_answer():
 def test_what_an_item_is_about_is_in_front_of_its_first_observation():
     prompt = conversation().prompt('A box.', 'Find a box.')
     assert 'user\nFind a box.\nA box.<|im_end|>' in shown(prompt)
-    assert prompt.anchor == conversation().prompt('A box.').anchor  # of the observation alone
-    # What all items are told is not repeated in front of each
+    assert prompt.anchor == conversation().prompt('A box.').anchor  # only of the observation
+    # The shared instruction is not repeated in front of each item.
     spoken = dataclasses.replace(conversation(), preamble='Find it.')
     assert spoken.prompt('A box.', 'Find it.') == spoken.prompt('A box.')
     assert spoken.prompt('A box.', 'Find two.') != spoken.prompt('A box.')
@@ -98,7 +98,7 @@ def test_an_answer_reaches_the_world_with_its_prefix_and_is_trained_without_it()
     spoken = conversation(prefix='Action: ')
     assert spoken.said(tiny.tokenizer().encode('go up')) == 'Action: go up'
     assert spoken.said(spoken.answer('Action: look')) == 'Action: look'
-    # A reward function sees a plan as it was written: it began with the prefix of answers
+    # Reward functions receive a plan unchanged; it used to start with the prefix of answers.
     assert spoken.said(tiny.tokenizer().encode('go up'), agents.PLAN) == '<plan>go up'
     assert spoken.answer('Action: look') == conversation().answer('look')
     with pytest.raises(ValueError, match='answer_prefix'):
@@ -107,7 +107,7 @@ def test_an_answer_reaches_the_world_with_its_prefix_and_is_trained_without_it()
 
 @pytest.mark.parametrize('letter', ['\U0001f600', 'é', 'a'])
 def test_of_a_hostile_text_a_bounded_number_of_bytes_is_tokenised(letter):
-    """The bound was of characters: those of four bytes took four times as long."""
+    """The bound was in characters, so characters of four bytes took four times as long."""
     most, seen = 64, []
     tokenizer = tiny.tokenizer()
     with mock.patch.object(type(tokenizer), 'encode_batch', autospec=True) as encode:
@@ -122,7 +122,7 @@ def test_a_text_of_few_bytes_for_each_token_is_not_cut_before_it_is_tokenised():
     for text in ('é' * (limit // 2), 'a' * limit, 'a'):
         assert ends_of(text, limit // 2) == (text, False)
     assert ends_of('a' * (limit + 1), limit // 2) == (f'{"a" * 320}{CUT}{"a" * 320}', True)
-    whole = 'é' * 159  # 319 bytes are no whole number of characters
+    whole = 'é' * 159  # 319 bytes end in the middle of a character
     assert ends_of('é' * limit, 319) == (f'{whole}{CUT}{whole}', True)
 
 
@@ -131,7 +131,7 @@ def test_what_an_agent_is_told_stays_whole_where_an_observation_is_cut():
     again = RAGEN.again.format(trial=2)
     encode = tiny.tokenizer().encode
     own = max(len(encode(f'\n{RAGEN.plan}{again}')), len(encode(f'\n{RAGEN.reflect}')))
-    most = own + len(encode(CUT)) + 8  # so many tokens of the observation, or a few more
+    most = own + len(encode(CUT)) + 8  # tokens of the observation, up to a few more
     spoken = Conversation(CHAT, '', most, agent=agent)
     words = ' '.join(f'w{i}' for i in range(500))
     for now, ask, before in (

@@ -1,4 +1,4 @@
-"""Filters as a config asks for them, from the rollout to the parameters after the update."""
+"""Filters set in a config, from the rollout to the parameters after the update."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def values(params, critic_params, *rows):
 
 
 def parts_of(algorithm, changes):
-    """What learn is given for a toy model by a config."""
+    """Build the arguments of learn for a toy model and a config."""
     run = read_config(micro_runs.config('frozen_lake', algorithm=algorithm, **changes))
     how = dataclasses.replace(learning.learning_of(run), optim=updates.Given(of=optax.adam(0.01)))
     own = values if how.algorithm.USES_CRITIC else None
@@ -45,7 +45,7 @@ def parts_of(algorithm, changes):
 
 
 def learn(rollout=None, algorithm='grpo', **changes):
-    """(state, metrics, rows, advantages) after the update."""
+    """Return (state, metrics, rows, advantages) after the update."""
     parts = parts_of(algorithm, changes)
     critic = parts['fns'].values is not None
     return jax.jit(functools.partial(learning.learn, **parts))(
@@ -54,7 +54,7 @@ def learn(rollout=None, algorithm='grpo', **changes):
 
 
 def prepare(rollout=None, **changes):
-    """(batch, rows of the rollout that train, metrics): what comes before the update."""
+    """Return (batch, trained rows of the rollout, metrics) before the update."""
     batch, rows, _, measured = learning.prepare(
         fresh(), NOTHING_FROZEN, rollout or rollout_of(), **parts_of('grpo', changes)
     )
@@ -97,7 +97,7 @@ def test_a_rule_trains_the_groups_that_it_keeps(changes, kept):
 
 @pytest.mark.parametrize('algorithm', ['ppo', 'grpo'])
 def test_leaving_rows_out_and_weighing_them_zero_give_the_same_update(algorithm):
-    """Two epochs of one mini-batch of eight; with weights a second one has nothing to train on."""
+    """Two epochs of one mini-batch of eight; with weights, the second has no trained tokens."""
     changes = {'batch.epochs': 2, 'loss.entropy_coef': 0.1}
     left_out = learn(algorithm=algorithm, **changes, **{'filter.keep': 0.5})
     # stds .5, 0, 1.5 and 1: the two largest are at least half of the largest
@@ -108,21 +108,21 @@ def test_leaving_rows_out_and_weighing_them_zero_give_the_same_update(algorithm)
     np.testing.assert_array_equal(left_out[2], weighed[2][:8])
     for a, b in zip(*map(jax.tree.leaves, (left_out[0], weighed[0])), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    for name, value in left_out[1].items():  # empty mini-batches enter no mean
+    for name, value in left_out[1].items():  # empty mini-batches are excluded from means
         np.testing.assert_allclose(value, weighed[1][name], atol=1e-5, err_msg=name)
 
 
 def test_scores_are_of_raw_returns_with_penalties_and_without_faulty_episodes():
-    """Normalised returns could not be ranked: every group that varies has std 1."""
+    """Normalised returns cannot be ranked: every group that varies has std 1."""
     penalties = np.zeros((16, 1), np.float32)
     penalties[4] = -4.0  # 2 2 2 2 becomes -2 2 2 2: std 2
     rollout = toy.rollout_of(
         [[(1, 2)]] * 16, RETURNS[:, None], length=4, penalties=penalties, faulty=(8,)
-    )  # group 2 loses its 3: std 0
+    )  # group 2 without its 3: std 0
     assert prepare(rollout, **{'filter.keep': 0.5})[1] == groups(1, 3)
 
 
-# ---- nothing kept --------------------------------------------------------------------------------
+# ---- no group kept -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('algorithm', ['grpo', 'ppo'])
@@ -133,5 +133,5 @@ def test_an_update_with_nothing_to_train_on_leaves_everything_as_it_was(algorith
     assert int(state.step) == 1 and int(state.skipped) == 0
     jax.tree.map(np.testing.assert_array_equal, state.replace(step=before.step), before)
     assert measured['filter/empty'] == 1 and measured['filter/kept'] == 0
-    assert np.isnan(measured['policy/loss'])  # nothing was computed: nothing is made up
+    assert np.isnan(measured['policy/loss'])  # not computed, so nan
     assert sorted(rows.tolist()) == list(range(16))

@@ -16,14 +16,14 @@ def kept(mask):
 
 
 def rollout_of(returns, healthy=None):
-    """Episodes of one turn and one token with the given returns."""
+    """Return episodes of one turn and one token with these returns."""
     returns = np.asarray(returns)
     faulty = () if healthy is None else np.flatnonzero(~np.asarray(healthy))
     return toy.rollout_of([[(1, 1)]] * len(returns), returns[:, None], length=2, faulty=faulty)
 
 
 def select(chosen, played, groups):
-    """The selection of returns or of a rollout by a Filter."""
+    """Apply a Filter to returns or to a rollout."""
     played = rollout_of(played) if hasattr(played, 'dtype') else played
     return chosen.select(played, groups=groups, group_size=len(played.tokens) // groups)
 
@@ -36,16 +36,16 @@ def test_the_widest_groups_are_selected_as_rows_in_batch_order():
     assert metrics['filter/group_std_max'] == pytest.approx(12.5**0.5)  # of 0 and 5
     assert metrics['filter/group_std_kept'] == pytest.approx((4.5**0.5 + 12.5**0.5) / 2)
     np.testing.assert_array_equal(taken.returns, [0, 3, 0, 5])
-    # the same rows weigh, and come first, where the others stay
+    # if the other rows stay, the same rows have weight and are first
     _, rows, keep, *_ = select(Filter('varied'), returns, 4)
     assert rows.tolist() == [2, 3, 6, 7, 0, 1, 4, 5] and kept(keep) == [0, 1, 2, 3]
-    # what was refilled holds kept groups alone
+    # the refilled buffer contains only kept groups
     _, rows, keep, *_ = select(Filter('varied', refill=1), returns, 4)
     assert rows.tolist() == list(range(8)) and keep.all()
 
 
 def test_the_filter_ranks_raw_returns():
-    """RAGEN ranked returns that it had normalised in place: every group then has std 1."""
+    """RAGEN normalised returns in place before ranking, so every group had std 1."""
     played = rollout_of([0.0, 0.1, 0, 10.0, 0, 1.0])  # raw: the second group is the widest
     scores, rows = Filter(keep=0.34).keep_rows(played, groups=3, group_size=2)
     assert kept(rows) == [2, 3]
@@ -72,7 +72,7 @@ def test_the_filter_ranks_raw_returns():
     ids=str,
 )
 def test_every_rule_keeps_its_groups(chosen, groups, order, counted):
-    # stds 0, 2, 4 and 1 over sqrt(2), whose sum is 4.95: .575 of it less .01 is above 4 / sqrt(2)
+    # stds (0, 2, 4, 1) / sqrt(2), sum 4.95: .575 * 4.95 - .01 is above 4 / sqrt(2)
     played = rollout_of([5.0, 5, 0, 2, 0, 4, 0, 1])
     _, rows = chosen.keep_rows(played, groups=4, group_size=2)
     assert kept(rows.reshape(4, 2).all(1)) == groups and rows.sum() == 2 * len(groups)
@@ -93,7 +93,7 @@ def test_top_p_golden_counts():
     assert kept(filtering.keep_top_p(zeros, p=0.9)) == []
     assert kept(filtering.keep_top_p_softmax(zeros, p=0.9)) == list(range(8))
     assert kept(filtering.RULES['varied'](jnp.array([0.0, 0.3, 0.0, 2.0]))) == [1, 3]
-    # stds as small as FrozenLake's have nearly equal mass, 1.68 to 1 of 10.38: 9.38 > .9 * 10.38
+    # small stds, as in FrozenLake, have nearly equal mass, 1.68 to 1 of 10.38: 9.38 > .9 * 10.38
     lake = jnp.array([0.52, 0.45, 0.4, 0.3, 0.25, 0.0, 0.0, 0.0])
     assert len(kept(filtering.keep_top_p_softmax(lake, p=0.9))) == 7
 
@@ -115,7 +115,7 @@ def test_min_p_by_hand():
 
 
 def test_refill_packs_kept_groups_until_it_is_full():
-    held = {'x': jnp.zeros(6), 'y': jnp.zeros((6, 2))}  # room for three groups of two
+    held = {'x': jnp.zeros(6), 'y': jnp.zeros((6, 2))}  # three groups of two
     fresh = {'x': jnp.arange(1.0, 9.0), 'y': jnp.ones((8, 2))}
     keep = jnp.array([False, True, True, False])
     held, count = filtering.refill(held, jnp.int32(0), fresh, keep, group_size=2)

@@ -1,4 +1,4 @@
-"""Forms of answers to worlds on hosts: the language, its lift to tokens, and what is played."""
+"""Forms of answers to host environments: language, token automaton and rollouts."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ LISTS = [
 
 
 def accepts(automaton, text):
-    """The forms that a text is."""
+    """Return the forms that match a text."""
     state = 0
     for byte in text if isinstance(text, bytes) else text.encode():
         state = automaton.row(state)[byte]
@@ -101,27 +101,27 @@ def test_a_token_leads_where_its_bytes_do(forms):
             if token == tiny.tokenizer().eos_ids[0]:
                 want = 0 if automaton.ends(state) else -1
             assert after[1 + state, column[token]] == want
-    assert len(set(column.tolist())) == after.shape[1] - 2  # the last two are no token's
-    beyond = np.arange(len(ids), len(ids) + 9)  # padding of the head, which was the last token
+    assert len(set(column.tolist())) == after.shape[1] - 2  # the last two have no token
+    beyond = np.arange(len(ids), len(ids) + 9)  # padding of the head, formerly the last token
     assert (after[:, np.asarray(grammar.column(beyond))] == -1).all()
     padded = grammar.bits.index(len(ids) + 9)[len(ids) :]
     assert (after[:, padded] == -1).all() and len(grammar.bits.index(len(ids))) == len(ids)
 
 
-# ---- what is sampled -----------------------------------------------------------------------------
+# ---- sampling ------------------------------------------------------------------------------------
 
 LONGEST, TEMPERATURE = 24, 1.3
 
 
 @dataclasses.dataclass(frozen=True)
 class Offering(Tests):
-    """Echo that takes one of the forms in turn."""
+    """Echo that cycles through the forms."""
 
     FORMS = ('say {}', 'ask [{}]', 'rest')
 
 
 class Offers(Echo):
-    """Offers what its turn is: after the first, nothing but 'rest'."""
+    """Offers depend on the turn: only 'rest' after the first one."""
 
     def reset(self, item):
         self.offers = Offering.FORMS[:2]
@@ -179,7 +179,7 @@ def test_what_was_on_offer_is_in_the_log_and_a_replay_is_the_rollout(tmp_path):
 
 
 def turns_of(out):
-    """(episode, turn, ids) of all answers."""
+    """Return (episode, turn, ids) of all answers."""
     for b, k in itertools.product(*map(range, out.valid.shape)):
         ids = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
         if len(ids):
@@ -204,7 +204,7 @@ def test_answers_are_the_forms_on_offer():
 def test_a_budget_ends_answers_in_time_and_cuts_none():
     out, _ = played(world=Echo, forms=('ask [{}]',))
     lengths = [len(ids) for _, _, ids in turns_of(out)]
-    assert max(lengths) == LONGEST  # random weights do not stop by themselves
+    assert max(lengths) == LONGEST  # random weights do not stop on their own
     for _, _, ids in turns_of(out):
         assert is_one_of(('ask [{}]',), tiny.tokenizer().decode_bytes(ids[:-1]))
 
@@ -229,7 +229,7 @@ NEAR = ('look', 'look at {}', 'lock the long door now', 'say {}!')
 
 @pytest.mark.parametrize('spare', [1, 12])
 def test_a_budget_forces_the_forms_on_offer_and_no_others(spare):
-    """The shortest text to any end was forced, on offer or not."""
+    """The shortest text to any end was forced, even if it was not on offer."""
     rng = np.random.default_rng(spare)
     with pytest.raises(ValueError, match='too small') as error:
         languages.build_forms(tiny.tokenizer(), NEAR, longest=1, offers=True)
@@ -256,7 +256,7 @@ def test_a_budget_forces_the_forms_on_offer_and_no_others(spare):
         assert is_one_of(forms, text), (forms, text)
 
 
-# ---- what worlds say -----------------------------------------------------------------------------
+# ---- environment texts ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('dialect', DIALECTS)

@@ -1,4 +1,4 @@
-"""What a constrained policy samples: legal answers and nothing else, the trainer over the same."""
+"""Constrained policies: only legal answers are sampled, and the trainer uses the same tokens."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 KEY = jax.random.key(5)
 LAKE = ['Left', 'Down', 'Right', 'Up']
-CASES = [  # world, spelling, what is forced in front, temperature
+CASES = [  # environment, spelling, forced opening, temperature
     ('frozen_lake', 'own', '<answer>', 1.0),
     ('frozen_lake', 'own', '<think>', 1.3),
     ('bandit', 'any', 'Thought:', 0.7),
@@ -45,7 +45,7 @@ def build(names, spelling='any', longest=12, max_actions=2, opening='<answer>', 
 
 
 def legal(grammar, first, offered=None):
-    """All token sequences from a state to the end, by brute force."""
+    """Return all token sequences from a state to the end, by brute force."""
     after, columns = np.asarray(grammar.after), np.asarray(grammar.columns)
     places = np.asarray(grammar.column(columns))
     found, queue = [], [(first, ())]
@@ -67,7 +67,7 @@ def legal(grammar, first, offered=None):
 
 
 def texts(sequences):
-    """The texts of answers, each without the end of its turn."""
+    """Return the texts of answers without the end of the turn."""
     end = tiny.tokenizer().eos_ids[0]
     assert all(ids[-1] == end and end not in ids[:-1] for ids in sequences)
     return [tiny.tokenizer().decode_bytes(list(ids[:-1])).decode() for ids in sequences]
@@ -75,7 +75,7 @@ def texts(sequences):
 
 @functools.cache
 def task(name, spelling, opening):
-    more = {'max_actions_per_turn': 1} if name == 'bandit' else {}  # the first one is on offer
+    more = {'max_actions_per_turn': 1} if name == 'bandit' else {}  # the restricted action
     return tiny.task(
         name, constrain=spelling, generation_prefix=opening, max_response=LONGEST[opening], **more
     )
@@ -83,7 +83,7 @@ def task(name, spelling, opening):
 
 @functools.cache
 def played(name, spelling, opening, temperature):
-    """A rollout of random weights."""
+    """Collect a rollout with random weights."""
     return tiny.play(
         name,
         tiny.untrained(),
@@ -137,7 +137,7 @@ def test_the_pattern_is_of_what_is_parsed_as_an_answer(opening):
 
 
 def test_a_token_that_ends_an_answer_says_which_name_it_was():
-    """Of a and aa, with aa on offer, a</answer> was legal where </answer> is one token."""
+    """With names a and aa, and aa on offer, a</answer> was legal if </answer> is one token."""
     grammar = build(['a', 'aa'], 'any', max_actions=1, longest=20, offers=True)
     found = set(texts(legal(grammar, grammar.first, {1})))
     assert found == {'aa</answer>'}
@@ -291,7 +291,7 @@ def test_gradients_are_those_of_the_masked_softmax():
 def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
     out, _ = played('frozen_lake', 'own', '<think>', 1.3)
     grammar = task('frozen_lake', 'own', '<think>').grammar
-    other = grammar.columns.shape[0]  # the column of all other tokens
+    other = grammar.columns.shape[0]  # column of all remaining tokens
     place = other // 32, other % 32
     free = out.action_mask & (out.allowed[..., place[0]] >> np.uint32(place[1]) & 1 > 0)
     turns = [(b, k) for b in range(16) for k in range(int(out.num_turns[b]))]
@@ -303,7 +303,7 @@ def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
 
 
 def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
-    """The tokenizer spells '<answer>Left' with '>L', from which on all would have been free."""
+    """The tokenizer spells '<answer>Left' with '>L', after which any token was allowed."""
     tokenizer = qwen.qwen_tokenizer()
     ends = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)
     table = answers.build_answer_table(ends, LAKE, max_actions=2, opening='<think>')
@@ -344,7 +344,7 @@ def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
     assert int(place.state[0]) == grammar.first
 
 
-# ---- what trains ---------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 def test_a_token_without_a_choice_is_in_no_mean_but_where_a_turn_has_no_other():
@@ -371,7 +371,7 @@ def test_a_token_without_a_choice_is_in_no_mean_but_where_a_turn_has_no_other():
     assert rows.all() and (mask == decided(out)).all()
     assert trained(out.replace(allowed=None), None)[1].sum() == 5
     assert not trained(out, jnp.array([False]))[1].any()
-    continued = jax.tree.map(lambda x: jnp.stack([x, x], 1), out)  # [B, F, ...], as continuations
+    continued = jax.tree.map(lambda x: jnp.stack([x, x], 1), out)  # [B, F, ...], like continuations
     assert (chosen(continued) == decided(out)[:, None].repeat(2, 1)).all()
 
 
@@ -413,6 +413,6 @@ def test_written_turns_allow_everything():
     grammar = build(LAKE, longest=12, writes=True)
     place = grammars.begin(grammar, jnp.array([0, 1]), jnp.ones((2, 1), jnp.uint32))
     found = np.asarray(grammars.allowed(grammar, place))
-    assert np.delete(found[1], -2).all() and not found[1, -2]  # no padding of the head
+    assert np.delete(found[1], -2).all() and not found[1, -2]  # not the padding of the head
     assert not found[0].all() and grammar.free
     assert agents.ACT == 0

@@ -1,4 +1,4 @@
-"""Attention as one kernel against the plain form: Pallas interpreted, cuDNN as XLA's like call."""
+"""Attention kernels against plain attention: interpreted Pallas, and XLA instead of cuDNN."""
 
 import dataclasses
 
@@ -15,9 +15,7 @@ WIDTH = 64
 PLATFORM = jax.default_backend()
 ON_CPU = PLATFORM == 'cpu'
 KINDS = ('cudnn', 'pallas') if ON_CPU else (kernels.KINDS[PLATFORM],)
-DTYPE, ATOL = (
-    ('float32', 3e-5) if ON_CPU else ('bfloat16', 3e-2)
-)  # kernels of devices want bfloat16
+DTYPE, ATOL = ('float32', 3e-5) if ON_CPU else ('bfloat16', 3e-2)  # device kernels require bfloat16
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +141,7 @@ def test_a_model_with_kernels_computes_what_it_does_without(kind):
     def step_by_step(config):
         cache, found, step = config.init_cache(3, 9), [], jax.jit(config.forward_cached)
         for t in range(9):
-            # Rows that have ended are padding, as in a rollout
+            # Finished rows are padding, as in a rollout
             at = jnp.where(real[:, t : t + 1], positions[:, t : t + 1], 9)
             hidden, cache = step(params, tokens[:, t : t + 1], at, cache, None)
             found.append(jnp.where(real[:, t, None], hidden[:, 0], 0))

@@ -1,4 +1,4 @@
-"""Layers as one loop: the results of layers one after another, from a program of one layer."""
+"""Layers in a loop: the same results as unrolled layers, with a program of one layer."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ def loss(params, tokens, positions, mask, *, config, row_sharding=None):
 
 
 def program(config, params, mesh_shape=None):
-    """(jitted gradient and logits, its arguments), laid out for training."""
+    """Return (jitted gradient and logits, its arguments), in the training layout."""
     tokens, positions = tiny_models.rows(config, batch=ROWS, length=LENGTH)
     data = tokens, positions, jnp.asarray(np.arange(LENGTH)[None] < np.arange(4, 12)[:, None])
     if mesh_shape is None:
@@ -44,7 +44,7 @@ def program(config, params, mesh_shape=None):
 
 @functools.cache
 def outcome(config):
-    """Gradient of all parameters, adapters included, and logits."""
+    """Return the gradient of all parameters, including adapters, and logits."""
     gradient, arguments = program(config, tiny_models.with_adapters(config))
     return jax.device_get(gradient(*arguments))
 
@@ -84,7 +84,7 @@ def test_with_fsdp_no_device_ever_holds_all_of_a_stack():
     text = gradient.lower(*arguments).compile().as_text()
     # gate_proj: [64, 96] a layer, split over 8 devices along its inputs
     shapes = set(re.findall(r'= \(?f32\[([\d,]+)\]', text))
-    assert f'{LAYERS},8,96' in shapes and '64,96' in shapes  # a part of the stack; one whole layer
+    assert f'{LAYERS},8,96' in shapes and '64,96' in shapes  # a shard of the stack; one full layer
     assert f'{LAYERS},64,96' not in shapes
     gathered = re.findall(r'= \(?f32\[([\d,]+)\]\S* all-gather', text)
     assert '64,96' in gathered

@@ -20,7 +20,7 @@ ROWS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """Random texts and all bytes; token 0 ends a turn. Texts are spelled with long tokens first."""
+    """Random texts and all bytes; token 0 ends a turn. Spelling is greedy, longest token first."""
 
     texts: tuple[bytes, ...]
     eos_ids = (0,)
@@ -41,7 +41,7 @@ class Vocabulary:
 
 
 def vocabulary(rng, texts, size=40):
-    """All bytes of some texts, and pieces of them."""
+    """Return all bytes of some texts, and pieces of these texts."""
     letters = sorted({bytes([byte]) for text in texts for byte in text.encode()})
     pieces = set()
     while len(pieces) < size:
@@ -52,7 +52,7 @@ def vocabulary(rng, texts, size=40):
 
 
 def draw_case(seed, opening):
-    """(vocabulary, names, most actions of an answer, sets on offer) of a seed."""
+    """Return (vocabulary, names, maximum actions of an answer, offered sets) for a seed."""
     rng = np.random.default_rng(seed)
     names = rng.permutation(NAMES)[: rng.integers(2, 6)].tolist()
     most = int(rng.integers(1, 3))
@@ -79,7 +79,7 @@ def build(tokenizer, names, opening, spelling, longest, most, table=None):
 
 
 def least_tokens(text, pieces):
-    """Fewest tokens from each byte of a text to its end."""
+    """Return the minimum number of tokens from each byte of a text to its end."""
     need = [0] * (len(text) + 1)
     for at in reversed(range(len(text))):
         need[at] = 1 + min(need[at + len(p)] for p in pieces if text.startswith(p, at))
@@ -87,7 +87,7 @@ def least_tokens(text, pieces):
 
 
 def can_follow(tokenizer, texts, read, left, spelling):
-    """Tokens after those read, by trying the texts of all legal answers."""
+    """Return the tokens that may follow, by trying the texts of all legal answers."""
     found = set()
     if spelling == 'own':
         for ids in ([*ids, 0] for ids in tokenizer.encode_batch(texts)):
@@ -141,7 +141,7 @@ def test_allowed_tokens_are_those_that_can_still_become_a_legal_answer(seed, spe
 
 
 def sample(tokenizer, grammar, table, offered, longest, rng, weights=None):
-    """(tokens int [R, longest], steps without an allowed token) of answers drawn at random."""
+    """Return (tokens int [R, longest], steps without an allowed token) of random answers."""
     bits = grammars.pack(jnp.asarray(offered))
     place = grammars.begin(grammar, jnp.zeros(len(offered), jnp.int32), bits)
     parser = answers.init_answer(table, len(offered))
@@ -159,10 +159,10 @@ def sample(tokenizer, grammar, table, offered, longest, rng, weights=None):
         packed = np.asarray(grammars.pack(jnp.asarray(legal)))
         order = rng.permutation(tokenizer.vocab_size)
         column, place_of = np.unique(index[order], return_index=True)
-        token = order[place_of]  # one of each column
+        token = order[place_of]  # one token per column
         legal = np.pad(legal, ((0, 0), (0, 1)))[:, column]
         empty += (live & ~legal.any(1)).sum()
-        assert (legal.any(1) == (packed != 0).any(1)).all()  # what the metric counts
+        assert (legal.any(1) == (packed != 0).any(1)).all()  # as counted by the metric
         scores = rng.gumbel(size=legal.shape) + (0 if weights is None else np.log(weights[token]))
         tokens[:, step] = token[np.where(legal, scores, -np.inf).argmax(1)] * live
         left = jnp.full(len(offered), longest - 1 - step)
@@ -173,7 +173,7 @@ def sample(tokenizer, grammar, table, offered, longest, rng, weights=None):
 
 
 def check_answers(tokenizer, tokens, names, offered, opening, most):
-    """Every answer is legal, and its first action is on offer."""
+    """Assert that every answer is legal and its first action is on offer."""
     texts = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)
     for row, some in zip(tokens, offered, strict=True):
         end = next(i for i, token in enumerate(row) if token in tokenizer.eos_ids)
@@ -185,7 +185,7 @@ def check_answers(tokenizer, tokens, names, offered, opening, most):
 @pytest.mark.parametrize('spelling', grammars.SPELLINGS)
 @pytest.mark.parametrize(('seed', 'opening'), [(0, '<think>'), (1, 'Thought:')])
 def test_thoughts_leave_room_for_every_action_on_offer(seed, opening, spelling):
-    """Tokens that end thoughts and hold more, such as '><', led to answers without a legal end."""
+    """Tokens that end thoughts and contain more text, such as '><', led to dead ends."""
     tokenizer, names, most, offered = draw_case(seed, opening)
     rng = np.random.default_rng(seed)
     texts = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)

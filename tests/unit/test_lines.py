@@ -17,7 +17,7 @@ from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
-COUNT = 200  # random states of a world
+COUNT = 200  # random states of an environment
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def tokenizer(name):
 
 
 def lakes(env, count, seed=0):
-    """Boards with one goal and one start anywhere, holes at random, the player anywhere."""
+    """Return boards with one goal and one start, random holes, and the player anywhere."""
     rng = np.random.default_rng(seed)
     cells = env.size**2
     board = np.where(rng.random((count, cells)) < 0.3, HOLE, FROZEN)
@@ -45,7 +45,7 @@ def lakes(env, count, seed=0):
 
 
 def rooms(env, count, seed=0):
-    """Walled rooms with inner walls, targets, boxes and a player at random, solvable or not."""
+    """Return walled rooms with random walls, targets, boxes and player, solvable or not."""
     rng = np.random.default_rng(seed)
     n, k = env.dim, env.num_boxes
     inner = np.where(rng.random((count, (n - 2) ** 2)) < 0.3, WALL, FLOOR)
@@ -56,7 +56,7 @@ def rooms(env, count, seed=0):
     boxes[rows, np.where(on_target, places[:, :k], places[:, k : 2 * k])] = True
     inner[boxes] = FLOOR
     inner[rows, places[:, :k]] = TARGET
-    # The player stands on floor, or on a target without a box.
+    # The player is on the floor, or on a target without a box.
     spot = np.where(on_target[:, 0] | (rng.random(count) < 0.5), places[:, 2 * k], places[:, 0])
     inner[np.arange(count), places[:, 2 * k]] = FLOOR
     fixed = np.full((count, n, n), WALL, np.int8)
@@ -80,7 +80,7 @@ def questions(env, count, seed=0):
 
 
 def padded(rows, width):
-    """Rows of ids as an array, -1 behind the end."""
+    """Return rows of ids as an array, with -1 after the end."""
     array = np.full((len(rows), width), -1, np.int32)
     for i, row in enumerate(rows):
         array[i, : len(row)] = row
@@ -104,16 +104,16 @@ CASES += [('room_coordinates', 'smollm'), ('bandit', 'smollm')]
 
 @pytest.mark.parametrize(('world', 'name'), CASES)
 def test_states_render_as_the_tokenizer_would(world, name):
-    """Ids gathered from the table on the device = encode(observation_text) on the host."""
+    """Ids gathered from the table on the device equal encode(observation_text) on the host."""
     env, make = WORLDS[world]
     states = make(env, COUNT)
     texts = [env.observation_text(jax.tree.map(lambda x, i=i: x[i], states)) for i in range(COUNT)]
-    once = list(dict.fromkeys(texts))  # of the bandit's there are few
+    once = list(dict.fromkeys(texts))  # the bandit has few
     ids = dict(zip(once, tokenizer(name).encode_batch(once), strict=True))
     expected = [ids[text] for text in texts]
     width = max(map(len, expected)) + 3
     table = lines.build_line_table(tokenizer(name), env.lines(None))
-    # no look-ahead where there was none: these tables, and the runs made with them, stay the same
+    # these tables have no context-dependent lines, so older runs stay reproducible
     assert table.variant is None or name == 'smollm'
 
     @jax.jit
@@ -134,7 +134,7 @@ def test_gather_by_hand():
     tokens, count = lines.gather_lines(table, jnp.array([0, -1, 2, 1, 0]), width=9)
     assert (tokens.tolist(), int(count)) == ([5, 6, 7, 8, 5, 6, 7, -1, -1], 7)
     tokens, count = lines.gather_lines(table, jnp.array([0, -1, 2, 1, 0]), width=5)
-    assert (tokens.tolist(), int(count)) == ([5, 6, 7, 8, 5], 7)  # the count tells of the loss
+    assert (tokens.tolist(), int(count)) == ([5, 6, 7, 8, 5], 7)  # the count reveals the loss
     tokens, count = lines.gather_lines(table, jnp.array([-1, -1]), width=2)
     assert (tokens.tolist(), int(count)) == ([-1, -1], 0)
 
@@ -158,6 +158,6 @@ def test_lines_that_merge_with_their_neighbours_are_refused():
     opening = chat.build_chat(qwen).user_open('')
     with pytest.raises(ValueError, match='Turn'):
         lines.build_line_table(qwen, ['\nTurn\n'], extra_rows=[opening])
-    close = chat.build_chat(qwen).answer_open('<think>')  # nothing but an answer follows it
+    close = chat.build_chat(qwen).answer_open('<think>')  # only an answer follows it
     lines.build_line_table(qwen, ['Turn\n', '#_\n', 'a\n\n'], extra_rows=[opening, close])
     lines.build_line_table(tokenizer('demo'), ['a\n', '\n', '\nTurn\n'])

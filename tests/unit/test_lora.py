@@ -1,4 +1,4 @@
-"""LoRA: adapters on a frozen model, by hand and beside float64, and what a step of them touches."""
+"""LoRA: adapters on a frozen model, by hand and against float64, and the effect of a step."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ def fresh_adapters(model, rank=3, targets=lora.TARGETS):
 
 
 class OneLayer(nn.Module):
-    """The dense layer of the model, alone."""
+    """A single dense layer of the model."""
 
     features: int
     config: Model = TINY
@@ -75,7 +75,7 @@ def test_a_layer_and_its_merged_kernel_by_hand():
 
 
 def test_a_model_with_adapters_is_the_model_with_merged_kernels():
-    """Values, and gradients by the chain rule: dA = s dW B^T, dB = s A^T dW."""
+    """Values are equal, and so are gradients by the chain rule: dA = s dW B^T, dB = s A^T dW."""
     config = dataclasses.replace(TINY, remat=True)
     params = tiny_models.with_adapters(TINY)
     tokens, positions = tiny_models.rows(config)
@@ -118,7 +118,7 @@ def test_fresh_adapters_change_no_bit():
 
 
 def test_adapters_are_drawn_for_the_targets_alone():
-    """A uniform in +-1 / sqrt(in): variance 1 / (3 in); every kernel its own draw."""
+    """A is uniform in +-1 / sqrt(in): variance 1 / (3 in); every kernel has a separate draw."""
     model = tiny_models.random_params(TINY)['model']
     adapters = fresh_adapters(model, 5, ('q_proj', 'down_proj'))
     assert adapters.keys() == {'layers_0', 'layers_1'}
@@ -137,7 +137,7 @@ def test_adapters_are_drawn_for_the_targets_alone():
 
 
 def test_applied_adapters_need_no_copy_and_no_gradient_of_the_kernels():
-    """Beside the gradient through merge, which holds one more array per kernel at least."""
+    """In contrast, the gradient through merge holds at least one more array per kernel."""
     config = dataclasses.replace(TINY, hidden_size=128, intermediate_size=512, num_layers=3)
     params = jax.eval_shape(lambda: tiny_models.with_adapters(config, rank=2))
     row = jax.ShapeDtypeStruct((1, 16), jnp.int32)
@@ -162,7 +162,7 @@ def test_applied_adapters_need_no_copy_and_no_gradient_of_the_kernels():
 
 
 def built(fields, shape):
-    """A run as far as its model."""
+    """Build a run up to its model."""
     cfg, mesh = read_config(micro_runs.config('frozen_lake', **fields), None), mesh_of(*shape)
     config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
     txs = parts.build_optimisers(cfg)
@@ -171,7 +171,7 @@ def built(fields, shape):
 
 @functools.cache
 def cloned(shape=(1, 1, 1)):
-    """(parameters before and after cloning with adapters of rank 2, losses on the way)."""
+    """Return (parameters before and after cloning with adapters of rank 2, losses)."""
     fields = {
         'lora.rank': 2,
         'lora.targets': 'q_proj,up_proj',
@@ -231,7 +231,7 @@ def mesh_of(data, fsdp, tensor):
 
 @functools.cache
 def updated(name, shape=(1, 1, 1), rank=2):
-    """(state before, after, frozen before, after, metrics) of a learn step with adapters."""
+    """Return (state before, after, frozen before, after, metrics) of a learn step with adapters."""
     fields = {
         'lora.rank': rank,
         'lora.targets': 'q_proj,o_proj,up_proj,down_proj',
@@ -302,7 +302,7 @@ def test_the_optimiser_holds_two_moments_of_what_is_trained(name):
     ids=['LoRA', 'mesh'],
 )
 def test_frozen_attention_of_the_critic_stays_as_it_was(rank, shape):
-    """All else of it moves, and alone has moments; the policy's attention trains."""
+    """Its other parameters move, and only they have moments; the policy's attention trains."""
     before, _, after, _, _ = updated('frozen attention', shape, rank)
     ours, theirs = (traverse_util.flatten_dict(x.critic_params) for x in (before, after))
     kept = {path for path in ours if 'self_attn' in path}
@@ -317,7 +317,7 @@ def test_frozen_attention_of_the_critic_stays_as_it_was(rank, shape):
 
 
 def test_the_reference_is_the_base_without_adapters():
-    """Fresh adapters: no distance in the first epoch's step, some in the second."""
+    """With new adapters, the KL is zero in the step of the first epoch, but not of the second."""
     *_, metrics = updated('grpo with a reference')
     assert 0 < metrics['policy/kl_ref'] < 1e-4
 
@@ -329,7 +329,7 @@ def test_eight_devices_update_adapters_like_one():
 
 
 def test_adapters_lie_along_their_kernels():
-    """A is split as the kernel's input is, B as its output; the rank never."""
+    """A is split like the kernel's input, B like its output; the rank is never split."""
     mesh = sharding.make_mesh(2, 2, 2)
     abstract = jax.eval_shape(lambda: tiny_models.with_adapters(TINY, rank=4))
     for rules, axis in ((sharding.TRAIN_RULES, 'fsdp'), (sharding.ROLLOUT_RULES, None)):

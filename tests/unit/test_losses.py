@@ -23,7 +23,7 @@ def head_case(seed, rows=3, length=7, width=5, vocab=11):
 
 
 def reference_logprobs(hidden, head, tokens, temperature):
-    """Double loop in float64."""
+    """Return log-probabilities by a double loop in float64."""
     logprobs, entropy = np.zeros(tokens.shape), np.zeros(tokens.shape)
     for b in range(tokens.shape[0]):
         for t in range(1, tokens.shape[1]):
@@ -63,7 +63,7 @@ def test_masked_tokens_alone_see_the_head(chunk_size, row_tokens):
     hidden, head, tokens = head_case(2)
     mask = jnp.asarray(np.random.default_rng(0).random(tokens.shape) < 0.4).at[0].set(False)
     mask = mask.at[1, -4:].set(True).at[1, :3].set(False)
-    hidden = jnp.asarray(hidden).at[0].set(jnp.nan)  # of the row without any
+    hidden = jnp.asarray(hidden).at[0].set(jnp.nan)  # of the row without trained tokens
 
     def run(hidden, **selection):
         out = losses.token_logprobs(
@@ -97,7 +97,7 @@ def test_the_head_is_not_computed_for_more_than_row_tokens():
     assert not losses.token_logprobs(hidden, head, tokens, chunk_size=4)[1].any()  # no entropy
     text = str(jax.make_jaxpr(run)(hidden))
     assert 'f32[3,2,11]' in text and 'f32[3,7,11]' not in text
-    # tokens 3 to 6 of each row are more than was promised
+    # tokens 3 to 6 of each row exceed the declared number
     np.testing.assert_array_equal(np.isnan(run(hidden)), np.arange(7)[None].repeat(3, 0) > 2)
 
 
@@ -128,7 +128,7 @@ def test_chunked_gradient_equals_autodiff_of_log_softmax(with_entropy):
 
 
 def test_full_logits_never_exist_when_chunked():
-    """With 8 chunks neither the forward nor the backward program holds an array of T x V."""
+    """With 8 chunks, forward and backward programs have no array of size T x V."""
     hidden, head, tokens = head_case(4, rows=1, length=64, width=8, vocab=512)
 
     def loss(hidden, head):
@@ -187,10 +187,10 @@ def test_clipped_value_loss_by_hand():
 
 
 def test_one_token_far_from_the_reference_does_not_own_the_kl():
-    """d = -18 gave a value of 6.6e7, and the same gradient."""
+    """d = -18 led to a value of 6.6e7 and a gradient of the same size."""
     d, mask = jnp.array([[-18.0, -2.0, 18.0]]), jnp.ones((1, 3), bool)
     kl = functools.partial(losses.kl_penalty, ref_logprobs=jnp.zeros_like(d), mask=mask)
-    # e^2 - 2 - 1 = 4.389; e^-18 + 18 - 1 = 17 is beyond 10 as well
+    # e^2 - 2 - 1 = 4.389; e^-18 + 18 - 1 = 17 is also above 10
     np.testing.assert_allclose(kl(d, estimator='k3'), [[10, np.exp(2) - 3, 10]], rtol=1e-6)
     gradient = jax.grad(lambda x: kl(x, estimator='k3').sum())(d)
     np.testing.assert_allclose(gradient, [[0, 1 - np.exp(2), 0]], rtol=1e-5)
@@ -200,7 +200,7 @@ def test_one_token_far_from_the_reference_does_not_own_the_kl():
 
 
 def test_kl_estimators_have_the_expected_values_and_gradients_on_five_tokens():
-    """Expectation over pi, exact: E k1 = E k3 = KL; gradients are those of the docstring."""
+    """Exact expectation over pi: E k1 = E k3 = KL; gradients as in the docstring."""
     rng = np.random.default_rng(0)
     logits, ref_logits = rng.normal(size=(2, 5)).astype(np.float32)
     ref = jax.nn.log_softmax(ref_logits)
@@ -248,9 +248,9 @@ def test_token_weights_by_hand():
 
 
 def test_an_episode_of_three_rows_weighs_as_one_of_one_row():
-    """Rows were sequences: an episode of three turns had three quarters of the loss."""
-    # an episode of one turn and one of three; two trained tokens in each turn; a row between them
-    # of an episode that does not train
+    """Rows counted as sequences, so an episode of three turns had three quarters of the loss."""
+    # an episode of one turn and one of three; two trained tokens in each turn; between them a row
+    # of an untrained episode
     trains = jnp.array([1, 0, 1, 1, 1], bool)
     mask = trains[:, None] & jnp.array([[0, 1, 1]], bool)
     episode = jnp.array([0, 1, 2, 2, 2])
@@ -261,7 +261,7 @@ def test_an_episode_of_three_rows_weighs_as_one_of_one_row():
         return [float(rows[0]), float(rows[2:].sum())]
 
     assert shares('seq_mean_token_mean') == pytest.approx([1 / 2, 1 / 2])
-    # sums over the tokens of an episode, of which the second has three times as many
+    # sums over the tokens of an episode; the second has three times the tokens of the first
     assert shares('seq_mean_token_sum') == pytest.approx([2 / 2, 6 / 2])
     assert shares('token_sum_norm', norm_length=8) == pytest.approx([2 / 2 / 8, 6 / 2 / 8])
     assert shares('token_mean') == pytest.approx([2 / 8, 6 / 8])

@@ -16,7 +16,7 @@ CLIP = Clip(0.2, 0.28)
 
 
 def batch_of_one(rollout):
-    """GRPO's batch of one episode."""
+    """Return GRPO's batch of one episode."""
     scores = jax.tree.map(jnp.zeros_like, toy.scores_of(rollout))
     return GRPO().make_batch(rollout, scores, group_size=1)
 
@@ -25,7 +25,7 @@ def batch_of_one(rollout):
 def test_policy_loss_adds_entropy_and_kl_by_hand(where):
     """A model without layers: hidden is 1, logits [0, ln 3], so p = (1/4, 3/4) everywhere.
 
-    A KL term in the reward has a reference too: its KL was not measured.
+    A KL term in the reward also has a reference, but its KL was not measured.
     """
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
     rollout = rollout.replace(tokens=jnp.array([[0, 0, 1]]))

@@ -1,4 +1,4 @@
-"""examples/one_step.py computes what the package computes, with nothing imported from it."""
+"""examples/one_step.py gives the results of the package without importing it."""
 
 import importlib.util
 import pathlib
@@ -22,7 +22,7 @@ GROUP = 4
 
 @pytest.fixture(autouse=True, scope='module')
 def broadcasting():
-    """NumPy's rules, as in a program outside the tests, where ranks must be equal."""
+    """Allow NumPy's broadcasting, as outside of the tests, which require equal ranks."""
     with jax.numpy_rank_promotion('allow'):
         yield
 
@@ -39,7 +39,7 @@ def one(broadcasting):
 
 @pytest.fixture(scope='module')
 def played(one):
-    """(parameters, rollout): groups whose returns differ, and one whose returns are equal."""
+    """Return (parameters, rollout): groups with different returns, and one with equal returns."""
     params = one.init(jax.random.key(0))
     rollout = one.collect(params, np.repeat(np.arange(4), GROUP), jax.random.key(1))
     rollout.rewards[::3, 0] += 1.0
@@ -52,7 +52,7 @@ def model(one):
 
 
 def logprobs_of(one, params, rollout):
-    """By the package's model and its token_logprobs."""
+    """Return log-probabilities of the package's model and token_logprobs."""
     tokens, attention = jnp.asarray(rollout.tokens), jnp.asarray(rollout.turn >= 0)
     hidden = model(one).forward(params, tokens, positions_of(attention), attention)
     head = params['model']['embed_tokens']['embedding'].T
@@ -60,7 +60,7 @@ def logprobs_of(one, params, rollout):
 
 
 def package_batch(rollout, old_logprobs):
-    """The Batch of the package's GRPO for episodes that the example played."""
+    """Return the package's GRPO batch for the episodes of the example."""
     empty = types.Rollout.empty(
         jnp.zeros(len(rollout.tokens), jnp.int32),
         jnp.zeros(1, jnp.int32),

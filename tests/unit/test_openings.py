@@ -1,4 +1,4 @@
-"""The first observation of a group: one member reads it, and nobody's tokens change."""
+"""The first observation of a group: one member reads it, and no member's tokens change."""
 
 import functools
 
@@ -28,18 +28,18 @@ def play(**settings):
 
 
 def read_alone(**settings):
-    """The same rollout in which every slot reads its own."""
+    """Collect the same rollout with every slot reading its own prompts."""
     return play(**settings, share=False)
 
 
 def assert_same(one, other):
-    """Every field of a rollout and of its continuations, to the last bit."""
+    """Assert that all fields of two rollouts and their continuations are bit-identical."""
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def lengths(out, task):
-    """Tokens of the first observation of each episode."""
+    """Return the tokens of each episode's first observation."""
     first = (out.turn == 0) & ~out.action_mask
     return first.sum(1) - task.prefix.shape[0]
 
@@ -48,17 +48,17 @@ def lengths(out, task):
 
 
 def test_of_as_many_episodes_as_slots_the_first_of_each_group_comes_first():
-    # Groups 7 and 5 of three in 4 slots: 0 and 3 first, then 1 and 2; 4 begins the next four
+    # Groups 7 and 5 of three in 4 slots: 0 and 3 first, then 1 and 2; 4 starts the next four
     order = openings.readers_first(jnp.array([7, 7, 7, 5, 5, 5]), 4)
     assert order.tolist() == [0, 3, 1, 2, 4, 5]
-    # One slot: the list as it is
+    # One slot: the list is unchanged
     assert openings.readers_first(jnp.array([7, 7, 5, 5]), 1).tolist() == [0, 1, 2, 3]
-    # A level that is drawn twice in a row is one group
+    # A level that is drawn twice in a row counts as one group
     assert openings.readers_first(jnp.array([7, 7, 7, 7]), 4).tolist() == [0, 1, 2, 3]
 
 
 def donors(level, prompts, length, written):
-    """openings.donors for the last slots, which begin with these prompts; written: of all."""
+    """Call openings.donors for the last slots with these prompts; written: of all slots."""
     out = Rollout.empty(
         jnp.array(level, jnp.int32),
         jnp.zeros(1, jnp.int32),
@@ -78,7 +78,7 @@ def donors(level, prompts, length, written):
 
 
 def test_a_slot_copies_one_of_its_level_that_has_read_the_same():
-    # Slot 1 has read for group 7; of slots 2 to 4, 2 begins in group 7 and 3 and 4 in group 5
+    # Slot 1 has read for group 7; slot 2 starts in group 7, slots 3 and 4 in group 5
     prompts = [[8, 9, 0], [6, 0, 0], [6, 0, 0]]
     written = [[6, 0, 0], [8, 9, 0], *prompts]
     assert donors([3, 7, 7, 5, 5], prompts, [1, 2, 0, 0, 0], written) == [1, -1, -1]
@@ -86,7 +86,7 @@ def test_a_slot_copies_one_of_its_level_that_has_read_the_same():
 
 @pytest.mark.parametrize('told', [[8, 4, 0], [8, 0, 0], [8, 9, 9]], ids=['word', 'less', 'more'])
 def test_a_slot_reads_what_its_own_world_says(told):
-    """A world that is drawn for each member: the same level, other tokens."""
+    """The environment is random for each member: the same level, but other tokens."""
     assert donors([7, 7], [told], [2, 0], [[8, 9, 0], told]) == [-1]
 
 
@@ -113,7 +113,7 @@ def test_a_copy_of_a_row_takes_the_cache_of_the_opponent_too():
 
 
 def test_members_of_a_group_play_as_if_each_had_read_all_of_its_own():
-    """To the last bit, and all but one of a group read nothing of the first observation."""
+    """Rollouts are bit-identical, and only one member of a group reads the first observation."""
     out, counters = play(share=True, slots=16)
     alone, before = read_alone(slots=16)
     assert_same(out, alone)
@@ -135,7 +135,7 @@ def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there():
 
 @pytest.mark.soak
 def test_shards_of_a_mesh_copy_among_their_own_slots():
-    """A group on each of four shards; two of its members are in the first block."""
+    """Each of four shards has a group with two members in the first block."""
     collected, shards = [], 4
     for share in (True, False):
         collect = device.collect_on_mesh(

@@ -1,4 +1,4 @@
-"""Rows that begin alike, computed once: every token sees its own row, and steps are the same."""
+"""Shared prefixes of rows, computed once: tokens attend to their own row; steps are unchanged."""
 
 import dataclasses
 import functools
@@ -26,11 +26,11 @@ from agentrl_jax.types import TrainState
 UNIT, LENGTH = 4, 24
 CONFIG = dataclasses.replace(tiny_models.TINY, num_layers=2)
 QUICK = {'xla_backend_optimization_level': 0}
-ROW = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH))  # tokens in common, all tokens
+ROW = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH))  # shared tokens, all tokens
 
 
 def units(shapes, vocabulary=3):
-    """Rows of the given (tokens in common with the lead, length), and which tokens are real."""
+    """Return rows of (tokens shared with the lead, length), and which tokens are real."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, vocabulary, (len(shapes), LENGTH)).astype(np.int32)
     for i, (common, _) in enumerate(shapes):
@@ -48,7 +48,7 @@ def test_what_rows_share_and_what_is_left_by_hand():
     lengths = jnp.asarray([3, 4, 3, 2])
     assert prefixes.rest(tokens, real, lengths, 4).tolist() == [0, 1, 2, 0]
     packed = prefixes.pack(tokens[:2], real[:2], unit=2, room=2)
-    assert packed.tokens[0].tolist() == [5, 6, 7, 0, 8, 8]  # the last one is padding
+    assert packed.tokens[0].tolist() == [5, 6, 7, 0, 8, 8]  # the last token is padding
     assert packed.positions[0].tolist() == [0, 1, 2, 3, 3, 4]
     assert packed.lead[0, 2].tolist() == [True, True, True, False]
     assert packed.rest[0, 0].tolist() == [True, True, True, False, True, False]
@@ -74,7 +74,7 @@ def test_every_token_sees_its_own_row_and_nothing_else(shapes):
 
 
 def seen(packed, unit, place):
-    """Places in a unit that the token at a place of it sees."""
+    """Return the positions in a unit that a token of the unit attends to."""
     if place < LENGTH:
         return np.flatnonzero(packed.lead[unit, place])
     room = packed.rest.shape[1]
@@ -111,7 +111,7 @@ def test_states_and_gradients_are_those_of_whole_rows(scan):
 
 
 def alike_rollout(rows=16, length=30):
-    """Rows of which four side by side have the first tokens of one of them."""
+    """Return rows; in each four consecutive rows, all have the first tokens of one of them."""
     rollout = toy.random_rollout(0, rows=rows, length=length, turns=4)
     lead = jnp.arange(rows) // UNIT * UNIT
     common = jnp.arange(length)[None] < jnp.asarray(np.arange(rows) % 7)[:, None]
@@ -119,7 +119,7 @@ def alike_rollout(rows=16, length=30):
     both = common & real & real[lead]
     tokens = jnp.where(both, rollout.tokens[lead], rollout.tokens)
     rollout = rollout.replace(tokens=tokens)
-    same = jnp.where(lead == 8, 8, jnp.arange(rows))  # a unit of four times one row
+    same = jnp.where(lead == 8, 8, jnp.arange(rows))  # a unit of four identical rows
     return jax.tree.map(lambda x: x[same], rollout)
 
 

@@ -1,4 +1,4 @@
-"""Rules between settings by hand: which configs they reject, and what the error names."""
+"""Rules between settings by hand: the configs that they reject, and the fields in the error."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ VALUES = {'a.x': 3, 'a.y': 0, 'b.z': 'on', 'b.unset': None}
     [
         ({'a.x': 3}, True),
         ({'a.x': 0}, False),
-        ({'a.x': 0, 'b.z': {'on', 'off'}}, True),  # one of them is enough
+        ({'a.x': 0, 'b.z': {'on', 'off'}}, True),  # one is enough
         ({'a.x': 0, 'b.z': {'off'}}, False),
         ({'a.x': In(high=3)}, True),
         ({'a.x': In(low=4)}, False),

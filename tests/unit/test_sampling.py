@@ -1,4 +1,4 @@
-"""Sampling: exact thresholds, unbiased draws, log-probabilities of the distribution drawn from."""
+"""Sampling: exact thresholds, unbiased draws, log-probabilities of the sampling distribution."""
 
 import functools
 import math
@@ -76,7 +76,7 @@ def test_greedy_takes_the_first_of_equals_in_any_block():
 
 
 def test_rows_with_settings_of_their_own_draw_as_alone():
-    """temperature and top_p of each row; greedy at temperature 0 or top_p 0."""
+    """Each row has a temperature and a top_p; it is greedy if either is 0."""
     rng = np.random.default_rng(4)
     logits = jnp.asarray(rng.normal(size=(6, 300)) * 2, jnp.float32)
     uniform = jnp.asarray(rng.uniform(size=6), jnp.float32)
@@ -109,7 +109,7 @@ def test_draws_among_the_largest_reach_all_of_them_and_no_other():
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
 def test_sampling_writes_nothing_of_the_size_of_its_logits(temperature):
-    """Weights were written and read three times; greedy looked for the largest one by one."""
+    """Weights were written and read three times; greedy searched for the maximum sequentially."""
     logits, uniform = jnp.zeros((8, 10_240)), jnp.zeros(8)
     sample = functools.partial(sampling.sample, temperature=temperature)
     program = jax.jit(sample).lower(logits, uniform).compile()
@@ -123,7 +123,7 @@ def test_sampling_writes_nothing_of_the_size_of_its_logits(temperature):
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
 @pytest.mark.parametrize('how', [{}, {'temperature': 0.0}, {'top_k': 5}, {'top_p': 0.9}], ids=str)
 def test_one_logit_that_is_not_finite_shows_in_the_log_probability(how, bad):
-    """The token is one of the vocabulary all the same."""
+    """The token is still in the vocabulary."""
     logits = jnp.asarray(np.random.default_rng(3).normal(size=(3, 300)), jnp.float32)
     wrong = logits.at[1, 200].set(bad)
     token, logprob = sampling.sample(wrong, jnp.array([0.1, 0.5, 0.9]), **how)
@@ -132,7 +132,7 @@ def test_one_logit_that_is_not_finite_shows_in_the_log_probability(how, bad):
 
 
 def draw_on(sizes, logits, uniform, **how):
-    """(tokens, log-probabilities, text of the program) of parts of the vocabulary on a mesh."""
+    """Return (tokens, log-probabilities, program text) with a split vocabulary on a mesh."""
     mesh = sharding.make_mesh(*sizes)
     rows = P(('data', 'fsdp'))
     draw = jax.shard_map(
@@ -155,7 +155,7 @@ HOW = [{}, {'temperature': 0.0}, {'temperature': 0.7, 'top_k': 40}, {'top_p': 0.
 @pytest.mark.parametrize('sizes', [(4, 1, 2), (1, 1, 8)], ids=str)
 @pytest.mark.parametrize('how', HOW, ids=str)
 def test_parts_of_the_vocabulary_draw_as_the_whole_and_stay_where_they_are(how, sizes):
-    """Every step gathered the logits of all rows: 75 blocks do not divide by 2."""
+    """Every step gathered the logits of all rows, because 75 blocks are not divisible by 2."""
     rows, vocab = 16, 9_600
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(rows, vocab)) * 3, jnp.float32)
     uniform = (jnp.arange(rows) + 0.5) / rows
@@ -174,7 +174,7 @@ def test_parts_of_the_vocabulary_draw_as_the_whole_and_stay_where_they_are(how, 
 
 
 def test_one_part_is_the_program_of_no_parts():
-    """Bits of runs on one device are those of before there were parts."""
+    """Runs on one device are bit-identical to runs before vocabularies could be split."""
     logits, uniform = jnp.zeros((3, 300)), jnp.zeros(3)
     text = [
         jax.jit(functools.partial(sampling.sample, **how)).lower(logits, uniform).as_text()

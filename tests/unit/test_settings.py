@@ -1,4 +1,4 @@
-"""Settings of a run: a name does what its paper does, what is set wins, nothing is set in vain."""
+"""Settings: methods match their papers, explicit values win, settings without effect fail."""
 
 import importlib
 import json
@@ -30,7 +30,7 @@ from experiments import common
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DRAWS = int(os.environ.get('CONFIG_DRAWS', '6'))
-LEAVES = tree.defaults(Config)  # every field but those of worlds
+LEAVES = tree.defaults(Config)  # every field except environment settings
 OWN = {name: tree.leaves(cls) for name, cls in ALGORITHMS.items()}
 EVERY = pytest.mark.parametrize('name', ALGORITHMS)
 
@@ -70,7 +70,7 @@ def test_bounds_by_hand(interval, inside, outside, text):
 
 
 def choices(leaf):
-    """The words that a field may be; () of any other field."""
+    """Return the allowed strings of a field; () if it has none."""
     literal = typing.get_origin(leaf.hint) is typing.Literal
     return typing.get_args(leaf.hint) if literal else tuple(leaf.marks.get(OneOf, OneOf(())).names)
 
@@ -126,8 +126,8 @@ PAPERS = [
 
 @pytest.mark.parametrize('algorithm, values', PAPERS)
 def test_a_name_does_what_its_paper_does(algorithm, values):
-    """GSPO had PPO's clip range, Dr.GRPO the advantage alone, DAPO one of its four pieces, CISPO a
-    closed lower side."""
+    """GSPO had PPO's clip range, Dr.GRPO only the advantage, DAPO one of its four parts, CISPO a
+    lower bound."""
     full = tree.flat(effective(given(algorithm)))
     parts = ('loss', 'turn_credit', 'evol', 'opd', 'filter')
     fields = {n.split('.')[1]: x for part in reversed(parts) for n, x in of(part, full).items()}
@@ -151,7 +151,7 @@ def test_fields_of_the_algorithm_have_values_and_a_second_time_changes_nothing(n
     assert all(values[n] is None for n in lacking if LEAVES[n].default is None)
     run = config.read(cfg)
     assert run == config.read(full) and hash(run.algorithm) == hash(config.read(full).algorithm)
-    saved = json.loads(full.to_json_best_effort())  # with lists for tuples
+    saved = json.loads(full.to_json_best_effort())  # with lists instead of tuples
     assert config.read(migration.migrate(saved, migration.VERSION)) == run
 
 
@@ -200,7 +200,7 @@ def test_fields_of_earlier_versions_on_a_command_line(capsys):
 
 
 def test_configs_of_methods_are_the_methods():
-    """The command for AgentEvol trained on a quarter of the groups and imitated random play; "GRPO
+    """The command for AgentEvol trained on a quarter of the groups and imitated random play. "GRPO
     as in the paper" had a filter, clip-higher and a fivefold entropy bonus."""
     run = config.read(common.load_config('configs/agent_evol.py'))
     how = run.algorithm
@@ -219,11 +219,11 @@ def test_configs_of_methods_are_the_methods():
     assert (how.entropy, how.weights.aggregation) == (0.001, 'seq_mean_token_mean')
 
 
-# ---- what was measured before --------------------------------------------------------------------
+# ---- published results ---------------------------------------------------------------------------
 
 
 def listed():
-    """(source, its configs) of every published result."""
+    """Yield (source, its configs) of every published result."""
     plain = 'demo_cloned demo_library demo_library_mt demo_sokoban demo_bandit frozen_lake sokoban'
     for path in (*plain.split(), 'bandit', 'library'):
         yield f'configs/{path}.py', [common.load_config(f'configs/{path}.py')]
@@ -241,7 +241,7 @@ def listed():
 
 
 def behaviour(run):
-    """What an update depends on, in the words of tests/data/effective.json."""
+    """Return the settings of an update in the format of tests/data/effective.json."""
     how, rows, size = run.algorithm, run.rollout, run.batch
     kept = how.filter.kept(rows.num_groups) * rows.group_size + run.base_rows
     known = {n: x.default for n, x in tree.leaves(type(how), default=how).items()}
@@ -270,8 +270,8 @@ def behaviour(run):
 
 
 def test_published_results_have_the_effective_configs_they_were_measured_with():
-    """tests/data/effective.json was written when every field had one default for all algorithms;
-    what trains with turn_grpo came later."""
+    """tests/data/effective.json is from when fields had the same default for all algorithms;
+    results with turn_grpo were added later."""
     kept, seen = json.loads((ROOT / 'tests' / 'data' / 'effective.json').read_text()), set()
     for source, configs in listed():
         wanted = [kept['behaviours'][index] for index in kept['configs'][source]]
@@ -280,16 +280,16 @@ def test_published_results_have_the_effective_configs_they_were_measured_with():
             want = want | want['make_batch']
             del want['make_batch']
             assert {name: found[name] for name in want} == want, (source, number)
-            assert not found.get('bootstrap_truncated')  # which came later
+            assert not found.get('bootstrap_truncated')  # added later
         seen.add(source)
     assert seen == set(kept['configs'])
 
 
-# ---- what is refused -----------------------------------------------------------------------------
+# ---- rejected configs ----------------------------------------------------------------------------
 # Rules between the sections of a run: test_refusals.py
 
 REFUSED = [
-    # fields that the algorithm lacks
+    # fields that the algorithm does not have
     ('grpo', {'loss.gamma': 0.9}, 'loss.gamma'),
     ('grpo', {'turn_credit.mode': 'gtpo'}, 'turn_credit.mode'),
     ('cispo', {'loss.dual_clip': 3.0}, 'loss.dual_clip'),
@@ -299,7 +299,7 @@ REFUSED = [
     ('grpo', {'loss.kl_in': 'reward', 'loss.kl_estimator': 'k1'}, 'loss.kl_estimator'),
     ('dapo', {'loss.max_length': 0, 'loss.overlong_coef': 2.0}, 'loss.max_length'),
     ('dapo', {'filter.keep': 0.5}, 'filter.keep'),
-    # combinations that cannot be
+    # invalid combinations
     ('dapo', {'loss.max_length': 4, 'loss.overlong_buffer': 4}, 'loss.overlong_buffer'),
     ('ppo', {'critic.warmup_steps': 3, 'critic.share_backbone': True}, 'critic.share_backbone'),
     ('archer', {}, 'algorithm'),
@@ -320,7 +320,7 @@ def test_a_value_that_asks_for_nothing_goes_with_every_algorithm(name):
     assert read.algorithm_name == name and len(neutral) > 5
 
 
-# ---- shown ---------------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------
 
 
 def test_the_shown_config_says_what_is_the_algorithm_s_own_and_what_was_set():
@@ -330,13 +330,13 @@ def test_the_shown_config_says_what_is_the_algorithm_s_own_and_what_was_set():
     assert "env.name = 'frozen_lake'" in lines and 'loss.gamma = None' in lines
 
 
-# ---- what is let through trains ------------------------------------------------------------------
+# ---- accepted configs train ----------------------------------------------------------------------
 
-SMALL = {'clone.steps': 2, 'log.profile_steps': 1, 'evol.iteration': 2}  # more is as good and slow
+SMALL = {'clone.steps': 2, 'log.profile_steps': 1, 'evol.iteration': 2}  # larger ones are slow
 
 
 def value_of(leaf, default, rng):
-    """A value at the border of its bounds, near the default, or (seldom) out of them."""
+    """Return a value at its bounds, near the default, or (rarely) out of bounds."""
     interval, kind = leaf.marks.get(In, In()), leaf.kind
     if rng.random() < 0.15:
         return kind(rng.choice([-1, 0] if kind is int else [-1.0, math.nan, 2.0]))
@@ -347,14 +347,14 @@ def value_of(leaf, default, rng):
 
 
 def drawn(seed):
-    """A config of a micro run with eight fields drawn at random."""
+    """Return a config of a micro run with eight random fields."""
     rng = np.random.default_rng(seed)
     cfg = micro_runs.plain(
         rng.choice(list(ENVIRONMENTS)).item(), **{'steps': 2, 'log.rollouts_every': 0}
     )
     algorithm = rng.choice(list(ALGORITHMS)).item()
     lacking = {n for _, _, every in tree.variants(Config) for n in every} - OWN[algorithm].keys()
-    known = {n: x for n, x in (LEAVES | OWN[algorithm]).items() if n not in lacking}  # its defaults
+    known = {n: x for n, x in (LEAVES | OWN[algorithm]).items() if n not in lacking}  # defaults
     defaults = {n: x for n, x in tree.flat(cfg).items() if x is not None}
     numbers = sorted(n for n, x in known.items() if x.kind in (int, float) and n != 'steps')
     words = sorted(n for n, x in known.items() if choices(x))
@@ -373,7 +373,7 @@ def drawn(seed):
 @pytest.mark.soak
 @pytest.mark.parametrize('seed', range(DRAWS))
 def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(seed, tmp_path):
-    """CONFIG_DRAWS=200 draws more."""
+    """CONFIG_DRAWS=200 tests more configs."""
     cfg, changes = drawn(seed)
     try:
         code = train.train(cfg, str(tmp_path))
@@ -399,7 +399,7 @@ def test_a_config_drawn_at_random_trains_two_steps_or_is_refused_in_a_sentence(s
     ],
 )
 def test_each_kind_of_failing_import_has_its_own_error(name, words, tmp_path, monkeypatch):
-    """'my_agent:play' was called no module:callable because it imports openai."""
+    """'my_agent:play' was reported as not a module:callable because it imports openai."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / 'own.py').write_text('three = 3\n')
     (tmp_path / 'needy.py').write_text('import nowhere.at_all\n')

@@ -1,4 +1,4 @@
-"""Strings that end a turn: what the device finds is what Python's `in` finds."""
+"""Stop strings: the device finds the same strings as Python's `in`."""
 
 import functools
 
@@ -13,7 +13,7 @@ from agentrl_jax.types import TurnStop
 
 
 def found_by(table, ids):
-    """Index of the token that completed a string; -1 = none did. What is found stays found."""
+    """Return the index of the token that completed a string; -1 = none. The state is final."""
     state, first = jnp.zeros(1, jnp.int32), -1
     for index, token in enumerate(ids):
         idle = stops.advance(table, state, jnp.array([token]), jnp.array([False]))
@@ -30,7 +30,7 @@ def test_stop_strings_by_hand():
     assert found_by(table, [0, 1, 5, 0]) == 2  # a b c
     assert found_by(table, [0, 2, 5, 0]) == 2  # a ab c
     assert found_by(table, [2, 3, 5]) == 2  # ab, a token without bytes, c
-    assert found_by(table, [2, 99, 5]) == 2  # an id beyond the table says nothing
+    assert found_by(table, [2, 99, 5]) == 2  # an id beyond the table has no text
     assert found_by(table, [4, 0]) == 0 and found_by(table, [0, 5, 2]) == -1
     assert found_by(stops.build_stop_table([b'a', b'b'], []), [0, 1, 1, 0]) == -1
     with pytest.raises(ValueError, match='contains an empty string'):
@@ -38,7 +38,7 @@ def test_stop_strings_by_hand():
 
 
 def test_what_ends_a_turn_by_hand():
-    """EOS before a string before the longest answer; rows that are not live go nowhere."""
+    """EOS takes precedence over a string, and a string over the length; only live rows change."""
     table = stops.build_stop_table([b'a', b'b', b''], ['b'])
     #   a      b       eos    b and longest  eos and longest  longest  not live
     token = jnp.array([0, 1, 2, 1, 2, 0, 2])

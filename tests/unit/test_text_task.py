@@ -1,4 +1,4 @@
-"""Environments as text: prompts written from tables, and what an answer does to the world."""
+"""Environments as text: prompts from tables, and the effects of answers."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ STYLES = ('brief', 'ragen')
 
 @pytest.mark.parametrize('name', tiny.NAMES)
 def test_no_array_of_a_task_is_empty(name):
-    """jaxlib 0.11.2 crashes while it compiles a shard_map with an empty input."""
+    """jaxlib 0.11.2 crashes when compiling a shard_map with an empty input."""
     episode = text.begin(tiny.task(name), jnp.int32(0))
     sizes = [np.size(leaf) for leaf in jax.tree.leaves((tiny.task(name), episode))]
     assert sizes and min(sizes) > 0
@@ -48,7 +48,7 @@ def test_the_first_message_of_ragen_word_for_word():
 
 @pytest.mark.parametrize('style', STYLES)
 def test_the_width_is_that_of_the_longest_prompt_and_no_longer(style):
-    """Sokoban: the longest row six times, the longest reward, warning and appended end."""
+    """Sokoban: six of the longest row, the longest reward, the warning and an appended end."""
     task = tiny.task('sokoban', style=style)
     size = lambda piece: len(tiny.spelled(piece))  # noqa: E731
     row = max(map(size, task.env.lines(None)))
@@ -68,7 +68,7 @@ def test_the_width_is_that_of_the_longest_prompt_and_no_longer(style):
 
 
 def lake(**budgets):
-    """One 4x4 lake without slips: start, ice and goal in the first row, a hole below the start."""
+    """Return a 4x4 lake without slips: start, ice and goal in the top row, a hole below start."""
     board = np.full((1, 4, 4), FROZEN, np.int8)
     board[0, 0] = [START, FROZEN, GOAL, FROZEN]
     board[0, 1, 0] = HOLE
@@ -100,7 +100,7 @@ ANSWERS = {  # parts, actions used before -> cell, reward, faultless, actions, s
 
 @pytest.mark.parametrize('case', ANSWERS)
 def test_answers_are_played_by_the_rules(case):
-    """A fault costs once; an answer without a valid action changes nothing and is warned about."""
+    """A fault costs once; an answer without a valid action has no effect except a warning."""
     parts, used, position, reward, valid, actions, stop = ANSWERS[case]
     given = [RIGHT] if parts is None else parts
     played = answer(lake(), given, matched=parts is not None, used=used)
@@ -115,7 +115,7 @@ def test_answers_are_played_by_the_rules(case):
 
 
 def test_the_reasons_to_stop_have_an_order():
-    """Terminal state (running out of steps is one), then action budget, then turn budget."""
+    """Order: terminal state (including the step limit), action budget, turn budget."""
     last = dict(turn=2, used=3)  # of 3 turns and 5 actions
     stops = [
         int(answer(lake(), parts, **last)[1].stop)

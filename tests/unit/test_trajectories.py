@@ -1,4 +1,4 @@
-"""Trajectories in files: AgentTraj records to tokens, our own episodes there and back."""
+"""Trajectories in files: AgentTraj records to tokens, and round trips of our own episodes."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ ACKNOWLEDGED = [
 
 
 def record(*said, start=tuple(ACKNOWLEDGED)):
-    """A record whose further messages come from human and gpt in turn; gpt's are trained."""
+    """Return a record with alternating messages of human and gpt; gpt's are trained."""
     messages = [dict(message) for message in start]
     for i, value in enumerate(said):
         who = ('human', 'gpt')[(len(start) + i) % 2]
@@ -39,7 +39,7 @@ def read(records, tokenizer=None, *, prefix='<think>', max_tokens=200):
 
 
 def shown(found, row, tokenizer=None):
-    """(text of the real tokens, text of the trained ones), special tokens spelled out."""
+    """Return (text of all real tokens, text of the trained tokens), with special tokens."""
     spell = functools.partial((tokenizer or tiny.tokenizer()).decode, show_special=True)
     real = found.attention_mask[row]
     return spell(found.tokens[row][real]), spell(found.tokens[row][found.mask[row]])
@@ -87,7 +87,7 @@ def test_the_forced_prefix_of_an_answer_is_not_trained():
 
 
 def test_what_follows_the_last_trained_message_is_left_out():
-    """AgentGym appends the environment's last message even when the episode is over."""
+    """AgentGym appends the environment's last message even if the episode is over."""
     longer, _ = read([record('P\n', 'Up', 'You fell.\n')])
     short, _ = read([record('P\n', 'Up')])
     jax.tree.map(np.testing.assert_array_equal, longer, short)
@@ -131,7 +131,7 @@ def test_a_malformed_record_is_refused_by_its_number_and_field(change, message):
 
 
 def test_files_are_lists_or_lines(tmp_path):
-    records = [record('P\u2028\n', 'Up'), record('O\n', 'Left')]  # a line separator is no newline
+    records = [record('P\u2028\n', 'Up'), record('O\n', 'Left')]  # U+2028 is not a newline
     for name in ('a.json', 'a.jsonl'):
         trajectories.write_records(tmp_path / name, records)
         assert trajectories.read_records(tmp_path / name) == records
@@ -187,11 +187,11 @@ def test_files_of_other_projects_are_read(tmp_path, name):
     assert text.startswith(f'{system}<|im_start|>user\nP\n<|im_end|>\n<|im_start|>assistant\nUp')
 
 
-# ---- there and back ----------------------------------------------------------------------------
+# ---- round trips -------------------------------------------------------------------------------
 
 
 def again(records):
-    """Records as a file holds them, then as demonstrations."""
+    """Write records to a file and read them as demonstrations."""
     return read(json.loads(json.dumps(records)), max_tokens=400)[0]
 
 
@@ -204,7 +204,7 @@ def assert_same_episodes(found, tokens, attention, mask):
 
 @pytest.mark.parametrize('name', tiny.NAMES)
 def test_demonstrations_come_back_token_for_token(name):
-    """Also from their texts alone: a demonstration is tokenised as its text is."""
+    """This also holds for texts only: a demonstration is tokenised like its text."""
     own = jax.device_get(tiny.demonstrations(name, oracle=0.5, episodes=24))
     names = [f'{name}_{i}' for i in range(24)]
     rows = (own.tokens, own.attention_mask, own.mask)
@@ -218,7 +218,7 @@ def test_demonstrations_come_back_token_for_token(name):
 
 
 def test_sampled_episodes_come_back_token_for_token_whatever_was_sampled():
-    """A hot policy: answers of any bytes and special tokens, many of them cut at their length."""
+    """A policy of high temperature: answers with any bytes and special tokens, often truncated."""
     out, _ = tiny.play('frozen_lake', tiny.untrained(), tiny.KEY, temperature=1.0)
     cut = (out.turn_stop == TurnStop.LENGTH).any(1)
     assert cut.any()
@@ -226,7 +226,7 @@ def test_sampled_episodes_come_back_token_for_token_whatever_was_sampled():
         episode_stop=np.where(np.arange(16) == 2, EpisodeStop.ENV_ERROR, out.episode_stop)
     )
     records = trajectories.rollout_records(out, tiny.tokenizer(), 'frozen_lake')
-    keep = np.arange(16) != 2  # an environment's fault is no trajectory
+    keep = np.arange(16) != 2  # a faulty episode is not exported
     found = again(records)
     assert_same_episodes(found, out.tokens[keep], out.attention_mask[keep], out.action_mask[keep])
     assert records[0]['item_id'] == f'frozenlake_{out.level[0]}'
@@ -235,7 +235,7 @@ def test_sampled_episodes_come_back_token_for_token_whatever_was_sampled():
 
 
 def test_sampled_ids_that_only_the_model_has_come_back():
-    """Models have more rows than tokenizers; such episodes were tokenised again, without them."""
+    """Models may have more rows than tokenizers; these ids were lost by tokenising again."""
     tokenizer = tiny.tokenizer()
     ids = [*tokenizer.encode('so'), tokenizer.vocab_size + 3, *tokenizer.encode('</think>')]
     sampled = record('P\n', '<think>so</think>')

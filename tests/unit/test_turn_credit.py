@@ -15,7 +15,7 @@ from agentrl_jax.rl.algorithm import Comparison
 
 SETTINGS = settings(max_examples=15, deadline=None)
 
-# Four episodes of two turns: R_T in the first turn, R_O apart (made with the paper's code)
+# Four episodes of two turns: R_T in the first turn, separate R_O (from the paper's code)
 R_TURN = jnp.array([[0.7, 0], [0.2, 0], [0, 0], [0.7, 0]])
 R_OUT = jnp.array([1.9, 0.4, 1.9, 0.9])
 A_OUT = [0.83322, -1.16651, 0.83322, -0.49993]
@@ -69,7 +69,7 @@ def test_gtpo_and_hybrid_by_hand():
 
 
 def test_turn_k_is_compared_only_with_those_that_reached_it():
-    # three reach turn 1 with 1, 2, 6; the fourth ended before: filling in 0 would bias all
+    # three reach turn 1 with 1, 2, 6; the fourth ended before: a 0 for it would bias the mean
     r = jnp.array([[0, 1.0], [0, 2], [0, 6], [0, 0]])
     how = MTGRPO(mode='mt_local', comparison=Comparison('mean'))
     out = how.turn_advantages(r, jnp.zeros(4), jnp.array([2, 2, 2, 1]), FOUR, group_size=4)
@@ -87,7 +87,7 @@ def reference_norm(x, members):
 
 
 def reference_turns(r, o, num_turns, healthy, mode, gamma, c, w):
-    """One group, one turn and one episode after the other."""
+    """Reference: loops over groups, turns and episodes."""
     group, turns = r.shape
     members = [i for i in range(group) if healthy[i]]
     at = [[i for i in members if num_turns[i] > k] for k in range(turns)]
@@ -152,11 +152,11 @@ def test_step_advantages_by_hand():
     np.testing.assert_allclose(out, [[-1, 0], [1, 0]])
     out = turn_credit.step_advantages(returns, anchors, played, group_size=2, norm='std')
     np.testing.assert_allclose(out, [[-(0.5**0.5), 0], [0.5**0.5, 0]], rtol=1e-5)
-    # the same state met twice in one episode counts twice: a: 1, 5, 3 -> mean 3
+    # a state that occurs twice in an episode counts twice: a: 1, 5, 3 -> mean 3
     anchors = jnp.array([[7, 7], [7, 9]], jnp.uint32)
     out = turn_credit.step_advantages(returns, anchors, played, group_size=2)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
-    # turns that were not played belong to no state; other groups neither
+    # unplayed turns and other groups are excluded
     played = jnp.array([[True, True], [False, True]])
     out = turn_credit.step_advantages(returns, anchors, played, group_size=2)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])

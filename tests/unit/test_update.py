@@ -1,4 +1,4 @@
-"""update_step: what must not matter (splits, devices, poison) and what must happen."""
+"""update_step: invariances (splits, devices, poisoned padding) and effects."""
 
 import dataclasses
 import functools
@@ -58,7 +58,7 @@ ALONE = ModelFns(toy.toy_hidden, toy.toy_head)
 
 
 def toy_update(tx=TX, fns=SHARED, **fields):
-    """update_step of a state and a batch, with fields of updates.settings."""
+    """Run update_step on a state and a batch, with fields of updates.settings."""
 
     def run(state, batch, key=None):
         how = updates.settings(len(batch.tokens), tx=tx, **fields)
@@ -88,7 +88,7 @@ SEQUENCES = 'seq_mean_token_mean'
 
 @pytest.mark.parametrize('shared', [False, True])
 def test_every_split_into_microbatches_gives_the_same_step(shared):
-    """With sgd of rate 0.1 parameters to 1e-7 mean gradients to 1e-6."""
+    """SGD has rate 0.1, so a tolerance of 1e-7 for parameters is 1e-6 for gradients."""
     state = state_of(toy.toy_params(0), kl_coef=0.1) if shared else own_critic_state(kl_coef=0.1)
     batch, fns = toy_batch(), WITH_HEAD if shared else SHARED
     results = [
@@ -100,7 +100,7 @@ def test_every_split_into_microbatches_gives_the_same_step(shared):
 
 
 def turn_by_turn(batch, turns):
-    """The batch with a row for each turn, in which only the tokens of that turn train."""
+    """Return the batch with one row per turn, in which only the tokens of that turn train."""
     rows = jax.tree.map(lambda x: jnp.repeat(x, turns, axis=0), batch)
     own = rows.turn == jnp.tile(jnp.arange(turns), len(batch.turn))[:, None]
     return rows.replace(mask=rows.mask & own, value_mask=rows.value_mask & own)
@@ -110,7 +110,7 @@ def turn_by_turn(batch, turns):
     ('aggregation', 'devices'), [('token_mean', 1), ('token_sum_norm', 1), (SEQUENCES, 4)]
 )
 def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devices):
-    """Surrogate, entropy, KL, its coefficient and the critic counted turns as episodes."""
+    """Surrogate, entropy, KL, KL coefficient and critic used to count turns as episodes."""
     settings = EVERYTHING | dict(aggregation=aggregation, norm_length=5, num_minibatches=2)
     settings |= dict(kl_target=0.01, kl_horizon=40.0)
     state, batch = own_critic_state(kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
@@ -126,7 +126,7 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
     split = dict(together=4, sparse=True, num_microbatches=4, layout=layout)
     after, metrics = toy_update(**split, **settings)(state, rows, key=key)
     assert_close(whole, after, atol=3e-7)
-    del measured['batch/tokens'], metrics['batch/tokens']  # rows of their own have other positions
+    del measured['batch/tokens'], metrics['batch/tokens']  # separate rows have other positions
     assert_close(measured, metrics, atol=1e-5)
 
 
@@ -162,7 +162,7 @@ def test_rows_on_four_devices_give_the_step_of_one():
     rows = NamedSharding(mesh, P('data'))
     tx = optax.adam(1e-2)
     state, batch = own_critic_state(tx=tx, kl_coef=0.1), toy_batch(rows=16)
-    batch = without_rows(batch, trains=[0, 1, 2, 3, 4, 5, 6, 7, 9, 12])  # of the last eight, two
+    batch = without_rows(batch, trains=[0, 1, 2, 3, 4, 5, 6, 7, 9, 12])  # two of the last eight
     kwargs = dict(tx=tx, num_minibatches=2, num_microbatches=2, **EVERYTHING)
     one, metrics = toy_update(**kwargs)(state, batch)
     spread = jax.device_put((state, batch), (NamedSharding(mesh, P()), rows))
@@ -205,7 +205,7 @@ def test_a_key_permutes_whole_rows_and_each_epoch_anew():
 
 
 def test_the_step_is_sgd_on_the_written_loss():
-    """The same loss in five lines, whole batch, full logits."""
+    """Reference: the loss in five lines, with the full batch and full logits."""
     state, batch = own_critic_state(), toy_batch()
 
     @jax.jit
@@ -247,7 +247,7 @@ def test_a_shared_backbone_learns_from_both_losses():
         weights = losses.token_weights(batch.value_mask, 'token_mean')
         return objective.value_loss(raw, batch, weights, clip_value=0.5)[0]
 
-    # the change of the joint step is that of the policy's step and half of the value's
+    # the joint step changes parameters by the policy's step plus half of the value's step
     gradient = jax.grad(value)(state.params)
     want = jax.tree.map(lambda p, g: p - 0.1 * 0.5 * g, separate.params, gradient)
     assert_close(with_head.params, want)
@@ -273,7 +273,7 @@ def test_two_steps_of_the_critic_are_those_of_two_updates_that_hold_the_policy()
 
 
 def nested(flat):
-    """The toy critic with its embedding in the place of attention."""
+    """Return the toy critic with its embedding in place of attention."""
     rest = {name: x for name, x in flat.items() if name != 'embed'}
     return {'layer': {'self_attn': {'embed': flat['embed']}}, 'rest': rest}
 
@@ -297,7 +297,7 @@ def test_a_frozen_attention_leaves_the_step_of_the_rest_as_it_is():
     assert all(jax.tree.leaves(moved))
     assert_close(part.critic_params['rest'], both.critic_params['rest'])
     assert_close(part.params, both.params)
-    assert less['value/grad_norm'] < measured['value/grad_norm']  # of what trains
+    assert less['value/grad_norm'] < measured['value/grad_norm']  # of trained parameters
     momenta = [x.size for x in jax.tree.leaves(part.critic_opt_state) if x.ndim]
     assert sum(momenta) == sum(x.size for x in jax.tree.leaves(trained))
 
@@ -314,7 +314,7 @@ def test_a_policy_that_a_warmup_holds_is_not_one_whose_steps_are_skipped():
 
 
 def test_a_critic_whose_every_step_is_skipped_shows_beside_a_policy_that_trains():
-    """update/applied was 1: one of the two had moved."""
+    """update/applied was 1 because one of the two had moved."""
     state, batch = own_critic_state(), toy_batch()
     wrong = batch.replace(returns=jnp.where(batch.mask, 1e30, 0.0))  # its square is inf
     new, metrics = toy_update(num_minibatches=2)(state, wrong)
@@ -323,7 +323,7 @@ def test_a_critic_whose_every_step_is_skipped_shows_beside_a_policy_that_trains(
     assert metrics['update/skipped'] == 2
 
 
-# ---- what must not get in ----------------------------------------------------------------------
+# ---- excluded rows and tokens ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])
@@ -344,7 +344,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
     first = int(jnp.argmax(batch.mask[0]))
     wrong = batch.replace(advantages=batch.advantages.at[0, first].set(bad))
     new, metrics = toy_update(tx, num_minibatches=2)(state, wrong)
-    # the policy's first mini-batch is lost; its second and both of the critic's are not
+    # only the policy's first mini-batch is skipped, not its second or the critic's two
     assert new.skipped == 1 and metrics['update/skipped'] == 1 and new.step == 1
     assert metrics['update/applied'] == 0.5 and metrics['update/critic_applied'] == 1
     assert np.isfinite(metrics['policy/loss']) and np.isfinite(metrics['policy/grad_norm'])
@@ -355,7 +355,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
 
 
 def test_a_batch_without_trained_tokens_changes_nothing():
-    """Adam with momentum and weight decay would move parameters on a gradient of zero."""
+    """With a zero gradient, Adam with momentum and weight decay would still move parameters."""
     tx = Optim().tx(1e-2)
     state = own_critic_state(tx)
     state, _ = toy_update(tx)(state, toy_batch())
@@ -372,11 +372,11 @@ def test_a_batch_without_trained_tokens_changes_nothing():
         'value/explained_variance',
         'update/skipped',
         'policy/kl_coef',
-    }  # what was not computed is nan, not 0
+    }  # values that are not computed are nan, not 0
 
 
 def test_an_update_whose_every_step_is_skipped_reports_no_loss():
-    """Loss and gradient norm were 0.0, as if all were well."""
+    """Loss and gradient norm were 0.0, which hid the failure."""
     state, batch = state_of(toy.toy_params(0)), toy_batch()
     wrong = batch.replace(advantages=jnp.where(batch.mask, jnp.nan, 0.0))
     new, metrics = toy_update(fns=ALONE, num_minibatches=2)(state, wrong)
@@ -392,7 +392,7 @@ def test_means_over_optimiser_steps_by_hand():
     steps = {
         'policy/loss': jnp.array([jnp.nan, 1.0, 3.0]),
         'policy/ratio_max': jnp.array([1.0, jnp.nan, 1.5]),
-        'sampler/logprob_gap': jnp.array([jnp.nan, 0.25, 9.0]),  # the first that trained
+        'sampler/logprob_gap': jnp.array([jnp.nan, 0.25, 9.0]),  # of the first trained episode
         'policy/entropy': jnp.full(3, jnp.nan),
     }
     out = update.reduce_steps(steps)
@@ -421,16 +421,16 @@ def test_the_kl_coefficient_follows_the_target_in_an_update():
     state, batch = own_critic_state(kl_coef=0.1), toy_batch()
     far = batch.replace(ref_logprobs=batch.old_logprobs - 2.0 * batch.mask)
     up, metrics = toy_update(kl_estimator='k3', kl_target=0.1, kl_horizon=80.0)(state, far)
-    # KL 2 of target .1: error .2; 8 episodes of horizon 80
+    # KL 2 with target .1: error .2; 8 episodes, horizon 80
     assert up.kl_coef == pytest.approx(0.1 * 1.02) and metrics['policy/kl_coef'] == 0.1
     assert toy_update(kl_estimator='k3')(state, far)[0].kl_coef == jnp.float32(0.1)
-    # While a critic warms up the policy does not move, and a KL of 0 says nothing of the weight
+    # During critic warm-up the policy does not move, so a KL of 0 must not change the weight
     held = toy_update(kl_estimator='k3', kl_target=0.1, kl_horizon=80.0, critic_warmup=9)
     assert held(state, far)[0].kl_coef == jnp.float32(0.1)
 
 
 def test_several_steps_of_the_critic_count_as_one_of_its_schedule():
-    """Two for each of the policy's had spent its rate when half of the run was over."""
+    """With two critic steps per policy step, its schedule ended halfway through the run."""
     optim = Optim(schedule='linear', schedule_steps=4, warmup_steps=2)
     alone, twice = optim.rate(0.3), optim.rate(0.3, 2)
     assert [twice(k) for k in range(12)] == [alone(k // 2) for k in range(12)]
@@ -456,7 +456,7 @@ def test_the_optimizer_clips_the_global_norm_and_warms_up():
 
 @pytest.mark.parametrize('schedule', ['constant', 'linear', 'cosine'])
 def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
-    """Adam without memory steps by the rate; a roll back halves it; a skipped step is none."""
+    """Adam without memory steps by the rate; a rollback halves it; skipped steps do not count."""
     settings = dict(warmup_steps=2, schedule=schedule, schedule_steps=4, final_lr=0.1)
     optim = Optim(lr=0.1, critic_lr=0.3, weight_decay=0.0, beta1=0.0, beta2=0.0, **settings)
     tx = optim.tx(0.1)
@@ -465,7 +465,7 @@ def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
     state = state.replace(critic_opt_state=tx.init(params))
     for finite in (True, False, True, True, True, True, True, True):
         found = update.learning_rates(state, 0.5, optim)
-        assert found['optim/critic_lr'] == pytest.approx(0.5 * 0.3 / 2)  # it takes no step
+        assert found['optim/critic_lr'] == pytest.approx(0.5 * 0.3 / 2)  # no step
         moved, opt_state, _, _, took = update.apply_if_finite(
             tx,
             {'w': jnp.array([50.0 if finite else jnp.nan])},
@@ -495,10 +495,10 @@ def test_explained_variance_by_hand():
     metrics = update.batch_metrics(batch, True)
     assert metrics['value/explained_variance'] == pytest.approx(0.75)
     assert metrics['batch/tokens'] == batch.attention_mask.sum() > metrics['batch/trained_tokens']
-    dropped = batch.replace(mask=jnp.zeros_like(batch.mask))  # its rows do not train
+    dropped = batch.replace(mask=jnp.zeros_like(batch.mask))  # untrained rows
     assert update.batch_metrics(dropped, True)['batch/tokens'] == 0
     assert 'value/explained_variance' not in update.batch_metrics(batch, False)
-    equal = batch.replace(returns=jnp.array([[0.0, -0.1, -0.1 - 1e-8]]))  # but for rounding
+    equal = batch.replace(returns=jnp.array([[0.0, -0.1, -0.1 - 1e-8]]))  # except for rounding
     assert update.batch_metrics(equal, True)['value/explained_variance'] == 0
 
 
@@ -508,7 +508,7 @@ def test_explained_variance_by_hand():
 def test_rows_that_the_microbatch_does_not_divide_are_scored_in_slices_of_its_size(
     count, limit, size
 ):
-    """250 levels in microbatches of 8 were scored two by two."""
+    """250 levels in microbatches of 8 were scored two at a time."""
     sizes = []
 
     def double(x):
@@ -547,6 +547,6 @@ def test_a_bf16_qwen_keeps_float32_masters_and_donates_its_state():
     new, metrics = run(state, toy_batch())
     for old, leaf in zip(jax.tree.leaves(before), jax.tree.leaves(new.params), strict=True):
         assert leaf.dtype == jnp.float32
-        # a step of 1e-6 would be lost in bfloat16
+        # a step of 1e-6 would be rounded away in bfloat16
         assert (np.asarray(leaf) != old).mean() > 0.5
     assert np.isfinite(metrics['policy/loss']) and metrics['policy/entropy'] > 0

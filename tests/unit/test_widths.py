@@ -1,4 +1,4 @@
-"""Rows cut to their length: which widths there are, which rows stand together."""
+"""Rows truncated to their length: bucket widths, and which rows share a slice."""
 
 import jax.numpy as jnp
 
