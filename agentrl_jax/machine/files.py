@@ -18,7 +18,7 @@ WHAT_TO_DO = {  # advice for system errors in the middle of a run
     errno.EFBIG: 'raise the limit of file sizes (ulimit -f)',
     errno.EMFILE: 'raise the limit of open files (ulimit -n)',
     errno.EROFS: 'mount the file system for writing',
-    errno.EACCES: 'let this user write there',
+    errno.EACCES: 'give this user write permission',
     errno.EIO: 'check the disk',
     errno.ESTALE: 'check that the server is reachable',
 }
@@ -196,6 +196,6 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def in_line(text: str) -> str:
-    """Shorten foreign text and escape its control characters, for messages of one line."""
+    """Shorten foreign text and escape its control characters, for one-line messages."""
     head = text if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]}...'
     return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in head)

@@ -37,7 +37,7 @@ class GGUFFile(NamedTuple):
 
 
 def read(path: Path) -> GGUFFile:
-    """Return metadata and tensors. Raises ValueError with the file and the reason if it is damaged.
+    """Return metadata and tensors. Raises ValueError with path and reason if the file is damaged.
 
     Time and memory are proportional to the size of the file. Tensor data are not read yet.
     """

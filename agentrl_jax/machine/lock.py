@@ -77,9 +77,9 @@ def read_lease(workdir: pathlib.Path) -> dict[str, Any] | None:
 
 
 def owner(workdir: pathlib.Path) -> str:
-    """The host whose run uses a workdir: HERE, the name of another host, or ''.
+    """Return where a run uses the workdir: HERE, the name of another host, or '' for nowhere.
 
-    Returns immediately: another host's lease counts if it is younger than STALE_S.
+    Does not wait: another host's lease counts if it is younger than STALE_S.
     """
     lease = read_lease(workdir)
     if lease is None:

@@ -78,7 +78,7 @@ def initialize_distributed(*, timeout_s: int = 300) -> None:
     jax detects the cluster (TPU slices). CPU collectives use gloo. A process without a heartbeat
     for AGENTRL_HEARTBEAT_S seconds (default 100) counts as dead, and the others exit.
     """
-    # Otherwise jax would handle SIGTERM from now on, and it would be ignored until training starts.
+    # Otherwise jax would catch SIGTERM from now on, with no effect before training starts.
     jax.config.update('jax_enable_preemption_service', False)
     silence_s = _number(HEARTBEAT) if HEARTBEAT in os.environ else 0
     patience = {
@@ -131,11 +131,11 @@ def _number(name: str) -> int:
 
 
 def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None = None) -> NoReturn:
-    """End the process after an error: print one line, plus a traceback unless Value- or OSError.
+    """Print an error as one line and exit; errors other than ValueError and OSError with traceback.
 
-    It exits immediately. A normal exit would wait for threads that have failed, and for peers that
-    wait for this process in a collective. Once it has exited, their collectives fail. workdir: the
-    program's output folder, see files.in_words.
+    Exits immediately: a normal exit would wait for failed threads, and for peers that wait for this
+    process in a collective. Once it has exited, their collectives fail. workdir: the program's
+    output folder, see files.in_words.
     """
     if not isinstance(error, (ValueError, OSError)):
         traceback.print_exception(error)
@@ -281,7 +281,7 @@ class Preemption:
 
 
 def go_on(phase: str) -> None:
-    """Preemption.check for callers that are never stopped."""
+    """A no-op replacement of Preemption.check, for callers that are never stopped."""
 
 
 class CompileCounter:

@@ -88,7 +88,7 @@ def text(
         'started from': f'`{cfg.model.path}`' if cfg.model.path else 'random weights',
     }
     if cfg.reward.function:
-        facts['reward'] = f"`{cfg.reward.function}`, a function of the run's own"
+        facts['reward'] = f'`{cfg.reward.function}`, a user-defined function'
     rows = ''.join(f'| {key} | {value} |\n' for key, value in facts.items())
     load = ADAPTER if part == 'adapter' else LOAD
     load = load.format(folder=name, opening=opening, temperature=cfg.rollout.temperature)

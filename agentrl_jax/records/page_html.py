@@ -91,7 +91,7 @@ def _tiles(
         del tiles['invalid answers']
     if worlds is not None:
         slowest = f'slowest {to_float(worlds["slowest"]):.3g}'
-        tiles['seconds of a reply'] = f'{to_float(worlds["seconds"]):.3g}', slowest
+        tiles['seconds per reply'] = f'{to_float(worlds["seconds"]):.3g}', slowest
         tiles['repeated requests'] = f'{worlds["retries"]}', ''
     return tiles
 

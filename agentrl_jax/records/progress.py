@@ -23,7 +23,7 @@ from agentrl_jax.records.run_log import NOW_FILE
 
 PLAIN_LINES = 20  # lines of a job without a bar
 LONG_S = 2.0  # shorter compilations are not reported
-BEACON_S = 5.0  # seconds between writes; a workdir may be a bucket, where each write costs
+BEACON_S = 5.0  # seconds between writes; in a bucket, every write costs money
 PROGRAMS = {  # compiled functions that take long -> their purpose
     'collect': 'the rollout',
     'decode': 'the sampling of tokens',
@@ -31,7 +31,7 @@ PROGRAMS = {  # compiled functions that take long -> their purpose
     'make_state': 'the training state',
     'read': 'the prefill of observations',
     'start': 'the prefill of prompts',
-    'step': 'the step of cloning',
+    'step': 'the behaviour cloning step',
 }
 Watch = Callable[[], Mapping[str, Any] | None]  # current figures, None = no line
 
@@ -46,7 +46,7 @@ def _line(label: str, watch: Watch) -> Text:
 class Compiling:
     """Reports each program that XLA compiles for LONG_S or more, and its compile time.
 
-    A second thread polls, because the compiling one reports nothing until it is done.
+    A second thread polls, because the compiling thread is blocked until it is done.
     """
 
     def __init__(self, say: Callable[[str], None], *, long_s: float = LONG_S):

@@ -302,7 +302,7 @@ def write_config(workdir: str | os.PathLike, config: Any, argv: Sequence[str] = 
 
 
 def write_finished(workdir: str | os.PathLike, step: int) -> None:
-    """Write finished.json last: it marks the run as complete; without it, a run can be resumed."""
+    """Write finished.json, after all other files: without it, a run must be resumed."""
     write_atomic(Path(workdir) / FINISHED_FILE, json.dumps({'step': step}) + '\n')
 
 

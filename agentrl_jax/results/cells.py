@@ -81,7 +81,7 @@ Entries = dict[tuple[str, str], dict[tuple[Hashable, Hashable], Entry]]  # ... b
 
 @dataclasses.dataclass
 class Table:
-    """All figures of a table; build() fills in the two frames last.
+    """All figures of a table; build() fills in the two frames at the end.
 
     entries: one line per run of a cell. Columns: kind, row, column, seed, run, step, steps,
       finished, counts (is in the statistics), value, wilson_low, wilson_high, fault, `also`.
@@ -124,8 +124,8 @@ def _records(frame: pd.DataFrame, keys: Sequence[str]) -> dict[tuple[str, ...], 
 def build(runs: Sequence[Run], spec: Spec, clones: Sequence[Run] = ()) -> Table:
     """Build the table of a spec.
 
-    clones: behaviour clones without a step of RL. Each is compared with the runs of the same seed
-    and the same CLONE_FIELDS.
+    clones: behaviour clones without RL; only those with the seeds of the runs are used. Each is
+    compared with the runs that have the same CLONE_FIELDS.
     """
     runs = choose(runs, spec)
     groups = group_runs(runs, spec)

@@ -40,16 +40,16 @@ def figures(table: Table) -> dict[str, plots.Draw]:
 def _signals(table: Table) -> dict[str, plots.Draw]:
     """One figure of all signals, or one per signal for small multiples with several columns."""
     of_signal = {name: _panels(table, name) for name in table.spec.signals}
-    panels = [panel for own in of_signal.values() for panel in own]
+    panels = [panel for group in of_signal.values() for panel in group]
     if not panels:
         return {}
-    several = any(len(own) > 1 for own in of_signal.values())
+    several = any(len(group) > 1 for group in of_signal.values())
     if several and max(len(panel.runs) for panel in panels) > plots.MAX_TOGETHER:
         return {
             f'signals_{name.split("/")[-1]}': functools.partial(
-                plots.draw, own, x='step', columns=len(own)
+                plots.draw, group, x='step', columns=len(group)
             )
-            for name, own in of_signal.items()
+            for name, group in of_signal.items()
         }
     columns = len(panels) // len(of_signal)  # one line per signal
     if not several:  # name the panel after the signal, not the single column

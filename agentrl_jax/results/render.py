@@ -112,8 +112,8 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
         best = _best(spec.metric, cells) if bold else ''
         parts = [[column, *(_figure_text(cell, spec.metric, best) for cell in cells)]]
         for name in table.also:
-            shown = [number(name, cell[name]) if cell['planned'] else '' for cell in cells]
-            parts.append([plain_name(name), *shown])
+            values = [number(name, cell[name]) if cell['planned'] else '' for cell in cells]
+            parts.append([plain_name(name), *values])
         if spec.baseline:
             parts.append([f'P(> {spec.baseline})', *map(_better_text, cells)])
         if spec.baseline and column != OVERALL:
@@ -121,9 +121,9 @@ def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
             parts.append([f'less {spec.baseline}', *gains])
             if table.cells.p_holm.count():  # a single pair of runs has no test
                 p = [cell['p_holm'] for cell in cells]
-                shown = [f'{x:.3f}' if x >= 0.001 else '<0.001' for x in p]
-                shown = ['' if math.isnan(x) else text for x, text in zip(p, shown, strict=True)]
-                parts.append([P_NAME, *shown])
+                values = [f'{x:.3f}' if x >= 0.001 else '<0.001' for x in p]
+                values = ['' if math.isnan(x) else text for x, text in zip(p, values, strict=True)]
+                parts.append([P_NAME, *values])
         printed = [published(spec, label, column) for label, _ in lines]
         parts += [['published', *printed]] * any(printed)
         for line, added in zip(texts, zip(*parts, strict=True), strict=True):
