@@ -3,10 +3,9 @@
   python -m benchmarks.reading_cost [--files] [--write]
 
 The path is config -> rollout -> loss -> update. Starting from ENTRIES, it follows every function,
-class and constant of the repository that the code refers to, recursively. A file counts with all of
-its lines once anything in it is reached, so files that a change adds to the path count without
-being listed here. Modules in ASIDE are not followed, for the reason given there: a separate subject
-with its own README, or a branch that the demo does not take. The reading list of README.md is a
+class and constant of the repository that the code refers to, recursively. A file counts in full
+once anything in it is reached, even if it is not listed here. Modules in ASIDE are not followed: a
+separate subject with its own README, or a branch that the demo does not take. README.md lists a
 part of these files; the rest are leaves, which a reader opens for one function. --files prints all
 of them; --write puts the table into CONTRIBUTING.md.
 """

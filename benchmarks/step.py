@@ -313,7 +313,7 @@ def main(_) -> None:
     options = flags.FLAGS
     common.pin(options.core)
     jax.config.update('jax_enable_compilation_cache', False)  # compile times are a result
-    compilation_cache.reset_cache()  # importing modules has initialised it
+    compilation_cache.reset_cache()  # imports have already initialised it
     try:
         result = run(options.config, repeats=options.repeats)
     except ValueError as error:

@@ -39,8 +39,7 @@ FIELDS = (  # inputs of the rules
 def method(fields: Mapping[str, Any]) -> str:
     """Return the name of a config's method. fields: values by dotted name.
 
-    Rules with missing fields (older records) or unset fields (unused by the algorithm) do not
-    apply.
+    Rules with missing fields (older records) or unset (unused) fields do not apply.
     """
     known = {name: fields[name] for name in FIELDS if name in fields and fields[name] is not None}
     algorithm = str(fields['algorithm'])

@@ -255,9 +255,8 @@ def is_secret_name(name: str) -> bool:
 def redact(tree: Any, name: str = '') -> Any:
     """Copy a config as plain JSON values without secrets.
 
-    Replaced by '***': strings in fields with secret-sounding names, user-info of URLs, values of
-    name=secret pairs in strings, and values of secret-sounding environment variables. Numbers stay
-    (max_tokens).
+    Replaced by '***': strings in fields with secret-sounding names, user-info of URLs, name=secret
+    pairs in strings, and values of secret-sounding environment variables. Numbers stay: max_tokens.
     """
     if hasattr(tree, 'items'):
         return {

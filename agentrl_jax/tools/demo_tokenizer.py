@@ -61,7 +61,7 @@ GRIDS = (frozen_lake.SYMBOLS, sokoban.SYMBOLS, sokoban.OTHER_SYMBOLS)
 TEMPLATES = ('system', 'reward', 'header', 'warning', 'tail')
 TURNS, ACTIONS, WORDS = 5, 10, 100  # as in configs/base.py; other numbers are single digits
 AGENTS_LAKE = 6  # side of the lake whose half rows are tokens
-BABYAI_ACTIONS = 16  # left of an episode with MiniGrid's own actions
+BABYAI_ACTIONS = 16  # per episode, with MiniGrid's action set
 
 
 def environments() -> list:

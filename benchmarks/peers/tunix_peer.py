@@ -233,7 +233,7 @@ class Plain(chat_parser.BaseChatTemplateParser):
 
 
 class Learner(agentic_grpo_learner.GRPOLearner):
-    """Its agentic GRPO learner, with a limit of tokens per turn, which it does not have."""
+    """Its agentic GRPO learner with a limit on tokens per turn, which it lacks."""
 
     def _model_call(self, chat_lists, env=None, max_generation_steps=None):
         return super()._model_call(chat_lists, env, max_generation_steps=self.turn_tokens)
