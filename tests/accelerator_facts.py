@@ -1,8 +1,8 @@
-"""What the compiled text says of a small run on an accelerator that is not there, as JSON.
+"""Facts about a small run compiled for an absent accelerator, from its compiled text, as JSON.
 
   python tests/accelerator_facts.py TOPOLOGY PROGRAM [FIELD=VALUE ...]
 
-A separate process, for jax finds its plugins when its backend starts.
+It is a separate process, since jax finds its plugins when its backend starts.
 """
 
 import json

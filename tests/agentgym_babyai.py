@@ -1,8 +1,8 @@
 """AgentGym's wrapper around BabyAI in plain Python, on a live minigrid environment.
 
-Written anew from a description of agentenv-babyai (commit 48d77a0), quirks included; it shares no
-code with ours: cells are absolute, ways are searched with a queue, texts are put together as it
-goes. The reference for the macro actions.
+The reference for the macro actions. It was rewritten from a description of agentenv-babyai (commit
+48d77a0), including its quirks, and shares no code with ours: cells are absolute, paths are searched
+with a queue, and texts are built along the way.
 """
 
 import collections
@@ -59,7 +59,7 @@ class Wrapper:
         return self.description + ('\n The task is completed.' if terminated else '')
 
     def look(self, image):
-        """Description, actions and errors of what the image shows."""
+        """Return the description, actions and errors of the visible image."""
         self.image = image
         self.here = tuple(map(int, self.env.agent_pos))
         self.heading = int(self.env.agent_dir)
@@ -131,7 +131,7 @@ class Wrapper:
         self.actions['check available actions'] = []
 
     def list_numbered(self, verb, things, tail):
-        """Numbers count only things that a way leads to."""
+        """Number only the reachable things."""
         count = collections.Counter()
         for thing in things:
             name = f'{verb} {thing.name} {count[thing.name] + 1}'
@@ -181,7 +181,7 @@ class Wrapper:
                 )
                 continue
             way = self.way(door.cell, enter=False)
-            # The original prints a dict of counts in the place of the number here.
+            # The original prints a dict of counts here instead of the number.
             self.offer(toggle, way, [5, 2])
             if way == []:
                 self.actions['toggle'] = [5]
@@ -193,7 +193,7 @@ class Wrapper:
             self.actions[name] = way + tail
 
     def ranges(self):
-        """Cells that a way may use: the view, and one line more for some headings."""
+        """Return the cells of paths: the view, and one more line for some headings."""
         (ax, ay), (sx, sy) = self.ahead, self.side
         corner = [
             p + 6 * a - 3 * s for p, a, s in zip(self.here, self.ahead, self.side, strict=True)
@@ -204,7 +204,7 @@ class Wrapper:
         ]
 
     def way(self, target, enter):
-        """Primitives of the way to (or, not enter, to in front of) a cell; None = there is none."""
+        """Return the primitives to a cell, or to the cell before it (not enter); None = no path."""
         solid = {t.cell for t in self.things if t.name.split()[-1] in SOLID}
         xs, ys = self.ranges()
         start = (self.here, self.heading)

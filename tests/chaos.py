@@ -1,20 +1,19 @@
-"""Kills training runs of every kind at random moments: not a bit may be lost.
+"""Kill training runs of every kind at random moments; the results must not change by a bit.
 
   make chaos [ARGS="--kills=50 --seed=0"]
 
-Each round takes a kind of run: an algorithm, a mixture of worlds, an agent that plans or tries its
-levels twice, adapters, the best policy kept beside the newest, worlds on servers that the run
-starts, two processes (KINDS). It trains the undisturbed twin once, then starts
-the same again and again and disturbs it at a random moment: some seconds after its start, after
-some step, or while a checkpoint is being saved. At last it may finish; rows of metrics (times
-aside), every array of the newest checkpoint and of the best policy, the pages and what worlds on
-hosts said must be the twin's. A round is over after --a_run kills, and all kinds are taken in turn,
-in random order.
+Each round tests one kind of run (KINDS): an algorithm, a mixture of environments, an agent that
+plans or tries its levels twice, adapters, a saved best policy, worlds on servers that the run
+starts, or two processes. It trains an undisturbed twin once. Then it starts the same run
+repeatedly and disturbs it at a random moment: some seconds after its start, after some step, or
+during a save. Finally the run may finish. Its metrics (except times), every array of the newest checkpoint and of
+the best policy, the pages and the replies of host environments must equal the twin's. A round ends
+after --a_run kills. All kinds are tested in turn, in random order.
 
-Disturbances are SIGKILL; SIGTERM or SIGINT, to be obeyed; SIGTERM and soon SIGKILL, a preemption;
-SIGSTOP for a while and then SIGKILL. Of two processes one is killed, asked to stop, or stopped for
-good, as by a host that hangs: the other one must then end by itself, and say so. Servers of
-worlds must end with the run that started them, however it ended.
+Disturbances are SIGKILL; SIGTERM or SIGINT, which must be obeyed; SIGTERM and then SIGKILL, as in a
+preemption; and SIGSTOP for a while, then SIGKILL. With two processes, one is killed, terminated,
+or stopped for good, like a hung host. The other process must then end by itself and report it.
+World servers must end with the run that started them, however it ended.
 """
 
 import argparse
@@ -52,14 +51,14 @@ from agentrl_jax.run.params import best_of
 KILL, TERM, INT, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP
 BLOWS = ((KILL,), (KILL,), (KILL,), (TERM,), (INT,), (TERM, KILL), (STOP, signal.SIGCONT, KILL))
 PAIR_BLOWS = ((KILL,), (KILL,), (TERM,), (STOP,))
-OBEYED = (0, processes.EXIT_PREEMPTED)  # exit codes of a run that was asked to stop
-ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # so that some succeed
-OWN = {  # what an algorithm needs or refuses of the micro run
+OBEYED = (0, processes.EXIT_PREEMPTED)  # exit codes of a run that received SIGTERM
+ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # for some successes
+OWN = {  # settings that an algorithm needs or rejects in the micro run
     'dapo': {'filter.keep': 1.0},
     'maxrl': {'env.format_penalty': 0.0},
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
 }
-SERVED = {  # training against worlds of a server that the run starts
+SERVED = {  # worlds on a server that the run starts
     'steps': 12,
     'algorithm': 'grpo',
     'env.name': 'textcraft',
@@ -70,13 +69,13 @@ SERVED = {  # training against worlds of a server that the run starts
     'rollout.max_tokens': 256,
     'clone.episodes': 0,
     'clone.steps': 0,
-    'loss.entropy_coef': 0.01,  # nothing is learnt of the reward so soon
+    'loss.entropy_coef': 0.01,  # the reward teaches nothing in so few steps
 }
-TWICE = {'agent.trials': 2, 'env.max_turns': 5, 'curriculum.rounds': (5,)}  # a level is tried twice
-MARK = 'CHAOS_RUN'  # variable that all processes of a run have, its servers too
-SERVERS_S = 30  # within which the servers of a run that was killed have ended
-HEARTBEAT_S = 10  # a process of a pair that is silent for so long is taken for dead
-PATIENCE_S = 400  # within which what cannot go on has ended; jax waits 300 for one that never came
+TWICE = {'agent.trials': 2, 'env.max_turns': 5, 'curriculum.rounds': (5,)}  # two tries per level
+MARK = 'CHAOS_RUN'  # environment variable of all processes of a run, including its servers
+SERVERS_S = 30  # time for the servers of a killed run to end
+HEARTBEAT_S = 10  # silence after which a process of a pair counts as dead
+PATIENCE_S = 400  # time for a blocked process to end; jax waits 300 s for a missing peer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,15 +127,15 @@ def config_of(changes: dict[str, Any]):
 
 
 def without_waiting(x: Any) -> Any:
-    """A page's document without how long worlds were waited for and how often they were asked."""
-    waited = ('seconds', 'slowest', 'tries', 'retries', 'commit')  # one may be made meanwhile
+    """Return a page's document without waiting times and retry counts of worlds."""
+    waited = ('seconds', 'slowest', 'tries', 'retries', 'commit')  # HEAD may change meanwhile
     if isinstance(x, dict):
         return {name: without_waiting(part) for name, part in x.items() if name not in waited}
     return [without_waiting(part) for part in x] if isinstance(x, list) else x
 
 
 def pages_of(workdir: pathlib.Path) -> dict[str, Any]:
-    """The pages of a run by name; their HTML too, unless worlds were waited for."""
+    """Return the pages of a run by name, with their HTML unless worlds were waited for."""
     found = sorted((workdir / 'rollouts').iterdir())
     pages = {path.name: json.loads(path.read_text()) for path in found if path.suffix == '.json'}
     if not replies_of(workdir):
@@ -147,7 +146,7 @@ def pages_of(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def replies_of(workdir: pathlib.Path) -> dict[str, list[str]]:
-    """What worlds on hosts said, by the file that says it; sorted, for it comes as it comes."""
+    """Return the replies of host environments by file, sorted, since their order varies."""
     return {
         path.name: sorted(json.dumps(without_waiting(row)) for row in replies.read_log(path))
         for path in workdir.glob('replies*.jsonl')
@@ -155,24 +154,24 @@ def replies_of(workdir: pathlib.Path) -> dict[str, list[str]]:
 
 
 def kept_best(workdir: pathlib.Path) -> dict[str, Any]:
-    """Steps of the best policy (one, or none) and what their checkpoints hold beside arrays."""
+    """Return steps of the best policy (one or none) and the metadata of their checkpoints."""
     folder = pathlib.Path(best_of(workdir), checkpoint.FOLDER)
     return {step: checkpoint.read_extra(folder, step=step) for step in checkpoint.steps(folder)}
 
 
 def rows_of(workdir: pathlib.Path) -> int:
-    """Rows of metrics that a run has written."""
+    """Return the rows of metrics that a run has written."""
     path = workdir / run_log.METRICS_FILE
     return path.read_bytes().count(b'\n') if path.exists() else 0
 
 
 def saves_of(workdir: pathlib.Path) -> set[pathlib.Path]:
-    """Checkpoints that a run is writing."""
+    """Return the checkpoints that a run is writing."""
     return {*workdir.glob('checkpoints/*.new*')}
 
 
 class Chaos:
-    """Runs below a folder, their undisturbed twins, and the tally."""
+    """Runs in a folder, their undisturbed twins, and the tally."""
 
     def __init__(self, folder: pathlib.Path, seed: int):
         self.folder, self.rng = folder, random.Random(seed)
@@ -198,7 +197,7 @@ class Chaos:
         return process
 
     def of(self, name: str, kills: int) -> None:
-        """One run of a kind, disturbed `kills` times at most, then compared with its twin."""
+        """Disturb one run up to `kills` times, then compare it with its twin."""
         kind = KINDS[name]
         twin, workdir = self.folder / f'twin_{name}', self.folder / f'round_{self.rounds}'
         if not twin.exists():
@@ -229,15 +228,15 @@ class Chaos:
         assert_alone(workdir)
 
     def wait_for_moment(self, process: 'Running', workdir: pathlib.Path, rows: int) -> str:
-        """Returns at a random moment of the run, or when it has ended; what kind of moment."""
+        """Wait until a random moment of the run, or its end; return the kind of moment."""
         there = rows_of(workdir)
         kind = self.rng.choice(('time', 'step', 'save') if there < rows else ('time',))
         if kind == 'time':
-            # What the twin compiled need not be compiled again, which is about half of its time.
+            # The twin has already compiled the programs, which takes about half of its time.
             wanted, more = time.monotonic() + self.rng.uniform(0, self.quickest / 2), 0.0
         else:
             wanted, more = self.rng.randint(there + 1, rows), self.rng.uniform(0, 0.2)
-        killed = saves_of(workdir)  # of the start before
+        killed = saves_of(workdir)  # of the previous start
         while not process.has_ended():
             killed &= saves_of(workdir)
             if kind == 'time' and time.monotonic() >= wanted:
@@ -251,7 +250,7 @@ class Chaos:
         return kind
 
     def compare(self, changes: dict[str, Any], workdir: pathlib.Path, twin: pathlib.Path) -> None:
-        """Fails unless both runs have the same rows, arrays, pages and replies."""
+        """Fail unless both runs have the same rows, arrays, pages and replies."""
         rows, expected = (
             micro_runs.without_times(run_log.read_metrics(w / run_log.METRICS_FILE))
             for w in (workdir, twin)
@@ -281,13 +280,13 @@ class Chaos:
         return Running(*(self.start(*words, **mark, **variables) for variables in both))
 
     def end(self) -> None:
-        """Of what is still running."""
+        """End all processes that are still running."""
         for process in self.started:
             if process.poll() is None:
                 os.killpg(process.pid, KILL)
 
     def table(self) -> str:
-        """Who was struck how often, by what and when; exit codes of what was struck."""
+        """Return the number of disturbances by kind, signal and moment, and the exit codes."""
         lines = []
         for column, title in enumerate(('subject', 'moment', 'signal')):
             found = collections.Counter()
@@ -302,7 +301,7 @@ class Chaos:
 
 
 def assert_alone(workdir: pathlib.Path) -> None:
-    """Nothing that a run has started outlives it."""
+    """Check that no child process outlives its run."""
     marked, left = {MARK: f'{workdir}'}, []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -313,7 +312,7 @@ def assert_alone(workdir: pathlib.Path) -> None:
 
 
 def strike(process: subprocess.Popen, blow: tuple[int, ...], rng: random.Random) -> str:
-    """Sends the signals with pauses between them; their names."""
+    """Send the signals with pauses between them; return their names."""
     for number in blow:
         if process.poll() is None:
             os.killpg(process.pid, number)
@@ -323,7 +322,7 @@ def strike(process: subprocess.Popen, blow: tuple[int, ...], rng: random.Random)
 
 
 class Running:
-    """The processes of one run, of which one is struck."""
+    """The processes of one run; one of them is disturbed."""
 
     def __init__(self, *processes: subprocess.Popen):
         self.processes = list(processes)
@@ -332,13 +331,13 @@ class Running:
         return any(process.poll() is not None for process in self.processes)
 
     def wait(self) -> int:
-        """0, or the exit code that is not."""
+        """Return 0, or the first other exit code."""
         return max((process.wait() for process in self.processes), key=abs)
 
     def strike(self, rng: random.Random) -> tuple[str, list[int]] | None:
-        """(signals, exit codes), or None if it had ended by itself.
+        """Disturb one process; return (signals, exit codes), or None if it had already ended.
 
-        The second code is of the process that was left alone; it must follow by itself.
+        The second code is that of the undisturbed process, which must end by itself.
         """
         several = len(self.processes) > 1
         if self.has_ended():
@@ -379,7 +378,7 @@ def main() -> None:
         'XLA_FLAGS': quick_xla.FLAGS,
     }
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder / 'programs'))
-    # Children inherit signals that are ignored, as in a shell's background.
+    # Children inherit ignored signals, as in a shell's background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chaos = Chaos(folder, given.seed)
     names = given.only.split(',') if given.only else [*KINDS]

@@ -1,7 +1,7 @@
-"""A TCP proxy that does to HTTP what networks and failing servers do, drawn from a seed.
+"""A TCP proxy that simulates network and server faults in HTTP, drawn from a seed.
 
-Each request and its reply pass by as bytes; with the chance of its kind a trouble happens to one of
-them. The proxy itself never changes its mind: what it did is in `done`.
+Each request and its reply pass through as bytes; each kind of fault has a probability. The proxy
+decides once per request, and `done` counts its decisions.
 """
 
 import collections
@@ -13,25 +13,25 @@ import socket
 import threading
 import time
 
-CUT_AT = 0.5  # of the reply's bytes that pass when it is cut
+CUT_AT = 0.5  # fraction of a cut reply's bytes that pass
 TROUBLES = (
-    'dropped_before',  # the connection closes before the server sees the request
-    'dropped_after',  # ... after the server did what was asked
+    'dropped_before',  # the connection closes before the server gets the request
+    'dropped_after',  # ... after the server has handled the request
     'delayed',
     'error_500',
     'half',  # the reply ends in the middle, and the connection with it
-    'other',  # the reply to another request that passed by
-    'twice',  # the reply comes two times
-    'nan',  # a reward of nan; written as servers of Python write it
+    'other',  # the reply to an earlier request
+    'twice',  # the reply is sent twice
+    'nan',  # a reward of nan, in the format of Python servers
     'huge',  # an observation of 10 MB
     'no_json',
-    'silent',  # no reply ever comes, but the connection stays
+    'silent',  # no reply, but the connection stays open
     'dripping',  # one byte of the reply at a time
 )
 
 
 class Proxy:
-    """Listens on a free port of loopback for one server."""
+    """Listen on a free loopback port for one server."""
 
     def __init__(self, port: int, *, seed: int = 0, chances: dict[str, float] | None = None):
         self.port, self.luck, self.chances = port, random.Random(seed), dict(chances or {})
@@ -56,7 +56,7 @@ class Proxy:
             thread.join(10)
 
     def draw(self):
-        """The trouble of the next request, or ''."""
+        """Draw the fault of the next request, or ''."""
         with self._lock:
             kinds, chances = list(self.chances), list(self.chances.values())
             kind = self.luck.choices([*kinds, ''], [*chances, max(0, 1 - sum(chances))])[0]
@@ -80,14 +80,14 @@ class Proxy:
             while not self._ended.is_set() and self._one(client):
                 pass
         except OSError:
-            pass  # a side that ended in the middle
+            pass  # a side closed in the middle
         finally:
             with self._lock:
                 self._open.discard(client)
             client.close()
 
     def _one(self, client) -> bool:
-        """Passes a request and its reply; False ends the connection."""
+        """Pass on a request and its reply; False ends the connection."""
         request = message(client)
         if not request:
             return False
@@ -112,7 +112,7 @@ class Proxy:
         body = reply.partition(b'\r\n\r\n')[2]
         if trouble == 'dropped_after':
             return False
-        if trouble == 'silent':  # until the client has had enough
+        if trouble == 'silent':  # until the client times out
             while not self._ended.wait(0.02) and not select.select([client], [], [], 0)[0]:
                 pass
             return False
@@ -136,7 +136,7 @@ class Proxy:
 
 
 def changed(body: bytes, trouble: str) -> bytes:
-    """The body that a trouble makes of a reply."""
+    """Return the body of a reply after a fault."""
     if trouble == 'no_json':
         return b'<html>busy</html>'
     told = json.loads(body)
@@ -153,7 +153,7 @@ def response(body: bytes, status: str = '200 OK') -> bytes:
 
 
 def message(connection) -> bytes:
-    """One whole HTTP message, b'' where the other side ended."""
+    """Read one complete HTTP message; b'' if the other side has closed."""
     data = b''
     while b'\r\n\r\n' not in data:
         more = connection.recv(65536)

@@ -1,8 +1,8 @@
-"""Shared test settings: eight fake CPU devices, strict rank promotion, programs shared by all.
+"""Shared test settings: eight fake CPU devices, strict rank promotion, shared programs.
 
-Nearly all time goes into compiling. So XLA does it quickly rather than well, and what one process
-compiled the others load: the workers of pytest-xdist, the programs that tests start, and the next
-session. JAX_COMPILATION_CACHE_DIR names another folder than .pytest_cache/d/programs_*.
+Compilation takes nearly all the time. So XLA compiles quickly rather than well, and processes share
+the compiled programs: the workers of pytest-xdist, subprocesses of tests, and the next session.
+JAX_COMPILATION_CACHE_DIR replaces the folder .pytest_cache/d/programs_*.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ import pytest
 import quick_xla
 
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
-MOST_BYTES = 2**30  # of kept programs; one session makes about 150 MB
-BUILT = {}  # what this worker has built, by config and mesh: see shared_programs
-MOST_PIECES = 20_000  # of memory, when a file of tests begins; the longest asks for 20,000 more
-# Files that take longest, first, so that no worker is left alone with one of them at the end.
+MOST_BYTES = 2**30  # of cached programs; one session adds about 150 MB
+BUILT = {}  # builds of this worker, by config and mesh: see shared_programs
+MOST_PIECES = 20_000  # memory maps at the start of a test file; the longest adds 20,000
+# The slowest files, which run first, so that no worker is left with one of them at the end.
 LONGEST = (
     'distributed_training runs resume openings update lora grammar tables experiments host_runs '
     'tpu_scripts saved_config rollout context self_play forks'
@@ -36,7 +36,7 @@ LONG = set(
 
 
 def pytest_configure(config):
-    if not hasattr(config, 'workerinput'):  # workers inherit what the first process sets
+    if not hasattr(config, 'workerinput'):  # workers inherit the settings of the first process
         os.environ['JAX_PLATFORMS'] = 'cpu'
         os.environ['XLA_FLAGS'] = f'{quick_xla.FLAGS} {os.environ.get("XLA_FLAGS", "")}'
         os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
@@ -45,23 +45,23 @@ def pytest_configure(config):
             os.environ[PROGRAMS] = str(kept_programs(config))
     import jax  # reads the environment
 
-    # Everybody draws the same examples; HYPOTHESIS_PROFILE=default draws others every time.
+    # Examples are always the same; HYPOTHESIS_PROFILE=default draws new ones every time.
     hypothesis.settings.register_profile('same', derandomize=True)
     hypothesis.settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'same'))
     jax.config.update('jax_num_cpu_devices', 8)
     jax.config.update('jax_numpy_rank_promotion', 'raise')
-    gc.set_threshold(200_000, 20, 100)  # tracing makes many small objects and hardly any garbage
+    gc.set_threshold(200_000, 20, 100)  # tracing creates many small objects but little garbage
 
-    # Children inherit signals that are ignored, as under nohup and in a shell's background.
+    # Children inherit ignored signals, as under nohup and in a shell's background.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def kept_programs(config):
-    """The folder of programs for this kind of processor; begun anew when it has grown too large.
+    """Return the folder of programs for this processor type; it is cleared if it is too large.
 
-    JAX's key of a program holds all else that it depends on. A file that a killed process left
-    half-written is not read: JAX warns and compiles.
+    JAX's key of a program covers everything else that it depends on. If a killed process left a
+    truncated file, JAX warns and compiles.
     """
     about = pathlib.Path('/proc/cpuinfo')
     lines = about.read_text().splitlines() if about.exists() else [platform.processor()]
@@ -74,7 +74,7 @@ def kept_programs(config):
 
 
 def build_key(cfg):
-    """Configs with the same one have the same parts and programs."""
+    """Return a key; configs with the same key have the same parts and programs."""
     fields = cfg.to_dict()
     unused = dict.fromkeys(('steps', 'checkpoint', 'log'))
     return repr({**fields, **unused, 'eval': {**fields['eval'], 'every': None}})
@@ -82,10 +82,10 @@ def build_key(cfg):
 
 @pytest.fixture(scope='module')
 def shared_programs():
-    """train.train traces the programs of a config once in a session of a worker.
+    """Trace the programs of a config once per session of a worker.
 
-    However long a run is, and in whichever files it is asked for. The value is the build that a
-    process of its own has.
+    This covers runs of any length and in any file. The value is the original build function, as a
+    separate process has it.
     """
     from agentrl_jax import train
     from agentrl_jax.run import parts
@@ -107,7 +107,7 @@ def shared_programs():
 
 @pytest.fixture(scope='module')
 def one_device():
-    """Runs have the first device alone, which takes less time; the value makes other meshes."""
+    """Use only the first device, which is faster; the value builds other meshes."""
     import micro_runs
 
     with micro_runs.one_device() as make:
@@ -116,7 +116,7 @@ def one_device():
 
 @pytest.fixture(scope='module')
 def quick_runs(one_device, shared_programs):
-    """What takes time in a run and is looked at elsewhere is left out: a mesh, drawn curves."""
+    """Skip slow parts of runs that are tested elsewhere: the mesh and plots."""
     from agentrl_jax.records import report
 
     with pytest.MonkeyPatch.context() as patch:
@@ -124,12 +124,12 @@ def quick_runs(one_device, shared_programs):
         yield
 
 
-@pytest.hookimpl(trylast=True)  # once fixtures have let go of their programs
+@pytest.hookimpl(trylast=True)  # after fixtures have released their programs
 def pytest_runtest_teardown(item, nextitem):
-    """A worker that holds many programs drops them between files.
+    """Drop the programs of a worker between files if it holds many.
 
-    Each is several pieces of memory, and Linux gives a process 65,530 (vm.max_map_count): XLA does
-    not say that there are no more but crashes while it compiles.
+    Each program has several memory maps, and Linux limits a process to 65,530 (vm.max_map_count).
+    Beyond that, XLA crashes during compilation without an error message.
     """
     pieces = pathlib.Path('/proc/self/maps')
     if nextitem is None or nextitem.path == item.path or not pieces.exists():

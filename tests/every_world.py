@@ -1,4 +1,4 @@
-"""What holds of every world: checks over a class, its own settings, pools, rewards and plans."""
+"""Checks of every environment: its class, settings, pools, rewards and plans."""
 
 import dataclasses
 import functools
@@ -10,13 +10,13 @@ import pytest
 
 from agentrl_jax.envs import SPLITS, TextEnvironment, simulation
 
-LEVELS = 61  # asked for; a pool that is no larger than its world has fewer
+LEVELS = 61  # requested; a pool may have fewer levels
 BUDGET = 10
-SHOWN = 16  # episodes of the oracle among those that are played
+SHOWN = 16  # number of expert episodes among the played ones
 
 
 class World:
-    """An environment under test, a pool of it, and what a little play of it meets."""
+    """An environment under test, a pool, and the states and rewards of some episodes."""
 
     def __init__(self, env):
         self.env = env
@@ -30,7 +30,7 @@ class World:
 
     @functools.cached_property
     def played(self):
-        """(states [BUDGET + 1, N, ...], rewards [BUDGET, N]) of random and some oracle play."""
+        """(states [BUDGET + 1, N, ...], rewards [BUDGET, N]) of random and some expert play."""
         level = np.arange(120) % self.env.num_levels(self.params)
         plans = SHOWN if self.has_expert else 0
         return simulation.episodes(
@@ -43,7 +43,7 @@ class World:
 
     @functools.cached_property
     def states(self):
-        """All states that were met, on the host: [M, ...]."""
+        """All visited states, on the host: [M, ...]."""
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.played[0])
 
     def over(self, states):
@@ -52,19 +52,19 @@ class World:
 
 @functools.cache
 def over_each_row(method):
-    """A method of an environment for rows of states or levels, jitted."""
+    """Return a method of an environment, vectorised over states or levels and jitted."""
     return jax.jit(jax.vmap(method, in_axes=(0, None)))
 
 
 @functools.cache
 def step_of_rows(env):
-    """step_env for rows of keys, states and actions, jitted."""
+    """Return step_env, vectorised over keys, states and actions and jitted."""
     return jax.jit(jax.vmap(env.step_env, in_axes=(0, 0, 0, None)))
 
 
 @functools.cache
 def gymnax_programs(env):
-    """(reset, step) of gymnax for rows, jitted."""
+    """Return gymnax's (reset, step), vectorised and jitted."""
     return (
         jax.jit(jax.vmap(env.reset, in_axes=(0, None))),
         jax.jit(jax.vmap(env.step, in_axes=(0, 0, 0, None))),
@@ -72,7 +72,7 @@ def gymnax_programs(env):
 
 
 def stepped(world, action, seed):
-    """(after, reward, terminated, info) of an action in every state that was met, on the host."""
+    """Return (after, reward, terminated, info) of an action in every visited state, on the host."""
     rows = len(world.states.time)
     keys = jax.random.split(jax.random.key(seed), rows)
     actions = np.full(rows, action, np.int32)
@@ -80,7 +80,7 @@ def stepped(world, action, seed):
 
 
 def levels(env, params):
-    """The first state of every level, as bytes."""
+    """Return the first state of every level, as bytes."""
     index = np.arange(env.num_levels(params))
     states = jax.device_get(over_each_row(env.reset_level)(index, params))
     return [b'|'.join(x[i].tobytes() for x in jax.tree.leaves(states)) for i in index]
@@ -132,7 +132,7 @@ def gymnax_step_returns_six_values_and_restarts_at_the_end(world):
     actions = jax.jit(jax.vmap(env.action_space(params).sample))(keys)
     for _ in range(6):
         obs, states, reward, terminated, truncated, info = step(keys, states, actions, params)
-        assert not world.over(states).any()  # a finished episode was replaced by a fresh one
+        assert not world.over(states).any()  # a finished episode was replaced by a new one
         assert (np.asarray(states.time)[np.asarray(terminated | truncated)] == 0).all()
     assert reward.shape == (16,) and reward.dtype == jnp.float32
     assert obs.dtype == env.observe(key, jax.tree.map(lambda x: x[0], states), None, params).dtype
@@ -180,7 +180,7 @@ def names_stand_for_actions_of_the_action_space(world):
 
 
 def rewards_are_multiples_of_the_quantum_within_the_bounds(world):
-    """Of every action from every state that was met."""
+    """Check every action in every visited state."""
     env, params = world.env, world.params
     low, high = env.REWARD_BOUNDS
     for action in range(env.num_actions):
@@ -205,7 +205,7 @@ def the_same_seed_gives_the_same_pool_and_another_seed_another(world):
     env, params = world.env, world.params
     jax.tree.map(np.testing.assert_array_equal, params, world.pools('train'))
     other = levels(env, world.pools('train', seed=2))
-    drawn = env.num_levels(params) == LEVELS  # else these are all levels that there are
+    drawn = env.num_levels(params) == LEVELS  # otherwise these are all levels
     assert (levels(env, params) == other) != drawn
 
 
@@ -222,7 +222,7 @@ def splits_share_no_level(world):
 
 
 def random_play_succeeds_as_often_as_stated(world):
-    """Where it is computed and not simulated: four standard errors at most."""
+    """Check computed, not simulated, values to within four standard errors."""
     env, params = world.env, world.params
     if type(env).random_success is TextEnvironment.random_success:
         pytest.skip('it is simulated')
@@ -233,7 +233,7 @@ def random_play_succeeds_as_often_as_stated(world):
 
 
 def the_oracle_solves_levels_as_often_as_stated(world):
-    """Level by level where the world has no luck, else within four standard errors."""
+    """Check level by level if the environment is deterministic, else to four standard errors."""
     if not world.has_expert:
         pytest.skip('no expert')
     env, params = world.env, world.params
@@ -250,7 +250,7 @@ def the_oracle_solves_levels_as_often_as_stated(world):
 
 
 def no_array_of_a_pool_or_state_is_empty(world):
-    """jaxlib 0.11.2 crashes while it compiles a shard_map with an empty input."""
+    """jaxlib 0.11.2 crashes when it compiles a shard_map with an empty input."""
     assert min(map(np.size, jax.tree.leaves((world.params, world.states)))) > 0
 
 

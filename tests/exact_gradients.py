@@ -1,7 +1,7 @@
-"""Small worlds with exact policy gradients, and the gradients that estimators of credit give.
+"""Small environments with exact policy gradients, and the gradients of credit estimators.
 
-Tabular softmax policies play worlds in which they may stop. Dynamic programming gives the exact
-gradient of the expected return; the mean over many groups gives that of an estimator.
+Tabular softmax policies play environments in which they may stop. Dynamic programming gives the
+exact gradient of the expected return; the mean over many groups gives an estimator's gradient.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import Comparison
 
 STOP, GO = 0, 1
-NOISE = 5.0  # standard errors of one component that chance does not explain
+NOISE = 5.0  # standard errors of a component that count as significant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class World:
     ends: np.ndarray  # [S, A]  probability that the action ends the episode
     answer: np.ndarray  # [S, A, S]  outcome, paid if the action ends the episode
     logits: np.ndarray  # [K, S, A]  of the policy
-    faults: float = 0.0  # probability that an episode fails, whatever it does
+    faults: float = 0.0  # probability that an episode fails, for any actions
 
     @property
     def policy(self) -> np.ndarray:
@@ -62,7 +62,7 @@ class Played:
 
 
 def empty(states: int, actions: int) -> dict[str, np.ndarray]:
-    """Arrays of a world in which nothing moves, pays or ends."""
+    """Return arrays of an environment without moves, rewards or ends."""
     square = (states, actions, states)
     return dict(
         move=np.broadcast_to(np.eye(states)[:, None], square).copy(),
@@ -73,7 +73,7 @@ def empty(states: int, actions: int) -> dict[str, np.ndarray]:
 
 
 def second_turn(worth: float) -> World:
-    """Half of the policy stops at once; who goes on gets `worth` in the second turn."""
+    """Half of the policy stops immediately; continuing earns `worth` in the second turn."""
     parts = empty(2, 2)
     parts['ends'][:] = [[1, 0], [1, 1]]
     parts['move'][0, GO] = [0, 1]
@@ -103,7 +103,7 @@ def bonuses() -> World:
 
 
 def chance(*, faults: float = 0.0, stops: bool = True) -> World:
-    """Three states, five turns; moves, rewards, ends and outcomes are drawn once."""
+    """Three states and five turns; moves, rewards, ends and outcomes are drawn once."""
     rng, parts = np.random.default_rng(7), empty(3, 3)
     parts['move'][:] = rng.dirichlet([1, 1, 1], (3, 3))
     parts['reward'][:] = rng.normal(size=(3, 3, 3))
@@ -127,7 +127,7 @@ WORLDS: Mapping[str, World] = {
 
 
 def exact(world: World) -> tuple[np.ndarray, np.ndarray]:
-    """(values [K, S], gradient [K, S, A] of the expected return) by dynamic programming."""
+    """Return (values [K, S], gradient [K, S, A] of the expected return) by dynamic programming."""
     turns, states, _ = world.logits.shape
     after, values, actions = np.zeros(states), [], []
     for k in reversed(range(turns)):
@@ -154,9 +154,9 @@ def play(
     first: int = 0,
     state: np.ndarray | None = None,
 ) -> Played:
-    """Play independent episodes. A faulty one is played like the others and does not count.
+    """Play independent episodes. A faulty episode is played normally and does not count.
 
-    They start at turn `first` in the given states int [B]; rewards are those from there on.
+    They start at turn `first` in the given states int [B], and rewards count from there.
     """
 
     def draw(chances):  # [B, n] -> int [B]
@@ -222,13 +222,13 @@ ESTIMATORS = {
 }
 
 
-# ---- what they give ------------------------------------------------------------------------------
+# ---- gradients of estimators ---------------------------------------------------------------------
 
 
 def group_gradients(
     played: Played, advantages: jax.Array, world: World, members: int
 ) -> np.ndarray:
-    """Policy gradient of each group, the mean over its members; [groups, K S A]."""
+    """Return the policy gradient of each group, the mean over its members; [groups, K S A]."""
     turns, states, actions = world.logits.shape
     taken = turn_credit.turns_played(played.num_turns, played.healthy, turns)
     weight = np.where(taken, np.asarray(advantages, np.float64), 0.0)[:, :, None]
@@ -248,20 +248,20 @@ class Quality:
     """The mean over groups compared with the exact gradient."""
 
     scale: float  # the exact gradient / the mean, by least squares
-    bias: float  # what is left after scaling / |gradient|
-    noise: float  # what Monte Carlo error alone leaves
+    bias: float  # residual after scaling / |gradient|
+    noise: float  # residual expected from Monte Carlo error
     errors: float  # largest deviation of a component, in its standard errors
     variance: float  # of a group's gradient after scaling / |gradient|^2
 
 
 def quality(gradients: np.ndarray, gradient: np.ndarray, scale: float | None = None) -> Quality:
-    """Compares gradients of groups [N, D] with the exact one [D]; scale None: the best."""
+    """Compare gradients of groups [N, D] with the exact one [D]; scale None: the best scale."""
     mean, spread = gradients.mean(0), gradients.var(0)
     if scale is None:  # a mean of 0 stays 0
         scale = float(mean @ gradient / max(mean @ mean, 1e-30))
     rest, error = scale * mean - gradient, abs(scale) * np.sqrt(spread / len(gradients))
     length = np.linalg.norm(gradient)
-    off = np.abs(rest) > 1e-6 * length  # a component that never varies may be off as well
+    off = np.abs(rest) > 1e-6 * length  # a constant component may also be off
     return Quality(
         scale=scale,
         bias=float(np.linalg.norm(rest) / length),

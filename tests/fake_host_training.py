@@ -1,7 +1,7 @@
-"""Training without a model, one process a host: python fake_host_training.py --workdir=DIR STEPS
+"""Training without a model, one process per host: python fake_host_training.py --workdir=DIR STEPS
 
-Each process counts its steps in a file of DIR, goes on from there when started again, and leaves
-with 75 when asked to stop. At the step that the file `limit` in DIR names, if any, it waits.
+Each process counts its steps in a file in DIR, resumes there when restarted, and exits with 75 when
+terminated. If DIR has a file `limit`, it waits at the step in this file.
 """
 
 import os

@@ -13,14 +13,14 @@ TRAINING = pathlib.Path(__file__).with_name('fake_training.py')
 
 
 def plan(workdir, runs, jobs, retries, steps, step_s, *fault):
-    """A Plan of runs run-0, run-1, ...; their folders exist."""
+    """Return a Plan of runs run-0, run-1, ... with existing folders."""
     workdir = pathlib.Path(workdir)
     made = [status.Run(f'run-{i}', {}, {}, int(steps)) for i in range(int(runs))]
     for run in made:
         (workdir / run.name).mkdir(parents=True, exist_ok=True)
 
     def command(run):
-        # -S -E: a start in 20 ms
+        # -S -E: starts in 20 ms
         words = [workdir / run.name, run.steps, step_s, *fault]
         return [sys.executable, '-S', '-E', str(TRAINING), *map(str, words)]
 

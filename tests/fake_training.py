@@ -1,8 +1,8 @@
-"""Training without a model, for tests of the sweep: some quick steps, a checkpoint after each.
+"""Training without a model, for sweep tests: some quick steps, each with a checkpoint.
 
   python fake_training.py <folder> <steps> <seconds of a step> [<how it fails> <step>]
 
-It keeps its own record of what happened to it, and a lock of its own that tells if it is doubled.
+It records its events, and a lock detects duplicate processes.
 How it fails: `once` or `always` (exit 3), `quiet` (exit 0, unfinished), `busy` (exit 75, once).
 """
 

@@ -1,4 +1,4 @@
-"""Importing this lets modules of tests be imported by their names, whatever their folder."""
+"""Importing this makes test modules importable by name, from any folder."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""The commands and flags of gcloud: those of tests/data/gcloud_flags.json and no others."""
+"""gcloud's commands and flags, as listed in tests/data/gcloud_flags.json."""
 
 import json
 import pathlib
@@ -7,7 +7,7 @@ FLAGS = json.loads((pathlib.Path(__file__).parent / 'data' / 'gcloud_flags.json'
 
 
 def parse(words):
-    """(command, names, {flag: value}) of a command line; ValueError if gcloud would refuse it."""
+    """Return (command, names, {flag: value}) of a command line; ValueError if it is invalid."""
     track, words = words[:1] == ['alpha'], words[words[:1] == ['alpha'] :]
     plain = [word for word in words if not word.startswith('--')]
     lengths = [n for n in range(len(plain), 0, -1) if ' '.join(plain[:n]) in FLAGS['commands']]
@@ -17,7 +17,7 @@ def parse(words):
     if words[: lengths[0]] != plain[: lengths[0]]:
         raise ValueError('a flag stands before the end of the command')
     known = FLAGS['commands'][command] | FLAGS['every command']
-    if track:  # its flag that the other release has not
+    if track:  # a flag that the other release does not have
         known = known | {'tunnel-through-iap': 'bool'}
     given = {}
     for word in words:

@@ -1,6 +1,6 @@
-"""Golden texts in tests/data: what a renderer makes of known inputs, compared as a whole.
+"""Golden texts in tests/data: full outputs of renderers for known inputs.
 
-After an intended change `GOLDEN=write pytest ...` renews them; read the diff before committing it.
+After an intended change, update them with `GOLDEN=write pytest ...` and review the diff.
 """
 
 import os
@@ -10,7 +10,7 @@ DATA = pathlib.Path(__file__).resolve().parent / 'data' / 'golden'
 
 
 def assert_golden(name, parts):
-    """parts: title -> text, each a section of the file `name`."""
+    """Compare with the file `name`; parts: title -> text of each section."""
     text = ''.join(f'======== {title}\n{part}\n' for title, part in parts.items())
     path = DATA / name
     if os.environ.get('GOLDEN') == 'write':

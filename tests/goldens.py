@@ -1,13 +1,13 @@
-"""Whole runs and lowered programs as digests, to hold a refactoring against the commit before it.
+"""Digests of full runs and lowered programs, to compare a refactoring with the previous commit.
 
   export PYTHONPATH=.:tests
-  python tests/goldens.py write BEFORE          in a checkout of the commit before
+  python tests/goldens.py write BEFORE          in a checkout of the previous commit
   python tests/goldens.py write AFTER           in the new one, on the same machine
   python tests/goldens.py compare BEFORE AFTER
 
-A run's file holds every row of metrics.jsonl without what a clock says, and a digest of each array
-of the final state; `programs.json` holds a digest of the StableHLO text of learn and collect for
-every algorithm and option. Bits depend on the kind of processor: compare files of one machine.
+A run's file has every row of metrics.jsonl without times, and a digest of each array of the final
+state. `programs.json` has a digest of the StableHLO text of learn and collect for every algorithm
+and option. Bits depend on the processor type: compare files from one machine.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import pathlib
 import sys
 import tempfile
 
-if __name__ == '__main__':  # before gymnax is imported, which starts the backend
+if __name__ == '__main__':  # before the import of gymnax, which starts the backend
     os.environ['JAX_PLATFORMS'] = 'cpu'
     os.environ['XLA_FLAGS'] = (
         '--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false'
@@ -37,7 +37,7 @@ from agentrl_jax.run.state import start_state
 from agentrl_jax.types import Frozen
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
-# name: (world, changes); of a config file its name and changes
+# name: (environment or config file, changes)
 RUNS = {
     'demo': ('configs.demo_cloned', {'steps': 30, 'eval.every': 15}),
     'catalogue': ('configs.demo_library', {'steps': 10, 'clone.steps': 60, 'eval.every': 5}),
@@ -76,7 +76,7 @@ OPTIONS = (
 
 
 def config(name, changes):
-    """The config of a run: of a file, or a micro run of a world."""
+    """Return the config of a run: from a file, or a micro run of an environment."""
     if not name.startswith('configs.'):
         return micro_runs.plain(name, **changes)
     module = __import__(name, fromlist=['get_config'])
@@ -90,7 +90,7 @@ def digest(data):
 
 
 def play(name, devices):
-    """Rows and digests of the final arrays of a run."""
+    """Return rows and digests of the final arrays of a run."""
     cfg = config(*RUNS[name])
     make = parts.build_mesh
     parts.build_mesh = lambda cfg, given=None: make(cfg, given or jax.devices()[:devices])
@@ -107,7 +107,7 @@ def play(name, devices):
 
 
 def programs():
-    """{algorithm and options: (digest of collect, digest of learn)}; what is refused says so."""
+    """Return {algorithm and options: (digest of collect, digest of learn)}, or the error."""
     found = {}
     for algorithm in ALGORITHMS:
         for changes in OPTIONS:
@@ -123,7 +123,7 @@ def programs():
 
 
 def lowered(run):
-    """Digests of the StableHLO text of collect and learn."""
+    """Return digests of the StableHLO text of collect and learn."""
     key = jax.random.key(0)
     state = start_state(run, run.params)
     model = run.params if run.config.lora.rank else {}
@@ -141,7 +141,7 @@ def lowered(run):
 
 
 def differences(before, after):
-    """Lines that say where two files differ."""
+    """Return lines that describe the differences of two files."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
             if name not in before or name not in after:

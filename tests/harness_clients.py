@@ -1,4 +1,4 @@
-"""Harnesses for tests: programs around chat completions, with nothing but Python's own client."""
+"""Harnesses for tests: chat completion programs with only Python's HTTP client."""
 
 import functools
 import http.client
@@ -20,7 +20,7 @@ TOOL = {
 
 
 class Client:
-    """Of one episode."""
+    """A client of one episode."""
 
     def __init__(self, task):
         parts = urllib.parse.urlsplit(task.base_url)
@@ -28,7 +28,7 @@ class Client:
         self.http = http.client.HTTPConnection(parts.hostname, parts.port)
 
     def post(self, where, body, **headers):
-        """(status, body)."""
+        """Return (status, body)."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.http.request('POST', where, raw, headers)
         response = self.http.getresponse()
@@ -52,12 +52,12 @@ def user(text):
 
 
 def body(*messages, **more):
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     return json.dumps({'model': 'm', 'messages': list(messages)} | more).encode()
 
 
 def two_turns(task):
-    """A system message, a question, another one; pays for short answers."""
+    """Send a system message and two questions; reward short answers."""
     client = Client(task)
     messages = [{'role': 'system', 'content': 'Be brief.'}, user(f'Item {task.item}.')]
     total = 0.0
@@ -69,7 +69,7 @@ def two_turns(task):
 
 
 def branching(task):
-    """Two conversations, one after another and then the first again; one answer rewritten."""
+    """Play two conversations, then the first one again; rewrite one answer."""
     client = Client(task)
     first = [user(f'Item {task.item}.')]
     first.append(client.ask(first))
@@ -83,7 +83,7 @@ def branching(task):
 
 
 def talkative(task):
-    """Goes on until it is refused, and earns by its turns all the same."""
+    """Continue until it is rejected; the reward depends on its turns."""
     client, messages, turns = Client(task), [user('Go.')], 0
     try:
         while True:
@@ -94,7 +94,7 @@ def talkative(task):
 
 
 def compacting(task):
-    """Seven answers; where its conversation is too long the policy sums up, and another begins."""
+    """Collect seven answers; if the conversation is too long, summarise it and start another."""
     client, messages, turns = Client(task), [user(f'Item {task.item}.')], 0
     while turns < 7:
         try:
@@ -108,7 +108,7 @@ def compacting(task):
 
 
 def swallowing(task):
-    """Leaves out what it is refused."""
+    """Skip rejected requests."""
     client = Client(task)
     try:
         client.ask([user('Go.')], stop=['unknown'])
@@ -119,22 +119,22 @@ def swallowing(task):
 
 
 def polite(messages, tools, item):
-    """An expert: the number of messages that there are with its answer."""
+    """An expert: answer with the number of messages, including its own."""
     return f'Yes {len(messages) + 1}.'
 
 
 def mute(messages, tools, item):
-    """An expert that knows nothing."""
+    """An expert without an answer."""
 
 
 def hot(task):
-    """Asks for a temperature of its own."""
+    """Request its own temperature."""
     Client(task).ask([user('Go.')], temperature=2.0)
     return 1.0
 
 
 def limited(task):
-    """Asks for few tokens, and shows the answer with a text of its own added."""
+    """Request few tokens, and send the answer back with additional text."""
     client, messages = Client(task), [user('Go.')]
     said = client.ask(messages, max_tokens=2)
     said['content'] += ' (cut)'
@@ -153,12 +153,12 @@ BLAMED = 4
 
 
 def fault_of(item):
-    """0 to 5: how one item in ten fails."""
+    """Return 0 to 5: how one item in ten fails."""
     return item // 10 % 6
 
 
 def deadly(task):
-    """As `faulty`, but that it takes its process down, and leaves children as it hangs or dies."""
+    """Fail like `faulty`, but kill its process, and leave children when it hangs or dies."""
     if task.item % 10 == 0 and fault_of(task.item) < 2:
         subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(999)  # left_by_deadly'])
         if fault_of(task.item):
@@ -167,7 +167,7 @@ def deadly(task):
 
 
 def faulty(task):
-    """One in ten hangs, crashes, floods, lies, goes away or cannot bear an answer (fault_of)."""
+    """Hang, crash, flood, lie, leave or fail on an answer, for one item in ten (fault_of)."""
     if task.item % 10:
         return two_turns(task)
     kind, client = fault_of(task.item), Client(task)
@@ -196,7 +196,7 @@ def faulty(task):
 
 
 def interleaved(task, order):
-    """Two conversations of two turns each, in an order of the four; a third begins as the first."""
+    """Play two two-turn conversations interleaved; a third one starts like the first."""
     client = Client(task)
     talks = {name: [user(f'Item {task.item}, {name}.')] for name in 'ab'}
     for name in order:
@@ -212,12 +212,12 @@ one_after_the_other = functools.partial(interleaved, order='bbaa')
 
 
 def dangers(item):
-    """0 to 3; each of them among the items of the tests' episodes."""
+    """Return 0 to 3; all of them occur among the items of the tests."""
     return item % 23 % 4
 
 
 def dangerous(task):
-    """By its item: as two_turns, or it dies with a child, hangs with one, or raises."""
+    """Depending on the item, play two_turns, die or hang with a child, or raise."""
     kind = dangers(task.item)
     if kind == 0:
         return two_turns(task)
@@ -231,7 +231,7 @@ def dangerous(task):
 
 
 def alone(task):
-    """Asks nobody; an odd one hangs, with a child."""
+    """Send no request; odd items hang, with a child."""
     if task.item % 2:
         subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)  # left_by_alone'])
     return 0.25, True

@@ -1,6 +1,6 @@
-"""Reads the text of a compiled program: copies and transfers in loops, arrays in memory.
+"""Read the text of a compiled program: copies and transfers in loops, arrays in memory.
 
-The text is XLA's HLO after all its passes, one line an instruction. A loop is a `while`.
+The text is XLA's HLO after all passes, one instruction per line. A loop is a `while`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """Of its result."""
+        """Size of its result."""
         return sum(size for _, _, size in arrays(self.shape))
 
 
@@ -41,14 +41,14 @@ class Program:
     computations: dict[str, tuple[Instruction, ...]]
 
     def called(self, name: str) -> Iterator[str]:
-        """Computations that the instructions of one call, loops and branches included."""
+        """Return computations called from one computation, including loops and branches."""
         for one in self.computations[name]:
             yield from (x for x in CALLED.findall(one.line) if x in self.computations)
             for listed in BRANCHES.findall(one.line):
                 yield from (x for x in re.findall(r'[\w.\-]+', listed) if x in self.computations)
 
     def within(self, names: Sequence[str]) -> set[str]:
-        """These computations and all that they call."""
+        """Return these computations and all that they call."""
         found, open_ = set(), list(names)
         while open_:
             name = open_.pop()
@@ -59,7 +59,7 @@ class Program:
 
     @functools.cached_property
     def bodies(self) -> set[str]:
-        """Bodies of loops that the program runs."""
+        """Return the bodies of loops that the program runs."""
         return {
             re.search(r'body=%?([\w.\-]+)', one.line)[1]
             for name in self.within([self.entry])
@@ -69,18 +69,18 @@ class Program:
 
     @functools.cached_property
     def in_loops(self) -> list[Instruction]:
-        """Instructions that run in some loop; those inside a fusion are no steps of their own."""
+        """Return instructions that run in a loop, except inside fusions."""
         return [
             one for name in sorted(self.within(sorted(self.bodies))) for one in self.steps(name)
         ]
 
     def steps(self, name: str) -> tuple[Instruction, ...]:
-        """Instructions of a computation, none where it is the inside of a fusion."""
+        """Return the instructions of a computation; none inside a fusion."""
         return () if name in self.fusions else self.computations[name]
 
     @functools.cached_property
     def fusions(self) -> set[str]:
-        """Computations inside one instruction."""
+        """Return the computations inside one instruction."""
         return {
             x
             for instructions in self.computations.values()
@@ -91,7 +91,7 @@ class Program:
 
 
 def read(text: str) -> Program:
-    """The program of an HLO text."""
+    """Parse an HLO text."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = '', None
     for line in text.splitlines():
@@ -106,7 +106,7 @@ def read(text: str) -> Program:
 
 
 def arrays(shape: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """(dtype, dimensions, bytes) of every array of a shape; a tuple has several."""
+    """Return (dtype, dimensions, bytes) of every array of a shape; a tuple has several."""
     for dtype, listed in ARRAY.findall(shape):
         if dtype in SIZES:
             size = tuple(int(n) for n in listed.split(',') if n)
@@ -114,19 +114,19 @@ def arrays(shape: str) -> Iterator[tuple[str, tuple[int, ...], int]]:
 
 
 def copies(program: Program, least: int) -> list[Instruction]:
-    """Copies of `least` bytes and more that run in a loop."""
+    """Return copies in loops of at least `least` bytes."""
     return [
         one for one in program.in_loops if one.kind in ('copy', 'copy-start') and one.bytes >= least
     ]
 
 
 def collectives_in_loops(program: Program) -> list[Instruction]:
-    """Transfers between devices in a loop."""
+    """Return transfers between devices in loops."""
     return [one for one in program.in_loops if one.kind.removesuffix('-start') in COLLECTIVES]
 
 
 def square_arrays(program: Program, side: int) -> set[str]:
-    """Floating-point arrays in memory with two dimensions of `side`: scores of whole rows."""
+    """Return float arrays in memory with two dimensions of `side`: scores of full rows."""
     found = set()
     for name in program.within([program.entry]):
         for one in program.steps(name):
@@ -137,6 +137,6 @@ def square_arrays(program: Program, side: int) -> set[str]:
 
 
 def fused_attention(text: str) -> int:
-    """Number of custom calls that compute attention in one kernel."""
+    """Return the number of custom calls that compute attention in one kernel."""
     targets = re.findall(r'custom_call_target="([^"]+)"', text)
     return sum(any(part in target for part in FUSED_ATTENTION) for target in targets)

@@ -1,4 +1,4 @@
-"""Worlds on hosts for tests: small, exact, and as slow, faulty or silent as a test wants."""
+"""Host environments for tests: small and exact; slow, faulty or silent on demand."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from agentrl_jax.types import EpisodeStop
 
 
 class Echo:
-    """Each reply is a hash of the item and of every word said, 3 to 40 words long; 1 to 8 turns."""
+    """A world with replies of 3 to 40 words, hashed from the item and all text; 1 to 8 turns."""
 
     deterministic, instruction = True, ''
 
@@ -61,13 +61,13 @@ class Echo:
 
 
 class Troubled:
-    """A world between which and its player there is trouble, drawn from a seed and a clock."""
+    """A world with connection faults, drawn from a seed and a clock."""
 
     def __init__(self, world, seed, *, latency=0.0, crash=0.0, hang=0.0, release=None):
         self.world, self.deterministic = world, world.deterministic
         self.instruction = world.instruction
         self.latency, self.crash, self.hang = latency, crash, hang
-        self.release = release  # set at the end: hung threads go
+        self.release = release  # set at the end, to release hung threads
         self.luck = np.random.default_rng([seed, time.monotonic_ns() % 2**32])
 
     def trouble(self):
@@ -92,7 +92,7 @@ class Troubled:
 
 
 def troubled(seed, world=Echo, **trouble):
-    """Makes worlds in trouble, each with a seed of its own."""
+    """Return a factory of worlds with faults, each with its own seed."""
     seeds = itertools.count(1000 * seed)
     return lambda: Troubled(world(), next(seeds), **trouble)
 
@@ -135,7 +135,7 @@ class Lake:
 
 
 class Kept:
-    """What routes ask of a server's worlds, with one world in this process."""
+    """The interface of a server's worlds for its routes, with one world in this process."""
 
     def __init__(self, play):
         self.play, self.counts, self.last = play, dict(created=0, resets=0, steps=0), {}
@@ -164,7 +164,7 @@ class Kept:
 
 
 class Table:
-    """A server that answers call after call from a table of (path, status, answer)."""
+    """A server that answers calls in order from a table of (path, status, answer)."""
 
     def __init__(self, rows):
         self.rows, self.asked, self.tokens = list(rows), [], []
@@ -224,7 +224,7 @@ class Tests(HostEnvironment):
 
 @functools.cache
 def conversation_of(env, max_turns=4, answer_prefix='', max_observation=48):
-    """(task, conversation) on 16 items in their order."""
+    """Return (task, conversation) on 16 items in order."""
     params = env.make_params(num_levels=16)
     params = params._replace(items=np.sort(params.items))
     conversation = Conversation(build_chat(tiny.tokenizer()), answer_prefix, max_observation)
@@ -248,7 +248,7 @@ SETTINGS = dict(
 
 
 def collector(conversation, make, *, strings=(), pool=None, mesh=None, **settings):
-    """A HostCollect of one device over worlds that `make` makes."""
+    """Return a HostCollect on one device with worlds from `make`."""
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1]) if mesh is None else mesh
     pool = Pool(make, conversation.prompt) if pool is None else pool
     chosen = dict(strings=table(*strings)) | SETTINGS | settings
@@ -269,7 +269,7 @@ def play(
     log=None,
     **settings,
 ):
-    """(Rollout of host arrays, counters) of 16 episodes; the worlds are closed behind it."""
+    """Play 16 episodes and close the worlds; return (Rollout of host arrays, counters)."""
     built, conversation = conversation_of(env)
     collect = collector(conversation, make, **settings)
     if log:
@@ -285,17 +285,17 @@ def play(
 
 
 def arrays(rollout):
-    """The arrays of a rollout by the names of their fields."""
+    """Return the arrays of a rollout by field name."""
     fields = {name: getattr(rollout, name) for name in rollout.__dataclass_fields__}
     return {name: np.asarray(x) for name, x in fields.items() if x is not None and name != 'extra'}
 
 
 def assert_same(one, other, rows=slice(None)):
-    """Every array of two rollouts, bit for bit."""
+    """Compare every array of two rollouts, bit for bit."""
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[rows], y[rows]), one, other)
 
 
-OBJECTS = {  # changes of a config to the world above, in a run
+OBJECTS = {  # config changes for a run with the world above
     'env.name': 'objects',
     'objects.make_object': 'host_worlds:Echo',
     'hosts.instruction': 'Say something.\n',

@@ -1,4 +1,4 @@
-"""A world for tests that does what an action asks for, however bad."""
+"""A world for tests that misbehaves as its actions request."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from agentrl_jax.envs.hosts.world import Reply, WorldError
 
 
 class Hostile:
-    """Counts its steps; each action names what happens in it."""
+    """A world that counts its steps; each action names a behaviour."""
 
     deterministic, instruction = True, 'Count.'
 
@@ -36,7 +36,7 @@ class Hostile:
         if action == 'exit':
             os._exit(3)
         if action == 'half a line':
-            for pipe in range(3, 16):  # its worker's among them
+            for pipe in range(3, 16):  # including its worker's
                 with contextlib.suppress(OSError):
                     os.write(pipe, b'{"seq": 1, "obser')
             os._exit(3)
@@ -56,7 +56,7 @@ class Hostile:
         if action == 'half':
             said = 'half of a pair: \ud800'
         if action == 'numpy':
-            return Reply(said, success=np.bool_(True))  # which JSON does not have
+            return Reply(said, success=np.bool_(True))  # not JSON
         if action == 'print':
             print('{"seq": 1}', flush=True)
         return Reply(said, reward=reward, done=action == 'end', success=action == 'end' or None)
@@ -66,7 +66,7 @@ class Hostile:
 
 
 class Unbuildable:
-    """Its package is missing."""
+    """A world with a missing package."""
 
     @staticmethod
     def check():

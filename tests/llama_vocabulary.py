@@ -1,4 +1,4 @@
-"""A small tokenizer with the rules and special tokens of Llama 3's, and a template like its own."""
+"""A small tokenizer with Llama 3's rules and special tokens, and a similar template."""
 
 import functools
 
@@ -17,9 +17,9 @@ SPECIALS = (
     '<|eot_id|>',
     '<|python_tag|>',
 )
-# What the template of Llama-3.2-Instruct does (its tokenizer_config.json), in words of our own: a
-# system message always, with a date; tools in the first user message; one call an answer, which is
-# nothing but an object; results as JSON of a role of their own; no white space around texts.
+# A reimplementation of Llama-3.2-Instruct's template (its tokenizer_config.json): always a system
+# message with a date; tools in the first user message; one call per answer, which is a bare object;
+# results as JSON with a separate role; no white space around texts.
 TEMPLATE = """{{- bos_token }}
 {%- macro said(role, text) %}
     {{- '<|start_header_id|>' + role + '<|end_header_id|>\n\n' + text + '<|eot_id|>' }}
@@ -56,7 +56,7 @@ TEMPLATE = """{{- bos_token }}
 
 @functools.cache
 def llama_tokenizer(template=TEMPLATE):
-    """Trained on the template."""
+    """Return a tokenizer trained on the template."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     gguf_tokenizer.set_rules(backend, 'llama-bpe', 'test')
     backend.decoder = tokenizers.decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""The smallest runs that are whole: a config of seconds for each environment."""
+"""The smallest complete runs: a config of seconds for each environment."""
 
 import contextlib
 import functools
@@ -19,12 +19,12 @@ MAX_TOKENS = {'frozen_lake': 96, 'sokoban': 144, 'bandit': 224, 'library': 112}
 
 
 def config(name, **changes):
-    """The effective config of a plain one."""
+    """Return the effective config of a plain one."""
     return effective(plain(name, **changes))
 
 
 def plain(name, **changes):
-    """base.get_config() cut down to 16 episodes and 3 steps; changes: dotted fields."""
+    """Reduce base.get_config() to 16 episodes and 3 steps; changes: dotted fields."""
     cfg = base.get_config()
     cfg.steps = 3
     cfg.env.name = name
@@ -62,7 +62,7 @@ def plain(name, **changes):
 
 @contextlib.contextmanager
 def one_device():
-    """Meshes are of the first device, or of as many as the config names; the value makes others."""
+    """Use the first device, or the config's number of devices; the value builds other meshes."""
     make = parts.build_mesh
 
     def smallest(cfg, devices=None):
@@ -77,8 +77,8 @@ def one_device():
 
 
 def without_times(rows):
-    """Rows of metrics.jsonl without what a clock or the machine's memory says."""
-    timed = ('time', 'perf/', 'hosts/')  # worlds are waited for by the clock
+    """Return rows of metrics.jsonl without times and memory."""
+    timed = ('time', 'perf/', 'hosts/')  # waiting for worlds depends on time
     return [
         {n: x for n, x in row.items() if n == 'perf/recompiles' or not n.startswith(timed)}
         for row in rows
@@ -86,7 +86,7 @@ def without_times(rows):
 
 
 def saved_state(cfg, workdir, step=None):
-    """The TrainState of a checkpoint, the newest unless a step is named, on the host."""
+    """Load the TrainState of a checkpoint on the host; by default the newest."""
     opened = checkpoint.open_checkpoints(workdir, keep=100)
     state, _ = checkpoint.restore(opened, abstract_state(cfg.to_json_best_effort()), step=step)
     checkpoint.close(opened)
@@ -95,7 +95,7 @@ def saved_state(cfg, workdir, step=None):
 
 @functools.cache
 def abstract_state(text):
-    from agentrl_jax import train  # its build may share what the run itself has built
+    from agentrl_jax import train  # its build may share parts with the run
 
     cfg = base.get_config()
     cfg.update(json.loads(text))
@@ -104,7 +104,7 @@ def abstract_state(text):
 
 
 def get_config():
-    """What the subprocess tests run: everything a checkpoint can hold, in 20 quick steps."""
+    """Config of the subprocess tests: everything that a checkpoint can hold, in 20 quick steps."""
     return plain(
         'frozen_lake',
         **{
@@ -124,5 +124,5 @@ def get_config():
 
 
 def environment(**more):
-    """Environment of a subprocess that shares programs with this process (see conftest.py)."""
+    """Return the environment of a subprocess that shares programs (see conftest.py)."""
     return dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{ROOT / "tests"}', **more)

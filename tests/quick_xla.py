@@ -4,9 +4,9 @@ import importlib.metadata
 
 
 def flags(jaxlib: str) -> str:
-    """The flags for a version of jaxlib; XLA ends the process if it does not know one.
+    """Return the flags for a version of jaxlib; XLA exits on an unknown flag.
 
-    LLVM optimises nothing, and gets plain loops where the version allows it. Compiling takes a
+    LLVM does not optimise, and gets plain loops if the version allows it. Compilation takes a
     quarter of the time.
     """
     plain_loops = ' --xla_cpu_use_fusion_emitters=false'  # removed in jaxlib 0.11

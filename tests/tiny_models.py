@@ -34,7 +34,7 @@ forward = jax.jit(lambda params, config, *rows: config.forward(params, *rows), s
 
 
 def random_params(config, seed=0):
-    """Weights of a size at which every part of the model shows in the logits; norms not all one."""
+    """Return weights large enough that every part of the model affects the logits; norms vary."""
     shapes = config.abstract_params()
     leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
     rng = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def random_params(config, seed=0):
 
 
 def with_adapters(config, rank=3):
-    """A random model whose adapters all correct something."""
+    """Return a random model with non-zero adapters."""
     params, rng = random_params(config), np.random.default_rng(2)
     init = functools.partial(lora.init, jax.random.key(0), rank=rank, targets=lora.TARGETS)
     shapes = jax.eval_shape(init, params['model'])
@@ -63,7 +63,7 @@ def rows(config, batch=3, length=12, seed=1):
 
 
 def padded(lengths, width, left):
-    """(attention mask bool [B, T], positions int32 [B, T]) of rows padded left or right."""
+    """Return (attention mask bool [B, T], positions int32 [B, T]) of rows padded left or right."""
     column = np.arange(width)[None]
     lengths = np.asarray(lengths)[:, None]
     mask = column >= width - lengths if left else column < lengths
@@ -71,7 +71,7 @@ def padded(lengths, width, left):
 
 
 def hf_tensors(config, dtype=np.float32, seed=0):
-    """Random tensors of a model under HuggingFace's names."""
+    """Return random tensors of a model with HuggingFace's names."""
     rng = np.random.default_rng(seed)
     out = {}
     for where, leaf in jax.tree_util.tree_flatten_with_path(config.abstract_params())[0]:
@@ -82,7 +82,7 @@ def hf_tensors(config, dtype=np.float32, seed=0):
 
 
 def write_folder(folder, config, tensors, files=1, **changes):
-    """An HF folder with the tensors spread over `files` safetensors."""
+    """Write an HF folder with the tensors split over `files` safetensors."""
     folder.mkdir()
     hf = export.config_to_hf(config, dtype='float32') | changes
     (folder / 'config.json').write_text(json.dumps(hf))
@@ -99,7 +99,7 @@ def write_folder(folder, config, tensors, files=1, **changes):
 
 
 def by_hf_name(params):
-    """Parameters as numpy arrays in the files' layout."""
+    """Return parameters as numpy arrays in the files' layout."""
     out = {}
     for where, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         path = sharding.path_name(where)

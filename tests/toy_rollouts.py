@@ -11,7 +11,7 @@ VOCAB, WIDTH = 7, 4
 
 
 def lay_out(turns, length):
-    """(action_mask, turn, attention) of one row; turns: (observation, action) token counts."""
+    """Return (action_mask, turn, attention) of one row; turns: (observation, action) counts."""
     action, turn = np.zeros(length, bool), np.full(length, -1, np.int32)
     t = 0
     for k, (observed, acted) in enumerate(turns):
@@ -22,7 +22,7 @@ def lay_out(turns, length):
 
 
 def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
-    """Rollout with the given turns per row and rewards [B, K]; tokens and log-probs are random."""
+    """Return a Rollout with these turns and rewards [B, K], and random tokens and log-probs."""
     rng = np.random.default_rng(seed)
     rows, turns = np.shape(rewards)
     action, turn, attention = map(
@@ -56,16 +56,16 @@ def rollout_of(layouts, rewards, *, length, penalties=None, faulty=(), seed=0):
 
 
 def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):
-    """The rollout with a continuation from each of the turns that an episode reached.
+    """Return the rollout with a continuation from each reached turn.
 
-    Each plays the tokens of its episode again and earns rewards [B, F, K], random unless given.
+    Each repeats the tokens of its episode and earns rewards [B, F, K], by default random.
     faulty: (row, number) of continuations that failed.
     """
     turns = np.asarray(turns, np.int32)
     count = len(turns)
     turn = np.where(turns[None] < np.asarray(rollout.num_turns)[:, None], turns[None], 0)
     played = turn > 0
-    # NumPy, for jnp would compile a program for each of these lines.
+    # NumPy, since jnp would compile a program for each of these lines.
     out = jax.tree.map(lambda x: np.repeat(np.asarray(x)[:, None], count, axis=1), rollout)
     own = out.turn >= turn[:, :, None]
     k = np.arange(rollout.rewards.shape[1])[None, None]
@@ -89,7 +89,7 @@ def forked(rollout, turns, *, rewards=None, faulty=(), seed=0):
 
 
 def random_rollout(seed, *, rows=8, length=14, turns=2, faulty=()):
-    """Random turns (1 to 3 observation, 1 to 3 action tokens each) and rewards."""
+    """Return random turns (1 to 3 observation and 1 to 3 action tokens each) and rewards."""
     rng = np.random.default_rng(seed)
     layouts = [rng.integers(1, 4, (rng.integers(1, turns + 1), 2)).tolist() for _ in range(rows)]
     rewards = rng.normal(size=(rows, turns))
@@ -110,7 +110,7 @@ def scores_of(rollout, seed=0):
 
 
 def toy_params(seed):
-    """A causal model: running mean of embeddings, one hidden layer, a head and a value head."""
+    """Return a causal model: mean of embeddings so far, a hidden layer, a head, a value head."""
     keys = jax.random.split(jax.random.key(seed), 4)
     shapes = dict(embed=(VOCAB, WIDTH), mix=(WIDTH, WIDTH), head=(WIDTH, VOCAB), value=(WIDTH, 1))
     return {

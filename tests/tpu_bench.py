@@ -1,4 +1,4 @@
-"""A place for tpu_scripts to run in: a folder, an environment, tools that stand in for others."""
+"""A sandbox for tpu_scripts: a folder, an environment and fake tools."""
 
 import contextlib
 import os
@@ -78,7 +78,7 @@ SETTINGS = {
 
 class Bench:
     def __init__(self, folder, provider, *, creates='ok', life='none', **settings):
-        """creates, life: of the simulated cloud that other providers than `local` have."""
+        """creates, life: of the simulated cloud of providers other than `local`."""
         self.folder = pathlib.Path(folder)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'JAX_', 'XLA_'))}
         self.environment = (
@@ -118,11 +118,11 @@ class Bench:
         )
 
     def call(self, verb, *words, code=0):
-        """What a verb printed; it must end with the exit code."""
+        """Run a verb and return its output; it must end with the exit code."""
         return self.end(self.start(verb, *words), code=code)
 
     def end(self, process, *, code=0, within_s=200):
-        """What a verb printed; it must end in time and with the exit code, and leaves nobody."""
+        """Return the output of a verb; it must end in time with the exit code, without children."""
         try:
             said, _ = process.communicate(timeout=within_s)
         finally:
@@ -132,7 +132,7 @@ class Bench:
         return said
 
     def calls(self):
-        """[(second, verb)] of the calls of gcloud."""
+        """Return [(second, verb)] of the gcloud calls."""
         log = self.folder / 'calls'
         lines = map(str.split, log.read_text().splitlines()) if log.exists() else ()
         return [(int(second), verb) for second, verb in lines]
@@ -142,7 +142,7 @@ class Bench:
 
 
 def eventually(condition, *, within_s=120, while_runs=None):
-    """Wait for a condition; while_runs is the process that brings it about."""
+    """Wait for a condition; while_runs is the process that should cause it."""
     deadline = time.monotonic() + within_s
     while not condition():
         assert while_runs is None or while_runs.poll() is None, while_runs.stdout.read()
@@ -151,12 +151,12 @@ def eventually(condition, *, within_s=120, while_runs=None):
 
 
 def group(bench, host):
-    """The processes of the job on a host."""
+    """Return the processes of the job on a host."""
     return int((bench.folder / f'hosts/demo/{host}/agentrl_job/pid').read_text())
 
 
 def vanish(bench):
-    """Both hosts are taken away without a warning."""
+    """Remove both hosts without a warning."""
     (bench.folder / 'hosts/demo/preempted').touch()
     for host in range(2):
         os.killpg(group(bench, host), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Settings of an update for tests: any optimiser, any split into steps and slices."""
+"""Update settings for tests: any optimiser, any split into steps and slices."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from agentrl_jax.types import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Given(Optim):
-    """The optimiser that a test names, for policy and critic alike."""
+    """The optimiser of a test, for policy and critic."""
 
     of: object = None
 
@@ -22,7 +22,7 @@ class Given(Optim):
 
 @dataclasses.dataclass(frozen=True)
 class Split(Learning):
-    """Learning whose rows of an episode and without training a test may choose."""
+    """Update settings with configurable rows per episode and untrained rows."""
 
     together: int = 1
     leaves_out: bool = False
@@ -47,7 +47,7 @@ def settings(
     sparse=False,
     **fields,
 ):
-    """Settings of an update of a batch with so many rows; fields of its sections by name."""
+    """Return update settings for a batch with n rows; section fields by name."""
     algorithm = algorithm or PPO(entropy_coef=0.0)
     clip = {n: fields.pop(f'clip_{n}') for n in ('low', 'high') if f'clip_{n}' in fields}
     if 'dual_clip' in fields:
@@ -56,7 +56,7 @@ def settings(
         algorithm = dataclasses.replace(algorithm, clip=Clip(**clip))
     kl = {n.removeprefix('kl_'): fields.pop(n) for n in list(fields) if n.startswith('kl_')}
     if kl:
-        coef = dict(where='loss', coef=1.0)  # how much it counts is the state's kl_coef
+        coef = dict(where='loss', coef=1.0)  # the weight is the state's kl_coef
         algorithm = dataclasses.replace(
             algorithm, kl=dataclasses.replace(algorithm.kl, **(coef | kl))
         )
@@ -91,7 +91,7 @@ def settings(
 
 
 def state(tx, params, critic=None):
-    """The TrainState at step 0; one optimiser for policy and critic."""
+    """Return the TrainState at step 0; one optimiser for policy and critic."""
     return TrainState(
         step=jnp.int32(0),
         params=params,

@@ -1,4 +1,4 @@
-"""A shop for browsers: WebArena's tasks on it, its pages, and a server that must not be reached."""
+"""A shop for browsers: WebArena-style tasks, its pages, and a forbidden server."""
 
 import contextlib
 import hashlib
@@ -10,7 +10,7 @@ import urllib.parse
 
 
 def row(number, intent, **fields):
-    """A task as WebArena's file has it."""
+    """Return a task in WebArena's format."""
     start = fields.pop('start', '__SHOP__/')
     return {
         'sites': fields.pop('sites', ['shop']),
@@ -129,7 +129,7 @@ JSONS = {
 
 
 class Site(http.server.BaseHTTPRequestHandler):
-    """Pages, a login that is a cookie, and notes of visitors who are logged in."""
+    """Pages, a cookie login, and notes of logged-in visitors."""
 
     def answer(self, text, kind='text/html', status=200, **headers):
         body = text.encode()

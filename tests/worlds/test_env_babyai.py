@@ -1,4 +1,4 @@
-"""BabyAI: replays of minigrid, rules by hand, AgentGym's wrapper, the expert, pools and texts."""
+"""BabyAI: minigrid replays, rules by hand, AgentGym's wrapper, the expert, pools and texts."""
 
 import contextlib
 import dataclasses
@@ -59,7 +59,7 @@ FIELDS = ('image', 'cell', 'direction', 'held', 'reward', 'terminated', 'truncat
 
 
 def minigrid_play(data_idx, rng):
-    """(actions, FIELDS after each) of a level: a third of players is random, a third the expert."""
+    """Return (actions, FIELDS after each); a third of the players is random, a third the expert."""
     seed, index = divmod(int(data_idx), len(pool.LEVELS))
     env = level_maker(pool.LEVELS[index])(seed)
     best = plan(first_state({k: v[seed] for k, v in pool.block(pool.LEVELS[index], 0).items()}))
@@ -81,7 +81,7 @@ def minigrid_play(data_idx, rng):
 
 @needs_minigrid
 def test_play_of_all_forty_levels_is_that_of_minigrid():
-    """View, pose, carrying, reward and both ends, after every step of an episode of each level."""
+    """Compare view, pose, carrying, reward and both ends after every step, on each level."""
     env, rng = BabyAI(), np.random.default_rng(0)
     params = env.make_params(None, num_levels=len(pool.LEVELS))
     games = [minigrid_play(data_idx, rng) for data_idx in np.asarray(params.data_idx)]
@@ -115,7 +115,7 @@ def test_play_of_all_forty_levels_is_that_of_minigrid():
 
 @needs_minigrid
 def test_missions_are_those_of_minigrid_and_the_file_is_what_minigrid_draws():
-    """export_levels itself refuses a mission that does not come out as minigrid's."""
+    """export_levels itself rejects a mission that differs from minigrid's."""
     for name in ('PickupDistDebug', 'SynthSeq', 'PutNextS7N4Carrying', 'KeyInBox'):
         fresh, stored = export_levels(name, range(3)), pool.block(name, 0)
         for key, values in fresh.items():
@@ -125,7 +125,7 @@ def test_missions_are_those_of_minigrid_and_the_file_is_what_minigrid_draws():
 
 
 def test_the_first_view_shows_the_object_that_is_carried_from_the_start():
-    """minigrid hands it over after the first observation was drawn."""
+    """minigrid hands it over after drawing the first observation."""
     env = BabyAI(levels='PutNextS7N4Carrying')
     params = env.make_params(None, num_levels=4)
     state = env.reset_level(0, params)
@@ -140,7 +140,7 @@ def test_the_first_view_shows_the_object_that_is_carried_from_the_start():
 
 
 def squeezed(text):
-    """Without white space: our sentences stand on lines of their own."""
+    """Remove white space, since our sentences are on separate lines."""
     return ''.join(text.split())
 
 
@@ -151,7 +151,7 @@ def wrapped(data_idx):
 
 
 def choose(rng, game):
-    """An action of a random player: on offer, refused with a reason, or any name at all."""
+    """Draw an action: an available one, one that is rejected with a reason, or any name."""
     offered, reasons = list(game.actions), sorted(set(game.errors) & set(AGENTGYM.ACTION_NAMES))
     luck = rng.random()
     if luck < 0.1:
@@ -164,7 +164,7 @@ def choose(rng, game):
 
 @functools.cache
 def wrapper_play():
-    """(params, games: what AgentGym's wrapper said and paid, action by action)."""
+    """Return (params, games: texts and rewards of AgentGym's wrapper, action by action)."""
     params = AGENTGYM.make_params(None, num_levels=40)
     rng, games = np.random.default_rng(0), []
     for data_idx in np.asarray(params.data_idx):
@@ -180,7 +180,7 @@ def wrapper_play():
 
 @functools.cache
 def our_play():
-    """Line ids [21, N, R], and rewards, ends and successes [20, N] of the same actions."""
+    """Return line ids [21, N, R], and rewards, ends and successes [20, N] of the same actions."""
     params, games = wrapper_play()
     index = {name: i for i, name in enumerate(AGENTGYM.ACTION_NAMES)}
     actions = np.full((20, len(games)), -1, np.int32)
@@ -204,7 +204,7 @@ def our_play():
 
 @needs_minigrid
 def test_macro_actions_read_and_pay_as_agentgyms_wrapper_does():
-    """Its texts but for white space, rewards, score and end, on recorded play of all levels."""
+    """Compare texts without white space, rewards, score and end, on recorded play of all levels."""
     (_, games), (ids, rewards, ended, won) = wrapper_play(), our_play()
     lines = AGENTGYM.lines()
     for row, game in enumerate(games):
@@ -235,7 +235,7 @@ def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_wor
 
 @needs_minigrid
 def test_the_served_world_takes_commands_in_capitals_and_none_as_agentgym_s_does():
-    """They were compared as they were: 'Turn left' was not recognized, nor was ''."""
+    """Commands were compared literally: 'Turn left' and '' were not recognized."""
     item = int(wrapper_play()[0].data_idx[0])
     world, theirs = served.BabyAI(), wrapped(item)
     assert world.reset(item) == theirs.observation
@@ -268,7 +268,7 @@ def test_lines_of_macro_play_stand_where_line_slots_says():
 
 
 def room(things, clauses, *, order=SINGLE, agent=(3, 3), side=7, strict=False):
-    """Levels of one room: things are (name, x, y), clauses {place: (kind, objects, others)}.
+    """Build one-room levels: things are (name, x, y), clauses {place: (kind, objects, others)}.
 
     The agent faces right.
     """
@@ -300,7 +300,7 @@ STEP = jax.jit(BabyAI().step_env)
 
 
 def play(levels, actions):
-    """[(reward, ended)] of the actions, and the last state."""
+    """Return [(reward, ended)] of the actions, and the last state."""
     params, said = params_of(levels), []
     state = BabyAI().reset_level(0, params)
     for action in actions:
@@ -322,14 +322,14 @@ DOORS = [('red closed door', 4, 3), ('blue closed door', 3, 4)]
 @pytest.mark.parametrize(
     'levels, actions, answers',
     [
-        # The action that ends the first half counts for the second one, and a thing's place is
-        # where it lay until something is dropped
+        # The action that completes the first half also counts for the second half, and a carried
+        # thing keeps its old position until something is dropped
         (
             room([('red ball', 4, 3)], {0: (PICK_UP, [0]), 2: (GO_TO, [0])}, order=BEFORE),
             [PICKUP],
             [won(1)],
         ),
-        # "After" asks for the second half first
+        # "After" puts the second half first
         (
             room(BALL_KEY, {0: (GO_TO, [0]), 2: (GO_TO, [1])}, order=AFTER),
             [LEFT, RIGHT, RIGHT, LEFT],
@@ -412,7 +412,7 @@ def test_random_macro_play_draws_from_turns_and_the_listed_actions():
     assert names == listed and 'pick up red ball 1' in names and len(names) > 4
     assert BabyAI().offered(state) is None
     won = env.random_success(params, [1, 200], rollouts=20)
-    assert 0 < won[0, 0] < 0.6 and 0.8 < won[1, 0] < 1  # the level has a limit of steps
+    assert 0 < won[0, 0] < 0.6 and 0.8 < won[1, 0] < 1  # the level has a step limit
 
 
 def describe(colour, kind):
@@ -422,7 +422,7 @@ def describe(colour, kind):
 
 
 def test_success_over_solvable_levels_is_a_share_of_those():
-    """Two of three levels are solvable; one of them is won: a half, whatever the third does."""
+    """Two of three levels are solvable and one of them is won: 1/2, regardless of the third."""
     levels = room([('red ball', 5, 3)], {0: (GO_TO, [0])})
     levels = {key: np.repeat(values, 3, axis=0) for key, values in levels.items()}
     levels['length'][:] = [1, 1, -1]
@@ -435,7 +435,7 @@ def test_success_over_solvable_levels_is_a_share_of_those():
 
 
 def test_levels_that_the_expert_does_not_solve_are_those_that_nobody_can():
-    """Strict doors that must be opened one after another, and keys behind their own door."""
+    """These have strict doors to open in sequence, or keys locked in by their own doors."""
     unsolved = {
         name: int((pool.block(name, 0)['length'] < 0).sum())
         for name in pool.LEVELS

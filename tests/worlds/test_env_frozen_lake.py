@@ -13,7 +13,7 @@ LEFT, DOWN, RIGHT, UP = range(4)
 
 
 def lake(*rows, success_rate=1.0):
-    """(environment, parameters) of one map: S start, G goal, H hole."""
+    """Return (environment, parameters) of one map: S start, G goal, H hole."""
     board = np.array([['FHGS'.index(tile) for tile in row] for row in rows], np.int8)
     params = EnvParams(boards=jnp.asarray(board[None]), success_rate=jnp.float32(success_rate))
     return FrozenLake(size=len(rows)), params
@@ -26,7 +26,7 @@ def letters(board):
 @pytest.mark.parametrize('success_rate', [1 / 3, 0.8, 1.0])
 @pytest.mark.parametrize('size', [4, 6])
 def test_transition_probabilities_equal_gymnasiums(monkeypatch, success_rate, size):
-    """The one uniform number of a step is swept over a fine grid, so frequencies are exact."""
+    """The only uniform number of a step sweeps a fine grid, so frequencies are exact."""
     gym_lake = pytest.importorskip('gymnasium.envs.toy_text.frozen_lake')
     grid = (jnp.arange(3000) + 0.5) / 3000
     monkeypatch.setattr(jax.random, 'uniform', lambda key: key)
@@ -37,7 +37,7 @@ def test_transition_probabilities_equal_gymnasiums(monkeypatch, success_rate, si
         state = env.reset_level(0, params).replace(position=position)
         _, after, reward, over, _ = jax.vmap(lambda u: env.step_env(u, state, action, params))(grid)
         share = jnp.mean(jax.nn.one_hot(after.position, size * size), axis=0)
-        # Reward and end depend on the cell that is reached; keep one witness for each.
+        # Reward and end depend on the reached cell; keep one example of each.
         witness = jnp.zeros(size * size).at[after.position]
         return share, witness.max(reward), witness.max(over.astype(float))
 
@@ -66,7 +66,7 @@ def test_an_episode_by_hand():
     assert (int(state.position), float(reward), bool(over)) == (0, 0.0, False)
     assert not bool(info['effective']) and int(state.time) == 1
     _, state, *_ = env.step_env(key, state, DOWN, params)
-    assert env.observation_text(state) == '_O_\nP__\n__G\n'  # the start is not shown
+    assert env.observation_text(state) == '_O_\nP__\n__G\n'  # the start is hidden
     assert env.cells(state)[1] == ['player', 'empty', 'empty']
     for action, cell in ((RIGHT, 4), (RIGHT, 5), (DOWN, 8)):
         _, state, reward, over, info = env.step_env(key, state, action, params)
@@ -106,7 +106,7 @@ def test_maps_are_solvable_and_their_distance_is_right():
 
 
 def walk_length(board):
-    """Plain breadth-first search; None without a way."""
+    """Return the path length by breadth-first search; None without a path."""
     size = len(board)
     frontier = {tuple(np.argwhere(board == START)[0])}
     seen, moves = set(frontier), 0
@@ -122,6 +122,6 @@ def walk_length(board):
 
 
 def test_cells_freeze_with_the_stated_probability():
-    # Rejecting unsolvable maps favours ice a little; with frozen = 0.9 by less than 0.02.
+    # Rejecting unsolvable maps favours ice slightly, by less than 0.02 with frozen = 0.9.
     boards = make_maps(None, 2000, size=8, frozen=0.9, seed=0, unique=False)
     assert 0.895 < 1 - (boards == HOLE).mean() * 64 / 62 < 0.92

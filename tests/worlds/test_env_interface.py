@@ -1,4 +1,4 @@
-"""The interface of worlds: every class passes every_world's checks; settings arrive by name."""
+"""The environment interface: every class passes every_world's checks, with settings by name."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ RULES = {  # other rules
     'sokoban 8x8': Sokoban(dim=8, num_boxes=2, search_depth=10),
     'library 9 boxes graded': Library(side=3, graded=True, lookup_cost=0.1, cards=16),
 }
-FORMATS = {  # they change what is shown, not what happens
+FORMATS = {  # they change the text, not the rules
     'lake coord': FrozenLake(observation_format='coord'),
     'lake grid_coord': FrozenLake(observation_format='grid_coord', frozen=0.6),
     'sokoban other symbols': Sokoban(symbols=OTHER_SYMBOLS, search_depth=30),
@@ -75,14 +75,14 @@ def test_every_format(case):
 
 
 def test_every_field_of_a_world_is_a_setting():
-    """A class variable of another base would hide one of its name."""
+    """A class variable of another base would hide a field with its name."""
     for name, world in WORLDS.items():
         assert world.name == name and world() == world()
         assert tree.hints(world).keys() == {field.name for field in dataclasses.fields(world)}
 
 
 def test_environments_are_gymnax_environments_without_importing_all_of_gymnax():
-    """Its package imports every world it has, and seaborn: more seconds than all of ours."""
+    """gymnax imports all its environments and seaborn, which takes longer than all of ours."""
     program = """
 import sys
 from agentrl_jax.envs import TextEnvironment
@@ -108,7 +108,7 @@ def test_a_world_is_made_of_its_section_and_of_the_fields_of_its_pool():
 
 @pytest.mark.parametrize('name', ENVIRONMENTS)
 def test_fields_of_the_pool_are_those_that_make_params_alone_reads(name):
-    """Worlds that differ in them share compilations, so nothing traced may know them."""
+    """Environments that differ in them share compilations, so traced code must not use them."""
     env = WORLDS[name]()
     drawn = [field.name for field in dataclasses.fields(env) if not field.compare]
     assert drawn == OF_POOL.get(name, drawn)
@@ -127,7 +127,7 @@ OF_POOL = {
 
 
 class Hidden(World):
-    """A world whose fields of the pool are None once its pool is drawn."""
+    """An environment that sets its pool fields to None after drawing the pool."""
 
     def __init__(self, env, hidden):
         super().__init__(hidden)
@@ -166,7 +166,7 @@ def test_what_is_wrong_with_a_section_is_named(settings, said):
         build(read_world(Chosen, settings), 'train', num_levels=2, seed=0)
 
 
-# ---- a world with and without an expert, whose rewards may be wrong ----------------------------
+# ---- an environment with or without an expert, possibly with wrong rewards --------------------
 
 
 @struct.dataclass
@@ -226,14 +226,14 @@ def test_rewards_that_could_not_be_shown_are_refused(reward, said):
 
 
 def test_a_wrong_reward_that_only_the_expert_earns_is_refused():
-    """One episode of random play in a million presses twenty times in a row."""
+    """Only one in a million random episodes presses twenty times in a row."""
     simulation.check_rewards(Button(20, 1.5), NO_POOL, 20)
     with pytest.raises(ValueError, match='button: .*reward 1.5'):
         simulation.check_rewards(KnownButton(20, 1.5), NO_POOL, 20)
 
 
 def test_a_task_is_not_built_with_rewards_that_it_would_clip():
-    """The prompt would say 1.0 where the world gave 1.5."""
+    """The prompt would contain 1.0 although the environment gave 1.5."""
     with pytest.raises(ValueError, match='button: .*reward 1.5'):
         build_task(Button(reward=1.5), NO_POOL, tiny_agents.tokenizer())
 

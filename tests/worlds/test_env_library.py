@@ -1,4 +1,4 @@
-"""Library: rules by hand, tables, chance, the best player, its texts and what it counts."""
+"""Library: rules by hand, tables, chance level, the best player, texts and metrics."""
 
 import dataclasses
 import functools
@@ -21,12 +21,12 @@ from agentrl_jax.types import EpisodeStop
 
 NURSE, PILOT, DENTIST, ARTIST = map(PEOPLE.index, ('Nurse', 'Pilot', 'Dentist', 'Artist'))
 C3 = 1 * 4 + 2  # second of the letters A, C, E, F; third number
-BOX = len(PEOPLE)  # what a card says, or an action does, about box 0
+BOX = len(PEOPLE)  # card or action of box 0
 BUDGETS = dict(max_turns=6, max_actions_per_turn=1, max_actions_per_episode=6)
 
 
 def by_hand():
-    """One level: Nurse -> Pilot -> C 3, beside it Dentist -> A 1."""
+    """Build one level: Nurse -> Pilot -> C 3, and Dentist -> A 1."""
     cards = np.full((1, len(PEOPLE)), EMPTY)
     cards[0, [NURSE, PILOT, DENTIST]] = PILOT, BOX + C3, BOX
     columns = dict(cards=cards, start=[NURSE], answer=[C3], hops=[2])
@@ -34,7 +34,7 @@ def by_hand():
 
 
 def say(task, episode, words):
-    """(episode, outcome) of an answer given as text."""
+    """Return (episode, outcome) of an answer given as text."""
     parser = answers.init_answer(task.answer, 1)
     for token in tiny.tokenizer().encode(f'</think><answer>{words}</answer>'):
         parser = advance(task.answer, parser, np.array([token]), np.array([True]))
@@ -43,7 +43,7 @@ def say(task, episode, words):
 
 
 def shown(task, episode):
-    """Ids of the prompt of the episode's turn, after a turn whose end was sampled."""
+    """Return the prompt ids of the episode's turn, after a turn with a sampled end."""
     tokens, count = turn_tokens(task, episode, jnp.bool_(True))
     return tokens[: int(count)].tolist()
 
@@ -52,12 +52,12 @@ advance, play_turn, turn_tokens = map(jax.jit, (answers.advance, text.play_turn,
 
 # ---- rules -------------------------------------------------------------------------------------
 
-EPISODE = (  # answer, reward, valid, what the next turn shows
+EPISODE = (  # answer, reward, valid, next observation
     ('pull Nurse', 0.2, True, 'Nurse: see Pilot.\n5 left\n'),
     ('pull Artist', 0.0, True, 'Artist: empty.\n4 left\n'),
     ('pull Baker', 0.0, False, 'Artist: empty.\nInvalid.\n4 left\n'),
     ('Pull PILOT', 0.7, True, 'Pilot: box C 3.\n3 left\n'),  # .2 for the card, .5 for the answer
-    ('pull Pilot', 0.0, True, 'Pilot: box C 3.\n2 left\n'),  # it was shown before
+    ('pull Pilot', 0.0, True, 'Pilot: box C 3.\n2 left\n'),  # repeated lookup
     ('name C 3', 1.5, True, None),
 )
 
@@ -87,7 +87,7 @@ def test_an_episode_by_hand():
         (dict(graded=True), [BOX + C3], [1.5]),
         (dict(graded=True), [BOX], [0.0]),
         ({}, [BOX + C3 - 1], [0.0]),
-        ({}, [BOX + C3], [1.5]),  # a guess pays as much as an answer that was looked up
+        ({}, [BOX + C3], [1.5]),  # a guess earns the same as a lookup
         # .2 - .1 x 1; nothing found, - .1 x 2; .2 + .5 - .1 x 3; named: no cost
         (dict(lookup_cost=0.1), [NURSE, ARTIST, PILOT, BOX + C3], [0.1, -0.2, 0.4, 1.5]),
         (dict(tool_reward=0.0, presence_reward=1.0), [PILOT, PILOT, NURSE], [1.0, 0.0, 0.0]),
@@ -106,7 +106,7 @@ def test_rewards_by_hand(settings, actions, rewards):
 
 @pytest.mark.parametrize('side', [2, 4])
 def test_the_graded_score_is_the_f1_of_the_words(side):
-    """As SQuAD counts: 2 P R / (P + R) over the words that two names share."""
+    """As in SQuAD: 2 P R / (P + R) over the words that two names share."""
     env = Library(side=side)
     for i, said in enumerate(env.boxes):
         for j, truth in enumerate(env.boxes):
@@ -135,7 +135,7 @@ def test_every_table_leads_from_its_question_to_its_answer_and_nothing_else_does
         while table[chain[-1]] < BOX:
             chain.append(table[chain[-1]])
         assert len(chain) == hops and table[chain[-1]] == BOX + answer
-        for who in np.flatnonzero(table != EMPTY):  # no card leads in circles or to no card
+        for who in np.flatnonzero(table != EMPTY):  # no card leads in circles or to a missing card
             for _ in range(cards):
                 who = table[who] if 0 <= table[who] < BOX else who
             assert table[who] >= BOX
@@ -143,9 +143,9 @@ def test_every_table_leads_from_its_question_to_its_answer_and_nothing_else_does
 
 @pytest.mark.parametrize('split', ['train', 'validation'])
 def test_without_a_lookup_an_answer_is_right_only_by_chance(split):
-    """Whatever is said to a question, it is right for exactly one table in 16; F1 then is .25.
+    """Any answer to a question is right for exactly one table in 16, with a mean F1 of .25.
 
-    One number of the name is right for 4 of 16 boxes, so is one letter: .5 x .25 + .5 x .25.
+    The number is right for 4 of 16 boxes, and so is the letter: .5 x .25 + .5 x .25.
     """
     env = Library(graded=True)
     params = env.make_params(split, num_levels=512, seed=3)
@@ -180,7 +180,7 @@ def test_the_best_player_solves_every_level_in_its_lookups_and_one_answer():
         returns = returns + np.asarray(reward)
     assert np.asarray(info['success']).all()
     np.testing.assert_array_equal(used, params.hops + 1)
-    # Every lookup finds a new card, the last of them the answer.
+    # Every lookup finds a new card; the last card is the answer.
     np.testing.assert_allclose(returns, 0.2 * np.asarray(params.hops) + 0.5 + 1.5, atol=1e-5)
     oracle = reference_curves(env, params, [1, 2, 3, 4, 5])['oracle']
     by_hops = np.bincount(params.hops, minlength=5) / 200
@@ -191,7 +191,7 @@ def test_the_best_player_solves_every_level_in_its_lookups_and_one_answer():
 
 
 def random_states(rng, rows, env):
-    """States of all kinds, also such as no table leads to."""
+    """Draw states of all kinds, including unreachable states."""
     people = len(PEOPLE)
     return EnvState(
         time=np.zeros(rows, np.int32),
@@ -244,11 +244,11 @@ def test_tables_are_the_tokenizer_s_text_for_random_states(style, rows):
         assert tokens[i, : count[i]].tolist() == [*ids, *closing]
 
 
-# ---- what it counts ----------------------------------------------------------------------------
+# ---- metrics ------------------------------------------------------------------------------------
 
 
 def counted_by_hand(env, params, level, actions):
-    """The figures of one episode, word by word, from its list of actions."""
+    """Compute the metrics of one episode, word by word, from its list of actions."""
     table, answer = np.asarray(params.cards[level]), int(params.answer[level])
     pulls = [a for a in actions if a < BOX]
     names = [env.ACTION_NAMES[a].removeprefix('name ').split() for a in actions if a >= BOX]
@@ -263,7 +263,7 @@ def counted_by_hand(env, params, level, actions):
 
 
 def random_episodes(env, params, rows, turns, per_turn):
-    """Actions [rows, turns, per_turn] in which naming a box comes last and only once."""
+    """Draw actions [rows, turns, per_turn] that name a box once, at the end."""
     rng = np.random.default_rng(0)
     actions = np.full((rows, turns, per_turn), -1)
     lists = []
@@ -299,7 +299,7 @@ class _Played:
 
 
 def test_figures_of_an_environment_are_means_over_healthy_episodes_under_its_name():
-    """Calls 2 and 1 and, in an episode lost to a fault, 3: the mean is 1.5."""
+    """Calls are 2 and 1, and 3 in an episode lost to a fault: the mean is 1.5."""
     task = text.build_task(Library(), by_hand(), tiny.tokenizer(), style='brief', **BUDGETS)
     actions = jnp.array([[NURSE, PILOT, BOX + C3], [ARTIST, BOX, -1], [NURSE, NURSE, NURSE]])
     healthy, first = jnp.array([True, True, False]), jnp.zeros((3, 3), jnp.int32)

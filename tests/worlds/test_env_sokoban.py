@@ -14,7 +14,7 @@ UP, DOWN, LEFT, RIGHT = range(4)
 
 
 def room(*rows):
-    """State from a drawing in RAGEN's symbols."""
+    """Build a state from a drawing in RAGEN's symbols."""
     codes = np.array([['#_O√XPS'.index(sign) for sign in row] for row in rows])
     fixed = np.where(np.isin(codes, (2, 3, 6)), 2, np.minimum(codes, 1)).astype(np.int8)
     return EnvState(
@@ -26,7 +26,7 @@ def room(*rows):
 
 
 def play(env, state, actions):
-    """[(reward, text, effective, over)] of the actions."""
+    """Return [(reward, text, effective, over)] of the actions."""
     step, told = jax.jit(env.step_env), []
     for action in actions:
         _, state, reward, over, info = step(jax.random.key(0), state, action, None)
@@ -52,7 +52,7 @@ def test_a_box_that_leaves_its_target_costs_one_and_one_moved_between_targets_no
     start = room('######', '#P√O_#', '#____#', '#X___#', '#____#', '######')
     told = play(env, start, [RIGHT, RIGHT])
     assert [reward for reward, *_ in told] == [-0.1, -1.1]
-    assert told[0][1].splitlines()[1] == '#_S√_#'  # the player stands on the first target
+    assert told[0][1].splitlines()[1] == '#_S√_#'  # the player is on the first target
     assert told[1][1].splitlines()[1] == '#_OSX#'
 
 

@@ -1,4 +1,4 @@
-"""Best and random play: against naive references and the figures of the specification."""
+"""Expert and random play against naive references and the specification's numbers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ from agentrl_jax.envs.sokoban.solver import solve_sokoban
 
 
 def moved(fixed, boxes, player, action):
-    """Sokoban's rule once more, on plain sets; None if nothing moves."""
+    """Move by Sokoban's rule, reimplemented on plain sets; None if nothing moves."""
     n = len(fixed)
     step = (-n, n, -1, 1)[action]
     floor = set(np.flatnonzero(fixed.reshape(-1) > 0).tolist())
@@ -33,7 +33,7 @@ def as_mask(fixed, boxes):
     'settings', [dict(search_depth=300), dict(dim=8, num_boxes=2, search_depth=8)]
 )
 def test_sokoban_solutions_solve_and_satisfy_bellmans_equation(settings):
-    """length(s) = 1 + min over moves of length(s'), 0 exactly where solved: so it is optimal."""
+    """length(s) = 1 + min over moves of length(s'), and 0 exactly if solved, so it is optimal."""
     pool = make_pool('train', 25, **settings)
     for fixed, mask, player, length in zip(*pool, strict=True):
         boxes, player = frozenset(np.flatnonzero(mask.reshape(-1)).tolist()), int(player)
@@ -56,7 +56,7 @@ def test_a_box_in_a_corner_has_no_solution_and_a_solved_room_an_empty_one():
 
 
 def naive_values(transitions, tiles, horizon, play):
-    """Finite-horizon values over gymnasium's dictionary P, cell by cell."""
+    """Compute finite-horizon values over gymnasium's dictionary P, cell by cell."""
     value = np.array([float(tile == 2) for tile in tiles])
     for _ in range(horizon):
         new = value.copy()
@@ -84,7 +84,7 @@ def test_lake_values_equal_dynamic_programming_on_gymnasiums_transitions(play, r
     assert actions.shape == values.shape
 
 
-@pytest.mark.parametrize('left', [2, 10, 40])  # with moves to spare nothing is won by waiting
+@pytest.mark.parametrize('left', [2, 10, 40])  # spare moves do not help
 def test_without_slips_a_plan_is_a_shortest_way_as_far_as_it_goes(left):
     boards = make_maps('train', 300, size=4, frozen=0.7, seed=1)
     start = (boards == START).reshape(300, -1).argmax(1)
@@ -116,7 +116,7 @@ def test_with_slips_the_first_move_of_a_plan_is_as_safe_as_any(rate):
 
 
 def published_maps(seeds, frozen, size=4):
-    """FrozenLake maps in the order RAGEN draws its random numbers (one generator a seed)."""
+    """Yield FrozenLake maps in RAGEN's order of random numbers (one generator per seed)."""
     seeding = pytest.importorskip('gymnasium.utils.seeding')
     boards = []
     for seed in seeds:
@@ -131,7 +131,7 @@ def published_maps(seeds, frozen, size=4):
 
 
 def test_the_specification_s_256_lakes_give_its_figures_exactly():
-    """Table 3.5 (seeds 123 to 378), per cent at 5, 10, ..., 35 actions, to its last digit."""
+    """Table 3.5 (seeds 123 to 378): per cent at 5, 10, ..., 35 actions, to the last digit."""
     tables = {
         (0.8, 1 / 3, 'random'): [15.7, 21.2, 24.4, 26.4, 27.8, 28.8, 29.5],
         (0.9, 0.8, 'random'): [16.5, 24.3, 29.6, 33.5, 36.4, 38.7, 40.5],
@@ -154,12 +154,12 @@ def test_the_specification_s_256_lakes_give_its_figures_exactly():
 @pytest.mark.slow('plays thousands of levels')
 @pytest.mark.parametrize('row', reference.ROWS, ids=lambda row: f'{row.player} {row.label}')
 def test_reference_policies_on_our_own_levels_match_the_specification(row):
-    """Within two standard errors, both samples' (table 3.5)."""
+    """Within two standard errors of both samples (table 3.5)."""
     assert (reference.measure(row, levels=2048)['apart'] < 2).all()
 
 
 def test_simulated_random_play_equals_the_exact_value():
-    # Two ways to one number: 64 lakes x 200 rollouts, s.e. at most 0.5 / sqrt(12800) = 0.0044.
+    # Two estimates of one number: 64 lakes x 200 rollouts, s.e. at most 0.5 / sqrt(12800) = 0.0044.
     env = FrozenLake(success_rate=0.8)
     params = env.make_params('train', num_levels=64)
     won = simulation.simulate_random(env, params, 10, rollouts=200, seed=1)

@@ -1,4 +1,4 @@
-"""The recipe of envs/README.md adds a world: it is written, registered, checked and trained."""
+"""The recipe of envs/README.md: an environment is written, registered, checked and trained."""
 
 import importlib
 import importlib.util
@@ -22,7 +22,7 @@ README = (FOLDER / 'README.md').read_text(encoding='utf-8')
 
 
 def blocks(language):
-    """Contents of the fenced code blocks of a language."""
+    """Return the contents of the fenced code blocks of a language."""
     return re.findall(rf'^```{language}\n(.*?)^```$', README, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -31,7 +31,7 @@ WORLD, NAME = blocks('python')
 
 
 def load(path, source):
-    """Some source as a module."""
+    """Load source code as a module."""
     path.write_text(source, encoding='utf-8')
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -41,7 +41,7 @@ def load(path, source):
 
 @pytest.fixture(scope='module')
 def corridor(tmp_path_factory):
-    """The class of the recipe, followed step by step in another folder."""
+    """Follow the recipe step by step in another folder; return its class."""
     folder = tmp_path_factory.mktemp('corridor')
     (folder / 'corridor.py').write_text(WORLD, encoding='utf-8')
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Harnesses: what their requests ask, how their conversations become rows, and what is played."""
+"""Harnesses: requests, conversations as rows, and rollouts."""
 
 import functools
 import os
@@ -40,17 +40,17 @@ BOXES = dict(
 HOT = 'harness_clients:hot'
 
 
-# ---- played --------------------------------------------------------------------------------------
+# ---- rollouts ------------------------------------------------------------------------------------
 
 
 @functools.cache
 def played(
     run, *, max_tokens=420, max_turns=6, log='', replay='', ahead=False, kinds=0, **settings
 ):
-    """(rollout of 16 episodes by random weights, task).
+    """Return (rollout of 16 episodes with random weights, task).
 
-    log: a file for the replies of harnesses; replay: one that answers in their place. ahead: the
-    second of two steps, whose episodes begin during those of the first. kinds: items below it.
+    log: file for the replies of harnesses; replay: file that replaces them. ahead: return the
+    second of two steps, with episodes that start during the first. kinds: items below it.
     """
     run = f'harness_clients:{run}' if run else ''
     env = HarnessEnvironment(run=run, num_items=200, **settings)
@@ -83,7 +83,7 @@ def played(
 
 
 def scored(rollout, count, width=0):
-    """Log-probabilities of the trainer, a row for each conversation."""
+    """Return the trainer's log-probabilities, one row per conversation."""
     rollout = jax.tree.map(jnp.asarray, rollout)
     found = windows.Branches(count, PREFIX, width).windows(rollout)
     tokens, attention = windows.split_turns((rollout.tokens, rollout.attention_mask), found)
@@ -107,13 +107,13 @@ def test_the_trainer_has_the_samplers_probabilities(run, branches, ahead):
     logprobs, found = scored(out, branches)
     gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
     assert out.action_mask.sum() > 50 and np.abs(gap).max() <= 1e-5
-    # Each sampled token trains once
+    # Each sampled token is trained once
     rows = windows.own_rows(jnp.asarray(out.action_mask), found)
     assert int(rows.sum()) == out.action_mask.sum()
 
 
 def test_what_conversations_share_is_read_once_and_changes_no_bit(monkeypatch):
-    """Tools and a system message in front of all; the clock decides who copies from whom."""
+    """All start with tools and a system message; timing decides which slot copies from which."""
     sizes = dict(branches=4, max_tokens=1600)
     counted = []
 
@@ -131,7 +131,7 @@ def test_what_conversations_share_is_read_once_and_changes_no_bit(monkeypatch):
 
 
 def texts_of(out, branch):
-    """The text of a conversation of each episode."""
+    """Return the text of one conversation per episode."""
     found = []
     for b in range(len(out.tokens)):
         own = (out.turn[b] >= 0) & (out.branch[b][np.maximum(out.turn[b], 0)] == branch)
@@ -171,7 +171,7 @@ def test_the_order_of_requests_of_several_conversations_changes_no_answer(other)
     one, other = played('in_turn', **sizes)[0], played(other, **sizes)[0]
 
     def said(out, episode):
-        """(text, log-probabilities) of the conversations of an episode, by their texts."""
+        """Return (text, log-probabilities) of the conversations of an episode, sorted by text."""
         texts = [texts_of(out, branch)[episode] for branch in range(3)]
         of = windows.branch_of(out.turn, out.branch, np)[episode]
         sampled = [out.logprobs[episode][(of == n) & out.action_mask[episode]] for n in range(3)]
@@ -181,7 +181,7 @@ def test_the_order_of_requests_of_several_conversations_changes_no_answer(other)
         for (text, logprobs), (again, others) in zip(said(one, b), said(other, b), strict=True):
             assert text == again
             np.testing.assert_allclose(logprobs, others, atol=1e-5)
-    # What begins in the same way is drawn anew
+    # Conversations with the same start are sampled independently
     assert any(
         not texts_of(one, 0)[b].startswith(texts_of(one, 2)[b].removesuffix('<|im_end|>'))
         for b in range(len(one.tokens))
@@ -193,8 +193,8 @@ def test_faults_of_a_harness_are_counted_and_reported_once_each(capsys):
     warned.clear()
     out, _ = played('swallowing')
     assert (out.success & (out.rewards[:, 0] == 1)).all()
-    assert (out.figures[:, 2] == 1).all()  # refused
-    out, _ = played('talkative', max_turns=3)  # a refusal for lack of turns is no fault
+    assert (out.figures[:, 2] == 1).all()  # rejected
+    out, _ = played('talkative', max_turns=3)  # a rejection for lack of turns is not an error
     assert (out.figures[:, 2] == 0).all()
     boxes_, hot = (HarnessEnvironment(run=run).make() for run in (BOXES['run'], HOT))
     for world, said in 2 * [(boxes_, '<tool_call>\none\n</tool_call>'), (hot, 'A')]:
@@ -223,7 +223,7 @@ def test_a_reward_function_sees_what_a_cut_episode_earned():
         replied('begin'),
         (agents.ACT, 'one'),
         replied('next', 0.5, actions=('one',)),
-        replied('shorter', 0.25, actions=('one',), cut='TOKEN_BUDGET'),  # it goes on
+        replied('shorter', 0.25, actions=('one',), cut='TOKEN_BUDGET'),  # it continues
         replied('', 0.25, True, actions=('one',), cut='TURN_BUDGET'),
     ]
     told = dict(item=1, success=True, figures=(), trials=np.zeros(3, np.int32))
@@ -243,7 +243,7 @@ def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp
     of = windows.branch_of(out.turn, out.branch, np)
     lengths = PREFIX + (of[:, None] == np.arange(8)[:, None]).sum(2)
     assert lengths.max() <= 100 and (out.attention_mask.sum(1) > 200).all()
-    # The policy's own summaries train in their rows, which are no wider than a conversation
+    # The policy's own summaries are trained in their rows, which are at most a conversation wide
     summaries = texts_of(out, 1)
     assert all(text.startswith('<|im_start|>user\nSum up ') for text in summaries)
     assert all((out.action_mask[b] & (of[b] == 1)).any() for b in range(len(of)))
@@ -255,7 +255,7 @@ def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp
 
 
 def test_the_row_of_all_conversations_bounds_them_too():
-    """What an episode has earned counts, also where nothing is left for a summary."""
+    """The reward of an episode counts even if there are no tokens left for a summary."""
     out, _ = played('compacting', **COMPACT | {'max_tokens': 150}, blamed_reward=-1.0)
     assert (out.episode_stop == EpisodeStop.TOKEN_BUDGET).all()
     assert (out.rewards.sum(1) == -1).all() and (out.attention_mask.sum(1) <= 150).all()
@@ -285,7 +285,7 @@ def test_a_crash_costs_its_episode_unless_the_policy_is_to_blame():
 
 
 def wait_for(mark, *, there):
-    """Wait until a process has the mark in its command line, or until none has."""
+    """Wait until a process has the mark in its command line, or until no process has it."""
     until = time.monotonic() + 20
     while (mark in subprocess.check_output(['ps', 'axwwo', 'args'], text=True)) != there:
         assert time.monotonic() < until
@@ -335,9 +335,9 @@ def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypa
         pool.take()
     lease.stop()
     assert 'exit code' in lease.play(Task(0, 'http://127.0.0.1:1/v1', 'k')).error
-    fresh = pool.take()  # in the place of the one that was killed
+    fresh = pool.take()  # replaces the killed worker
     assert fresh.play(Task(0, 'http://127.0.0.1:1/v1', 'k')).returned == [0.25, True]
-    fresh.stop()  # its episode is over: the worker may be at another
+    fresh.stop()  # its episode is over: the worker may play another one
     assert pool.idle == [fresh.worker] and fresh.worker.alive
     pool.leave()
     assert not pool.idle and not fresh.worker.alive
@@ -349,7 +349,7 @@ def test_an_episode_waits_for_a_worker_and_no_more_than_all_are_started(monkeypa
         ({'harness.command': ('x',)}, 'harness.run'),
         ({'clone.episodes': 4, 'harness.expert': BOXES['expert'], 'clone.oracle': 0.5}, 'oracle'),
         ({'harness.branches': 2, 'harness.context': 10**6}, 'harness.context'),
-        ({'harness.silent_s': 600.0}, 'harness.silent_s'),  # hosts.timeout_s gave up before
+        ({'harness.silent_s': 600.0}, 'harness.silent_s'),  # hosts.timeout_s would expire first
     ],
     ids=str,
 )
@@ -363,7 +363,7 @@ def test_a_run_that_contradicts_its_harness_is_rejected(changes, field):
 
 
 def demonstrated(episodes, max_tokens=2000, **settings):
-    """(texts of rows, texts of what trains in them, demonstrations that do not fit)."""
+    """Return (texts of rows, their trained texts, number of demonstrations that do not fit)."""
     env = HarnessEnvironment(num_items=200, **settings)
     talk = conversation.Conversation(build_chat(tiny.tokenizer()), '', 48)
     task = conversation.build_host_task(env, env.make_params(num_levels=16), talk, max_turns=6)
@@ -387,7 +387,7 @@ def test_an_expert_answers_in_the_place_of_the_policy():
     for row, said, prize in zip(rows, trained, hinted, strict=True):
         answers = [prize]
         if not prize:
-            empty = 'Empty. The ' in row  # the content of a wrong box names the right one
+            empty = 'Empty. The ' in row  # a wrong box names the right one
             prize = row.partition('Empty. The ')[2].partition(' one')[0]
             answers = ['red', prize] if empty else ['red']
         assert said == ''.join(map(call.format, answers)) and row.endswith(said[-40:])
@@ -415,10 +415,10 @@ def test_demonstrations_of_several_conversations_are_a_row_each():
 
 
 def test_demonstrations_that_do_not_fit_are_counted_and_leave_no_empty_rows():
-    """They vanished without a word, and a run in which none fitted divided by zero."""
+    """They were dropped silently, and a run without a fitting demonstration divided by zero."""
     _, trained, cut = demonstrated(12, 560, **BOXES)  # one answer each
     assert cut == 8 and [said.count('<|im_end|>') for said in trained] == [1] * 12
-    _, trained, cut = demonstrated(12, 538, **BOXES)  # two answers have no more tokens
+    _, trained, cut = demonstrated(12, 538, **BOXES)  # two answers do not fit
     assert cut == 10 and len(trained) == 2 and all(trained)
     with pytest.raises(ValueError, match='rollout.max_tokens'):
         demonstrated(12, 20, **BOXES)

@@ -1,7 +1,7 @@
-"""Real clients as harnesses, unmodified: each finishes, and its conversations are as expected.
+"""Real, unmodified clients as harnesses: each finishes, and its conversations are as expected.
 
-`make harness-clients` installs them; a test without its package is skipped. A script answers in the
-place of a policy.
+`make harness-clients` installs them; a test without its package is skipped. A script answers
+instead of a policy.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def weather(city: str) -> str:
 
 
 def play(harness, answers, branches=4, **episode):
-    """(what the world was shown, what the harness returned); answers are given in turn."""
+    """Return (observations, result of the harness); the answers are used in order."""
     own, server = Episode(branches=branches, **episode), endpoint('127.0.0.1', 0)
     task = Task(3, f'{server.open(own)}/v1', own.secret)
 
@@ -58,12 +58,12 @@ def play(harness, answers, branches=4, **episode):
 
 
 def flow(shown):
-    """[(branch, opens, roles of what is new)]."""
+    """Return [(branch, opens, roles of new messages)]."""
     return [(x.branch, x.opens, [one['role'] for one in x.messages]) for x in shown]
 
 
 def chat(task):
-    """Three turns of openai's client, the answers sent back as it models them."""
+    """Play three turns with openai's client, and send its answer objects back."""
     client = openai.OpenAI(base_url=task.base_url, api_key=task.api_key)
     messages, found = [{'role': 'system', 'content': 'S'}], []
     for text in 'abc':
@@ -137,7 +137,7 @@ def test_openai_s_client_does_not_try_again_what_is_over():
 
 
 def run_agents(build):
-    """A harness around an agent of the Agents SDK; build: of (the SDK, model of the task)."""
+    """Return a harness around an Agents SDK agent, which build(SDK, model of the task) creates."""
     agents = pytest.importorskip('agents')
 
     async def run(task):
@@ -196,7 +196,7 @@ def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
 
 
 def run_smolagents(kind, question, tools=()):
-    """A harness around an agent of smolagents; kind: its class."""
+    """Return a harness around a smolagents agent; kind: its class."""
     smolagents = pytest.importorskip('smolagents')
 
     def run(task):
@@ -208,7 +208,7 @@ def run_smolagents(kind, question, tools=()):
     return run
 
 
-STOPS = ('Observation:', 'Calling tools:', '</code>')  # that smolagents names
+STOPS = ('Observation:', 'Calling tools:', '</code>')  # of smolagents
 
 
 def test_smolagents_calls_tools():
@@ -227,10 +227,10 @@ def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
 
 
 def test_verifiers_plays_a_taskset_and_its_reward_pays():
-    """verifiers 0.4, in an environment of its own: it needs an older openai."""
+    """verifiers 0.4 runs in a separate environment, because it needs an older openai."""
     vf = pytest.importorskip('verifiers.v1')
     loaders = pytest.importorskip('verifiers.v1.utils.loaders')
-    agent = {'runtime': {'type': 'subprocess'}}  # of programs; this harness starts none
+    agent = {'runtime': {'type': 'subprocess'}}  # for programs; this harness starts none
     config = vf.SingleAgentEnvConfig(taskset={'id': 'verifiers_weather'}, agent=agent)
 
     async def run(task):
@@ -249,7 +249,7 @@ def test_verifiers_plays_a_taskset_and_its_reward_pays():
         assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
 
 
-# mini-swe-agent is a program without rewards: what follows it looks at its work and posts one
+# mini-swe-agent has no rewards: a second program checks its work and posts one
 SOLVING = """
 import json, os, pathlib, subprocess, sys, urllib.request
 

@@ -48,7 +48,7 @@ def tagged(written):
         (f'Let me see. {LOOK}\n{LOOK}', [HERE, HERE], 0),
         (f'<think>maybe {LOOK}</think>No.', [], 0),
         (f'maybe {LOOK}</think>{LOOK}', [HERE], 0),  # the prompt opened the thought
-        (f'<think>maybe {LOOK}', [], 0),  # it never ended
+        (f'<think>maybe {LOOK}', [], 0),  # unclosed thought
         (LOOK.replace('here', '</tool_call>'), [called(place='</tool_call>')], 0),
         (LOOK.replace('here', '</think>'), [called(place='</think>')], 0),
         (LOOK.replace('here', r'\u003c/tool_call\u003e é'), [
@@ -71,7 +71,7 @@ def tagged(written):
     ],
 )  # fmt: skip
 def test_calls_are_the_objects_in_tags_after_the_last_thought(text, found, bad):
-    """Drafts in thoughts were called, and a tag inside a string cut its call."""
+    """Drafts in thoughts counted as calls, and a tag inside a string cut its call."""
     assert calls.find_calls(text, 'tags', {'look'})[1:] == (found, bad)
 
 
@@ -93,7 +93,7 @@ def test_calls_are_the_objects_in_tags_after_the_last_thought(text, found, bad):
     ],
 )
 def test_an_object_is_a_call_if_it_names_a_known_tool_and_has_parameters(text, found, bad):
-    """A JSON answer with a name was a call of that name."""
+    """Any JSON answer with a name counted as a call."""
     assert calls.find_calls(text, 'object', {'look'})[1:] == (found, bad)
 
 
@@ -128,7 +128,7 @@ def test_a_call_of_an_answer_is_the_same_call_in_a_history():
     ids=str,
 )
 def test_each_field_is_used_reported_or_rejected_by_name(more, ignored):
-    """Unknown fields vanished, and a served policy ignored temperature and top_p."""
+    """Unknown fields were dropped silently, and a served policy ignored temperature and top_p."""
     assert list(wire.read(body(U, **more), ()).ignored) == ignored
     left = [name for name in ignored if name not in wire.SAMPLING]
     if left:
@@ -186,7 +186,7 @@ def test_a_body_that_is_not_json_is_an_error(raw):
 
 
 def test_a_call_before_there_were_tools_stays_a_call():
-    """It vanished, and its result stayed."""
+    """The call was dropped, but its result was kept."""
     history = [
         U,
         {'role': 'assistant', 'content': None, 'function_call': {'name': 'look', 'arguments': ''}},
@@ -214,7 +214,7 @@ def server():
 
 
 class Policy:
-    """An episode that is answered by a thread once `go` is set."""
+    """An episode that a thread answers once `go` is set."""
 
     def __init__(self, branches=1, texts='ABCDEFGH'):
         self.server, self.episode = server(), Episode(branches=branches)
@@ -239,13 +239,13 @@ class Policy:
         return http.client.HTTPConnection(self.parts.hostname, self.parts.port, timeout=30)
 
     def send(self, raw):
-        """A connection of bytes."""
+        """Open a connection and send bytes."""
         connection = socket.create_connection((self.parts.hostname, self.parts.port), 30)
         connection.sendall(raw)
         return connection
 
     def request(self, raw, more=''):
-        """The bytes of a request."""
+        """Return the bytes of a request."""
         head = f'POST {self.path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(raw)}\r\n\r\n'
         return head.encode() + raw
 
@@ -280,7 +280,7 @@ def said(answered):
 
 
 def test_bodies_in_chunks_are_read(policy):
-    """They got 413 at any size: httpx with a generator, node's fetch."""
+    """Chunked bodies of any size got 413: httpx with a generator, node's fetch."""
     raw, headers = body(U), {'Transfer-Encoding': 'chunked'}
     parts = [raw[i : i + 7] for i in range(0, len(raw), 7)]
     assert said(policy.post(iter(parts), headers, encode_chunked=True)) == 'A'
@@ -324,7 +324,7 @@ def test_a_wrong_method_is_405_with_the_right_one(policy, method, path, status, 
 
 
 def test_a_stream_has_headers_and_comments_before_its_first_token(policy, monkeypatch):
-    """No byte was sent before the answer, and node's fetch gives up after 300 s."""
+    """No byte was sent before the answer, and node's fetch times out after 300 s."""
     monkeypatch.setattr(endpoints, 'STREAM_AFTER_S', 0.05)
     monkeypatch.setattr(endpoints, 'COMMENT_EVERY_S', 0.05)
     policy.go.clear()
@@ -337,7 +337,7 @@ def test_a_stream_has_headers_and_comments_before_its_first_token(policy, monkey
     policy.go.set()
     *_, content, _, end = (line for line in response.read().split(b'\n\n') if line[:5] == b'data:')
     assert b'"content": "A"' in content and end == b'data: [DONE]'
-    connection.request('GET', '/health')  # the connection stays
+    connection.request('GET', '/health')  # the connection is still open
     assert connection.getresponse().status == 200
 
 
@@ -360,7 +360,7 @@ def test_an_error_after_the_headers_of_a_stream_is_an_event(policy, monkeypatch)
 
 @pytest.mark.parametrize('stream', [False, True])
 def test_a_client_that_left_and_sends_its_request_again_has_its_answer(policy, stream):
-    """Without OpenAI's header it was a rewritten history."""
+    """Without OpenAI's header it counted as a rewritten history."""
     raw = body(U, stream=stream)
     policy.go.clear()
     policy.leave(raw)
@@ -386,7 +386,7 @@ def test_an_answer_is_kept_until_it_is_delivered(policy):
     policy.go.set()
     time.sleep(0.2)
     assert said(policy.post(raw)) == 'A'
-    status, error = policy.post(raw)  # the second one was delivered
+    status, error = policy.post(raw)  # the second answer was delivered
     assert (status, error['error']['code']) == (400, 'history_rewritten')
 
 

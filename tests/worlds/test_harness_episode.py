@@ -30,7 +30,7 @@ def answer(text, closed=True, finish='stop'):
 
 
 def ask(episode, raw, said, retried=False):
-    """(what the world is shown, the body that the client gets)."""
+    """Return (observation of the world, body of the client's answer)."""
     sent = POOL.submit(episode.ask, raw, retried)
     request = episode.events.get(timeout=5)
     episode.answer(said)
@@ -149,7 +149,7 @@ def test_text_added_to_an_answer_that_was_cut_is_part_of_its_message():
 
 
 def test_what_is_sent_again_before_it_was_placed_is_answered_once():
-    """It waited for another one, and was answered twice: in two branches."""
+    """A repeat of a waiting request was answered twice, in two branches."""
     episode = Episode(branches=4)
     first = POOL.submit(episode.ask, body(U))
     episode.events.get(timeout=5)
@@ -182,7 +182,7 @@ def test_after_the_end_and_from_elsewhere_nobody_is_answered():
 
 
 def test_an_episode_whose_request_was_refused_is_freed():
-    """Refusals that live as long as the module kept its frames, and with them all that was said."""
+    """Module-level errors kept its frames alive, and with them all messages."""
     server, episode = endpoint('127.0.0.1', 0), Episode()
     client = clients.Client(Task(0, f'{server.open(episode)}/v1', 'k'))
     episode.refuse(CUT['TURN_BUDGET'])
@@ -191,7 +191,7 @@ def test_an_episode_whose_request_was_refused_is_freed():
     server.close(episode)
     gone = weakref.ref(episode)
     del episode
-    until = time.monotonic() + 30  # the thread that answered has to leave its frames
+    until = time.monotonic() + 30  # the answering thread must leave its frames
     while gone() is not None and time.monotonic() < until:
         gc.collect()
         time.sleep(0.05)
@@ -220,13 +220,13 @@ def test_whatever_a_harness_raises_ends_its_episode(error, monkeypatch):
     ],
 )
 def test_rewards_are_numbers_pairs_or_mappings(earned, reward):
-    """Anything true in Python, such as an info next to the reward, was a success."""
+    """Any truthy value, such as an info next to the reward, counted as a success."""
     if reward:
         assert reward_of(earned, '') == workers.plain(earned) == reward
         return
     with pytest.raises(WorldError):
         reward_of(earned, '')
-    assert earned is None or isinstance(workers.plain(earned), str)  # no reward, in a worker too
+    assert earned is None or isinstance(workers.plain(earned), str)  # invalid in a worker, too
 
 
 def test_an_episode_of_one_conversation_is_drawn_from_the_stream_of_the_episode():

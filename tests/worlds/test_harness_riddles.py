@@ -1,4 +1,4 @@
-"""The harness of riddles: which things it asks for, and what its episodes earn."""
+"""The riddles harness: its things and the rewards of its episodes."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Faults of worlds cost their episodes, or nothing, and never the run."""
+"""World failures cost at most their episodes, never the run."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ def calm():
 
 
 class Broken(hosts.Echo):
-    """On items of odd number its second reply is `reply`, or raises it."""
+    """A world that returns or raises `reply` in its second turn, for odd items."""
 
     reply = WorldError('broken')
 
@@ -74,7 +74,7 @@ def test_what_is_no_reply_is_a_fault_of_the_world(reply, field):
 
 @pytest.mark.parametrize('repeats', [True, False])
 def test_a_faulty_episode_leaves_and_the_others_are_the_same(repeats, tmp_path):
-    """A world that does not repeat itself is not asked twice."""
+    """A non-deterministic world is not replayed."""
 
     class World(Broken):
         deterministic = repeats
@@ -92,7 +92,7 @@ def test_a_faulty_episode_leaves_and_the_others_are_the_same(repeats, tmp_path):
 
 
 def test_a_world_that_only_claims_to_repeat_itself_is_found_out(tmp_path):
-    """Every world words its first observation in its own way."""
+    """Every new world has a different first observation."""
     number = itertools.count()
 
     class World(Broken):
@@ -136,7 +136,7 @@ def test_a_huge_text_is_cut_and_counted():
 
 
 def test_too_few_healthy_episodes_are_played_again(capfd):
-    """The first worlds are all broken; later ones are not."""
+    """The first worlds are all broken; later worlds are not."""
     number = itertools.count()
 
     class World(Broken):
@@ -181,7 +181,7 @@ def test_what_an_older_log_holds_is_spelled_when_it_is_played_again():
 
 
 def test_an_outage_of_all_worlds_pauses_the_run_and_changes_nothing(capfd):
-    """At the beginning, and within episodes, which are replayed in fresh worlds."""
+    """At the start, and within episodes, which are replayed in new worlds."""
     opened, steps, back = threading.Event(), itertools.count(), [None]
     threading.Timer(1.0, opened.set).start()
 
@@ -211,11 +211,11 @@ def test_an_outage_that_lasts_ends_the_run_with_its_reason():
 
     with pytest.raises(WorldsFailed, match='all environments have been .*connection refused'):
         hosts.play(make=make, policy=host.RetryPolicy(outage_s=0.2))
-    assert issubclass(WorldsFailed, ValueError)  # commands say it in a line, without a stack
+    assert issubclass(WorldsFailed, ValueError)  # commands print one line without a traceback
 
 
 def test_half_a_character_of_a_world_is_none_of_the_run_s(tmp_path):
-    """The log of such a reply could not be read again, so the run could not go on."""
+    """The log of such a reply could not be read, so the run could not resume."""
 
     class World(hosts.Echo):
         def reset(self, item):
@@ -244,7 +244,7 @@ def test_nobody_waits_at_the_end_for_a_world_that_was_to_be_asked_later():
 
 
 def test_a_late_reply_of_a_world_that_was_left_behind_is_not_taken():
-    """It would be the answer to another turn."""
+    """It would count as the reply to another turn."""
     slow = itertools.count()
 
     class World(hosts.Echo):
@@ -261,7 +261,7 @@ def test_a_late_reply_of_a_world_that_was_left_behind_is_not_taken():
 
 
 def test_meshes_play_against_hosts_as_well():
-    """Four devices with two rows each, and eight rows of one device: the same tokens."""
+    """Four devices with two rows each and one device with eight rows give the same tokens."""
     from agentrl_jax.machine import sharding
 
     task, conversation = hosts.conversation_of(hosts.Tests())

@@ -1,4 +1,4 @@
-"""Several processes play against worlds of their own, and train like one."""
+"""Several processes play against their own worlds, and train like one process."""
 
 import pytest
 import test_distributed_training as distributed
@@ -20,7 +20,7 @@ HOSTS = {
 
 
 def test_two_processes_train_like_one_against_hosts(tmp_path):
-    """Each plays its own rows on its own device and logs what its own worlds say."""
+    """Each process plays its rows on its device and logs the replies of its worlds."""
     words = [f'--config.{name}={value}' for name, value in HOSTS.items()]
     two, one = tmp_path / 'two', tmp_path / 'one'
     for workdir, count in ((two, 2), (one, 1)):
@@ -31,7 +31,7 @@ def test_two_processes_train_like_one_against_hosts(tmp_path):
     streams = [{row['stream'] for row in log if row['split'] == 'train'} for log in logs]
     assert len(logs) == 2 and streams[0].isdisjoint(streams[1])
     assert streams[0] | streams[1] == set(range(16))
-    # Figures are of the worlds of both.
+    # Metrics cover the worlds of both processes.
     for row, alone in zip(*map(metrics_of, (two, one)), strict=True):
         assert row['hosts/cut'] == alone['hosts/cut'] > 0
         here = row['step'], 'train'

@@ -1,4 +1,4 @@
-"""The client of AgentGym's protocol: on our servers over TCP, and on tables of others' answers."""
+"""The client of AgentGym's protocol: on our servers over TCP, and on recorded answers."""
 
 import contextlib
 import http.client
@@ -19,8 +19,8 @@ from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.textcraft import TextCraft
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 
-SECONDS = 0.3  # of a call, in tests of calls that get no answer
-ROUNDS = 6  # of an episode in tests of troubles
+SECONDS = 0.3  # timeout in tests of unanswered calls
+ROUNDS = 6  # of an episode in tests of network faults
 LIMITS = dict(timeout_s=1, most_bytes=2**20)
 
 
@@ -70,7 +70,7 @@ def test_worlds_behind_the_client_say_what_they_say_in_process(launched):
 
 
 def test_agentgyms_own_client_can_play_on_our_server(launched):
-    """Its calls, in its order, with its bodies; every field that it reads is there."""
+    """Its calls are made in its order with its bodies; every field that it reads is present."""
     there = Connection(launched.url, timeout_s=20, most_bytes=2**20)
     body = {'minecraft_dir': 'agentenv_textcraft/', 'commands': None, 'goal': None}
     made = there.post('create', body)
@@ -89,7 +89,7 @@ def test_agentgyms_own_client_can_play_on_our_server(launched):
 
 
 def test_worlds_spread_over_servers_and_pass_over_the_one_that_is_gone(launched):
-    gone = 'http://127.0.0.1:9'  # discard: nobody listens
+    gone = 'http://127.0.0.1:9'  # discard port: no server
     servers = Servers([gone, launched.url])
     worlds = [AgentGym('textcraft', servers) for _ in range(3)]
     for world in worlds:
@@ -122,11 +122,11 @@ def test_the_password_of_an_address_is_in_no_error():
         assert 'secret' not in str(raised.value)
 
 
-# ---- troubles on the way -----------------------------------------------------------------------
+# ---- network faults ------------------------------------------------------------------------------
 
 
 def play_through(make, item, commands):
-    """Replies of an episode, on a fresh world with the actions so far wherever one fails."""
+    """Return the replies of an episode; after a failure, a new world replays the actions."""
     world, replies, tries = make(), [], 0
     while len(replies) <= len(commands):
         try:
@@ -155,7 +155,7 @@ def script(item):
 
 
 def test_a_server_that_is_down_is_known_by_its_first_connection(monkeypatch):
-    """Whoever opened a world waited for the whole of a call, and again for each world left open."""
+    """Opening a world waited for a full call timeout, and again for each world left open."""
     tried = []
 
     def connect(self):
@@ -168,7 +168,7 @@ def test_a_server_that_is_down_is_known_by_its_first_connection(monkeypatch):
         servers.left('http://gone', {'id': number})
     with pytest.raises(WorldDown):
         AgentGym('textcraft', servers, timeout_s=60.0).reset(0)
-    assert len(tried) == 2 and max(tried) <= connection.CONNECT_S < 60  # a close, and the new one
+    assert len(tried) == 2 and max(tried) <= connection.CONNECT_S < 60  # a close and a create
     assert len(servers.take_left('http://gone')) == 5
 
 
@@ -192,7 +192,7 @@ def test_a_trouble_is_an_error_or_does_no_harm(launched, trouble, monkeypatch):
     assert proxy.done[trouble]
     if trouble == 'delayed':
         assert not failed
-    elif trouble != 'twice':  # which is noticed and costs a connection, at times an error
+    elif trouble != 'twice':  # a double reply costs a connection and sometimes an error
         assert failed
 
 
@@ -209,11 +209,11 @@ def test_all_troubles_at_once_leave_no_descriptor_and_no_thread(launched):
             )
             assert replies == expected(item, script(item)[:4])
     assert all(proxy.done[each] for each in quick)
-    assert get(launched.url)['worlds'] <= worlds + 1  # the last one, if its close was lost
+    assert get(launched.url)['worlds'] <= worlds + 1  # the last world, if its close was lost
     assert threading.active_count() == threads and psutil.Process().num_fds() == files
 
 
-# ---- against what other servers say ------------------------------------------------------------
+# ---- against recorded replies of other servers ---------------------------------------------------
 
 
 BABYAI = {'observation': 'o', 'reward': 0, 'score': 0.0, 'deleted': False, 'done': False}
@@ -227,7 +227,7 @@ def step_of(text, reward, done, field='observation', **more):
     return {field: text, 'reward': reward, 'done': done, **more}
 
 
-DIALOGUES = {  # env: answers to create, reset and a look; the first text; a step and its reply
+DIALOGUES = {  # env: answers to create, reset and look; first text; a step and its reply
     'babyai': (
         [{'id': 4}, BABYAI],
         'o',
@@ -292,7 +292,7 @@ SAID = {'observation': 'p', 'reward': 0, 'done': False}
 
 @contextlib.contextmanager
 def begun(env, *steps, first=SAID | {'observation': 'o', 'error': None}):
-    """A world that has been reset, of a server with these answers to its steps, and its table."""
+    """Yield a reset world on a server with these step answers, and the server's table."""
     steps = [step if isinstance(step, tuple) else ('step', 200, step) for step in steps]
     with hosts.Table([('create', 200, {'id': 0}), ('reset', 200, first), *steps]) as table:
         world = AgentGym(env, Servers([table.url]))
@@ -301,7 +301,7 @@ def begun(env, *steps, first=SAID | {'observation': 'o', 'error': None}):
 
 
 def scene(score):
-    """An opening of ScienceWorld."""
+    """Return the first replies of ScienceWorld."""
     return {'task_description': 'Light it.', 'observation': 'A room.', 'score': score}
 
 
@@ -309,7 +309,7 @@ def scene(score):
     'env, first, scores, rewards, successes',
     [
         ('babyai', BABYAI, [0.25, 0.5, 0.5], [0.25, 0.25, 0.0], [True, True, True]),
-        # What the opening state scores is no reward of the first action
+        # The score of the initial state is not a reward of the first action
         ('sciworld', scene(7), [7, 20, 100], [0.0, 13.0, 80.0], [False, False, True]),
     ],
 )
@@ -322,7 +322,7 @@ def test_running_scores_become_differences(env, first, scores, rewards, successe
 
 
 def test_an_answer_that_cannot_be_read_does_not_undo_a_late_success():
-    """The episode counted as failed: its last reply decides."""
+    """The last reply decides, so the episode counted as failed."""
     with begun('babyai', BABYAI | {'score': 0.4}, first=BABYAI) as (world, _):
         two = 'Action: toggle\nAction: toggle'
         assert world.step(two).success is False
@@ -331,7 +331,7 @@ def test_an_answer_that_cannot_be_read_does_not_undo_a_late_success():
 
 
 def test_whether_an_action_is_valid_is_what_the_server_says_or_unknown():
-    """AgentGym's servers do not say it, ours do; an answer that cannot be read never is."""
+    """Our servers report it, AgentGym's do not; an unreadable answer is never valid."""
     told = {}, {'valid': True}, {'valid': False}, {'valid': None, 'error': None}, {'valid': 'no'}
     with begun('textcraft', *(SAID | more for more in told)) as (world, _):
         assert world.step('Action: a\nAction: b').valid is False
@@ -368,7 +368,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_world_opens_anew(told):
     'reset, looks', [({}, 1), ({'observation': 'TimeoutError', 'object': 'Error'}, 0)]
 )
 def test_texts_that_stand_for_a_fault_are_faults(reset, looks):
-    """After a reset that failed, the page of the episode before was played as the first one."""
+    """After a failed reset, the previous episode's page became the first observation."""
     rows = [('create', 200, {'env_idx': 1}), ('reset', 200, reset), ('obs', 200, 'TimeoutError')]
     with hosts.Table(rows) as table:
         with pytest.raises(WorldError, match='TimeoutError'):

@@ -1,4 +1,4 @@
-"""Worlds on the device that are served: the rules of the world, the same luck in a fresh one."""
+"""Served device environments: the same rules, and the same randomness in a new world."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ def test_a_fresh_world_says_the_same_to_the_same_actions(name):
     one, other = make(), make()
     rng = np.random.default_rng(0)
     actions = rng.choice([*one.actions], size=4).tolist()
-    walk(one, 2, actions)  # other episodes leave nothing behind
+    walk(one, 2, actions)  # other episodes have no effect
     assert walk(one, 5, actions) == walk(other, 5, actions)
     assert one.instruction == one.env.instruction
 

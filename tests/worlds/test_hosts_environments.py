@@ -1,4 +1,4 @@
-"""The named worlds on hosts as a config builds them."""
+"""The named host environments as a config builds them."""
 
 import contextlib
 import dataclasses
@@ -68,7 +68,7 @@ def test_a_world_is_played_in_process_or_on_a_server_of_the_run():
 
 
 def test_a_server_that_plays_by_other_settings_is_a_fault_that_names_them():
-    """The policy read MT-GRPO's words, the server knew plain calls, and all were invalid."""
+    """The policy read MT-GRPO's prompt, the server expected plain calls: all were invalid."""
     settings = {'questions': ['drawn'], 'timeout_s': 9.0, 'corpus': ''}
     with Launched('search', settings=settings) as server:
         env = search.SearchEnvironment(questions=('drawn',), urls=(server.url,), timeout_s=20.0)
@@ -92,7 +92,7 @@ def test_what_is_a_machine_s_own_or_secret_is_not_told_to_clients():
 
 
 def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
-    """Each thread of a run makes a world; the first ones all found no server and started one."""
+    """Each thread of a run creates a world; the first threads each started a server."""
     started = []
 
     def slow(*words, **more):
@@ -111,7 +111,7 @@ def test_worlds_that_are_made_at_once_share_one_server(monkeypatch):
 
 
 class Recorder(gymnasium.Env):
-    """Pays the action and shows it."""
+    """An environment whose reward and observation are the action."""
 
     observation_space = gymnasium.spaces.Text(9)
 
@@ -137,13 +137,13 @@ class Recorder(gymnasium.Env):
     ids=str,
 )
 def test_an_answer_names_the_action_of_gymnasium_that_it_means(space, names, answers):
-    """Of Discrete(n, start=k) every action was k too low."""
+    """With Discrete(n, start=k), every action was k too low."""
     world = gymnasium_text.GymnasiumWorld(Recorder(space), names)
     for answer, shown in answers.items():
         reply = world.step(answer)
         assert (reply.observation == shown) if shown else 'No such action' in reply.observation
         assert reply.valid == (None if not world._names else bool(shown))
-    with pytest.raises(ValueError):  # it has an n, as Discrete has
+    with pytest.raises(ValueError):  # it has an n, like Discrete
         gymnasium_text.GymnasiumWorld(Recorder(spaces.MultiBinary(3)), names)
 
 
@@ -165,7 +165,7 @@ def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):
 
 
 def test_items_of_a_held_out_file_that_are_trained_on_are_counted(tmp_path, capsys):
-    """They raised success on what nobody knew to be trained on."""
+    """They inflated success on levels that were silently trained on."""
 
     def listed(name, *numbers):
         path = tmp_path / f'{name}.json'
@@ -179,7 +179,7 @@ def test_items_of_a_held_out_file_that_are_trained_on_are_counted(tmp_path, caps
     warning = capsys.readouterr().err
     assert warning.startswith('WARNING: 2 of the 3 items') and warning.count('\n') == 1
     gone = dataclasses.replace(env, item_files=('gone.json', other, other))
-    assert [*gone.item_range('test')] == [8]  # an evaluation reads its own file alone
+    assert [*gone.item_range('test')] == [8]  # an evaluation reads only its own file
     assert capsys.readouterr().err == ''
     with pytest.raises(ValueError, match='textcraft'):
         built('textcraft', item_files=(train, test, test))
@@ -241,7 +241,7 @@ def printed(program, **environment):
 
 
 def test_texts_are_the_same_in_another_interpreter_with_other_hashes_and_file_order():
-    """And worlds import no JAX, with which bm25s computes where it finds it."""
+    """Worlds also import no JAX, which bm25s would use if it were imported."""
     shuffled = (
         'import pathlib; glob = pathlib.Path.glob; '
         'pathlib.Path.glob = lambda *words: sorted(glob(*words), key=hash)'

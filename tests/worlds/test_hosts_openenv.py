@@ -1,4 +1,4 @@
-"""The client of OpenEnv: on a server of its messages, and its own server where installed."""
+"""The OpenEnv client: on a fake server, and on OpenEnv's own server if installed."""
 
 import contextlib
 import json
@@ -14,11 +14,11 @@ from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError
 
 
 class Sessions:
-    """Echoes actions as openenv 0.10 words its messages; one session at a time."""
+    """A server that echoes actions in openenv 0.10's messages; one session at a time."""
 
     def __init__(self):
         self.open = threading.Semaphore(1)
-        self.heard, self.answers = [], {}  # answers: raw messages in place of the right ones
+        self.heard, self.answers = [], {}  # answers: raw messages that replace the right ones
         self.server = websockets_server.serve(self.session, '127.0.0.1', 0, ping_interval=0.05)
         port = self.server.socket.getsockname()[1]
         self.url = f'http://127.0.0.1:{port}'
@@ -48,7 +48,7 @@ class Sessions:
         return observation(f'heard {data["text"]}', 1, data['text'] == 'end')
 
     def freed(self):
-        """Whether the session comes free in time; the server notices an end after its client."""
+        """Return whether the session is freed in time; the server notices an end later."""
         free = self.open.acquire(timeout=10)
         self.open.release()
         return free
@@ -105,7 +105,7 @@ def test_an_episode_is_a_reset_and_steps_in_one_session(sessions, world):
 
 
 def test_a_session_lives_through_a_long_thought(sessions, world):
-    """Pings come each 50 ms and are answered while nobody reads."""
+    """Pings arrive every 50 ms and are answered while the client is idle."""
     assert sessions.freed()
     world.reset(0)
     threading.Event().wait(0.4)
@@ -166,7 +166,7 @@ def test_an_answer_that_is_none_is_an_error_and_the_session_ends(sessions, world
 
 
 def test_the_packages_own_server_is_understood():
-    """Runs where openenv is installed with what it needs (make test-openenv)."""
+    """Runs if openenv and its dependencies are installed (make test-openenv)."""
     http_server = pytest.importorskip(
         'openenv.core.env_server.http_server', reason='make test-openenv runs it'
     )

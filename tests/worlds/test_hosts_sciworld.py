@@ -1,4 +1,4 @@
-"""SciWorld: AgentGym's games and scores from simulators in one JVM. Without Java these skip."""
+"""SciWorld: AgentGym's games and scores from simulators in one JVM; skipped without Java."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ def replies(world, item, actions):
 def test_items_are_agentgyms_games():
     games = sciworld.games()
     assert len(games) == 4639
-    # first items of tasks as AgentGym's list has them
+    # first items of tasks in AgentGym's list
     firsts = {games[item][0]: item for item in reversed(range(len(games)))}
     assert firsts['use-thermometer'] == 120 and firsts['find-animal'] == FIND_ANIMAL
     assert games[1436] == ('test-conductivity', 0) and games[4638][1] == 9
@@ -50,7 +50,7 @@ def test_every_task_has_as_many_variations_as_the_table_says():
 
 @WITH_JAVA
 def test_replies_are_those_of_the_package(monkeypatch):
-    """Played as AgentGym's server plays it, but for the list of valid actions, which it drops."""
+    """Played as on AgentGym's server, except for the list of valid actions, which it drops."""
     from scienceworld import ScienceWorldEnv
 
     monkeypatch.setattr(ScienceWorldEnv, 'get_valid_action_object_combinations', lambda self: [])
@@ -70,14 +70,14 @@ def test_replies_are_those_of_the_package(monkeypatch):
             if done:
                 break
     theirs.close()
-    del theirs  # it closes again when it is collected: now, not in the middle of something
+    del theirs  # its finaliser closes it again: collect it now, not in the middle of a test
     gc.collect()
     assert reply.success and score == 100
 
 
 @WITH_JAVA
 def test_what_the_opening_state_scores_is_no_reward_of_the_first_action():
-    """reset left the score at 0, and the first action was paid the 7 of the opening state."""
+    """reset left the score at 0, and the first action earned the 7 of the initial state."""
     item = sciworld.games().index(('power-component', 15))
     with made() as world:
         world.reset(item)
@@ -127,7 +127,7 @@ def test_a_wrong_focus_ends_an_episode_and_so_does_waiting(monkeypatch):
         said = [world.step(f'{action} kitchen') for action in ('open door to', 'go to')]
         said.append(world.step('focus on stove'))
         assert said[-1].done and not said[-1].success
-        assert sum(reply.reward for reply in said) == -100  # what was gained is lost with it
+        assert sum(reply.reward for reply in said) == -100  # earlier gains are lost
     monkeypatch.setattr(sciworld, 'MAX_MOVES', 10)
     with made(scale=0.01) as world:
         world.reset(BOIL)
@@ -139,7 +139,7 @@ def test_a_wrong_focus_ends_an_episode_and_so_does_waiting(monkeypatch):
 
 @WITH_JAVA
 def test_scaled_rewards_are_the_same_in_process_and_on_a_server():
-    """A server's client took the differences of the score itself, 100 times as large."""
+    """The client used differences of the unscaled score, which are 100 times as large."""
     env = SciWorldEnvironment(scale=0.01, heap_mb=HEAP_MB)
     with (
         Launched('sciworld', settings=env.settings()) as server,

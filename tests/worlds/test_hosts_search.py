@@ -1,4 +1,4 @@
-"""Search: documents are found, questions read, and episodes played in each dialect."""
+"""Search: document retrieval, question files, and episodes in each dialect."""
 
 import collections
 import contextlib
@@ -106,7 +106,7 @@ def test_an_index_on_disk_finds_what_the_one_in_memory_finds(corpus, tmp_path):
 
 @contextlib.contextmanager
 def running(app):
-    """The address of a server in a thread."""
+    """Yield the address of a server in a thread."""
     served = uvicorn.Server(uvicorn.Config(app, port=0, log_level='error'))
     thread = threading.Thread(target=served.run)
     thread.start()
@@ -119,7 +119,7 @@ def running(app):
 
 
 def test_a_server_of_ours_may_stand_for_agentgym_s_own_of_searchqa(corpus, asked):
-    """Its client's calls, which our client of it makes too."""
+    """These are the calls of its client, and of ours."""
     near, inner = (SearchQA(corpus=corpus, questions=[asked]) for _ in range(2))
     app = fastapi.FastAPI()
     server.add_routes(app, hosts.Kept(inner), server.WORDINGS['searchqa'])
@@ -162,7 +162,7 @@ def test_any_retriever_of_the_protocol_serves_and_bad_answers_are_faults():
 
 
 def test_published_files_of_every_form_are_read(tmp_path):
-    """Rows of the forms of TriviaQA's release and copy, NQ-open, HotpotQA and FlashRAG."""
+    """The formats are TriviaQA's release and copy, NQ-open, HotpotQA and FlashRAG."""
     answer = {'Value': 'Sunset Boulevard', 'NormalizedAliases': ['sunset blvd', 'sunset boulevard']}
     release = {'Data': [{'Question': 'Which Lloyd Webber musical?', 'Answer': answer}]}
     copied = {'value': 'Oslo', 'normalized_aliases': ['oslo'], 'aliases': ['Oslo', 'Christiania']}
@@ -190,7 +190,7 @@ def test_published_files_of_every_form_are_read(tmp_path):
     (tmp_path / 'none.json').write_text('[]')
     with pytest.raises(ValueError, match='none.json'):
         questions.read(str(tmp_path / 'none.json'))
-    # Rows were cut at U+2028, U+2029 and U+0085, which texts may hold
+    # Rows were cut at U+2028, U+2029 and U+0085, which texts may contain
     row = {'question': 'one\u2028two\u2029three\x85four', 'answer': 'x'}
     lines = 2 * (json.dumps(row, ensure_ascii=False) + '\r\n')
     (tmp_path / 'lines.jsonl').write_bytes(lines.encode())
@@ -285,7 +285,7 @@ def test_our_own_words_are_few_and_an_oracle_in_them_does_not_think(corpus, aske
 
 
 def test_an_oracle_finds_its_way_from_wherever_play_has_led():
-    """After somebody else's search it took its own for made, and answered what nobody had read."""
+    """After another search, the expert skipped its own and answered from unread documents."""
     play = Search(retries=False)
     item = next(i for i in items('train') if world.bank()[i].hops == 2)
     play.reset(item)
@@ -304,7 +304,7 @@ def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
     files = (drawn.NAME,)
     found = [items(split, questions=files) for split in SPLITS]
     assert sorted(sum(found, [])) == list(range(drawn.QUESTIONS)) and min(map(len, found)) > 300
-    said = collections.defaultdict(set)  # region: countries that it belonged to
+    said = collections.defaultdict(set)  # region -> its countries
     play = Search(questions=files, retries=False, topk=1)
     for item in range(0, drawn.QUESTIONS, 32):
         first = play.reset(item)
@@ -318,7 +318,7 @@ def test_drawn_questions_are_answered_by_documents_of_their_own_alone():
         said[region].add(play.question.answers[0])
         assert play.step(answer).success
     assert len(said) == len(drawn.REGIONS) and min(map(len, said.values())) > 2
-    # Words of another question's documents are not found
+    # Other questions' documents are not found
     absent = {*drawn.COUNTRIES} - {d['contents'].split()[-1][:-1] for d in play.question.documents}
     play.reset(item)
     assert play.step(f'<search>{min(absent)}</search>').observation == 'Nothing was found.'
@@ -333,7 +333,7 @@ def test_some_drawn_facts_can_be_known_by_heart():
         assert question.text == drawn.draw(number).text
         texts = [document['contents'].split() for document in question.documents]
         belongs = {text[0].strip('"'): text[-1][:-1] for text in texts}
-        assert len(set(belongs.values())) == drawn.DOCUMENTS  # no two regions of a question
+        assert len(set(belongs.values())) == drawn.DOCUMENTS  # distinct within a question
         region = question.text.split()[5]
         assert question.answers == (belongs[region],)
         assert question.by_heart == (region in fixed)

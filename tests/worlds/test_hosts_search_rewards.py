@@ -1,4 +1,4 @@
-"""Rewards of search: the numbers that the papers' own functions give, turn by turn too."""
+"""Search rewards: the numbers of the papers' own functions, per episode and per turn."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def said(answer):
 
 
 SEARCH = Step(THINK + CALL, HIT)
-# What MT-GRPO's functions returned: tool, search, presence, exact match, format, tags; R_T, R_O
+# Results of MT-GRPO's functions: tool, search, presence, exact match, format, tags; R_T, R_O
 MT_GRPO = {
     'search and answer': ([SEARCH, said('Paris')], 0.2, 0.5, 0.5, 1, 0.2, 0.2, 0.7, 1.9),
     'found nothing': (
@@ -82,25 +82,25 @@ def test_mt_grpo_rewards_are_those_of_its_own_functions(name):
 
 
 def test_a_dialect_without_thoughts_can_have_the_best_format():
-    """Thoughts were missed where nobody is asked for them: .6 at most, and a malformed outcome."""
+    """Missing thoughts cost points although the dialect has none: at most .6, and malformed."""
     found = Step('<search>capital</search>', HIT)
     answered = Step('<answer>Paris</answer>', answer='Paris')
     steps = [found, answered]
     assert scoring.format_score(steps, WORDLESS) == scoring.tag_count(steps, WORDLESS) == 1
     assert scoring.mt_grpo_outcome(steps, WORDLESS, GOLDS) == pytest.approx(1.9)
     assert scoring.format_too(steps, WORDLESS, GOLDS, True) == 1
-    # By hand: .3 for what is found, .1 for the format, less .1 for one search; then 1
+    # By hand: .3 for the answer found, .1 for the format, minus .1 for one search; then 1
     assert scoring.mt_ppo([found], WORDLESS, GOLDS, False) == pytest.approx(0.3)
     assert scoring.mt_ppo(steps, WORDLESS, GOLDS, True) == 1
     twice = Step('<search>a</search><search>b</search>', HIT)
     assert scoring.mt_ppo([twice], WORDLESS, GOLDS, False) == pytest.approx(0.0)
-    # tags there, but text before them: .4 + .2 + 0 + .2
+    # right tags, but text before them: .4 + .2 + 0 + .2
     assert scoring.format_score([Step('so <answer>x</answer>')], WORDLESS) == pytest.approx(0.8)
     assert scoring.format_score([Step('hello')], WORDLESS) == pytest.approx(0.2)
     assert not scoring.is_sequence([found, Step('<search>a</search>')], WORDLESS)
 
 
-NORMALISED = (  # as written, by SQuAD's rule, by TriviaQA's
+NORMALISED = (  # original, SQuAD's normalisation, TriviaQA's
     ('Spider-Man', 'spiderman', 'spider man'),
     ('J.R.R. Tolkien', 'jrr tolkien', 'j r r tolkien'),
     ('O\u2019Neill', 'o\u2019neill', 'o neill'),
@@ -122,12 +122,12 @@ def test_answers_are_normalised_as_squad_and_triviaqa_do():
 @pytest.mark.parametrize('normaliser', ['squad', 'triviaqa'])
 @pytest.mark.parametrize('gold', ['A', 'The The', '...', 'the, a!'])
 def test_an_answer_of_articles_and_punctuation_can_be_right(gold, normaliser):
-    """It never was. SQuAD's script compares what is left of both, here nothing with nothing."""
+    """It never was. SQuAD's script compares the normalised texts, here two empty ones."""
     golds = Golds(('Paris', gold), normaliser)
     assert golds.equal(gold) and golds.equal('an') and golds.equal('') and golds.equal('paris.')
     assert not golds.equal('London') and not golds.equal(None)
     assert scoring.exact([Step('', answer=gold)], TAGS, golds, True) == 1
-    assert not golds.within('anything') and golds.within('in Paris')  # nothing is in every text
+    assert not golds.within('anything') and golds.within('in Paris')  # the empty answer is ignored
 
 
 ASKED = '<think>what?</think>\n<search>capital</search>'
@@ -135,7 +135,7 @@ TOLD = '<think>so</think><answer>{}</answer>'
 
 
 def test_a_bad_form_costs_search_r1_s_second_reward():
-    """1, .8, .2, .1 or 0, the example of its script; a correct answer in a bad format keeps .8."""
+    """1, .8, .2, .1 or 0, from the example in its script; a right answer in a bad format has .8."""
     searched, malformed = Step(ASKED, HIT), Step(ASKED + ' more', HIT)
     cases = (
         ([searched, Step(TOLD.format('Paris'))], 1.0),

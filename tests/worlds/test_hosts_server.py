@@ -1,4 +1,4 @@
-"""`python -m agentrl_jax.serve` over real TCP: protocol, errors, and nothing left behind."""
+"""`python -m agentrl_jax.serve` over real TCP: protocol, errors and clean-up."""
 
 import concurrent.futures
 import json
@@ -47,7 +47,7 @@ def url(tmp_path_factory):
 
 
 def call(url, path, body=None, method='POST', raw=None):
-    """(status, answer); errors are answers too."""
+    """Return (status, answer), for errors as well."""
     data = raw if raw is not None else None if body is None else json.dumps(body).encode()
     headers = {} if data is None else {'Content-Type': 'application/json'}
     request = urllib.request.Request(f'{url}/{path}', data, headers, method=method)
@@ -72,7 +72,7 @@ def until(true, seconds=30):
 
 
 def made(url, item=0, **body):
-    """A world that has been reset."""
+    """Create and reset a world."""
     status, told = call(url, 'create', body)
     assert status == 200
     assert call(url, 'reset', {'id': told['id'], 'data_idx': item})[0] == 200
@@ -89,7 +89,7 @@ def close(url, *worlds):
 
 
 def children(pid):
-    """Processes that a process has started, and those they have."""
+    """Return all descendants of a process."""
     return psutil.Process(pid).children(recursive=True)
 
 
@@ -102,7 +102,7 @@ def test_a_world_is_played_as_in_agentgyms_protocol(url):
     status, refused = step(url, world, 'go')
     assert (status, refused['code']) == (409, 'not_reset')
     status, refused = call(url, 'reset', {'id': world, 'data_idx': -1})
-    assert (status, refused['code']) == (422, 'no_such_item')  # it lives on
+    assert (status, refused['code']) == (422, 'no_such_item')  # the world is still open
     answer = call(url, 'reset', {'id': world, 'data_idx': 3})
     assert answer == (200, {**first, **own, 'data_idx': 3})
     assert get(url, f'observation?id={world}') == (200, 'item 3')
@@ -146,7 +146,7 @@ def test_errors_have_a_status_and_a_code(url, path, body, status, code):
 
 
 def test_requests_that_are_no_json_of_texts_or_too_large_are_refused_and_not_sent_back(url):
-    """Half of a surrogate pair was a 500 after the step, and the world stayed open."""
+    """A lone surrogate caused a 500 after the step, and the world stayed open."""
     world = made(url)
     half = json.dumps({'id': world, 'action': '\ud800'})
     spelled = json.dumps({'id': world, 'action': '\ud800'}, ensure_ascii=False)
@@ -241,7 +241,7 @@ def test_a_world_may_be_closed_while_it_is_at_its_last_call(url):
 
     def last_call():
         while (answer := step(url, world, 'slow fault'))[0] == 409:
-            pass  # the other thread's call was there first
+            pass  # the other thread's call was first
         return answer
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -262,7 +262,7 @@ def test_a_world_of_a_worker_that_died_does_not_reach_the_next_one(url, action):
     until(lambda: get(url, 'health')[1]['room'] == 2 * WORLDS)
     until(lambda: get(url, 'health')[1]['ready'] == 2)
     fresh = [made(url, item) for item in range(4)]
-    for world in old[2:]:  # one that is stepped, the others are closed
+    for world in old[2:]:  # one is stepped, the rest are closed
         assert world == old[2] and step(url, world, 'go')[0] == 410 or close(url, world) is None
     assert [step(url, world, 'go')[0] for world in fresh] == [200] * 4
     close(url, *fresh)
@@ -305,7 +305,7 @@ def test_other_machines_are_let_in_only_with_a_token(tmp_path):
 
 
 def test_a_world_that_cannot_be_made_ends_the_server(tmp_path):
-    """/health was ok, and every /create a 500."""
+    """/health was ok, but every /create returned 500."""
     with pytest.raises(RuntimeError, match='exit code 1'):
         Launched('hostile_worlds:Hostile', settings={'broken': 'no'}, log=tmp_path / 'log')
     (line,) = set((tmp_path / 'log').read_text().splitlines())

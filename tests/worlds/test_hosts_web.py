@@ -1,4 +1,4 @@
-"""Pages in a browser: what they show, what is done on them, and what they cannot reach."""
+"""Pages in a browser: their text, actions on them, and blocked addresses."""
 
 import contextlib
 import importlib.util
@@ -50,7 +50,7 @@ def site():
 
 @pytest.fixture(scope='module')
 def shop(site, tmp_path_factory):
-    """Settings of worlds whose tasks are ROWS."""
+    """Return settings of worlds with the tasks ROWS."""
     path, sites = write_rows(tmp_path_factory.mktemp('web'), ROWS, site.server_port)
     return dict(tasks=path, sites=sites)
 
@@ -62,7 +62,7 @@ def arena(shop):
 
 
 def number(text, line):
-    """Return the number of the element whose line starts with this text."""
+    """Return the number of the element with a line that starts with this text."""
     found = [one for one in text.split('\n') if f'] {line}' in one]
     assert found, f'{line!r} is not in:\n{text}'
     return found[0].strip().partition(']')[0][1:]
@@ -170,7 +170,7 @@ def test_programs_call_what_webarena_has(arena):
 
 
 def test_a_program_that_leads_away_from_the_sites_scores_0_and_ends_the_episode(site, tmp_path):
-    """`stop` was taken for a bad action, of an episode that was over all the same."""
+    """`stop` counted as an invalid action, although the episode was over."""
     away = NOTE | {'url': 'http://elsewhere/', 'required_contents': {'exact_match': ''}}
     task = row(0, 'x', eval_types=['program_html'], program_html=[away])
     path, sites = write_rows(tmp_path, [task], site.server_port)
@@ -191,7 +191,7 @@ def test_pages_reach_no_address_that_is_not_listed(arena, site):
     assert '/tricks\n' in click(arena, text, "link 'File'")
     for url in (f'{there}/x', 'file:///etc/passwd', 'chrome://version', 'view-source:' + here):
         assert 'none of the sites' in arena.step(f'goto [{url}]').observation
-    time.sleep(0.3)  # for what would still be on its way
+    time.sleep(0.3)  # for requests that may still be on their way
     assert site.away.hits == []
     with pytest.raises(BlockingIOError):
         site.datagrams.recv(100)
@@ -217,7 +217,7 @@ def ended(group):
 
 @pytest.fixture
 def profiles(tmp_path, monkeypatch):
-    """The folder for temporary files of browsers that start in this test."""
+    """Return the temporary folder of browsers that start in this test."""
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     monkeypatch.setattr(tabs, 'SHARED', chromium.Shared(0.0))
     yield tmp_path
@@ -225,7 +225,7 @@ def profiles(tmp_path, monkeypatch):
 
 
 def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, profiles):
-    """Rollouts close their worlds: a browser for each rollout would be started again and again."""
+    """Rollouts close their worlds, so each rollout would start a new browser."""
     miniwob.reset(0)
     assert miniwob.visitor.browser is not arena.visitor.browser
     tabs.SHARED.linger_s = 60.0
@@ -293,7 +293,7 @@ def test_no_chromium_is_a_clear_error(monkeypatch):
 
 
 def test_a_page_that_hangs_is_waited_for_as_long_as_settings_say(profiles):
-    """It was 30 s, and a fault."""
+    """It failed after a fixed 30 s."""
     with contextlib.closing(MiniWoB()) as play:
         play.reset(0)
         tab = play.visitor.tab
@@ -322,7 +322,7 @@ os.killpg(0, 9)
 
 
 def killed(code):
-    """Return what a process prints that kills its group."""
+    """Return the output of a process that kills its group."""
     more = {'PYTHONHASHSEED': '12345', 'PYTHONPATH': os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, '-c', code]
     how = dict(env=os.environ | more, stdout=subprocess.PIPE, start_new_session=True, text=True)
@@ -400,7 +400,7 @@ def test_a_wrong_click_costs_and_ends_the_task(miniwob):
 
 def test_a_click_meets_an_element_whose_middle_another_one_covers(miniwob):
     miniwob.reset(6 * len(miniwob.tasks) + miniwob.tasks.index('click-test-2'))
-    assert miniwob.step('click [1]').reward == 1.0  # it was -1: TWO covers the middle of ONE
+    assert miniwob.step('click [1]').reward == 1.0  # was -1: TWO covers the middle of ONE
 
 
 def test_an_element_that_is_gone_and_keys_are_said_to_the_policy(miniwob):
@@ -414,7 +414,7 @@ def test_an_element_that_is_gone_and_keys_are_said_to_the_policy(miniwob):
     assert 'not done, that element' in gone.observation and gone.valid is False
 
 
-# ---- as environments and servers have it ---------------------------------------------------------
+# ---- in environments and servers -----------------------------------------------------------------
 
 
 def test_a_run_s_environment_of_miniwob_has_items_and_players():

@@ -1,4 +1,4 @@
-"""WebShop: files are read, goals made, pages walked through, and purchases scored."""
+"""WebShop: files, goals, pages and scores of purchases."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from agentrl_jax.envs.hosts.webshop.world import WebShop
 from agentrl_jax.envs.splits import SPLITS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHIRT = {  # rows as WebShop's files have them; the values are ours
+SHIRT = {  # rows in WebShop's format; the values are ours
     'asin': 'B000000001',
     'name': 'Acme Slim Shirt, Dark Blue',
     'pricing': '$19.90',
@@ -58,7 +58,7 @@ SAID = {
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
-    """Named as the real ones are; the last two rows are none of a product."""
+    """Write files with the real names; the last two rows are not products."""
     folder = tmp_path_factory.mktemp('webshop')
     rows = [SHIRT, LAMP, SHELF, {**SHIRT, 'name': 'Again'}, {**LAMP, 'asin': 'much too long'}]
     paths = [folder / 'items_shuffle_1000.json', folder / 'items_ins_v2_1000.json']
@@ -74,7 +74,7 @@ def shop():
 
 @pytest.fixture
 def one_shirt(tmp_path):
-    """Makes a shop of one shirt with other options."""
+    """Return a factory of shops with one shirt and these options."""
 
     def make(**options):
         paths = tmp_path / 'items.json', tmp_path / 'ins.json'
@@ -104,11 +104,11 @@ def test_products_of_webshop_s_files_are_read(files):
 
 def test_goals_are_all_choices_of_options_and_a_limit_above_the_price(files):
     goals = products.goals_of(products.read_files(*files))
-    assert len(goals) == 2 * 2 + 1  # nobody wants the shelf
+    assert len(goals) == 2 * 2 + 1  # the shelf has no instruction
     shirts = [goal for goal in goals if goal.options]
     assert len({goal.options for goal in shirts}) == 4
     for goal in shirts:
-        assert goal.most in (30.0, 40.0, 50.0)  # of 20, 30, 40 and 50 the larger of two
+        assert goal.most in (30.0, 40.0, 50.0)  # the larger of two of 20, 30, 40 and 50
         color, size = (value for _, value in goal.options)
         assert goal.text == (
             f'Find me a slim shirt that is machine wash with color: {color}, and size: {size}, '
@@ -117,7 +117,7 @@ def test_goals_are_all_choices_of_options_and_a_limit_above_the_price(files):
 
 
 def test_goals_are_as_many_as_webshop_s_loader_makes():
-    """Values listed twice and options of none were dropped: AgentGym's items were other goals."""
+    """Repeated values and empty options were dropped, so AgentGym's items were other goals."""
     small, red = {'value': 'Small'}, {'value': 'Red'}
 
     def goals(**options):
@@ -150,14 +150,14 @@ def test_rows_that_are_no_products_are_named(tmp_path):
 
 
 def test_texts_are_compared_by_their_sets_of_words():
-    """Accents were kept: 'über' and 'uber' were 75 alike."""
+    """Accents were kept: 'über' and 'uber' had a ratio of 75."""
     assert scoring.token_set_ratio('machine wash', 'wash, machine only') == 100  # a part of it
     # By hand: no common words; 'ab' and 'ad' share one letter of two: 2 * 1 / 4
     assert scoring.token_set_ratio('ab', 'ad') == 50
     # the letters a and c, in order, of three and two: 2 * 2 / 5
     assert scoring.token_set_ratio('abc', 'ac') == 80
     assert scoring.token_set_ratio('', 'x') == 0
-    # What thefuzz 0.19.0 says: 'ber' and 'uber' share three letters; an underscore is a letter
+    # As in thefuzz 0.19.0: 'ber' and 'uber' share three letters; an underscore is a letter
     for one, other, percent in (
         ('über', 'uber', 86),
         ('a_b', 'a b', 67),
@@ -185,7 +185,7 @@ def test_purchases_are_scored_by_hand(files):
 
 
 def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
-    """Scores followed a commit that never reached WebShop's master."""
+    """Scores followed a commit that was never merged into WebShop's master."""
     recorded = json.loads((ROOT / 'tests/data/webshop_scores.json').read_text(encoding='utf-8'))
     known = [
         products.Product(
@@ -325,20 +325,20 @@ def test_each_stall_is_a_shop_of_its_own_whose_goal_an_oracle_buys():
         play.reset(item)
         assert 0 < [play.step(action) for action in without][-1].reward < 1
     assert len({*pages.values()}) == len(pages) and len(bought) > 20
-    assert pages == {item: play.reset(item) for item in pages}  # in whatever order
+    assert pages == {item: play.reset(item) for item in pages}  # in any order
     splits = [world.ShopEnvironment(stalls=256).our_items(split).tolist() for split in SPLITS]
     assert sorted(sum(splits, [])) == list(range(256)) and min(map(len, splits)) > 10
 
 
-# ---- as environments and servers have it ---------------------------------------------------------
+# ---- in environments and servers -----------------------------------------------------------------
 
 
 def test_an_oracle_clicks_a_value_that_two_options_have_once(one_shirt):
-    """It is chosen for one of them, and waiting for the other the oracle clicked for ever."""
+    """The value was chosen for one option, and the oracle kept clicking for the other."""
     play = one_shirt(Fit=[{'value': 'small'}], Size=[{'value': 'small'}])
     replies = [play.step(play.plan()[0]) for _ in range(4)]
     assert replies[-1].done and len(play.goal.options) == 2
-    assert replies[-1].reward == 1.0  # one chosen value meets both
+    assert replies[-1].reward == 1.0  # one chosen value matches both
 
 
 def test_agentgym_s_client_of_webshop_finds_the_calls_it_makes():

@@ -40,7 +40,7 @@ def test_text_without_an_action_is_unreadable(text):
 
 
 def node(number, role, name='', children=(), ignored=False, **told):
-    """As Accessibility.getFullAXTree writes them; backend numbers are 10 x number."""
+    """Return a node of Accessibility.getFullAXTree; its backend number is 10 x number."""
     value = {'value': {'value': told.pop('value')}} if 'value' in told else {}
     return {
         'nodeId': str(number),
@@ -108,7 +108,7 @@ NOTHING = NOTE | {'required_contents': {'must_include': ['a |OR| ']}}
         ('locator', dict(program_html=[NOTE | {'locator': 'lambda: 1'}])),
         ('required_contents', dict(program_html=[{'url': 'last'}])),
         ('shop', dict(sites=['elsewhere'])),
-        # Any stop would solve these: an evaluator with nothing to compare scored 1
+        # Any stop would solve these: an evaluator without anything to compare scored 1
         ('reference_answers', dict(reference_answers=None)),
         ('reference_answers', dict(reference_answers={'must_include': ['a', ' ']})),
         ('reference_url', dict(eval_types=['string_match', 'url_match'], reference_url='')),
@@ -191,7 +191,7 @@ def test_addresses_are_scored_by_path_and_query():
     wanted = ('http://a/b', 'http://a/c?d=1', 'http://a/c?d=2')
     assert scoring.url_score('http://a/c/e/?d=2&f=3', wanted) == 1
     assert scoring.url_score('http://a/c?d=3', wanted) == 0
-    assert scoring.url_score('http://a/b', wanted) == 0  # the query of another one is missing
+    assert scoring.url_score('http://a/b', wanted) == 0  # the other query is missing
     assert scoring.url_score('http://b/b?d=1', wanted) == 0
     assert scoring.post_of('http://a/f/books/7/x/-/comment/9') == 'http://a/f/books/7/'
     assert scoring.post_of('http://a/other') == 'http://a/other'
