@@ -6,9 +6,9 @@ Each round tests one kind of run (KINDS): an algorithm, a mixture of environment
 plans or tries its levels twice, adapters, a saved best policy, worlds on servers that the run
 starts, or two processes. It trains an undisturbed twin once. Then it starts the same run
 repeatedly and disturbs it at a random moment: some seconds after its start, after some step, or
-during a save. Finally the run may finish. Its metrics (except times), every array of the newest checkpoint and of
-the best policy, the pages and the replies of host environments must equal the twin's. A round ends
-after --a_run kills. All kinds are tested in turn, in random order.
+during a save. Finally the run may finish. Its metrics (except times), every array of the newest
+checkpoint and of the best policy, the pages and the replies of host environments must equal the
+twin's. A round ends after --a_run kills. All kinds are tested in turn, in random order.
 
 Disturbances are SIGKILL; SIGTERM or SIGINT, which must be obeyed; SIGTERM and then SIGKILL, as in a
 preemption; and SIGSTOP for a while, then SIGKILL. With two processes, one is killed, terminated,
