@@ -23,7 +23,7 @@ from agentrl_jax.records.run_log import NOW_FILE
 
 PLAIN_LINES = 20  # lines of a job without a bar
 LONG_S = 2.0  # shorter compilations are not reported
-BEACON_S = 5.0  # seconds between writes; in a bucket, every write costs money
+BEACON_S = 5.0  # seconds between writes, which are expensive if the workdir is a bucket
 PROGRAMS = {  # compiled functions that take long -> their purpose
     'collect': 'the rollout',
     'decode': 'the sampling of tokens',
