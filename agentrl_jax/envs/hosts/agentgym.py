@@ -277,7 +277,7 @@ class AgentGym:
     def _bounded(self, reward: float | None) -> float:
         low, high = self.quirks.bounds
         if reward is None or not low <= reward <= high:
-            raise WorldError(f'a reward of {reward} is not in {self.quirks.bounds}')
+            raise WorldError(f'reward {reward} is not in {self.quirks.bounds}')
         return reward
 
     def close(self) -> None:
@@ -377,7 +377,7 @@ class AgentGym:
             raise WorldError(f'{path}: {reply["error"]!s:.200}')
         for name, value in {self.quirks.id: self._id, **sent}.items():
             if reply.get(name, value) != value:
-                raise WorldError(f'{path}: an answer about {name} {reply[name]!r:.50}, not {value}')
+                raise WorldError(f'{path}: the reply has {name}={reply[name]!r:.50}, not {value}')
         if reply.get(self.quirks.text) in self.quirks.faults:
             raise WorldError(f'{path}: {reply[self.quirks.text]}')
 

@@ -124,7 +124,7 @@ class Worlds:
             await asyncio.sleep(0.02)
         worker = min(ready, key=lambda worker: len(worker.worlds), default=None)
         if worker is None or len(worker.worlds) >= self.limits.worlds:
-            raise Refused('no_room', f'{len(self.sessions)} worlds are open, and there is no room')
+            raise Refused('no_room', f'the server is full: {len(self.sessions)} worlds are open')
         number, self.next_id = self.next_id, self.next_id + 1
         worker.worlds.add(number)
         session = Session(

@@ -151,7 +151,7 @@ class WorkerKeeper(Keeper):
 
     def fields(self, reply: Reply) -> dict[str, Any]:
         if not fits(reply.reward):
-            raise WorldError(f'a reward of {reply.reward!r}, which {BOUNDS}')
+            raise WorldError(f'reward {reply.reward!r} {BOUNDS}')
         if len(reply.observation) > self.most_chars:
             raise WorldError(f'an observation has over {self.most_chars} characters')
         message = {

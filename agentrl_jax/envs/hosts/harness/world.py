@@ -235,7 +235,7 @@ class HarnessEnvironment(HostEnvironment):
     RULES = (
         must(
             'run',
-            'a function, or command to a program',
+            'a function, or set command to a program',
             lambda world: bool(world.run) != bool(world.command),
         ),
         must('workers', '0 without harness.run', lambda world: not world.workers or world.run),
@@ -245,7 +245,7 @@ class HarnessEnvironment(HostEnvironment):
             'an http:// or https:// address',
             lambda world: re.match('$|https?://', world.public_url),
         ),
-        Rule({'public_url': '', 'port': In(low=1)}, 'the address is of a fixed port'),
+        Rule({'public_url': '', 'port': In(low=1)}, 'a public address needs a fixed port'),
         importable('run', optional=True),
         importable('expert', optional=True),
     )

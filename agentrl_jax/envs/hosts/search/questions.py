@@ -38,7 +38,7 @@ class Question:
 def parse(row: Any) -> Question:
     """Parse a row of a file; raise ValueError if a part is missing."""
     if not isinstance(row, dict):
-        raise ValueError('a question is an object with fields')
+        raise ValueError('a question must be an object')
     text = row.get('question', row.get('Question'))
     answer = row.get('golden_answers', row.get('answer', row.get('Answer')))
     if isinstance(answer, dict):
@@ -69,5 +69,5 @@ def read(path: str) -> tuple[Question, ...]:
         where = f'{path}:'
     questions = tuple(parsed_rows(rows, parse, where, f'a question is such as {EXAMPLE}'))
     if not questions:
-        raise ValueError(f'{path} holds no questions')
+        raise ValueError(f'{path} has no questions')
     return questions

@@ -93,7 +93,7 @@ class MiniWoB:
 
     def reset(self, item: int) -> str:
         if item < 0:
-            raise ValueError(f'item {item} is not in 0..')
+            raise ValueError(f'item {item} is negative')
         seed, number = divmod(item, len(self.tasks))
         self.task = self.tasks[number]
         known = self.visitor.tabs

@@ -90,7 +90,7 @@ def read_tasks(path: str, sites: Mapping[str, str]) -> dict[int, Task]:
         if task is not None:
             tasks[task.number] = task
     if not tasks:
-        raise ValueError(f'{path}: no task is on the sites {", ".join(sites) or "(none)"}')
+        raise ValueError(f'{path} has no tasks on the sites {", ".join(sites) or "(none)"}')
     return tasks
 
 
@@ -106,10 +106,10 @@ def read_task(row: Mapping[str, Any], sites: Mapping[str, str]) -> Task | None:
     unknown = set(evaluation['eval_types']) - set(EVALUATORS)
     if unknown or not evaluation['eval_types']:
         raise ValueError(
-            f'eval_types {evaluation["eval_types"]} must be of {", ".join(EVALUATORS)}'
+            f'eval_types={evaluation["eval_types"]} must be some of {", ".join(EVALUATORS)}'
         )
     if 'url_note' in evaluation and evaluation['url_note'] != 'GOLD in PRED':
-        raise ValueError(f'url_note {evaluation["url_note"]!r} is not GOLD in PRED')
+        raise ValueError(f'url_note {evaluation["url_note"]!r} must be GOLD in PRED')
     answers = []
     for kind, value in (evaluation['reference_answers'] or {}).items():
         if kind not in ANSWERS:

@@ -167,7 +167,7 @@ def cookies(path: pathlib.Path) -> list[dict]:
     try:
         entries = json.loads(path.read_text(encoding='utf-8'))['cookies']
     except (OSError, ValueError, KeyError) as error:
-        raise WorldError(f'{path}: no cookies of a login: {error!r}') from error
+        raise WorldError(f'{path} has no login cookies: {error!r}') from error
     if any(0 < cookie['expires'] < time.time() for cookie in entries if 'expires' in cookie):
         raise WorldError(f'{path}: the login has expired; log in again')
     return [{k: v for k, v in cookie.items() if (k, v) != ('expires', -1)} for cookie in entries]

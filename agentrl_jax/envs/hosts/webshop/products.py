@@ -145,7 +145,7 @@ def goals_of(products: Sequence[Product]) -> tuple[Goal, ...]:
     if not goals:
         raise ValueError('the shop has no goals: no product has an instruction')
     if len(goals) > MOST_GOALS:
-        raise ValueError(f'{len(goals)} goals are more than {MOST_GOALS}')
+        raise ValueError(f'{len(goals)} goals exceed the maximum of {MOST_GOALS}')
     random.Random(SHUFFLED).shuffle(goals)
     return tuple(goals)
 
