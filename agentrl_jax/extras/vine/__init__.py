@@ -1,4 +1,4 @@
-"""Continuations of episodes: the algorithm `vine`, and a critic that is measured by them."""
+"""Continuations of episodes: the algorithm `vine` and the measurement of a critic."""
 
 from agentrl_jax.extras.vine.section import Forks
 from agentrl_jax.extras.vine.vine import Vine

@@ -1,4 +1,4 @@
-"""Credit of turns by the continuations that were played from their starts."""
+"""Turn advantages from continuations."""
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,9 @@ from agentrl_jax.rl import turn_credit
 def continued(
     turn: jax.Array, returns: jax.Array, usable: jax.Array, *, turns: int
 ) -> tuple[jax.Array, jax.Array]:
-    """(sum of the returns, number) of the continuations from the start of each turn; [B, turns].
+    """Return (sum of returns, number) of the continuations from each turn; [B, turns].
 
-    turn, returns, usable [B, F]: where each begins, what it earned from there, whether it counts.
+    turn, returns, usable [B, F]: first turn, return from there on, whether it counts.
     """
     at = (turn[:, :, None] == jnp.arange(turns)[None, None]) & usable[:, :, None]
     return jnp.where(at, returns[:, :, None], 0.0).sum(1), at.sum(1)
@@ -29,18 +29,18 @@ def against_continuations(
     group_size: int,
     scales: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What playing turn k led to, less what others that began it in the same state were led to.
+    """Compare turn k with alternatives that were played from the same state.
 
     Returns (advantages of the trunk's turns [B, K], of each continuation's first turn [B, F],
     continuations of each turn int32 [B, K]). With M continuations from the start of turn k:
-      target of the trunk        r_k + mean of what was earned from the start of turn k + 1, by its
-                                 continuations and by the trunk itself
-      target of a continuation   what it earned from turn k on
-      advantage                  target less the mean target of the M others; the trunk's others
-                                 are the M continuations, so its own return is not in its baseline
-    A turn without continuations, as the first, has the group's other members as its others, a stop
-    counting as 0 (against_others). scales [B, K], [B, F]: magnitudes of the terms of rewards and
-    returns; None: their own.
+      target of the trunk        r_k + mean return from the start of turn k + 1, over its
+                                 continuations and the trunk
+      target of a continuation   its return from turn k on
+      advantage                  target minus the mean target of the M others; for the trunk these
+                                 are the M continuations, so the baseline excludes its return
+    A turn without continuations, such as the first, is compared with the other group members, which
+    count as 0 after they stop (against_others). scales [B, K], [B, F]: magnitudes of the terms of
+    rewards and returns; None: |rewards| and |returns|.
     """
     turns = rewards.shape[1]
     reached = turn_credit.turns_played(num_turns, healthy, turns)
@@ -58,8 +58,8 @@ def against_continuations(
     members = jnp.broadcast_to(healthy[:, None], reached.shape)
     alone = adv.leave_one_out(target, members, group_size=group_size, scale=target_scale)
     several = jnp.maximum(count, 1)
-    own = adv.drop_rounding(target - total / several, target_scale + total_scale / several)
-    own = jnp.where(count > 0, own, alone)
+    trunk = adv.drop_rounding(target - total / several, target_scale + total_scale / several)
+    trunk = jnp.where(count > 0, trunk, alone)
 
     def there(x):
         return jnp.take_along_axis(x, turn, axis=1)
@@ -67,4 +67,4 @@ def against_continuations(
     others = (there(total) - returns + there(target)) / there(several)
     forked = adv.drop_rounding(returns - others, there(total_scale + target_scale))
     forked = jnp.where(usable & (turn > 0), forked, 0.0)
-    return jnp.where(reached, own, 0.0), forked, count
+    return jnp.where(reached, trunk, 0.0), forked, count

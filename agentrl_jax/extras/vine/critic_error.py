@@ -1,8 +1,8 @@
-"""How good a critic is: its values at the starts of turns beside what was earned from there.
+"""Error of a critic: its values at turn starts, compared with returns of continuations.
 
-A continuation from the start of turn k is a fair sample of the value of that state under the policy
-that played it, so the mean of M of them is a label without bias and of known noise s^2 / M, where
-explained variance compares values with the one return that each episode had.
+The return of a continuation from the start of turn k is an unbiased sample of the value of that
+state under the current policy. The mean over M continuations is an unbiased label with known noise
+s^2 / M. Explained variance, in contrast, compares values with the single return of each episode.
 """
 
 import jax
@@ -16,53 +16,53 @@ from agentrl_jax.types import Rollout
 
 
 def at_turn_starts(values: jax.Array, rollout: Rollout) -> jax.Array:
-    """V before the first token of each answer: [B, T] -> [B, K], 0 for turns that were not played.
+    """Return V before the first token of each answer: [B, T] -> [B, K], 0 for turns not played.
 
-    values[b, t] is of the state before tokens[b, t] was chosen.
+    values[b, t] is the value of the state before tokens[b, t] was chosen.
     """
     turns = jnp.arange(rollout.rewards.shape[1])[None, :, None]
     sampled = (rollout.turn[:, None] == turns) & rollout.action_mask[:, None]
-    found = jnp.take_along_axis(values, jnp.argmax(sampled, axis=2), axis=1)
-    return jnp.where(sampled.any(2), found, 0.0)
+    starts = jnp.take_along_axis(values, jnp.argmax(sampled, axis=2), axis=1)
+    return jnp.where(sampled.any(2), starts, 0.0)
 
 
 def label_error(
     values: jax.Array, turn: jax.Array, returns: jax.Array, usable: jax.Array
 ) -> dict[str, jax.Array]:
-    """Values [B, K] beside labels m, the means of the returns of continuations; [] each.
+    """Compare values [B, K] with labels m, the mean returns of continuations; [] each.
 
-    turn, returns, usable [B, F]: where a continuation begins, what it earned from there, whether it
-    counts. Over turn starts with two or more, whose labels have the noise s^2 / M:
-      error   root of mean (V - m)^2 - mean s^2 / M: as of the exact values
-      spread  root of var m - mean s^2 / M: the error of a critic that knows their mean alone
-      corr    cov(V, m) / (std V x spread): its correlation with the exact values
-    Differences below 0 count as 0; nan where there are no two such starts or nothing to divide by.
+    turn, returns, usable [B, F]: first turn of a continuation, its return from there on, whether it
+    counts. Over turn starts with two or more continuations, with label noise s^2 / M:
+      error   root of mean (V - m)^2 - mean s^2 / M: the error against exact values
+      spread  root of var m - mean s^2 / M: the error of a critic that predicts only their mean
+      corr    cov(V, m) / (std V x spread): the correlation with exact values
+    Differences below 0 count as 0. nan with fewer than two such starts or a zero denominator.
     """
     total, count = continued(turn, returns, usable, turns=values.shape[1])
     label, known = total / jnp.maximum(count, 1), count >= 2
-    apart = (returns - jnp.take_along_axis(label, turn, axis=1)) ** 2
-    squares, _ = continued(turn, apart, usable, turns=values.shape[1])
+    deviations = (returns - jnp.take_along_axis(label, turn, axis=1)) ** 2
+    squares, _ = continued(turn, deviations, usable, turns=values.shape[1])
     noise = masked_mean(squares / jnp.maximum(count * (count - 1), 1), known)
     error = masked_mean((values - label) ** 2, known) - noise
     spread = masked_var(label, known, ddof=1)
     spread = drop_rounding(spread - noise, spread + noise)
     moved = masked_var(values, known, ddof=1)
-    together = masked_sum((values - masked_mean(values, known)) * label, known)
+    covariance = masked_sum((values - masked_mean(values, known)) * label, known)
     varied = (spread > 0) & ~equal(label, known) & ~equal(values, known)
     size = jnp.sqrt(jnp.where(varied, spread * moved, 1.0))
-    corr = together / jnp.maximum(known.sum() - 1, 1) / size
-    found = {
+    corr = covariance / jnp.maximum(known.sum() - 1, 1) / size
+    metrics = {
         'error': jnp.sqrt(jnp.maximum(error, 0.0)),
         'spread': jnp.sqrt(jnp.maximum(spread, 0.0)),
         'corr': jnp.where(varied, jnp.clip(corr, -1.0, 1.0), jnp.nan),
     }
-    return {name: jnp.where(known.sum() >= 2, x, jnp.nan) for name, x in found.items()}
+    return {name: jnp.where(known.sum() >= 2, x, jnp.nan) for name, x in metrics.items()}
 
 
 def critic_error(values: jax.Array, rollout: Rollout, *, whole: bool) -> dict[str, jax.Array]:
-    """label_error of values [B, T] by the rollout's continuations, as metrics.
+    """Return label_error of values [B, T] with the rollout's continuations, as metrics.
 
-    whole: the values are of all that an episode earns, also of what it earned before the turn.
+    whole: values predict the full return of an episode, including rewards before the turn.
     """
     continuations = rollout.extra[CONTINUATIONS]
     forks, turn = continuations.rollout, continuations.turn
@@ -72,5 +72,5 @@ def critic_error(values: jax.Array, rollout: Rollout, *, whole: bool) -> dict[st
         before = jnp.cumsum(paid, axis=1) - paid
         returns = returns + jnp.take_along_axis(before, turn, axis=1)
     usable = (turn > 0) & forks.healthy & rollout.healthy[:, None]
-    found = label_error(at_turn_starts(values, rollout), turn, returns, usable)
-    return {f'value/vine_{name}': x for name, x in found.items()}
+    metrics = label_error(at_turn_starts(values, rollout), turn, returns, usable)
+    return {f'value/vine_{name}': x for name, x in metrics.items()}

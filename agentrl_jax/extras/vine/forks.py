@@ -1,13 +1,13 @@
-"""Continuations: an episode that has ended is rewound to the start of earlier turns and played on.
+"""Continuations: a finished episode is rewound to the start of earlier turns and continued.
 
-A row of the cache is only appended to, and an entry is visible only to later positions. So the
-state at the start of turn k is the first length_k entries of the row and the world of that moment:
-nothing of the cache has to be kept. The slot in which an episode (the trunk) was played goes back
-to turn k, where the normal path of a turn reads its prompt again and overwrites what stood there.
+Cache rows are append-only, and an entry is visible to later positions only. The state at the start
+of turn k is therefore the first length_k entries of the row and the environment state at that time;
+no part of the cache has to be saved. The slot of a finished episode (the trunk) returns to turn k.
+The normal path of a turn then prefills its prompt again and overwrites the old entries.
 
-Turns come in descending order: what was played from turn k has overwritten nothing before
-length_k, so a later continuation, from k or an earlier turn, still finds its beginning. For the
-same reason a slot without work may copy the row at any time and take over the next continuation.
+Turns are played in descending order. A continuation from turn k overwrites nothing before length_k,
+so the prefix of the next continuation, from turn k or an earlier one, is still intact. For the same
+reason an idle slot may copy the row at any time and play the next continuation.
 """
 
 import dataclasses
@@ -29,19 +29,18 @@ CONTINUATIONS = 'continuations'  # in Rollout.extra
 
 @struct.dataclass
 class Continuations:
-    """F times each episode was rewound to the start of one of its turns and played on.
+    """F continuations of each episode, each from the start of one of its turns.
 
-    They are kept apart from episodes: whatever counts, filters or shows rows of a rollout ignores
-    them.
+    They are separate from episodes: metrics, filters and reports of a rollout ignore them.
     """
 
-    turn: jax.Array  # int32 [B, F]  turn from whose start it was played; 0 = it was not
-    rollout: Rollout  # [B, F, ...]  what precedes that turn is attended to, and none of it is
-    # sampled or rewarded: returns are those from that turn on; turns keep their numbers
+    turn: jax.Array  # int32 [B, F]  first turn of the continuation; 0 = not played
+    rollout: Rollout  # [B, F, ...]  tokens before that turn are attended to, but are not sampled
+    # and have no rewards: returns are from that turn on; turns keep their numbers
 
 
 def with_continuations(rollout: Rollout) -> Rollout:
-    """[B (1 + F), ...]: each episode, followed by its continuations."""
+    """Return each episode followed by its continuations, [B (1 + F), ...]."""
 
     def join(trunk, forked):
         rows = jnp.concatenate([trunk[:, None], forked], axis=1)
@@ -54,27 +53,27 @@ def with_continuations(rollout: Rollout) -> Rollout:
 
 @struct.dataclass
 class Bank:
-    """What the S slots remember of the K turn starts of their trunk, and what is left to play."""
+    """Turn starts of the trunks in S slots, K per trunk, and their pending continuations."""
 
-    world: text.Episode  # [S, K, ...]  the world at the start of the turn
-    length: jax.Array  # int32 [S, K]  tokens in front of the turn's prompt
-    sampled_end: jax.Array  # bool [S, K]  the turn before it ended itself
-    pending: jax.Array  # bool [S, F]  continuations of the slot's trunk that nobody has begun
+    world: text.Episode  # [S, K, ...]  the environment at the start of the turn
+    length: jax.Array  # int32 [S, K]  tokens before the turn's prompt
+    sampled_end: jax.Array  # bool [S, K]  the previous turn ended with an end token
+    pending: jax.Array  # bool [S, F]  continuations of the slot's trunk that no slot has started
     turn: jax.Array | None = None  # int32 [E, F]  as Forks.turn, 0 until the trunk has ended; None
-    # where it is known before (Forks.unsure)
+    # if the turns are known in advance (not Forks.unsure)
 
 
 @struct.dataclass
 class Work:
-    """Continuations that w slots begin."""
+    """Continuations that w slots start."""
 
-    begins: jax.Array  # bool [w]  whether the slot begins one
-    source: jax.Array  # int32 [w]  slot whose trunk it continues: the same, or one it copies
-    number: jax.Array  # int32 [w]  which of the trunk's continuations, in [0, F)
+    begins: jax.Array  # bool [w]  whether the slot starts a continuation
+    source: jax.Array  # int32 [w]  slot of the trunk: this slot, or one that it copies
+    number: jax.Array  # int32 [w]  index among the continuations of the trunk, in [0, F)
 
 
 def empty_bank(world: text.Episode, forks: Forks, turns: int) -> Bank:
-    """A bank that knows no turn yet; world: of S slots."""
+    """Return a bank without turn starts; world: of S slots."""
     slots = jax.tree.leaves(world)[0].shape[0]
     grid = (slots, turns)
     return Bank(
@@ -87,32 +86,32 @@ def empty_bank(world: text.Episode, forks: Forks, turns: int) -> Bank:
 
 
 def turns(bank: Bank, forks: Forks) -> jax.Array:
-    """int32 [E, F]: the turn from whose start each continuation is played."""
+    """Return the first turn of each continuation; int32 [E, F]."""
     return forks.turn if bank.turn is None else bank.turn
 
 
 def unsure_turn(out: Rollout, row: jax.Array, played: jax.Array) -> jax.Array:
-    """The later turn whose tokens surprised the policy most, by the mean of -log p; int32 [w].
+    """Return the turn after the first with the largest mean of -log p; int32 [w].
 
-    row, played int32 [w]: episodes that have ended, and their turns; 0 where there was but one.
-    Tokens that a grammar forced are in no mean.
+    row, played int32 [w]: finished episodes and their number of turns. 0 for episodes of one turn.
+    Means exclude tokens that were forced by a grammar.
     """
-    said, count = out.action_mask[row], out.begin.shape[1]
+    sampled, count = out.action_mask[row], out.begin.shape[1]
     if out.allowed is not None:
-        said &= jax.lax.population_count(out.allowed[row]).sum(-1) > 1
-    at = jnp.arange(row.shape[0])[:, None], jnp.where(said, out.turn[row], count)
+        sampled &= jax.lax.population_count(out.allowed[row]).sum(-1) > 1
+    at = jnp.arange(row.shape[0])[:, None], jnp.where(sampled, out.turn[row], count)
 
     def summed(x):
         return jnp.zeros((row.shape[0], count)).at[at].add(x, mode='drop')
 
-    surprise = summed(jnp.where(said, -out.logprobs[row], 0.0)) / jnp.maximum(summed(said), 1)
+    surprise = summed(jnp.where(sampled, -out.logprobs[row], 0.0)) / jnp.maximum(summed(sampled), 1)
     k = jnp.arange(count)[None]
     later = (k > 0) & (k < played[:, None])
     return jnp.argmax(jnp.where(later, surprise, -1.0), axis=1) * later.any(1)
 
 
 def trunk_of(row: jax.Array, forks: Forks) -> jax.Array:
-    """The episode that a row of the listed episodes is, or is a continuation of."""
+    """Return the trunk of a row of the listed episodes; a trunk is its own."""
     trunks, count = forks.turn.shape
     return jnp.where(row < trunks, row, (row - trunks) // count)
 
@@ -120,9 +119,9 @@ def trunk_of(row: jax.Array, forks: Forks) -> jax.Array:
 def remember(
     bank: Bank, rows: jax.Array, world: text.Episode, length: jax.Array, sampled_end: jax.Array
 ) -> Bank:
-    """Writes down the turn that slots `rows` int32 [w] are about to begin.
+    """Record the start of the next turn of the slots `rows` int32 [w].
 
-    Continuations write too, at turns that nothing pending begins at any more.
+    Continuations are recorded too, but only at turns that no pending continuation starts from.
     """
     at = (rows, world.turn)
 
@@ -145,9 +144,9 @@ def finish(
     played: jax.Array,
     out: Rollout,
 ) -> Bank:
-    """Where a trunk has ended, those of its continuations become pending whose turn it reached.
+    """Mark the continuations of finished trunks as pending, for turns that the trunk reached.
 
-    episode int32 [w]: what the slots played, rows of out; played int32 [w]: its turns.
+    episode int32 [w]: rows of out that the slots played; played int32 [w]: their number of turns.
     """
     trunks = forks.turn.shape[0]
     ended, trunk = over & (episode < trunks), jnp.minimum(episode, trunks - 1)
@@ -164,24 +163,24 @@ def finish(
 
 
 def own_work(bank: Bank, rows: jax.Array) -> jax.Array:
-    """bool [w]: slots with pending continuations of their own trunk."""
+    """Return whether the trunk of each slot has pending continuations; bool [w]."""
     return bank.pending.at[rows].get(mode='fill', fill_value=False).any(1)
 
 
 def assign(bank: Bank, rows: jax.Array, free: jax.Array) -> tuple[Bank, Work]:
-    """Free slots begin their own next continuation or, without one, the next of another slot."""
+    """Assign free slots the next continuation of their trunk or, without one, of another slot."""
     slots, count = bank.pending.shape
-    own = free & own_work(bank, rows)
+    serves = free & own_work(bank, rows)
     mine = jnp.argmax(bank.pending[jnp.minimum(rows, slots - 1)], axis=1)
-    pending = bank.pending.at[jnp.where(own, rows, slots), mine].set(False, mode='drop')
-    helps = free & ~own & (rows < slots)
-    (left,) = jnp.nonzero(pending.reshape(-1), size=rows.shape[0], fill_value=slots * count)
-    item = left[jnp.maximum(jnp.cumsum(helps) - 1, 0)]
+    pending = bank.pending.at[jnp.where(serves, rows, slots), mine].set(False, mode='drop')
+    helps = free & ~serves & (rows < slots)
+    (remaining,) = jnp.nonzero(pending.reshape(-1), size=rows.shape[0], fill_value=slots * count)
+    item = remaining[jnp.maximum(jnp.cumsum(helps) - 1, 0)]
     helps &= item < slots * count
     at = jnp.where(helps, item, slots * count)
     pending = pending.reshape(-1).at[at].set(False, mode='drop').reshape(slots, count)
     work = Work(
-        begins=own | helps,
+        begins=serves | helps,
         source=jnp.where(helps, item // count, jnp.minimum(rows, slots - 1)),
         number=jnp.where(helps, item % count, mine),
     )
@@ -189,7 +188,7 @@ def assign(bank: Bank, rows: jax.Array, free: jax.Array) -> tuple[Bank, Work]:
 
 
 def copy_caches(cache_rows: token_rows.Rows, rows: jax.Array, work: Work) -> token_rows.Rows:
-    """Slots that help get the cache of the slot whose trunk they continue."""
+    """Copy caches to the slots that continue the trunk of another slot."""
     helps = work.begins & (work.source != rows)
     (which,) = jnp.nonzero(helps, size=rows.shape[0], fill_value=0)
     return token_rows.copy(cache_rows, work.source[which], rows[which], helps.sum())
@@ -198,16 +197,17 @@ def copy_caches(cache_rows: token_rows.Rows, rows: jax.Array, work: Work) -> tok
 def copy_beginning(
     out: Rollout, row: jax.Array, trunk: jax.Array, turn: jax.Array, length: jax.Array
 ) -> Rollout:
-    """Copies what precedes `turn` in the trunk into its continuation's row; int32 [w], row N: none.
+    """Copy the part of the trunk before `turn` to the row of its continuation; int32 [w].
 
-    Attended and never trained: tokens, attention_mask, turn, begin, part and trial.
+    Row N copies nothing. The copied fields (tokens, attention_mask, turn, begin, part, trial) are
+    attended to and never trained.
     """
     before = jnp.arange(out.tokens.shape[1])[None] < length[:, None]
     tokens = jnp.where(before, out.tokens[trunk], out.tokens.at[row].get(mode='clip'))
-    begun = jnp.arange(out.begin.shape[1])[None] < turn[:, None]
+    earlier = jnp.arange(out.begin.shape[1])[None] < turn[:, None]
 
     def first(x):
-        return x.at[row].set(jnp.where(begun, x[trunk], 0), mode='drop')
+        return x.at[row].set(jnp.where(earlier, x[trunk], 0), mode='drop')
 
     return out.replace(
         tokens=out.tokens.at[row].set(tokens, mode='drop'),
@@ -222,10 +222,10 @@ def copy_beginning(
 def begin(
     bank: Bank, out: Rollout, episode: jax.Array, forks: Forks, rows: jax.Array, free: jax.Array
 ) -> tuple[Bank, Work, Rollout, Turns]:
-    """Gives continuations to the free ones of the slots `rows` int32 [w].
+    """Start continuations in the free slots among `rows` int32 [w].
 
     episode int32 [S]: the row of out that each slot played last. Returns (bank, work, out with the
-    continuations' beginnings, what is played where work.begins).
+    prefixes of the continuations, the turns to play where work.begins).
     """
     bank, work = assign(bank, rows, free)
     trunks, count = forks.turn.shape
@@ -240,9 +240,9 @@ def begin(
 
 
 def split(out: Rollout, begun: jax.Array) -> Rollout:
-    """The trunks int32 [E, ...] of the listed rows, with their continuations [E, F, ...].
+    """Split the listed rows into trunks [E, ...] with continuations [E, F, ...].
 
-    begun int32 [E, F]: the turns from which they were to be played.
+    begun int32 [E, F]: the scheduled first turns of the continuations.
     """
     trunks = begun.shape[0]
     rollout = jax.tree.map(lambda x: x[trunks:].reshape(*begun.shape, *x.shape[1:]), out)
@@ -254,28 +254,28 @@ def split(out: Rollout, begun: jax.Array) -> Rollout:
 
 @struct.dataclass
 class State:
-    """What the schedule remembers."""
+    """State of the schedule."""
 
     bank: Bank
-    inner: Any  # state of the schedule of the episodes
+    inner: Any  # state of the inner schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Forked(Schedule):
     """A slot plays the continuations of its trunk before the next episode of the list.
 
-    Where the list is at its end it helps others.
+    At the end of the list it plays continuations of other slots.
     """
 
-    inner: Schedule  # of the episodes
-    copies: bool  # a slot that helps needs the cache of the slot it helps
+    inner: Schedule  # schedule of the episodes
+    copies: bool  # continuing the trunk of another slot requires a copy of its cache
 
     def within(self, slots: Slots) -> Slots:
-        """The slots as the inner schedule knows them."""
+        """Return the slots with the state of the inner schedule."""
         return slots.replace(schedule=slots.schedule.inner)
 
     def around(self, slots: Slots, bank: Bank) -> Slots:
-        """The slots of the inner schedule as this one knows them."""
+        """Return the slots of the inner schedule with the state of this one."""
         return slots.replace(schedule=State(bank, slots.schedule))
 
     def listed(self, episodes: Episodes) -> Episodes:
@@ -310,13 +310,13 @@ class Forked(Schedule):
         over: jax.Array,
         turns: Turns,
     ) -> tuple[Slots, Turns]:
-        forks, played = episodes.extra[FORKS], slots.episode[which]
-        bank = finish(slots.schedule.bank, forks, which, played, over, turns.world.turn, slots.out)
+        forks, episode = episodes.extra[FORKS], slots.episode[which]
+        bank = finish(slots.schedule.bank, forks, which, episode, over, turns.world.turn, slots.out)
         free = over & ~own_work(bank, which)
         slots, turns = super().next_turns(slots, task, episodes, which, free, turns)
         left = over & ~(free & (turns.episode < slots.out.tokens.shape[0]))
-        bank, work, out, begun = begin(bank, slots.out, slots.episode, forks, which, left)
-        turns = choose(work.begins, begun, turns)
+        bank, work, out, fork_turns = begin(bank, slots.out, slots.episode, forks, which, left)
+        turns = choose(work.begins, fork_turns, turns)
         at = jnp.where(turns.episode < out.tokens.shape[0], which, slots.phase.shape[0])
         bank = remember(bank, at, turns.world, turns.length, turns.sampled_end)
         rows = copy_caches(slots.rows, which, work) if self.copies else slots.rows

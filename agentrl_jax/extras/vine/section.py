@@ -1,4 +1,4 @@
-"""Settings of continuations, and how a run plays them."""
+"""Settings of continuations and their hooks into a run."""
 
 import dataclasses
 import functools
@@ -29,10 +29,10 @@ from agentrl_jax.types import Frozen, Params, Rollout, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Forks(Extension):
-    """How the critic is measured: a step's episodes are played again, with continuations."""
+    """Measurement of the critic: the episodes of a step are played again with continuations."""
 
     value_every: Annotated[int, At('fork.value_every'), ZERO] = 0  # ppo: steps between measurements
-    # (value/vine_error): two continuations of each later turn are played; 0 = off
+    # of the critic (value/vine_error) with two continuations per turn after the first; 0 = off
 
     RULES = (
         *exclude(
@@ -74,8 +74,8 @@ class Forks(Extension):
         if CONTINUATIONS not in rollout.extra:
             return {}
         continuations = rollout.extra[CONTINUATIONS]
-        played, sampled = continuations.turn > 0, continuations.rollout.action_mask
-        counts = {'fork/played': played.sum(1), 'fork/tokens': sampled.sum((1, 2))}
+        forks, sampled = continuations.turn > 0, continuations.rollout.action_mask
+        counts = {'fork/played': forks.sum(1), 'fork/tokens': sampled.sum((1, 2))}
         some = rollout.healthy.any()
         return {
             name: jnp.where(some, masked_mean(x, rollout.healthy), jnp.nan).astype(jnp.float32)
@@ -83,15 +83,15 @@ class Forks(Extension):
         }
 
     def probes(self, parts: Parts) -> Iterator[Probe]:
-        """The error of the critic on the episodes of a step, played with continuations.
+        """Yield the probe of the critic's error on the episodes of a step, with continuations.
 
-        Nothing that trains sees these episodes.
+        These episodes are not trained on.
         """
         if not self.value_every:
             return
         program = functools.partial(measure_critic, parts=parts, collect=parts.collect(forked))
-        whole = NamedSharding(parts.mesh, PartitionSpec())
-        program = jax.jit(program, out_shardings=whole)
+        replicated = NamedSharding(parts.mesh, PartitionSpec())
+        program = jax.jit(program, out_shardings=replicated)
 
         def measure(moment: Moment):
             step, streams = moment.step, moment.streams
@@ -105,8 +105,8 @@ class Forks(Extension):
 
 
 def forked(settings: RolloutSettings) -> RolloutSettings:
-    """Rollouts with continuations."""
-    # With a window the cache holds only the last turns, which are read again
+    """Return settings of rollouts with continuations."""
+    # With a window, the cache holds only the last turns, which are prefilled again
     schedule = Forked(settings.schedule, copies=not settings.window)
     return dataclasses.replace(settings, schedule=schedule)
 
@@ -122,9 +122,9 @@ def measure_critic(
     parts: Parts,
     collect: Callable,
 ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """(metrics of the critic's error, counters) on the episodes of a step.
+    """Return (metrics of the critic's error, counters) for the episodes of a step.
 
-    keys: those of the step's levels and of its rollout.
+    keys: for the levels of the step and for its rollout.
     """
     levels, key = keys
     episodes = with_forks(
@@ -134,10 +134,10 @@ def measure_critic(
         turns='every',
         continuations=2,
         max_turns=parts.config.env.max_turns,
-        common=False,  # exact values: the random numbers are independent
+        common=False,  # labels of exact values need independent random numbers
     )
     rollout, counters = collect(policy, task, episodes, key)
     fns = on_base(parts.fns, frozen.model)
     values = parts.score(state.params, state.critic_params, rollout, fns).values
-    whole = parts.learning.algorithm.reward_on == 'episode'
-    return critic_error.critic_error(values, rollout, whole=whole), counters
+    full_return = parts.learning.algorithm.reward_on == 'episode'
+    return critic_error.critic_error(values, rollout, whole=full_return), counters

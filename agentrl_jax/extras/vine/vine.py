@@ -1,32 +1,32 @@
-"""Vine: a turn against others that were played from the very same start, without a critic.
+"""Vine: compares a turn with continuations from the same state, without a critic.
 
   A[b, k] = r_k + V'[k + 1] - V[k]
-V[k] is the mean of what M continuations earned from the start of turn k (arXiv:2410.01679 for the
-steps of one answer); V'[k + 1] the same of the next turn with the episode's own return among them,
-which is a fair sample there and would bias the baseline. V[0] needs none: the other members of the
-group began in the same state. fork.turns says from which turns there are continuations; a turn
-without any is compared as the first is, a stop counting as 0: without forks it is turn_grpo.
+V[k] is the mean return of M continuations from the start of turn k (arXiv:2410.01679 uses the steps
+of one answer). V'[k + 1] is the same for the next turn, but includes the episode's return: it is an
+unbiased sample there, but would bias the baseline. V[0] needs no continuations: the other group
+members start in the same state. fork.turns selects the turns with continuations. Turns without are
+compared like the first, with 0 after a stop: without forks this is turn_grpo.
 
-fork.turns=unsure plays on where the policy was least sure (BPO, arXiv:2607.14171): of each episode
-from the later turn whose sampled tokens surprised it most, by their mean -log p. At that turn the
-advantages above are BPO's, each return less the mean of its siblings'. BPO takes the entropy before
-the first token of a turn, leaves out the last turn, and trains what siblings say later as well, at
-that same advantage; what it gives to the turns before the fork adds up to 0 over the siblings. Here
-all other turns are compared as the first is. Read in summaries and reimplementations of it.
-Bias: what is sampled decides whether there is a baseline of siblings, so a turn is compared more
-often with them the less likely what it said was: .06 to .44 of the gradient in worlds of four or
-five turns (benchmarks/turn_credit.md). 'ahead' draws the turn before it is played and has none.
+fork.turns=unsure continues each episode from one turn after the first, the one with the largest
+mean -log p of its sampled tokens (BPO, arXiv:2607.14171). The advantages above at that turn are
+BPO's: each return minus the mean of its siblings. BPO uses the entropy before the first token of a
+turn, excludes the last turn, and also trains later turns of siblings with the same advantage. Its
+advantages of turns before the fork add up to 0 over the siblings. Here all other turns are compared
+like the first. (From summaries and reimplementations of BPO.)
+Bias of unsure: the sampled tokens decide whether there is a sibling baseline, so unlikely turns are
+compared with siblings more often. It is .06 to .44 of the gradient in environments of four or five
+turns (benchmarks/turn_credit.md). 'ahead' draws the turn before it is played and has no bias.
 
-A turn's start, the episode's turn and the first turns of its M continuations are a step group that
-really shares its state. With train='weighted' all 1 + M of them train, at 1 / (1 + M) each: without
-these weights late turns, of which more are played, would count more than early ones, a bias. With
-'trunks' only episodes train. What continuations play after their first turn is return only.
+The episode's turn and the first turns of its M continuations are a step group that shares one
+state. With train='weighted' all 1 + M train with weight 1 / (1 + M) each. Without these weights
+late turns, which have more samples, would count more than early ones, which is a bias. With
+'trunks' only episodes train. Later turns of continuations only contribute to returns.
 
-It has no stopping bias and the least variance of an update in worlds of more than two turns
-(benchmarks/turn_credit.md). Episodes of K turns take 1 + M (K - 1) / 2 times the turns, and for
-each sampled turn turn_grpo has less variance there.
+Vine has no stopping bias and the lowest variance of an update in environments of more than two
+turns (benchmarks/turn_credit.md). Episodes of K turns take 1 + M (K - 1) / 2 times the turns, and
+turn_grpo has less variance there per sampled turn.
 
-scale: as in turn_grpo. token_mean divides by one number too; a division by a sequence's own length
+scale: as in turn_grpo. token_mean also divides by one number; dividing by the length of a sequence
 (seq_mean_token_mean) would undo the weights. An episode and its continuations are one sequence.
 """
 
@@ -55,25 +55,25 @@ def known_turns(turns: str, max_turns: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Vine(TurnGRPO):
-    turns: Annotated[str, At('fork.turns')] = 'every'  # from whose starts: every, ahead (one, drawn
-    # for each episode before it is played), unsure (one, where its tokens were the least likely),
-    # or numbers such as 1,2; the first turn is 0
-    forks: Annotated[int, ONE, At('fork.continuations')] = 2  # from each of these turns that is
-    # reached
+    turns: Annotated[str, At('fork.turns')] = 'every'  # turns with continuations: every, ahead (one
+    # per episode, drawn before it is played), unsure (one per episode, with the least likely
+    # tokens), or numbers such as 1,2; the first turn is 0
+    forks: Annotated[int, ONE, At('fork.continuations')] = 2  # continuations from each of these
+    # turns that an episode reaches
     train: Annotated[Literal['weighted', 'trunks'], At('fork.train')] = 'weighted'  # weighted: the
-    # first turn of a continuation trains too, at 1 / (1 + continuations) each; trunks: only
+    # first turns of continuations train too, with weight 1 / (1 + continuations) each; trunks: only
     # episodes train
 
     RULES = (
-        Rule({'env.max_turns': In(low=2)}, 'continuations begin at later turns'),
+        Rule({'env.max_turns': In(low=2)}, 'continuations start at later turns'),
         must(
             'fork.turns',
-            'every, ahead, unsure, or different turns from 1 to env.max_turns less 1, such as 1,2',
+            'every, ahead, unsure, or different turns from 1 to env.max_turns - 1, such as 1,2',
             lambda run: known_turns(run.algorithm.turns, run.env.max_turns),
         ),
         Rule(KL_IN_LOSS, 'returns of continuations are compared'),
         Rule(ON_DEVICE, 'episodes are played again from later turns'),
-        Rule({'reward.function': ''}, 'rewards of whole episodes have no later turns'),
+        Rule({'reward.function': ''}, 'rewards of full episodes do not belong to turns'),
         must(
             'loss.aggregation',
             'token_mean, which keeps the weights of continuations',
@@ -83,11 +83,11 @@ class Vine(TurnGRPO):
     )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per turn.
+        """Return a batch with one advantage per turn.
 
         With train='weighted' scores and batch have the rows of with_continuations.
         """
-        if CONTINUATIONS not in rollout.extra:  # every turn is compared as the first is
+        if CONTINUATIONS not in rollout.extra:  # all turns are compared like the first
             return super().make_batch(
                 rollout, scores, group_size=group_size, keep=keep, kl_coef=kl_coef
             )
@@ -95,7 +95,7 @@ class Vine(TurnGRPO):
         continuations = rollout.extra[CONTINUATIONS]
         forks, turn = continuations.rollout, continuations.turn
         usable = (turn > 0) & forks.healthy & rows[:, None]
-        own, forked, count = against_continuations(
+        trunk_advantages, forked, count = against_continuations(
             rollout.turn_returns,
             rollout.num_turns,
             rows,
@@ -106,10 +106,10 @@ class Vine(TurnGRPO):
             scales=(rollout.magnitudes.turn_returns, forks.magnitudes.returns),
         )
         if self.train == 'trunks':
-            advantages = adv.to_tokens(own, rollout.turn, mask)
+            advantages = adv.to_tokens(trunk_advantages, rollout.turn, mask)
         else:
             weight = 1.0 / (1 + count)
-            advantages = adv.to_tokens(own * weight, rollout.turn, mask)
+            advantages = adv.to_tokens(trunk_advantages * weight, rollout.turn, mask)
             first = chosen(forks) & usable[:, :, None] & (forks.turn == turn[:, :, None])
             forked = forked * jnp.take_along_axis(weight, turn, axis=1)
             tokens = jnp.where(first, forked[:, :, None], 0.0)
