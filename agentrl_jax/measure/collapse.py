@@ -1,8 +1,8 @@
 """Signs of collapse in the metrics of a run: RAGEN's stop rules and early signals.
 
-A signal watches one metric. `patience` values in a row beyond its limit are an alarm, half of that
-(rounded up) a warning. A limit is a number, or a multiple of the mean of the first BASELINE_STEPS
-values of the run ('start') or of its highest value ('best').
+A signal watches one metric. `patience` values in a row beyond its limit raise an alarm, half of
+them (rounded up) a warning. A limit is a number, or a multiple of the mean of the first
+BASELINE_STEPS values of the run ('start') or of its highest value ('best').
 """
 
 import collections
@@ -17,7 +17,7 @@ LEVELS = ('ok', 'warn', 'alarm')
 BASELINE_STEPS = 10
 LOW_MI, LOW_ENTROPY = 0.1, 0.05  # limits of `quadrant`
 APPLIED = {'policy': 'update/applied', 'critic': 'update/critic_applied'}
-UNVARIED_STEPS = 5  # in a row without a group that varies, before a hint
+UNVARIED_STEPS = 5  # steps in a row without a group that varies before a hint
 STD_EPS = 1e-3  # of the z-scores (RAGEN-2)
 EMA_DECAY = 0.9
 LOST = (
@@ -34,7 +34,7 @@ ALIKE = (
     'reward progress before success (env.format_penalty, or a reward function)'
 )
 DROPPED = (
-    'groups vary, but none of their episodes was kept: loosen filter.rule or '
+    'groups vary, but no episode was kept: loosen filter.rule or '
     'evol.threshold, or play more groups (rollout.num_groups)'
 )
 REASONS = (LOST, TOO_FEW, ALIKE, DROPPED)
@@ -55,9 +55,9 @@ class Signal(NamedTuple):
 # std_drop and no_success are stop rules of RAGEN's code. RAGEN (arXiv:2504.20073, section 4.1 and
 # Fig. 6) names the other signals without thresholds: gradients spike at 10 x the start (healthy
 # demo runs reach 6.3 x), entropy rises to 2.1 x and more (demo: below 1.2 x) or falls to 0.2 x,
-# which healthy runs do too (demo: 0.10 x). A cloned policy has little information about its prompts
-# (0.03) and gains it (0.4), so the limit of RAGEN-2's template collapse is relative to the best
-# value. skipped, critic_skipped: no optimiser step was taken.
+# which also happens in healthy runs (demo: 0.10 x). A cloned policy starts with little information
+# about its prompts (0.03) and gains it (0.4), so the limit of RAGEN-2's template collapse is
+# relative to the best value. skipped, critic_skipped: no optimiser step was applied.
 SIGNALS = {
     'std_drop': Signal('group/return_std', 'below', 'start', 0.1, 10, 'in-group std of returns'),
     'no_success': Signal('eval/success', 'below', '', 0.01, 5, 'validation success'),
@@ -173,9 +173,9 @@ def unvaried(history: Sequence[Row], patience: int = UNVARIED_STEPS) -> str:
     A policy that solves everything gets no hint.
     """
     steps = [row for row in history if 'group/zero_std_frac' in row]
-    alike = [row['group/zero_std_frac'] == 1 for row in steps]
-    starts = len(alike) == patience or not any(alike[-patience - 1 : -patience])
-    if len(alike) < patience or not all(alike[-patience:]) or not starts:
+    uniform = [row['group/zero_std_frac'] == 1 for row in steps]
+    starts = len(uniform) == patience or not any(uniform[-patience - 1 : -patience])
+    if len(uniform) < patience or not all(uniform[-patience:]) or not starts:
         return ''
     if steps[-1]['group/all_pass_frac'] == 1:
         return ''
@@ -186,12 +186,12 @@ def why_nothing(rows: Sequence[Row]) -> str:
     """Return why steps had no token to train on: each reason with its number of steps."""
 
     def reason(row: Row) -> str:
-        lost, alike = row['rollout/env_error'], row['group/zero_std_frac']
-        if lost == 1:
+        faults, uniform = row['rollout/env_error'], row['group/zero_std_frac']
+        if faults == 1:
             return LOST
-        if lost > 0 and math.isnan(alike):
+        if faults > 0 and math.isnan(uniform):
             return TOO_FEW
-        return ALIKE if alike == 1 else DROPPED
+        return ALIKE if uniform == 1 else DROPPED
 
     counts = collections.Counter(map(reason, rows))
     if len(counts) == 1:
@@ -200,7 +200,7 @@ def why_nothing(rows: Sequence[Row]) -> str:
 
 
 def worst_level(alarms: Mapping[str, Alarm]) -> int:
-    """0 ok, 1 warn, 2 alarm."""
+    """Return the worst level: 0 ok, 1 warn, 2 alarm."""
     return max((LEVELS.index(alarm.level) for alarm in alarms.values()), default=0)
 
 
@@ -213,7 +213,7 @@ def quadrant(mi_share: Any, entropy: Any) -> Any:
 
 
 def smoothed_z(history: Sequence[Row]) -> float:
-    """RAGEN-2's z-score of the newest row: mi_token / (EMA of marginal_std + 1e-3)."""
+    """Return RAGEN-2's z-score of the last row: mi_token / (EMA of marginal_std + 1e-3)."""
     average = math.nan
     for row in history:
         new = row.get('collapse/marginal_std', math.nan)
@@ -224,13 +224,13 @@ def smoothed_z(history: Sequence[Row]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Alarms:
-    """What watches for collapse."""
+    """Collapse monitoring."""
 
-    off: Annotated[tuple[str, ...], OneOf(SIGNALS)] = ()  # signals (measure/README.md) that do
-    # nothing; the others warn
-    stop: Annotated[tuple[str, ...], OneOf(SIGNALS)] = ('skipped', 'critic_skipped')  # signals
-    # whose alarm ends the run
+    off: Annotated[tuple[str, ...], OneOf(SIGNALS)] = ()  # disabled signals (measure/README.md);
+    # all others warn
+    stop: Annotated[tuple[str, ...], OneOf(SIGNALS)] = ('skipped', 'critic_skipped')  # signals that
+    # stop the run when they raise an alarm
     mi_every: Annotated[int, ZERO] = 0  # steps between measurements of mutual information (RAGEN-2:
     # 5); 0 = off
-    mi_text: Literal['reasoning', 'answer'] = 'reasoning'  # what is scored: reasoning (up to
+    mi_text: Literal['reasoning', 'answer'] = 'reasoning'  # text to score: reasoning (up to
     # </think>) or answer (all)

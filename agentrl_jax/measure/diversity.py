@@ -1,4 +1,4 @@
-"""Echo-trap monitors that look at what the policy says: repetition and loss of variety."""
+"""Echo-trap monitors of the sampled text: repetition and loss of variety."""
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 def repeated_ngrams(
     tokens: jax.Array, action_mask: jax.Array, turn: jax.Array, *, n: int = 4
 ) -> tuple[jax.Array, jax.Array]:
-    """1 - distinct / all n-grams of the sampled tokens of each row, and how many n-grams it has.
+    """Return (1 - distinct / all, number) of the n-grams of sampled tokens in each row.
 
     tokens, action_mask, turn: [B, T]; returns (float32 [B], int32 [B]); 0 for rows without any.
-    An n-gram lies within one answer: observations are never part of it. Exact, not hashed.
+    An n-gram is within one answer and never contains observations. Exact, not hashed.
     """
     width = tokens.shape[1] - n + 1
     if width < 1:
@@ -19,7 +19,7 @@ def repeated_ngrams(
     places = [slice(i, i + width) for i in range(n)]
     inside = jnp.stack([action_mask[:, s] for s in places]).all(0)
     inside &= jnp.stack([turn[:, s] == turn[:, :width] for s in places]).all(0)
-    # Sorting puts equal n-grams side by side, and -1, which is no token, in front.
+    # Sorting puts equal n-grams next to each other, and -1, which is not a token, first.
     keys = [jnp.where(inside, tokens[:, s], -1) for s in places]
     in_order = jnp.stack(jax.lax.sort(keys, dimension=1, num_keys=n))
     differs = jnp.any(in_order[:, :, 1:] != in_order[:, :, :-1], axis=0)
@@ -32,7 +32,7 @@ def repeated_ngrams(
 def distinct_action_rate(
     actions: jax.Array, healthy: jax.Array, *, group_size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Different action sequences of a group's healthy members / their number, and that number.
+    """Return (distinct action sequences / healthy members, healthy members) of each group.
 
     actions: int32 [B, K, A] (-1 = none); healthy: bool [B]; returns (float32 [P], int32 [P]).
     """

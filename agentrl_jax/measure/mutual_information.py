@@ -1,12 +1,12 @@
 """Mutual information of prompts and reasoning: RAGEN-2's cross-scoring (arXiv:2604.06268).
 
 X is the text before an answer, with the forced <think>; Z is the sampled text up to </think> (or
-the full answer). Some answers z_i are scored under each of N prompts x_j:
+the full answer). A sample of answers z_i is scored under each of N prompts x_j:
   l[i, j] = log p(z_i | x_j)              matched_i = l[i, own_i]
   marginal_i = logsumexp_j l[i, j] - log N
   I(X; Z) = mean(matched - marginal) <= log N,   H(Z | X) = -mean matched,   H(Z) = -mean marginal
 under the uniform distribution over the N prompts. Reasoning that fits every prompt has I = 0, even
-if it is varied: template collapse, which entropy does not show.
+if it is varied: template collapse, which entropy does not detect.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ TOP = (1, 2, 4, 8)  # retrieval accuracy among the k best prompts
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is scored, and how. Defaults and bounds are in collapse.Alarms."""
+    """Settings of the scoring. Defaults and bounds are in collapse.Alarms."""
 
     group_size: int
     max_response: int
@@ -44,13 +44,13 @@ class Settings:
 
 @struct.dataclass
 class Pairs:
-    """M answers and N prompts, as places in a rollout."""
+    """M answers and N prompts, as positions in a rollout."""
 
     row: jax.Array  # int32 [M]
-    start: jax.Array  # int32 [M]  first token of the answer = length of its own prompt
-    length: jax.Array  # int32 [M]  tokens of the answer that count
-    own: jax.Array  # int32 [M]  column of the answer's own prompt
-    used: jax.Array  # bool [M]   the episode is healthy and there is something to score
+    start: jax.Array  # int32 [M]  first token of the answer = length of its prompt
+    length: jax.Array  # int32 [M]  scored tokens of the answer
+    own: jax.Array  # int32 [M]  column of the answer's prompt
+    used: jax.Array  # bool [M]   the episode is healthy and has tokens to score
     prompt_row: jax.Array  # int32 [N]
     prompt_length: jax.Array  # int32 [N]
     prompt_used: jax.Array  # bool [N]
@@ -63,9 +63,9 @@ def choose_pairs(
     eos_ids: jax.Array,
     settings: Settings,
 ) -> Pairs:
-    """Draw up to `pairs` answers: equally many first turns from each group.
+    """Draw up to `pairs` answers: the same number of first turns from each group.
 
-    The groups' prompts are the columns. With more groups than pairs, a random choice of groups.
+    The columns are the prompts of the groups; with more groups than pairs, of random groups.
     """
     group_size, pairs = settings.group_size, settings.pairs
     _, k_group, k_row = jax.random.split(key, 3)
@@ -79,13 +79,13 @@ def choose_pairs(
     group = jnp.sort(jax.random.permutation(k_group, groups)[:columns])
     member = jnp.argsort(order.reshape(groups, group_size), axis=1)[:, :members]
     row = (group[:, None] * group_size + member[group]).astype(jnp.int32)
-    own = jnp.repeat(jnp.arange(columns, dtype=jnp.int32), members)
+    columns_of = jnp.repeat(jnp.arange(columns, dtype=jnp.int32), members)
     row, prompt_row = row.reshape(-1), row[:, 0]
     return Pairs(
         row=row,
         start=start[row],
         length=length[row],
-        own=own,
+        own=columns_of,
         used=used[row],
         prompt_row=prompt_row,
         prompt_length=start[prompt_row],
@@ -94,7 +94,7 @@ def choose_pairs(
 
 
 def _first_answers(rollout, table, eos_ids, settings):
-    """(first token, number of tokens that count) of the first turn of each row, int32 [B] each."""
+    """Return (first token, number of scored tokens) of each row's first turn, int32 [B] each."""
     sampled = rollout.action_mask & (rollout.turn == 0)
     start = jnp.argmax(sampled, axis=1).astype(jnp.int32)
     place = jnp.arange(settings.max_response)[None]
@@ -118,9 +118,9 @@ def cross_logprobs(
     head_fn: Callable,
     bits: Bits | None = None,
 ) -> jax.Array:
-    """l[i, j] = sum over the tokens of answer i of log p after prompt j: float32 [M, N].
+    """Return l[i, j] = sum of log p over the tokens of answer i after prompt j, float32 [M, N].
 
-    M N rows of `width` tokens are scored microbatch_rows at a time.
+    Scores M N rows of `width` tokens, microbatch_rows at a time.
     """
     microbatch_rows = settings.microbatch_rows
     count, prompts = pairs.row.shape[0], pairs.prompt_row.shape[0]
@@ -159,7 +159,7 @@ def cross_logprobs(
 
 
 def equal_prompts(rollout: Rollout, pairs: Pairs, width: int) -> jax.Array:
-    """bool [N, N]: prompts of the same tokens."""
+    """Return which prompts have the same tokens; bool [N, N]."""
     place = jnp.arange(width)[None]
     tokens = rollout.tokens[pairs.prompt_row][:, :width]
     tokens = jnp.where(place < pairs.prompt_length[:, None], tokens, -1)
@@ -167,21 +167,21 @@ def equal_prompts(rollout: Rollout, pairs: Pairs, width: int) -> jax.Array:
 
 
 def reduce_matrix(sums: jax.Array, pairs: Pairs, same: jax.Array) -> dict[str, jax.Array]:
-    """Metrics of a matrix l [M, N]; same: bool [N, N], equal prompts.
+    """Return the metrics of a matrix l [M, N]; same bool [N, N]: equal prompts.
 
-    mi is of full answers (nats); mi_token, the entropies and the z-score are of l / length, as in
-    RAGEN-2. Fewer than two different prompts, or no answer: nan.
+    mi is of full answers (nats). mi_token, the entropies and the z-score use l / length, as in
+    RAGEN-2. With fewer than two different prompts, or without answers, all are nan.
     """
-    own, used, prompt_used = pairs.own, pairs.used, pairs.prompt_used
+    column, used, prompt_used = pairs.own, pairs.used, pairs.prompt_used
     per_token = sums / jnp.maximum(pairs.length, 1)[:, None]
     prompts = prompt_used.sum()
-    matched, marginal = _matched_and_marginal(sums, own, prompt_used)
-    matched_token, marginal_token = _matched_and_marginal(per_token, own, prompt_used)
+    matched, marginal = _matched_and_marginal(sums, column, prompt_used)
+    matched_token, marginal_token = _matched_and_marginal(per_token, column, prompt_used)
     mi = masked_mean(matched - marginal, used)
     mi_token = masked_mean(matched_token - marginal_token, used)
-    alike = (same & prompt_used[None]).sum(1)  # columns of one prompt cannot be told apart
-    most = masked_mean(jnp.log(prompts / jnp.maximum(alike[own], 1)), used)
-    share = mi / jnp.where(most > 0, most, 1.0)
+    copies = (same & prompt_used[None]).sum(1)  # columns with the same prompt
+    max_mi = masked_mean(jnp.log(prompts / jnp.maximum(copies[column], 1)), used)
+    share = mi / jnp.where(max_mi > 0, max_mi, 1.0)
     std = jnp.sqrt(masked_var(marginal_token, used))
     metrics = {
         'collapse/mi': mi,
@@ -192,7 +192,7 @@ def reduce_matrix(sums: jax.Array, pairs: Pairs, same: jax.Array) -> dict[str, j
         'collapse/conditional_entropy': -masked_mean(matched_token, used),
         'collapse/marginal_entropy': -masked_mean(marginal_token, used),
         'collapse/quadrant': quadrant(share, -masked_mean(matched_token, used)),
-        **_retrieval(sums, own, used, prompt_used, same),
+        **_retrieval(sums, column, used, prompt_used, same),
     }
     different = jnp.any(~same & prompt_used[None] & prompt_used[:, None])
     is_defined = different & jnp.any(used)
@@ -208,7 +208,7 @@ def _matched_and_marginal(matrix, own, prompt_used):
 
 
 def _retrieval(sums, own, used, prompt_used, same):
-    """Share of answers with their own prompt (or an equal one) among the k best; random ties."""
+    """Share of answers with their prompt (or an equal one) among the k best; random ties."""
     mine = same[own] & prompt_used[None]  # [M, N]
     best = jnp.max(jnp.where(mine, sums, -jnp.inf), axis=1, keepdims=True)
     better = jnp.sum(prompt_used[None] & (sums > best + TIE), axis=1)
@@ -225,7 +225,7 @@ def _retrieval(sums, own, used, prompt_used, same):
 
 
 def _drawn(total, good, draws, most):
-    """Probability that `draws` (at most `most`) of `total` items include one of `good` items."""
+    """Return the probability that `draws` (at most `most`) of `total` items include a good one."""
     miss = jnp.float32(1.0)
     for already in range(most):
         left = jnp.maximum(total - already, 1)
@@ -243,15 +243,15 @@ def information(
     layout: jax.sharding.Sharding | None = None,
     **model: Any,
 ) -> dict[str, jax.Array]:
-    """Metrics of a rollout under the policy that played it; model: keywords of cross_logprobs.
+    """Return the metrics of a rollout under its policy; model: keywords of cross_logprobs.
 
-    layout: replicates the rollout on every device, since the pairs gather from all of its rows.
+    layout: replicates the rollout on every device, because the pairs use all of its rows.
     """
     if layout is not None:
         rollout = jax.lax.with_sharding_constraint(rollout, layout)
     pairs = choose_pairs(key, rollout, task.answer, task.eos_ids, settings)
     width = rollout.tokens.shape[1]
-    # First prompts are much shorter than episodes
+    # First prompts are far shorter than episodes
     width = min(width, task.prefix.shape[0] + task.width + settings.max_response)
     sums = cross_logprobs(params, rollout, pairs, width, settings, **model)
     return reduce_matrix(sums, pairs, equal_prompts(rollout, pairs, width))

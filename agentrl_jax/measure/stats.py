@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import scipy  # it loads scipy.stats, which takes a second, where that is first used
+import scipy  # loads scipy.stats, which takes a second, at its first use
 
 QUANTILES = (0.5 - 0.95 / 2, 0.5 + 0.95 / 2)  # with 0.025 the last bits of tables differ
 Samples = Sequence[np.ndarray]  # one array of runs per task
@@ -17,17 +17,17 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n); (0, 1) for n = 0.
     """
     if not 0 <= successes <= n:
-        raise ValueError(f'successes={successes} must lie between 0 and n={n}')
+        raise ValueError(f'successes={successes} must be between 0 and n={n}')
     return _wilson(successes / n, n) if n else (0.0, 1.0)
 
 
 def _wilson(p: float, n: float) -> tuple[float, float]:
-    """The same of a share p and a number n > 0 that need not be whole."""
+    """Return Wilson's interval for a share p and a number n > 0, which may be fractional."""
     z = statistics.NormalDist().inv_cdf(0.975)
     centre = p + z * z / (2 * n)
     margin = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    # Exactly 0 and 1 where no episode or every episode succeeded, whatever rounding says.
+    # Exactly 0 or 1 if no episode or every episode succeeded, despite rounding.
     low = 0.0 if p == 0 else (centre - margin) / scale
     high = 1.0 if p == 1 else (centre + margin) / scale
     return low, high
@@ -36,10 +36,10 @@ def _wilson(p: float, n: float) -> tuple[float, float]:
 def level_interval(shares: np.ndarray, most: float) -> tuple[float, float]:
     """95 % interval of the mean of shares [L]: levels are independent, their samples are not.
 
-    Wilson's with the number of episodes that would vary as much if they were independent (Kish's
-    effective sample size): n = p (1 - p) / (s^2 / L), s^2 = mean (p_l - p)^2. It is L where all
-    samples of a level agree, so that for shares of 0 and 1 it is wilson_interval; at most `most`,
-    the number of samples. (0, 1) without levels.
+    Wilson's interval with Kish's effective sample size, the number of independent episodes with the
+    same variance: n = p (1 - p) / (s^2 / L), s^2 = mean (p_l - p)^2. If all samples of a level
+    agree, n = L and the result is wilson_interval. n is at most `most`, the number of samples.
+    (0, 1) without levels.
     """
     shares = np.asarray(shares, np.float64)
     levels = shares.size
@@ -66,7 +66,7 @@ def iqm(x: np.ndarray) -> np.ndarray:
 
     The definition of Agarwal et al. 2021 (arXiv:2108.13264); up to three values it is the mean.
     """
-    x = np.sort(np.asarray(x, np.float64), axis=-1)  # scipy's mean of it has other last bits
+    x = np.sort(np.asarray(x, np.float64), axis=-1)  # scipy's trimmed mean rounds differently
     cut = x.shape[-1] // 4
     return x[..., cut : x.shape[-1] - cut].mean(axis=-1)
 
@@ -91,7 +91,7 @@ def _bootstrap(
     resamples: int,
     seed: int,
 ) -> tuple[float, float]:
-    """95 % interval of a statistic of redrawn samples; scipy's rejects samples of one run."""
+    """95 % interval of a statistic of redrawn samples; scipy rejects samples of one run."""
     if not samples or any(np.size(runs) == 0 for runs in samples):
         raise ValueError('a bootstrap needs at least one run in each sample')
     rng = np.random.default_rng(seed)
@@ -131,10 +131,10 @@ def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def paired_difference(
     ours: np.ndarray, theirs: np.ndarray, confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """(mean, low, high) of ours - theirs, run by run; Student's interval, nan for one pair.
+    """Return (mean, low, high) of ours - theirs per pair; Student's interval, nan for one pair.
 
-    For runs that share a seed, and with it levels and noise, which then cancel. Equal gaps
-    show no noise to compare them with: nan too, unless the runs repeat each other (_repeats).
+    For runs with the same seeds: their levels and noise are shared and cancel. The interval of
+    equal gaps is also nan, because they show no noise, unless the runs are equal (_repeats).
     """
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     centre = float(gaps.mean())
@@ -149,7 +149,7 @@ def paired_difference(
 def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float:
     """Two-sided p of Student's paired test that ours - theirs has mean 0.
 
-    nan for one pair, and for equal gaps unless the runs repeat each other.
+    nan for one pair, and for equal gaps unless the runs are equal.
     """
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     if _repeats(ours, theirs):
@@ -158,36 +158,36 @@ def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def _repeats(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """Whether each run equals its partner and seeds differ.
+    """Whether each run equals its partner and the seeds differ.
 
-    Where all runs have one value, such as 0, the metric is at its floor and measures no difference.
+    If all runs have the same value, such as 0, the metric is at a floor and cannot differ.
     """
     x, y = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     return x.size > 1 and bool((x == y).all()) and not _alike(x)
 
 
 def _alike(gaps: np.ndarray) -> bool:
-    """Whether numbers differ by no more than their rounding."""
+    """Whether numbers are equal up to rounding."""
     return bool(np.ptp(gaps) <= 1e-12 * np.abs(gaps).max())
 
 
 def equivalent(ours: np.ndarray, theirs: np.ndarray, margin: float) -> bool:
     """Whether two one-sided paired tests at 5 % show |mean of ours - theirs| < margin.
 
-    They do where the 90 % interval lies inside the margin (Schuirmann 1987); never for one pair.
+    True if the 90 % interval is inside the margin (Schuirmann 1987); False for one pair.
     """
     _, low, high = paired_difference(ours, theirs, confidence=0.9)
     return -margin < low and high < margin
 
 
 def holm(p: Sequence[float]) -> np.ndarray:
-    """p values adjusted for how many there are, in their order; nan is no test (Holm 1979).
+    """Return p values adjusted for multiple tests, in the same order; nan: no test (Holm 1979).
 
     Of m, the k-th smallest becomes max over j <= k of (m - j + 1) p_j, at most 1.
     """
-    given = np.asarray(p, np.float64)
-    order = np.argsort(given)  # nan last
-    factors = np.count_nonzero(~np.isnan(given)) - np.arange(given.size)
-    adjusted = np.full(given.size, math.nan)
-    adjusted[order] = np.minimum(np.maximum.accumulate(factors * given[order]), 1)
+    values = np.asarray(p, np.float64)
+    order = np.argsort(values)  # nan last
+    factors = np.count_nonzero(~np.isnan(values)) - np.arange(values.size)
+    adjusted = np.full(values.size, math.nan)
+    adjusted[order] = np.minimum(np.maximum.accumulate(factors * values[order]), 1)
     return adjusted

@@ -1,4 +1,4 @@
-"""What a run has spent so far: sums over its steps, carried from row to row of its metrics."""
+"""Running totals of a run: sums over its steps, carried from row to row of its metrics."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ def so_far(
     sampled: int,
     episodes: int,
 ) -> dict[str, int]:
-    """The progress/ metrics of a step: those of the row before it and what it adds itself.
+    """Return the progress/ metrics of a step: the totals of the previous row plus this step.
 
-    sampled: tokens; episodes: of one of its filter/collects rollouts. A resumed run has the rows
-    before it, so its sums are the same. {} where the row before is lost: the sums are not known.
+    sampled: tokens; episodes: per rollout, of which a step has filter/collects. A resumed run has
+    the earlier rows, so its totals are the same. {} if the previous row is missing.
     """
     before = dict.fromkeys(TOTALS, 0)
     if step:
