@@ -162,9 +162,9 @@ def notes(table: Table) -> list[str]:
     ]
     if 'bootstrap' in kinds:
         lines.append(
-            f'[ ]: 95 % interval, runs redrawn within each cell {RESAMPLES:,} times. Of few seeds '
-            'it is too short: of normal ones it holds the truth in 76 % of cases with 3, 90 % with '
-            '5 and 93 % with 10.'
+            f'[ ]: 95 % bootstrap interval of the runs of a cell ({RESAMPLES:,} resamples). It is '
+            'too short for few seeds: with normally distributed runs it covers the true value in '
+            '76 % of cases with 3 seeds, 90 % with 5 and 93 % with 10.'
         )
     if 'wilson' in kinds:
         lines.append(f'{SINGLE}: one run; 95 % Wilson interval of its episodes.')
@@ -177,45 +177,46 @@ def notes(table: Table) -> list[str]:
     if table.tokens:
         each = ', '.join(f'{column} {count:,}' for column, count in table.tokens.items())
         lines.append(
-            f'Sampled tokens: {each}, where the run of the column that sampled fewest ends; the '
-            f'others are {"summed up to" if spec.at == AREA else "read"} there, linearly between '
-            'two validations.'
+            f'Sampled tokens: {each}. The run of a column with the fewest sampled tokens ends '
+            f'there; other runs are {"summed up to" if spec.at == AREA else "read at"} that point, '
+            'interpolated between validations.'
         )
     if spec.baseline:
         # A start is shared only if step 0 was measured and is equal.
         starts = [label for label, _ in table.lines(START)]
         shared = 'start, levels and noise' if starts == [LINE_NAMES[START]] else 'levels and noise'
         if starts and starts != [LINE_NAMES[START]]:
-            shared += ', not all of them the start'
+            shared += ', but not always the start'
         lines.append(
-            f'P(> {spec.baseline}): share of pairs of runs that this row wins, ties half; no '
-            'interval where redrawn runs are all alike.'
+            f'P(> {spec.baseline}): share of pairs of runs that this row wins; ties count half. No '
+            'interval if all resamples are equal.'
         )
         lines.append(
-            f'Less {spec.baseline}: mean difference of runs of one seed, which share '
+            f'Less {spec.baseline}: mean difference between runs of the same seed, which share '
             f"{shared}, with Student's 95 % interval."
         )
     if tests := table.cells.p_holm.count():
         lines.append(
-            f"{P_NAME}: Student's paired test of this difference, two-sided, adjusted for all such "
-            f'tests of the table (Holm, n = {tests}).'
+            f"{P_NAME}: two-sided paired Student's test of this difference, adjusted for the "
+            f'{tests} tests of the table (Holm).'
         )
     if spec.margin:
         lines.append(
-            f'{SAME}: the 90 % interval of the difference lies within '
+            f'{SAME}: the 90 % interval of the difference is within '
             f'±{number(spec.metric, spec.margin)} (two one-sided tests at 5 %).'
         )
     if spec.overall:
         lines.append(
-            f'{OVERALL}: the runs of all columns, redrawn within each, where all have as many.'
+            f'{OVERALL}: the runs of all columns, resampled within each, if all have the same '
+            'number of runs.'
         )
     if table.lines(CLONE):
         lines.append(
-            'Expert clone: no RL, but clean play of an expert who is asked at will, cloned for the '
-            f'cost that {" and ".join(spec.clones)} names.'
+            'Expert clone: no RL; behaviour cloning of any number of clean expert episodes, at the '
+            f'cost given in {" and ".join(spec.clones)}.'
         )
     elif spec.clones and spec.metric == SUCCESS and spec.at != AREA:
-        lines.append(f'No clone of {" and ".join(spec.clones)} sees what these runs see.')
+        lines.append(f'No clone of {" and ".join(spec.clones)} has the observations of these runs.')
     if spec.where:
         chosen = '; '.join(f'{name} = {" or ".join(x)}' for name, x in spec.where.items())
         lines.append(f'Only runs with {chosen}.')
@@ -259,7 +260,7 @@ def _figure_text(cell: Cell, metric: str, best: str) -> str:
     if not cell['planned']:
         return text
     more = f', {cell["left_out"]} unfinished' * (cell['left_out'] > 0)
-    more += f', {cell["refused"]} refused' * (cell['refused'] > 0)
+    more += f', {cell["refused"]} rejected' * (cell['refused'] > 0)
     return f'{text} ({cell["runs"]}/{cell["planned"]}{more})'
 
 
@@ -281,13 +282,13 @@ def _gain_text(cell: Cell, metric: str) -> str:
 def _entry_text(entry: Entry, spec: Spec) -> str:
     text = number(spec.metric, entry['value'])
     if entry['fault']:
-        return f'{NOTHING} (refused)'
+        return f'{NOTHING} (rejected)'
     return text if entry['finished'] else f'{text} ({_progress(entry)})'
 
 
 def _progress(entry: Entry) -> str:
     has_started = not pd.isna(entry['step'])
-    return f'at step {entry["step"]} of {entry["steps"]}' if has_started else 'not begun'
+    return f'at step {entry["step"]} of {entry["steps"]}' if has_started else 'not started'
 
 
 def _missing_seeds(table: Table, entries: Sequence[Entry]) -> list[str]:
@@ -312,7 +313,7 @@ def _absent(table: Table) -> list[str]:
     last = 'last validations' if table.spec.at == LAST_THREE else 'last validation'
     verdict = f'counted by their {last}' if table.spec.unfinished == COUNT else 'not counted'
     notes = {
-        'Refused, in no figure': refused,
+        'Rejected, in no figure': refused,
         f'Unfinished, {verdict}': unfinished,
         'Missing': missing,
     }

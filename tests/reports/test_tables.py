@@ -308,7 +308,7 @@ def test_a_run_whose_updates_were_skipped_is_refused(two, norm):
     rewrite(two / 'run1', skip(norm), slice(1, 20))
     for unfinished in ('leave-out', 'count'):
         table = table_of(two, unfinished=unfinished)
-        assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 refused)')
+        assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 rejected)')
         assert values(table).tolist() == [0.4] and 'the last 19 of its 20' in refused(table)[1]
     rewrite(two / 'run1', skip(norm), slice(20))
     assert 'all its 20 updates' in refused(table_of(two))[1]
