@@ -34,7 +34,7 @@ def only_action(text: str) -> str:
 
 
 def last_action(text: str) -> str:
-    """Return the text after the last `Action:`; without one, the text if it has a web action."""
+    """Return the text after the last `Action:`, or all of a text with a web action, else ''."""
     _, mark, tail = text.rpartition('Action:')
     return tail.strip() if mark or 'search[' in tail or 'click[' in tail else ''
 

@@ -72,7 +72,7 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
 
 
 def read_arguments(arguments: Any) -> dict:
-    """Return arguments as an object; null and '' are {}, and a JSON string is decoded."""
+    """Return arguments as an object, decoding JSON strings; null and '' are {}; else ValueError."""
     while isinstance(arguments, str):
         arguments = read_json(arguments) if arguments.strip() else None
     if arguments is None:
@@ -84,7 +84,7 @@ def read_arguments(arguments: Any) -> dict:
 
 
 def read_call(function: Any) -> dict:
-    """Return {'name', 'arguments'} of a call; raise ValueError if one is missing or invalid."""
+    """Return {'name', 'arguments'}; raise ValueError without a name or with invalid arguments."""
     name = function.get('name') if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise ValueError('a call needs a name')
