@@ -1,4 +1,4 @@
-"""Configs in checkpoints, also those of earlier versions."""
+"""Configs in checkpoints, including configs of earlier versions."""
 
 import ast
 import re
@@ -13,15 +13,15 @@ from agentrl_jax.measure.collapse import SIGNALS, Alarms
 from agentrl_jax.run import config, outside, usage
 from agentrl_jax.settings import tree
 
-VERSION = 5  # of the configs in checkpoints; see migrate
-ANY = object()  # whatever the value, it changed no result
+VERSION = 5  # version of the configs in checkpoints; see migrate
+ANY = object()  # no value of the field changed any result
 
 
 def _each(off: Any, names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), off)
 
 
-# Fields that this version has not, by the last commit that had them, with what had no effect
+# Removed fields by the last commit that had them, with the value that had no effect
 REMOVED = {
     '55cb303': {
         'agent.reward': 'whole',
@@ -57,25 +57,25 @@ REMOVED = {
 
 
 def _values(off: Any) -> Collection[Any]:
-    """The values that had no effect; tuples are lists in JSON."""
+    """Return the values that had no effect; JSON stores tuples as lists."""
     if isinstance(off, list):
         return off, tuple(off)
     return off if isinstance(off, set) else (off,)
 
 
 def _without_removed(saved: dict[str, Any]) -> dict[str, Any]:
-    """Drop removed fields of a flat config; ValueError if one of them had an effect."""
+    """Drop removed fields from a flat config; ValueError if one of them had an effect."""
     for commit, fields in REMOVED.items():
-        given = {name: saved[name] for name in fields if saved.get(name) is not None}
+        present = {name: saved[name] for name in fields if saved.get(name) is not None}
         active = [
             f'{name}={value!r}'
-            for name, value in given.items()
+            for name, value in present.items()
             if fields[name] is not ANY and value not in _values(fields[name])
         ]
         if active:
             raise ValueError(
                 f'the config sets {", ".join(active)}, which this version no longer has; use '
-                f'commit {commit}, the last one that does'
+                f'commit {commit}, the last one that has it'
             )
         saved = {name: value for name, value in saved.items() if name not in fields}
     return saved
@@ -102,13 +102,13 @@ def _with_wordings(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_shared_hosts(saved: dict[str, Any]) -> dict[str, Any]:
-    """Move what worlds on hosts have in common from the sections of those played to hosts."""
+    """Move the shared fields of environments on hosts from their sections to `hosts`."""
     mix = [name for name, _ in saved.get('env.mix') or ()]
-    played = mix or [saved.get('env.name')]
+    names = mix or [saved.get('env.name')]
     for world, cls in HOSTS.items():
         for name, leaf in shared_fields(cls).items():
             value = saved.pop(f'{world}.{name}', None)
-            if value not in (None, leaf.default) and (world in played or played == [None]):
+            if value not in (None, leaf.default) and (world in names or names == [None]):
                 before = saved.get(leaf.name) or ()
                 saved[leaf.name] = (*before, *value) if leaf.kind is tuple else value
     return saved
@@ -126,33 +126,33 @@ def _literal(text: str) -> Any:
 
 
 def arguments(words: Sequence[str]) -> list[str]:
-    """A command line whose fields of earlier versions are those of this version.
+    """Return the command line with config fields of earlier versions migrated to this one.
 
-    It prints a line for each of them; ValueError if one had an effect that this version lacks.
+    Warns about migrated fields; ValueError if one had an effect that this version lacks.
     """
     matches = [re.fullmatch(r'--?config\.([\w.]+)=(.*)', word, re.DOTALL) for word in words]
     before = {match[1]: _literal(match[2]) for match in matches if match}
     after = _current({name: value for name, value in before.items() if name != 'env.mix'})
     gone = [name for name in before if name not in {*after, 'env.mix'}]
     pairs = zip(words, matches, strict=True)
-    kept = [word for word, match in pairs if match is None or match[1] not in gone]
+    unchanged = [word for word, match in pairs if match is None or match[1] not in gone]
     new = [f'--config.{name}={value}' for name, value in after.items() if name not in before]
     if gone:
         usage.warn(
             f'fields of an earlier version: {", ".join(gone)}; '
             f'now: {" ".join(new) or "without effect"}'
         )
-    return kept + new
+    return unchanged + new
 
 
 STEPS = (lambda saved: saved, *[_current] * 4)  # from each version to the next
 
 
 def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
-    """The ConfigDict of a saved config of any version.
+    """Return the ConfigDict of a saved config of any version.
 
-    Fields that came later have their defaults, those without effect no value; ValueError names
-    those that are gone.
+    Newer fields have their defaults; fields without effect are unset. ValueError lists fields that
+    no longer exist.
     """
     values = tree.migrate({**saved, 'version': version}, STEPS)
     outside.register(values)
@@ -164,11 +164,11 @@ def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
     unknown = sorted(name for name in values if name not in known)
     if unknown:
         raise ValueError(
-            'its config has fields that this version of the code does not know: '
-            f'{", ".join(unknown)}; use the version that it was made with, or give --config'
+            'its config has fields that this version of the code does not have: '
+            f'{", ".join(unknown)}; use the version that wrote it, or pass --config'
         )
     cfg.update_from_flattened_dict({n: x for n, x in values.items() if x is not None})
-    # Older versions kept what was set of fields without effect
+    # Older versions saved the values of fields without effect
     working = tree.values(tree.read(config.Config, cfg, idle=True))
     chosen = {name for _, _, every in tree.variants(config.Config) for name in every}
     cfg.update_from_flattened_dict({n: None for n in chosen if working.get(n) is None})
@@ -176,29 +176,29 @@ def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
 
 
 def saved_in(extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config as JSON in what lies beside the arrays of a checkpoint; ValueError without one."""
+    """Return the JSON config in a checkpoint's metadata; ValueError if there is none."""
     if not isinstance(extra.get('config'), Mapping):
-        raise ValueError('the checkpoint holds no config of a run: another program wrote it')
+        raise ValueError('the checkpoint has no run config: another program wrote it')
     return extra['config']
 
 
 def of_checkpoint(extra: Mapping[str, Any]) -> Any:
-    """The same as a ConfigDict of this version; errors of saved_in and migrate."""
+    """Return that config as a ConfigDict of this version; errors as in saved_in and migrate."""
     return migrate(saved_in(extra), extra.get('version', 0))
 
 
 def saved_with(cfg: Any) -> dict[str, Any]:
-    """What a checkpoint holds of a ConfigDict."""
+    """Return the checkpoint metadata that holds a ConfigDict."""
     return {'config': config.as_json(cfg), 'version': VERSION}
 
 
 def read_saved(extra: Mapping[str, Any]) -> config.Config:
-    """The settings of the run that wrote a checkpoint; extra: what lies beside its arrays."""
+    """Return the Config of the run that wrote a checkpoint. extra: the checkpoint's metadata."""
     return config.read(of_checkpoint(extra), None)
 
 
 def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The config beside a checkpoint as JSON by what it does: idle fields have no value."""
+    """Return a checkpoint's config as JSON for comparisons: fields without effect are None."""
     cfg = config.effective(of_checkpoint(extra))
     if not cfg.loss.kl_coef:
         cfg.loss.kl_in = None
@@ -206,7 +206,7 @@ def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def following(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    """Return the fields whose values in two configs (comparable) follow from their algorithms."""
+    """Return the fields that have their algorithm's default in both configs (comparable)."""
     chosen = {name for _, _, every in tree.variants(config.Config) for name in every}
 
     def defaults(of):

@@ -1,4 +1,4 @@
-"""Worlds and algorithms that live outside the package, named module:Class in a config."""
+"""Environments and algorithms from outside the package, named module:Class in a config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +11,9 @@ from agentrl_jax.settings.callables import import_callable
 
 
 def register(fields: Mapping[str, Any]) -> None:
-    """Adds the classes that a config names to the known worlds and algorithms.
+    """Add the classes that a config names to the known environments and algorithms.
 
-    fields: of the config, by dotted name. ValueError if a class cannot be imported or used.
+    fields: config fields by dotted name. ValueError if a class cannot be imported or used.
     """
     mix = fields.get('env.mix') or ()
     worlds = [pair[0] for pair in mix if isinstance(pair, tuple | list) and pair]
@@ -28,7 +28,7 @@ def register(fields: Mapping[str, Any]) -> None:
 
 
 def world_name(name: str) -> str:
-    """The name of a world, which its class has if `name` is module:Class."""
+    """Return the name of an environment: `name`, or its class's name if it is module:Class."""
     if ':' not in name:
         return name
     world = _import(name, 'env.name', TextEnvironment, HostEnvironment)
@@ -37,8 +37,8 @@ def world_name(name: str) -> str:
     known = WORLDS.get(world.name, world)
     if (known.__module__, known.__qualname__) != (world.__module__, world.__qualname__):
         raise ValueError(
-            f'env.name={name!r} has the name of another world, {world.name!r}: change the name in '
-            'its class'
+            f'env.name={name!r} has the name of another environment, {world.name!r}: rename its '
+            'class attribute `name`'
         )
     kinds = ENVIRONMENTS if issubclass(world, TextEnvironment) else HOSTS
     kinds[world.name] = WORLDS[world.name] = world

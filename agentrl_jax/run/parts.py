@@ -1,4 +1,4 @@
-"""From a config to the parts of a run: mesh, tokenizer, environment, model, rollout, optimisers."""
+"""Build the parts of a run: mesh, tokenizer, environment, model, rollout, optimisers."""
 
 import dataclasses
 import functools
@@ -39,15 +39,15 @@ from agentrl_jax.types import Params, Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
 BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
-POLL = 8  # tokens that are sampled at most before replies of worlds on hosts are looked for
-TRANSPOSE_FROM = 2**24  # parameters: more are not in the caches of a core where rows are sampled
+POLL = 8  # maximum number of tokens sampled between checks for replies of environments on hosts
+TRANSPOSE_FROM = 2**24  # parameters; larger models do not fit into a core's caches while sampling
 
 
 def build_environment(cfg: Config, split: str) -> tuple[Any, Any]:
-    """(environment, its parameters with the pool of the split)."""
+    """Return (environment, its parameters with the pool of the split)."""
     if cfg.env.mix:
         raise ValueError(
-            f'env.mix={cfg.env.mix!r} is for train alone: set it to () and env.name to one of '
+            f'env.mix={cfg.env.mix!r} is only for train: set it to () and env.name to one of '
             f'{", ".join(cfg.env.worlds)}'
         )
     (world,) = cfg.worlds
@@ -56,7 +56,7 @@ def build_environment(cfg: Config, split: str) -> tuple[Any, Any]:
 
 
 def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) -> Task:
-    """The environment as text, replicated over the mesh; without one, on the host."""
+    """Build the environment as text, replicated over the mesh; without a mesh, on the host."""
     make = host_task if cfg.on_hosts else device_task
     task = make(cfg, tokenizer, split)
     enough = device.check_budget(
@@ -66,21 +66,21 @@ def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) ->
     possible, known = task.grammar.answers if first and cfg.rollout.constrain else (0, 0)
     if possible < known:
         usage.warn(
-            f'rollout.max_response leaves {possible} of the {known} answers that {cfg.env.name} '
-            'knows; the others have more tokens and are never sampled'
+            f'rollout.max_response allows only {possible} of the {known} answers of '
+            f'{cfg.env.name}; longer ones are never sampled'
         )
     if first and enough > cfg.rollout.max_tokens:
         usage.warn(
             f'rollout.max_tokens={cfg.rollout.max_tokens} may end episodes of '
             f'{cfg.env.name} before their {task.max_turns} turns are played '
-            f'(rollout/token_budget_stop counts them); {enough} hold all of them'
+            f'(rollout/token_budget_stop counts them); {enough} tokens are always enough'
         )
     task = jax.tree.map(np.asarray, task)
     return task if mesh is None else sharding.replicate(task, mesh)
 
 
 def device_task(cfg: Config, tokenizer: Tokenizer, split: str) -> TextTask:
-    """An environment on the device as text."""
+    """Build an environment on the device as text."""
     env, env_params = build_environment(cfg, split)
     needed = split == 'train' and any(part.needs_plans(cfg) for part in cfg.extensions)
     plans = None
@@ -107,18 +107,18 @@ def device_task(cfg: Config, tokenizer: Tokenizer, split: str) -> TextTask:
 
 
 def solutions(env: Any, env_params: Any, budget: int) -> np.ndarray:
-    """simulation.solutions; ValueError for a world that has no expert."""
+    """Return simulation.solutions; ValueError for an environment without an expert."""
     try:
         return simulation.solutions(env, env_params, budget)
     except simulation.NoExpert as error:
         raise ValueError(
-            'env.hint, or an extension, needs the plans of the best player, and '
-            f'{env.name} has no plans: set them to none'
+            'env.hint or an extension needs the plans of the expert, but '
+            f'{env.name} has no expert: disable them'
         ) from error
 
 
 def host_task(cfg: Config, tokenizer: Tokenizer, split: str) -> HostTask:
-    """Worlds on hosts as text."""
+    """Build environments on hosts as text."""
     env, env_params = build_environment(cfg, split)
     return build_host_task(
         env,
@@ -132,25 +132,25 @@ def host_task(cfg: Config, tokenizer: Tokenizer, split: str) -> HostTask:
 
 
 def answer_pattern(cfg: Config) -> str:
-    """A regular expression of the answers that may be sampled; '' = any. Of worlds that are mixed
-    it holds those of all."""
+    """Return a regular expression of the answers that may be sampled, in any environment of the
+    run; '' = any text."""
     if not cfg.rollout.constrain:
         return ''
-    found = {}
+    patterns = {}
     for world in cfg.worlds:
         if world.name in HOSTS:
             prefix = cfg.hosts.answer_prefix
             rests = [form.removeprefix(prefix) for form in cfg.forms_of(world)]
-            found[forms.pattern(rests)] = None
+            patterns[forms.pattern(rests)] = None
         else:
-            most, opening = cfg.env.max_actions_per_turn, cfg.of_world(world).answer_opening
+            limit, opening = cfg.env.max_actions_per_turn, cfg.of_world(world).answer_opening
             names = world.ACTION_NAMES
-            found[grammar.pattern(names, max_actions=most, opening=opening)] = None
-    return '|'.join(found)
+            patterns[grammar.pattern(names, max_actions=limit, opening=opening)] = None
+    return '|'.join(patterns)
 
 
 def build_conversation(cfg: Config, tokenizer: Tokenizer, env: HostEnvironment) -> Conversation:
-    """Between texts of worlds on hosts and token ids."""
+    """Build the converter between texts of environments on hosts and token ids."""
     return Conversation(
         build_chat(tokenizer),
         cfg.answer_opening,
@@ -161,14 +161,14 @@ def build_conversation(cfg: Config, tokenizer: Tokenizer, env: HostEnvironment) 
 
 
 def build_worlds(cfg: Config, tokenizer: Tokenizer) -> host.Worlds:
-    """Worlds on hosts; they are made when they are needed."""
+    """Build the pool of environments on hosts, which are created when needed."""
     (env,) = cfg.worlds
     conversation = build_conversation(cfg, tokenizer, env)
     return host.Worlds(Pool(env.make, conversation.prompt), conversation)
 
 
 def build_mesh(cfg: Config, devices: Any = None) -> jax.sharding.Mesh:
-    """The mesh of cfg.mesh; data = -1 takes the devices that fsdp and tensor leave."""
+    """Build the mesh of cfg.mesh; data = -1 uses all devices that fsdp and tensor leave."""
     count = jax.device_count() if devices is None else len(devices)
     data, rest = cfg.mesh.data, cfg.mesh.fsdp * cfg.mesh.tensor
     if data == -1 and rest > 0:
@@ -177,9 +177,9 @@ def build_mesh(cfg: Config, devices: Any = None) -> jax.sharding.Mesh:
 
 
 def tokenizer_source(cfg: Config) -> Path:
-    """Where the tokenizer comes from: its own field, the model's folder, or this package.
+    """Return the tokenizer's path: model.tokenizer, the model's folder, or this package's file.
 
-    Where model.path is a run, that run's.
+    If model.path is a run, it is that run's tokenizer.
     """
     if cfg.model.path and not cfg.model.tokenizer:
         return tokenizer_of(files.local_path(cfg.model.path))
@@ -187,15 +187,15 @@ def tokenizer_source(cfg: Config) -> Path:
 
 
 def tokenizer_of(path: Path) -> Path:
-    """Where the tokenizer of a checkpoint is: in it, in its base, or in what its run began with."""
+    """Return the tokenizer's path of a checkpoint: in it, in its base, or in its run's model."""
     if holds_run(path):
         return tokenizer_source(config_of_run(path))
-    own = any((path / name).exists() for name in ('tokenizer.json', 'tokenizer.model'))
-    return adapters.base_of(path) if adapters.is_adapter(path) and not own else path
+    has_tokenizer = any((path / name).exists() for name in ('tokenizer.json', 'tokenizer.model'))
+    return adapters.base_of(path) if adapters.is_adapter(path) and not has_tokenizer else path
 
 
 def checkpoint_source(cfg: Config) -> Path | None:
-    """The checkpoint that a policy began with, through any number of runs; None: with none."""
+    """Return the original checkpoint of a policy, following runs; None for random weights."""
     path = files.local_path(cfg.model.path) if cfg.model.path else None
     if path is not None and holds_run(path):
         return checkpoint_source(config_of_run(path))
@@ -203,16 +203,16 @@ def checkpoint_source(cfg: Config) -> Path | None:
 
 
 def bundled_tokenizer(*worlds: str) -> Path:
-    """The small tokenizer made of a world's own words, or that of the demo."""
-    own = [TOKENIZERS / f'{world}.model' for world in worlds]
-    found = {path if path.exists() else BUNDLED_TOKENIZER for path in own}
-    if len(found) > 1:
+    """Return the small tokenizer of the environments' vocabulary, or the demo's."""
+    candidates = [TOKENIZERS / f'{world}.model' for world in worlds]
+    paths = {path if path.exists() else BUNDLED_TOKENIZER for path in candidates}
+    if len(paths) > 1:
         raise ValueError(
             f'env.mix: {", ".join(worlds)} have different small tokenizers '
-            f'({", ".join(sorted(path.name for path in found))}): name one in model.tokenizer that '
-            'has the words of all'
+            f'({", ".join(sorted(path.name for path in paths))}): set model.tokenizer to one that '
+            'has the words of all of them'
         )
-    return found.pop()
+    return paths.pop()
 
 
 def build_tokenizer(cfg: Config) -> Any:
@@ -220,13 +220,13 @@ def build_tokenizer(cfg: Config) -> Any:
 
 
 def execution(cfg: Config) -> dict[str, Any]:
-    """Fields of Model that say how a model computes, whatever its sizes."""
+    """Return the fields of Model that configure how it computes, independent of its sizes."""
     names = ('dtype', 'remat', 'scan_layers')
     return {name: getattr(cfg.model, name) for name in names} | {'lora_scale': cfg.lora.scale}
 
 
 def random_model_config(cfg: Config, tokenizer: Tokenizer) -> Model:
-    """Sizes of a model that is not loaded."""
+    """Return the Model of randomly initialised weights."""
     sizes = {name: getattr(cfg.model, name) for name in usage.SIZES}
     return DRAWN(
         vocab_size=-(-tokenizer.vocab_size // 64) * 64,
@@ -237,7 +237,7 @@ def random_model_config(cfg: Config, tokenizer: Tokenizer) -> Model:
 
 
 def build_model(cfg: Config, tokenizer: Tokenizer, mesh: Any) -> tuple[Model, Any]:
-    """(sizes, float32 parameters laid out for training): loaded, or random from cfg.seed."""
+    """Load or randomly initialise a model: (sizes, float32 parameters laid out for training)."""
     if cfg.model.path:
         config, params = load_policy(files.local_path(cfg.model.path), mesh=mesh)
         check_fits(tokenizer, config.vocab_size)
@@ -248,20 +248,20 @@ def build_model(cfg: Config, tokenizer: Tokenizer, mesh: Any) -> tuple[Model, An
 
 
 def load_policy(path: Path, *, mesh: Any) -> tuple[Model, Params]:
-    """(sizes, float32 parameters laid out for training) of a checkpoint, or a run's policy."""
+    """Load a checkpoint or a run's policy: (sizes, float32 parameters laid out for training)."""
     load = load_run if holds_run(path) else weights.load_model
     return load(path, mesh=mesh)
 
 
 def config_of_run(path: Path) -> Config:
-    """The config of the newest checkpoint of a workdir, or of its folder `best`."""
+    """Return the config of the newest checkpoint in a workdir, or in its folder `best`."""
     return read_saved(checkpoint.read_extra(path))
 
 
 def load_run(path: Path, *, mesh: Any, step: int | None = None) -> tuple[Model, Any]:
-    """(sizes, float32 parameters) of the policy of a run, adapters merged.
+    """Load (sizes, float32 parameters) of a run's policy, with adapters merged.
 
-    step: of the checkpoint; None: the newest.
+    step: the checkpoint; None = the newest.
     """
     cfg = config_of_run(path)
     tokenizer = build_tokenizer(cfg)
@@ -277,7 +277,7 @@ def load_run(path: Path, *, mesh: Any, step: int | None = None) -> tuple[Model, 
 
 
 def build_functions(cfg: Config, config: Model, mesh: Any, *, critic: bool = True) -> ModelFns:
-    """A model as pure functions; critic: with that of the run, if it has one."""
+    """Return a model as pure functions. critic: include the run's critic, if it has one."""
     return model_functions(
         dataclasses.replace(config, fused=fused(cfg, config, mesh)),
         sharding.shard_rows(mesh),
@@ -287,14 +287,14 @@ def build_functions(cfg: Config, config: Model, mesh: Any, *, critic: bool = Tru
 
 
 def fused(cfg: Config, config: Model, mesh: Any) -> str:
-    """Whose attention kernels a program of this model uses on these devices: Model.fused."""
+    """Return the kind of attention kernels for this model on these devices (Model.fused)."""
     if cfg.model.attention == 'plain':
         return ''
     return kernels.kind_for(mesh.devices.flat[0].platform, config.dtype, config.head_dim)
 
 
 def transposes(config: Model, mesh: Any) -> bool:
-    """Whether rollouts have copies of the kernels, transposed."""
+    """Return whether rollouts use transposed copies of the kernels."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu' and mesh.shape['tensor'] == 1
     return on_cpu and config.param_count() >= TRANSPOSE_FROM
 
@@ -303,19 +303,19 @@ REWARD = 'reward.function'
 
 
 def build_reward(cfg: Config) -> Callable | None:
-    """The function of reward.function; None where the world's own rewards count."""
+    """Import reward.function; None if the environment's rewards are used."""
     if not cfg.reward.function:
         return None
     try:
         return import_callable(cfg.reward.function, REWARD)
     except ValueError as error:
         raise ValueError(
-            f"{error}; or give --config.reward.function='' for the rewards of the world"
+            f"{error}; or set --config.reward.function='' to use the environment's rewards"
         ) from error
 
 
 def check_reward(cfg: Config, task: Task) -> None:
-    """ValueError where reward.function gives no rewards of this world; nothing is compiled."""
+    """Raise a ValueError if reward.function does not fit this environment; compiles nothing."""
     function, name = build_reward(cfg), f'{REWARD}={cfg.reward.function!r}'
     if function is None:
         return
@@ -324,7 +324,7 @@ def check_reward(cfg: Config, task: Task) -> None:
             inspect.signature(function).bind(None)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f'{name} must be, for worlds on hosts, {rewards.OF_EPISODE}: {error}'
+                f'{name} must be, for environments on hosts, {rewards.OF_EPISODE}: {error}'
             ) from error
         return
     shapes = jax.eval_shape(
@@ -343,7 +343,7 @@ def check_reward(cfg: Config, task: Task) -> None:
 
 
 def rollout_settings(cfg: Config, model: Model, mesh: Any, *, training: bool) -> RolloutSettings:
-    """The settings of the rollouts that train, or of those that validate."""
+    """Return the settings of training rollouts, or of validation rollouts."""
     rows = cfg.rollout.episodes if training else cfg.env.eval_levels * cfg.eval.samples
     shards = mesh.shape['data'] * mesh.shape['fsdp']
     rows = -(-rows // shards) * shards
@@ -383,10 +383,10 @@ def build_collect(
     worlds: host.Worlds | None = None,
     change: Callable[[RolloutSettings], RolloutSettings] = lambda settings: settings,
 ) -> Callable:
-    """(params, task, episodes, key) -> (rollout, counters) over the mesh.
+    """Return (params, task, episodes, key) -> (rollout, counters) over the mesh.
 
-    Jitted; with worlds on hosts it is a loop of the host around jitted programs. change: of the
-    settings that the config gives.
+    On the device it is one jitted program; on hosts, a Python loop around jitted programs. change:
+    applied to the rollout settings of the config.
     """
     settings = change(rollout_settings(cfg, model, mesh, training=training))
     player, model = settings.player, settings.model
@@ -394,7 +394,7 @@ def build_collect(
 
     def prepare_one(params):
         params = lora.merge(params, model.lora_scale)
-        # Before they move: float32 parameters are more than a small chip can hold.
+        # Cast before moving: a small chip cannot hold float32 parameters.
         params = jax.tree.map(lambda x: x.astype(model.dtype), params)
         layout = sharding.specs(params, rules, mesh)
         return jax.lax.with_sharding_constraint(params, layout)
@@ -402,7 +402,7 @@ def build_collect(
     def prepare(params):
         return player.each(prepare_one, params)
 
-    def prepare_for_hosts(params):  # once for many programs; device.collect does so itself
+    def prepare_for_hosts(params):  # once for many programs; device.collect transposes by itself
         return player.transpose(prepare(params))
 
     if worlds is not None:
@@ -424,7 +424,7 @@ def build_collect(
 def build_host_collect(
     cfg: Config, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: RolloutSettings
 ) -> host.HostCollect:
-    """collect against worlds on hosts."""
+    """Build `collect` against environments on hosts."""
     hosts, reward = cfg.hosts, build_reward(cfg)
     tokenizer = worlds.conversation.chat.tokenizer
     stop = (*hosts.stop, *agents.closings(worlds.conversation.agent))
@@ -443,7 +443,7 @@ def build_host_collect(
 
 
 def build_optimisers(cfg: Config) -> tuple:
-    """Optimisers of policy and critic (the latter None without a critic)."""
+    """Return the optimisers of policy and critic (None without a critic)."""
     optim = cfg.optim
     critic = optim.tx(optim.critic_lr, cfg.critic.updates) if cfg.algorithm.USES_CRITIC else None
     return optim.tx(optim.lr), critic

@@ -1,4 +1,4 @@
-"""What a run records while it trains: rows of metrics, a progress bar, pages of rollouts."""
+"""Records of a training run: rows of metrics, a progress bar and pages of rollouts."""
 
 import contextlib
 import functools
@@ -26,20 +26,20 @@ WARM_UP_STEPS = 2  # steps in which programs may compile
 
 
 class Played(NamedTuple):
-    """What the page of a step shows."""
+    """The contents of a step's page."""
 
     rollout: Rollout
-    episodes: tuple[Episodes, ...]  # of each world
-    key: jax.Array  # that collect was given
-    horizon: int  # turns that an episode could have
+    episodes: tuple[Episodes, ...]  # of each environment
+    key: jax.Array  # the key of collect
+    horizon: int  # turn limit of the episodes
     rows: jax.Array  # int32 [b]  rows of the update
     advantages: jax.Array  # float32 [b, T]
-    groups: int | None  # that dynamic sampling holds, the first ones; None without it
+    groups: int | None  # number of first groups held by dynamic sampling; None without it
     collects: int  # rollouts of the step
 
 
 class Recorder(contextlib.ExitStack):
-    """Rows, progress and pages of the steps from `first` on; a context around them."""
+    """A context that records rows, progress and pages of the steps from `first` on."""
 
     def __init__(self, run: Run, workdir: Path, first: int, rates: Callable):
         """rates(cfg, model, devices, row) -> perf/ metrics of a row."""
@@ -88,25 +88,25 @@ class Recorder(contextlib.ExitStack):
 
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
-        """Around a validation, whose first one compiles."""
+        """Context of a validation; the first one compiles."""
         with self.compiled, self.progress.phase('of validation'):
             yield
-        if self.warm is not None and not self.validated:  # a resumed run validates late at first
+        if self.warm is not None and not self.validated:  # a resumed run may first validate late
             self.warm += self.compiled.count - self.before
         self.validated = True
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Around a training step, up to its figures on the host."""
+        """Context of a training step, until its metrics are on the host."""
         phase = self.progress.phase('of training')
         with self.compiled, phase, self.trace.step(self.step):
             yield
             self.fetched = time.monotonic()
 
     def write(self, row: dict[str, Any], sampled: int | None) -> tuple[dict[str, float], str]:
-        """Complete and write the row of a step: (row, the alarm that ends the run, '' without).
+        """Complete and write a step's row; return (row, alarm that ends the run or '').
 
-        sampled: tokens of training; None: the step did not train.
+        sampled: number of training tokens; None if the step did not train.
         """
         cfg, run, step = self.run.config, self.run, self.step
         spent = time.monotonic() - self.began
@@ -135,7 +135,7 @@ class Recorder(contextlib.ExitStack):
         return self.history[-1], next((x for x in raised if x in cfg.alarm.stop), '')
 
     def check_alarms(self) -> Mapping[str, collapse.Alarm]:
-        """The alarms of the rows so far; the newest row gets its alarm/ metrics."""
+        """Return the alarms of all rows, and write the newest row's alarm/ metrics."""
         newest = self.history[-1]
         if 'collapse/mi_token' in newest:
             newest['collapse/mi_z_ema'] = collapse.smoothed_z(self.history)
@@ -144,7 +144,7 @@ class Recorder(contextlib.ExitStack):
         return alarms
 
     def advance(self) -> None:
-        """A step further on the progress bar."""
+        """Advance the progress bar by one step."""
         row = self.history[-1]
         evaluated = [before['eval/success'] for before in self.history if 'eval/success' in before]
         self.progress.advance(
@@ -156,19 +156,19 @@ class Recorder(contextlib.ExitStack):
         )
 
     def page(self, policy: Params, played: Played) -> None:
-        """The rollout of the step as a page where one is due, with the ratios after its update."""
+        """Save a page of the step's rollout if one is due, with the ratios after its update."""
         cfg, every = self.run.config, self.run.config.log.rollouts_every
         if self.step == cfg.steps - 1 or (every and self.step % every == 0):
             save_page(self.run, self.workdir, self.step, policy, played)
 
 
 def last_traced(cfg: Config, first: int) -> int:
-    """The last step of the trace of a run that starts at `first`; its own last step at the most."""
+    """Return the last traced step of a run that starts at `first`, at most its last step."""
     return min(first + WARM_UP_STEPS + cfg.log.profile_steps, cfg.steps) - 1
 
 
 def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played) -> None:
-    """The rollout of a step as a page, with the ratios its update led to."""
+    """Save the rollout of a step as a page, with the ratios after its update."""
     rollout, episodes = jax.tree.map(processes.fetch, (played.rollout, played.episodes))
     after = processes.fetch(run.training.rescore(policy, played.rollout))
     spread = np.full(rollout.tokens.shape, np.nan, np.float32)
@@ -182,7 +182,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
         rollout, episodes, extras = jax.tree.map(lambda x: x[:held], (rollout, episodes, extras))
         title += f': groups that dynamic sampling kept, of {many(played.collects, "rollout")}'
     parts = mixture.blocks([len(listed.level) for listed in episodes], (rollout, extras))
-    for task, listed, (rows, beside) in zip(run.training.tasks, episodes, parts, strict=True):
+    for task, listed, (rows, row_extras) in zip(run.training.tasks, episodes, parts, strict=True):
         world = task.env.name
         pages.write(
             workdir,
@@ -202,7 +202,7 @@ def save_page(run: Run, workdir: Path, step: int, policy: Params, played: Played
             ),
             group_size=run.config.rollout.group_size,
             title=title,
-            extras=beside,
+            extras=row_extras,
             limit=pages.PAGE_EPISODES,
             about=about.of_run(run.config_dict, sys.argv),
         )

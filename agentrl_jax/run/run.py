@@ -1,4 +1,4 @@
-"""A run: its config, its model, its worlds and the programs of its steps."""
+"""A run: its config, model, environments and compiled programs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,15 +21,15 @@ from agentrl_jax.types import Params, Rollout
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """The worlds that train as text, and the programs of a step."""
+    """The training environments as text, and the programs of a step."""
 
-    tasks: tuple[Task, ...]  # of one world, or of those of env.mix
-    draw: Callable  # (key, step, first stream) -> episodes of each world
-    collect: Callable  # (params, tasks, episodes, key) -> (rollout, counters of each world)
-    collects: tuple[Callable, ...]  # of each world: (params, task, episodes, key) -> the same of it
+    tasks: tuple[Task, ...]  # one per environment
+    draw: Callable  # (key, step, first stream) -> episodes of each environment
+    collect: Callable  # (params, tasks, episodes, key) -> (rollout, counters per environment)
+    collects: tuple[Callable, ...]  # per environment: (params, task, episodes, key) -> as collect
     pack: Callable | None  # collecting.pack; None without dynamic sampling
     metrics: Callable  # (rollout, tasks) -> metrics
-    probes: tuple[Probe, ...]  # what is measured now and then
+    probes: tuple[Probe, ...]  # measurements every few steps
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     eval_probes: dict[str, Callable]  # metrics of validation: (policy) -> number
@@ -37,17 +37,17 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """A pool of levels as text, its episodes, and the programs that play and count them."""
+    """A pool of validation levels as text, its episodes, and the programs that play them."""
 
-    prefix: str  # of its metrics
+    prefix: str  # of the pool's metrics
     task: Task
     episodes: Episodes
     collect: Callable  # (params, task, episodes, key) -> (rollout, counters)
     count: Callable  # (rollout, task) -> sums over its first eval_levels rows
-    more: tuple[Callable, ...] = ()  # of extensions: (params, rollout) -> further sums
+    more: tuple[Callable, ...] = ()  # from extensions: (params, rollout) -> further sums
 
     def sums(self, params: Params, rollout: Rollout) -> dict[str, Any]:
-        """All of them, on the host."""
+        """Return the sums of `count` and `more`, on the host."""
         sums = self.count(rollout, self.task)
         for measure in self.more:
             sums |= measure(params, rollout)
@@ -56,23 +56,23 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The parts of a run, none of which changes."""
+    """Everything a run needs that training does not change."""
 
     config: Config
-    config_dict: ConfigDict  # the same as records hold it
+    config_dict: ConfigDict  # the same config, as written to records
     mesh: Mesh
     tokenizer: Tokenizer
     model: Model
-    params: Params  # as loaded or drawn, before cloning; shapes alone once a state has them
-    additions: tuple[Addition, ...]  # of extensions
+    params: Params  # initial parameters before cloning; only shapes once a state holds them
+    additions: tuple[Addition, ...]  # from extensions
     txs: tuple[optax.GradientTransformation, optax.GradientTransformation | None]  # optimisers of
     # policy and critic
     training: Training
-    validation: Validation  # of eval.split; of the first world of env.mix
-    also: tuple[Validation, ...]  # of its other worlds, and of eval.also
-    worlds: dict[str, Worlds]  # on hosts, by their names
+    validation: Validation  # pool of eval.split, for the first environment of env.mix
+    also: tuple[Validation, ...]  # pools of the other environments, and of eval.also
+    worlds: dict[str, Worlds]  # environments on hosts by name
 
     @property
     def pools(self) -> tuple[Validation, ...]:
-        """All that is validated on."""
+        """All validation pools."""
         return (self.validation, *self.also)

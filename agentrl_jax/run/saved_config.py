@@ -1,7 +1,7 @@
-"""The config of a run from its workdir alone, and which of its checkpoints is meant.
+"""Read a run's config from its workdir, and select one of its checkpoints.
 
-As a file for --config it is the default of programs that open a run: its config is the one that
-lies in the checkpoint, and --config.field=value overrides it as it would any config.
+This module is the default --config file of commands that open a run: get_config returns the config
+in the checkpoint, which --config.field=value overrides like any config.
 """
 
 import contextlib
@@ -14,31 +14,31 @@ from typing import Any
 from agentrl_jax.machine import checkpoint, files, provenance
 from agentrl_jax.run import config, migration, usage
 
-MAY_DIFFER = tuple(  # of a config that opens a run: not what the model is
+MAY_DIFFER = tuple(  # fields that a command may override, since they do not define the model
     f'model.{name}' for name in ('path', 'tokenizer', 'dtype', 'remat', 'attention', 'scan_layers')
 )
-HASH_SHOWN = 12  # digits of a config's hash, and of a commit, in a line for people
+HASH_SHOWN = 12  # printed digits of a config's hash and of a commit
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a number or an exported folder is of."""
+    """The checkpoint behind a result or an exported folder."""
 
-    workdir: str  # '' = no run: the config's own model, as it was loaded or drawn
+    workdir: str  # '' = no run: the initial model of the config
     step: int | None
     config_hash: str
-    commit: str | None  # of the code that looks at it; None outside of a checkout
+    commit: str | None  # of the running code; None outside of a checkout
     skipped: tuple[str, ...] = ()  # newer checkpoints that were never finished
 
     def fields(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the fields as JSON values."""
         return dataclasses.asdict(self) | {'skipped': list(self.skipped)}
 
 
 def origin(workdir: str, face: Any, *, step: int | None = None) -> Origin:
-    """The checkpoint that is opened: that of `step`, or the newest finished one; says what it is.
+    """Find the checkpoint of `step`, or the newest finished one, and describe it.
 
-    face: the ConfigDict, whose hash it is where there is no run.
+    face: the ConfigDict, which supplies the hash if there is no run.
     """
     if not workdir:
         return Origin('', None, files.config_hash(config.as_json(face)), provenance.commit())
@@ -54,9 +54,9 @@ def origin(workdir: str, face: Any, *, step: int | None = None) -> Origin:
 
 
 def check_model(extra: Mapping[str, Any], face: Any) -> None:
-    """ValueError where a ConfigDict has another model than the run that a checkpoint is of.
+    """Raise a ValueError if a ConfigDict has a different model than a checkpoint's run.
 
-    Heads, the base of positions and alpha show in no tensor. extra: beside its arrays.
+    Tensors do not show heads, the base of rotary embeddings or alpha. extra: the metadata.
     """
     saved, now = migration.comparable(extra), migration.comparable(migration.saved_with(face))
     shaping = ('model', 'lora')
@@ -68,31 +68,31 @@ def check_model(extra: Mapping[str, Any], face: Any) -> None:
 
 
 def readable(folder: Path) -> Path:
-    """The folder of a step, or of the newest one before it whose config can be read.
+    """Return the folder of a step, or of the newest earlier step with a readable config.
 
-    Which arrays are whole is looked at later, and said (checkpoint.fall_back).
+    checkpoint.fall_back checks the arrays later.
     """
-    own = checkpoint.number_of(folder)
-    older = [step for step in reversed(checkpoint.steps(folder.parent)) if step < own]
-    for found in [folder, *(folder.parent / str(step) for step in older)]:
+    number = checkpoint.number_of(folder)
+    older = [step for step in reversed(checkpoint.steps(folder.parent)) if step < number]
+    for candidate in [folder, *(folder.parent / str(step) for step in older)]:
         with contextlib.suppress(checkpoint.Damaged):
-            checkpoint.read_extra(found)
-            return found
+            checkpoint.read_extra(candidate)
+            return candidate
     return folder
 
 
 def unfinished(folder: Path) -> list[str]:
-    """Names beside a step's folder of newer checkpoints that lack the mark of a finished one."""
-    found, own = [], checkpoint.number_of(folder)
+    """Return the names of checkpoints newer than a step's folder that were never finished."""
+    names, step = [], checkpoint.number_of(folder)
     for path in folder.parent.iterdir():
         number = re.match(r'\d+(?=$|\.)', path.name)
-        if number and int(number[0]) > own and not (path / checkpoint.MARK).exists():
-            found.append(path.name)
-    return sorted(found)
+        if number and int(number[0]) > step and not (path / checkpoint.MARK).exists():
+            names.append(path.name)
+    return sorted(names)
 
 
 def say(found: Origin) -> None:
-    """Print what is opened, and a warning about checkpoints that were passed over."""
+    """Print the checkpoint, and a warning about skipped checkpoints."""
     step = 'untrained' if found.step is None else f'step {found.step} of {found.workdir}'
     commit, dash, modified = (found.commit or 'no checkout').partition('-')
     commit = commit[:HASH_SHOWN] + dash + modified
@@ -102,14 +102,14 @@ def say(found: Origin) -> None:
     if found.skipped:
         usage.warn(
             f'{", ".join(found.skipped)} in {found.workdir} was never finished (it lacks '
-            f'{checkpoint.MARK}): step {found.step} is taken'
+            f'{checkpoint.MARK}): using step {found.step}'
         )
 
 
 def default(argv: Sequence[str]) -> str | None:
-    """Value of --config where it is not given: the config of the run in --workdir, if any.
+    """Return the default of --config: the config of the run in --workdir, if any.
 
-    Known before flags are parsed, since --config.field=value needs a config to be parsed.
+    This runs before flags are parsed, since parsing --config.field=value needs a config.
     """
     workdir, step = _value(argv, 'workdir'), _value(argv, 'step')
     if not workdir or _value(argv, 'config') is not None or '--help' in argv:
@@ -127,17 +127,17 @@ def default(argv: Sequence[str]) -> str | None:
 
 
 def _value(argv: Sequence[str], flag: str) -> str | None:
-    """The last value of a flag: --flag=value, --flag value, -flag."""
+    """Return the last value of a flag: --flag=value, --flag value, -flag."""
     value = None
     for arg, following in zip(argv, [*argv[1:], None], strict=True):
-        name, equals, given = arg.partition('=')
+        name, equals, text = arg.partition('=')
         if name in (f'--{flag}', f'-{flag}'):
-            value = given if equals else following
+            value = text if equals else following
     return value
 
 
 def get_config(folder: str) -> Any:
-    """The config in a checkpoint, as a ConfigDict of this version."""
+    """Return the config in a checkpoint as a ConfigDict of this version."""
     extra = checkpoint.read_extra(folder)
     try:
         cfg = migration.of_checkpoint(extra)

@@ -1,4 +1,4 @@
-"""Where a run starts: random or given weights, perhaps cloned, or the newest checkpoint."""
+"""The start of a run: random, loaded or cloned weights, or the newest checkpoint."""
 
 import dataclasses
 import functools
@@ -37,36 +37,36 @@ from agentrl_jax.run.streams import Streams
 from agentrl_jax.run.usage import WrongUsage, checked
 from agentrl_jax.types import Demonstrations, Frozen, Params, TrainState
 
-# How worlds on hosts are reached, and how long they are waited for
+# How environments on hosts are reached, and timeouts
 REACHED = 'timeout_s tries outage_s min_healthy token call_s launch room'
 HOSTS_FREE = tuple(f'hosts.{name}' for name in REACHED.split())
-# What those worlds are
+# Fields that define those environments
 HOSTS_PLAYED = tuple(
     f'hosts.{name}' for name in 'instruction prompt num_items deterministic'.split()
 )
-# What a resumed run may change
+# Fields that a resumed run may change
 CHANGEABLE_ON_RESUME = (
     *('steps', 'log', 'checkpoint', 'mesh', 'alarm', 'fork.value_every'),
     *HOSTS_FREE,
 )
 
-# Of a world on hosts: where it is, and how long it is waited for
+# Fields of an environment on hosts: its address, and timeouts
 ACCESS = ('urls', 'url', 'workers', 'start_s', 'silent_s', 'port')
 
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """What a run continues from."""
+    """The state that a run continues from."""
 
     state: TrainState
     frozen: Frozen
-    base: Demonstrations | None  # demonstrations that join batches (AgentEvol)
+    base: Demonstrations | None  # demonstrations that are added to batches (AgentEvol)
     streams: Streams
 
 
 def free_of_worlds(cfg: Config) -> set[str]:
-    """What may differ of worlds: how those that are played are reached, and all of the others,
-    whose defaults a later version may change."""
+    """Return the environment fields that may change: connections of the run's environments, and
+    all fields of other environments, since their defaults may change between versions."""
     free = WORLDS.keys() - set(cfg.env.worlds)
     free |= set() if HOSTS.keys() & cfg.env.worlds else set(HOSTS_PLAYED)
     free |= {f'{name}.{field}' for name in cfg.env.worlds for field in ACCESS}
@@ -76,7 +76,7 @@ def free_of_worlds(cfg: Config) -> set[str]:
 
 
 def saved_beside(run: Run) -> dict[str, Any]:
-    """What a checkpoint holds beside the state."""
+    """Return the metadata that a checkpoint holds in addition to the state."""
     saved = saved_with(run.config_dict) | start_of(run.config, run.model, run.params)
     for addition in run.additions:
         saved |= addition.saved()
@@ -84,7 +84,7 @@ def saved_beside(run: Run) -> dict[str, Any]:
 
 
 def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
-    """State of step 0 around the given policy parameters; pure."""
+    """Return the state of step 0 with the given policy parameters; a pure function."""
     policy, critic_params, critic_opt_state = trained_policy(params, cfg, config), None, None
     if cfg.algorithm.USES_CRITIC and not cfg.critic.share_backbone:
         critic_params = critic.init(trained_part(params, cfg, 1), config)
@@ -108,14 +108,14 @@ def _make_state(run: Run) -> Callable[[Params], TrainState]:
 
 
 def start_state(run: Run, params: Any) -> TrainState:
-    """State of step 0 around the given policy parameters, laid out over the mesh."""
+    """Return the state of step 0 with the given policy parameters, laid out over the mesh."""
     make = _make_state(run)
     layout = sharding.specs(jax.eval_shape(make, params), sharding.TRAIN_RULES, run.mesh)
     return jax.jit(make, out_shardings=layout)(params)
 
 
 def abstract_state(run: Run) -> TrainState:
-    """Shapes, dtypes and layouts of start_state(run, run.params)."""
+    """Return shapes, dtypes and layouts of start_state(run, run.params)."""
     state = jax.eval_shape(_make_state(run), run.params)
     return sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, run.mesh))
 
@@ -123,9 +123,9 @@ def abstract_state(run: Run) -> TrainState:
 def open_run(
     run: Run, workdir: Path, *, fallback: bool = False
 ) -> tuple[checkpoint.Checkpoints, RunState]:
-    """The checkpoints of a workdir and what to continue from.
+    """Open a workdir's checkpoints and the state to continue from.
 
-    fallback: an older checkpoint where newer ones are damaged; else checkpoint.Damaged.
+    fallback: use an older checkpoint if newer ones are damaged, instead of checkpoint.Damaged.
     """
     if fallback:
         checkpoint.set_aside_damaged(workdir)
@@ -134,7 +134,7 @@ def open_run(
 
 
 def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
-    """What to continue from: the newest checkpoint, or a fresh step 0."""
+    """Restore the newest checkpoint, or make the state of step 0."""
     workdir = checkpoints.directory.parent
     joins = run.config.base_rows > 0
     examples = find_demonstrations(run) if joins else None
@@ -142,7 +142,7 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         clones = run.config.clone.demonstrates
         params = cloned_policy(run, examples) if clones else run.params
         state = start_state(run, params)
-        keep_base(run.config, workdir, params)  # first: a checkpoint is of no use without it
+        keep_base(run.config, workdir, params)  # before the checkpoint, which is useless without it
         checkpoint.save(checkpoints, 0, state, saved_beside(run))
         if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
             checkpoint.wait(checkpoints)
@@ -150,14 +150,14 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
     else:
         if (step := checkpoint.latest_step(checkpoints)) > run.config.steps:
             raise WrongUsage(
-                f'{workdir} is at step {step} already, and steps={run.config.steps}: set it to '
-                f'{step} or more, or choose another workdir'
+                f'{workdir} is at step {step} already, and steps={run.config.steps}: set steps to '
+                f'at least {step}, or use another workdir'
             )
         saved = checkpoint.read_extra(checkpoints.directory)
         if saved.get('roll_backs'):
             raise WrongUsage(
-                f'{workdir} went back to an earlier checkpoint after an alarm, which this version '
-                'does not do; commit 55cb303 is the last one that resumes it'
+                f'{workdir} was rolled back to an earlier checkpoint after an alarm, which this '
+                'version does not support; commit 55cb303 is the last one that resumes it'
             )
         before, now = comparable(saved), comparable(saved_with(run.config_dict))
         free = [*CHANGEABLE_ON_RESUME, *free_of_worlds(run.config)]
@@ -186,7 +186,7 @@ def extra_arrays(run: Run) -> dict[str, Any]:
 
 
 def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
-    """The policy of step 0 if some loss asks for it; kept beside the checkpoints at step 0."""
+    """Return the policy of step 0 if a loss needs it; save it first if the run is at step 0."""
     if not run.config.keeps_start:
         return None
     policy = policy_of(state.params, {})
@@ -195,15 +195,15 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
         frozen.keep(folder, policy)
     elif not folder.is_dir():
         raise FileNotFoundError(
-            f'{folder} is missing: it holds the policy of step 0, which this run is compared with; '
-            'put it back, or start anew in another workdir'
+            f'{folder} is missing: it holds the policy of step 0, which this run is compared with. '
+            'Restore it, or start over in another workdir'
         )
-    # AgentEvol's start policy lies on disk until the next iteration begins
+    # AgentEvol's start policy stays on disk until the next iteration starts
     return open_start(workdir, policy) if run.config.needs_reference else None
 
 
 def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> TrainState:
-    """AgentEvol: at the first step of an iteration explorer and learner change; else nothing."""
+    """Replace explorer and learner if an AgentEvol iteration starts at this step."""
     cfg = run.config
     if not cfg.begins_iteration(step):
         return state
@@ -212,11 +212,11 @@ def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> Tra
 
 
 def space_needed(run: Run, workdir: Path) -> int:
-    """Bytes of all that a run will have in its workdir at once, less what is there."""
+    """Return the bytes that a run still needs in its workdir, at its peak."""
     cfg, state = run.config, jax.eval_shape(functools.partial(start_state, run), run.params)
     base = run.params if cfg.lora.rank and not base_is_given(cfg) else {}
-    policies = cfg.keeps_start + 2 * cfg.checkpoint.best  # a best one goes when the next is there
+    policies = cfg.keeps_start + 2 * cfg.checkpoint.best  # a new best is saved before the old goes
     need = checkpoint.state_bytes(state) * (cfg.checkpoint.keep + 1) + checkpoint.state_bytes(base)
     need += checkpoint.state_bytes(state.params) * policies
-    kept = (checkpoint.FOLDER, BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER)
-    return max(need - sum(files.size_of(workdir / name) for name in kept), 0)
+    folders = (checkpoint.FOLDER, BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER)
+    return max(need - sum(files.size_of(workdir / name) for name in folders), 0)

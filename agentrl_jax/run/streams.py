@@ -15,9 +15,9 @@ class Streams:
     seed: int
 
     def key(self, stream: int, step: int = 0) -> jax.Array:
-        """The key of one purpose at one step; nothing else in a run is random."""
+        """Return the key of a stream at a step; every random number of a run comes from here."""
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), step)
 
     def draw(self, stream: int, step: int, count: int) -> int:
-        """One of `count` numbers, on the host."""
+        """Draw an integer below `count` on the host."""
         return int(np.random.default_rng((self.seed, stream, step)).integers(count))

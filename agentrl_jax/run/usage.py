@@ -9,19 +9,19 @@ from typing import NoReturn
 from agentrl_jax.machine import files
 
 EXIT_USAGE = 2
-NAMED = (  # errors about a path that the user named
+NAMED = (  # errors about a path from the user
     FileNotFoundError,
     FileExistsError,
     IsADirectoryError,
     NotADirectoryError,
     PermissionError,
 )
-SIZES = (  # of random weights: fields of the config's model, and of a Model
+SIZES = (  # sizes of random weights: fields of both config.model and Model
     *('hidden_size', 'intermediate_size', 'num_layers', 'num_heads', 'num_kv_heads'),
     *('tie_embeddings', 'rope_theta'),
 )
-FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 stands for --fallback
-EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.toml
+FALLBACK = 'AGENTRL_FALLBACK'  # environment variable: 1 means --fallback
+EXTRAS = {  # module -> the extra in pyproject.toml that installs it
     'bm25s': 'search',
     'countryinfo': 'search',
     'rapidfuzz': 'search',
@@ -41,7 +41,7 @@ EXTRAS = {  # module -> the extra of this package that has it, as in pyproject.t
 class WrongUsage(ValueError):
     """The command line, or the config that it names, is invalid: exit code 2.
 
-    fields: of the config, where rules between them are broken.
+    fields: config fields of broken rules.
     """
 
     def __init__(self, message: str, fields: Sequence[str] = ()):
@@ -50,13 +50,13 @@ class WrongUsage(ValueError):
 
 
 def warn(text: str) -> None:
-    """Print a line of warning."""
+    """Print a warning on one line."""
     print(f'WARNING: {text}', file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def checked() -> Iterator[None]:
-    """An error in here is an error of the command line: a WrongUsage of one line."""
+    """Turn errors in this context into a one-line WrongUsage."""
     try:
         yield
     except (WrongUsage, files.Failure):
@@ -68,21 +68,21 @@ def checked() -> Iterator[None]:
 
 
 def missing(error: ImportError) -> str:
-    """What to install if a module is missing; otherwise the text of the error."""
+    """Return what to install if a module is missing; otherwise the error's text."""
     module = (error.name or '').partition('.')[0]
     if module not in EXTRAS:
         return str(error)
     extra = EXTRAS[module]
-    return f"{module} is not installed: pip install {module}, or in a checkout '.[{extra}]'"
+    return f"{module} is not installed: pip install {module}, or '.[{extra}]' in a checkout"
 
 
 def code_of(error: BaseException) -> int:
-    """Exit code of a command that an error ends."""
+    """Return the exit code of a command that ends with an error."""
     return EXIT_USAGE if isinstance(error, (WrongUsage, *NAMED)) else 1
 
 
 def end(sentence: str, error: BaseException) -> NoReturn:
-    """Ends the command with a line about an error, which is also the text of the SystemExit."""
+    """Exit with a line about an error, which is also the text of the SystemExit."""
     print(f'error: {sentence}', file=sys.stderr)
     ended = SystemExit(f'error: {sentence}')
     ended.code = code_of(error)
@@ -90,13 +90,13 @@ def end(sentence: str, error: BaseException) -> NoReturn:
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Ends the command with one line."""
+    """Exit with a one-line error."""
     print(f'error: {sentence}', file=sys.stderr)
     sys.exit(EXIT_USAGE)
 
 
 def wants_fallback(argv: Sequence[str]) -> bool:
-    """Whether --fallback is asked for, before flags are parsed."""
+    """Return whether --fallback is set, before flags are parsed."""
     words = {word.lstrip('-').lower() for word in argv if word.startswith('-')}
-    asked = words & {'fallback', *(f'fallback={yes}' for yes in ('true', 't', '1'))}
-    return bool(asked) or os.environ.get(FALLBACK, '') == '1'
+    matches = words & {'fallback', *(f'fallback={yes}' for yes in ('true', 't', '1'))}
+    return bool(matches) or os.environ.get(FALLBACK, '') == '1'

@@ -124,7 +124,7 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
     out, err = capsys.readouterr()
     digest = files.config_hash(as_json(cfg))
     assert f'checkpoint  step 4 of {workdir}, config {digest[:12]}, commit ' in out
-    assert f'WARNING: 6 in {workdir} was never finished' in err and 'step 4 is taken' in err
+    assert f'WARNING: 6 in {workdir} was never finished' in err and 'using step 4' in err
     record = json.loads((tmp_path / 'evaluation_validation.json').read_text())
     assert record['checkpoint'] == {
         'workdir': str(workdir),
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_other_rotations_is_refused(adapted, tmp_path, monkeypat
     file.write_text(json.dumps(fields | {'rms_norm_eps': float(np.float32(1e-6))}))
     opened(other, workdir)  # as a .gguf has it
     file.write_text(json.dumps(fields | {'rope_theta': 50.0, 'rms_norm_eps': 1e-5}))
-    said = 'rope_theta is 50.0 and was 1000000.0; rms_norm_eps is 1e-05 and was 1e-06'
+    said = 'rope_theta is 50.0, was 1000000.0; rms_norm_eps is 1e-05, was 1e-06'
     with pytest.raises(ValueError, match=said):
         opened(other, workdir)
     monkeypatch.setattr(start, 'CHANGEABLE_ON_RESUME', (*start.CHANGEABLE_ON_RESUME, 'model.path'))
