@@ -1,28 +1,28 @@
-"""agentrl_jax: reinforcement learning of language models that act over several turns, in JAX.
+"""agentrl_jax: multi-turn reinforcement learning of LLM agents in JAX.
 
-A step of training is five pure functions over four frozen pytrees. Shapes are at every field
-(agentrl_jax/types.py). run/ binds these functions to their settings and jits them.
+A training step is five pure functions over four frozen pytrees. agentrl_jax/types.py declares the
+shape of every field. run/ binds these functions to their settings and jits them.
 
   Rollout     episodes as the sampler wrote them: tokens, log-probabilities, masks, turns, rewards
-  Scores      what critic and reference say of each token
-  Batch       what a loss needs: tokens, mask, advantages, targets
+  Scores      values and reference log-probabilities of each token
+  Batch       inputs of a loss: tokens, mask, advantages, targets
   TrainState  parameters, optimisers, step
 
-  collect(params, task, episodes, key)            -> Rollout    plays episodes, all on the device
+  collect(params, task, episodes, key)            -> Rollout    plays episodes on the device
   Filter.select(rollout)                          -> Rollout    keeps the groups that train
   score(params, critic, reference, rollout)       -> Scores
   ALGORITHMS[name]().make_batch(rollout, scores)  -> Batch      advantages; .loss is its surrogate
   update_step(state, batch)                       -> TrainState, metrics
 
-What they act on: a world of ENVIRONMENTS, which build_task turns into a conversation in token ids
-(TextTask), and the Episodes of it to play. TurnStop and EpisodeStop say why a turn and an episode
-ended.
-The loop around them is agentrl_jax/train.py; every command is `python -m agentrl_jax.<command>`:
-train, evaluate, elo, export, play, serve, serve_policy, view, plan, sweep, tables.
+Their inputs are an environment from ENVIRONMENTS, which build_task turns into a conversation in
+token ids (TextTask), and the Episodes to play. TurnStop and EpisodeStop are the reasons why a turn
+or an episode ended.
+
+agentrl_jax/train.py is the loop around these functions. Commands are `python -m agentrl_jax.NAME`;
 `python -m agentrl_jax` lists them.
 
-Names are looked up when they are first used: importing the package alone imports nothing heavy, so
-a command can read its flags before JAX starts.
+Names are imported on first use: importing the package imports nothing heavy, so a command can read
+its flags before JAX starts.
 """
 
 import importlib

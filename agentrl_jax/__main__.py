@@ -1,4 +1,4 @@
-"""Lists the commands of the package: python -m agentrl_jax."""
+"""List the commands of the package: python -m agentrl_jax."""
 
 import ast
 import pathlib
@@ -11,7 +11,7 @@ NOT_COMMANDS = ('__init__', '__main__', 'types')
 
 
 def commands() -> dict[str, str]:
-    """The first line of each command's docstring, by name."""
+    """Return the first line of each command's docstring, by name."""
     files = sorted(pathlib.Path(__file__).parent.glob('*.py'))
     texts = {file.stem: file.read_text() for file in files if file.stem not in NOT_COMMANDS}
     return {name: ast.get_docstring(ast.parse(text)).split('\n')[0] for name, text in texts.items()}

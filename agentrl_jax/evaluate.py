@@ -1,18 +1,18 @@
-"""Success of a saved or given policy on held-out levels, beside random play and the oracle.
+"""Measure a policy's success on held-out levels, next to random play and the oracle.
 
   python -m agentrl_jax.evaluate --workdir=runs/demo \\
       --config.eval.split=test [--step=60 | --best] [--config.eval.temperature=0]
 
-The policy is the checkpoint of the workdir (the newest, --step, or --best) and the config that of
-its run; without --workdir it is the model of --config, untrained. With --config.eval.samples=k it
-plays each level k times and prints pass@1 to pass@k (powers of two, and k). With --transfer worlds,
-rules and turns may be others than in training (--config.frozen_lake.size=5). Writes a rollout page
-and evaluation_<split>.json, which holds all of them, names checkpoint and settings, and keeps the
-evaluations of other settings that it held; with --trajectories=FILE the episodes in AgentTraj's
-format (.json, .jsonl), which clone.file reads.
+The policy is a checkpoint of the workdir (the newest, --step, or --best), with the config of its
+run. Without --workdir it is the untrained model of --config. With --config.eval.samples=k it plays
+each level k times and prints pass@1 to pass@k (powers of two, and k). With --transfer, environment,
+rules and turns may differ from training (--config.frozen_lake.size=5). Writes a rollout page and
+evaluation_<split>.json with metrics, checkpoint and settings; evaluations with other settings stay
+in that file. --trajectories=FILE also writes the episodes in AgentTraj's format (.json, .jsonl),
+which clone.file reads.
 
-What worlds on hosts said is kept in replies_<split>.jsonl; --replay=FILE plays such a log, or the
-replies.jsonl of a run, again bit for bit, without any world.
+Replies of environments on hosts are logged in replies_<split>.jsonl. --replay=FILE replays such a
+log, or a run's replies.jsonl, bit for bit, without the environments.
 """
 
 import sys
@@ -25,11 +25,11 @@ from agentrl_jax.settings import tree
 if __name__ == '__main__':
     command.define_config_of_run()
     flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
-    flags.DEFINE_string('out', '', 'Where the results go; default: the workdir.')
-    flags.DEFINE_string('trajectories', '', "File for the episodes played; '' = none.")
-    flags.DEFINE_string('replay', '', 'Log of replies of worlds on hosts, played without them.')
-    flags.DEFINE_bool('transfer', False, 'Other worlds and rules than were trained.')
-    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
+    flags.DEFINE_string('out', '', 'Folder for the results; default: the workdir.')
+    flags.DEFINE_string('trajectories', '', "File for the episodes; '' = none.")
+    flags.DEFINE_string('replay', '', 'Log of replies to play from, without the hosts.')
+    flags.DEFINE_bool('transfer', False, 'Allow other environments and rules than in training.')
+    flags.DEFINE_integer('step', None, 'Checkpoint to use; default: the newest.')
     command.define_best()
     command.define_fallback()
     command.begin(__doc__, needs=('config',), says='agentrl_jax.evaluate: loading')
@@ -70,17 +70,17 @@ def evaluate(
     replay: str = '',
     transfer: bool = False,
 ) -> dict[str, float]:
-    """Plays the pool of eval.split once and writes the results; returns the metrics.
+    """Play the pool of eval.split once, write the results and return the metrics.
 
-    given: the ConfigDict. trajectories_file: a file for the episodes as trajectories; '' = none.
-    replay: a log of replies, of this checkpoint and split, that takes the place of worlds on hosts;
-    '' = none. transfer: `env` and the sections of worlds may be others than those of the run.
+    given: the ConfigDict. trajectories_file: file for the episodes as trajectories; '' = none.
+    replay: log of replies of this checkpoint and split, used instead of hosts; '' = none. transfer:
+    `env` and the sections of environments may differ from the run's.
     """
     if given.env.mix:
         names = ', '.join(str(world) for world, *_ in given.env.mix)
         raise ValueError(
-            f'env.mix={given.env.mix!r} are several worlds, which are evaluated one by one: give '
-            f"--config.env.mix='()' and --config.env.name, one of {names}"
+            f'env.mix={given.env.mix!r}: several environments are evaluated one by one. Set '
+            f"--config.env.mix='()' and --config.env.name to one of {names}"
         )
     origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
@@ -90,8 +90,8 @@ def evaluate(
     cfg, params, rules = run.config, run.params, {}
     if trajectories_file and any(getattr(world, 'chats', False) for world in cfg.worlds):
         raise ValueError(
-            f'--trajectories: episodes of {cfg.env.name} are chats, with tools and perhaps several '
-            'conversations, and a trajectory is one of human and gpt in turn: leave it out'
+            f'--trajectories: episodes of {cfg.env.name} may have tools and several conversations, '
+            'but a trajectory only alternates between human and gpt: remove the flag'
         )
     if workdir:
         saved = comparable(checkpoint.read_extra(workdir, step=origin.step))
@@ -105,14 +105,14 @@ def evaluate(
         checkpoint.check_config(saved, now, may_differ=may_differ, advice=ADVICE)
         params = saved_policy(cfg, run.model, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
-    played, task = run.validation, run.validation.task
+    pool, task = run.validation, run.validation.task
     key = Streams(cfg.seed).key(EVALUATE)
     folder = files.local_path(out or workdir or '.')
     folder.mkdir(parents=True, exist_ok=True)
     name = f'evaluation_{cfg.eval.split}'
-    earlier(folder / f'{name}.json')  # what cannot be kept is better known before it is played
-    if trajectories_file and not (kept_in := files.local_path(trajectories_file).parent).is_dir():
-        raise ValueError(f'--trajectories={trajectories_file}: there is no folder {kept_in}')
+    earlier(folder / f'{name}.json')  # fail before playing if the file cannot be extended
+    if trajectories_file and not (parent := files.local_path(trajectories_file).parent).is_dir():
+        raise ValueError(f'--trajectories={trajectories_file}: no folder {parent}; create it')
     label = {'step': origin.step or 0, 'split': cfg.eval.split}
     stem = f'replies_{cfg.eval.split}'
     hosts.check_replay(run, replay)
@@ -125,20 +125,20 @@ def evaluate(
         live_line('worlds', watch),
     ):
         hosts.label(run, **label)
-        rollout, counters = played.collect(params, task, played.episodes, key)
+        rollout, counters = pool.collect(params, task, pool.episodes, key)
     collecting.check_counters([counters])
     of = f'step {origin.step} of {workdir}' if workdir else cfg.model.path or 'random weights'
     where = f'{of}, {cfg.eval.split} episodes'
     counted = collecting.token_counts([counters]), collecting.sampled([counters])
     collecting.check_tokens(*counted, where)
-    sums = played.sums(params, rollout)
+    sums = pool.sums(params, rollout)
     metrics = validation.summarise(sums)
     if math.isnan(metrics['eval/success']):
         raise files.Failure(
-            f'{where}: all were lost to their worlds, so nothing was measured; {log} says why'
+            f'{where}: all were lost to environment faults, so nothing was measured; see {log}'
         )
-    played_rows = slice(cfg.eval.samples * cfg.env.eval_levels)  # later ones only fill the mesh
-    stop, healthy = (np.asarray(x)[played_rows] for x in (rollout.episode_stop, rollout.healthy))
+    counted_rows = slice(cfg.eval.samples * cfg.env.eval_levels)  # later rows only fill the mesh
+    stop, healthy = (np.asarray(x)[counted_rows] for x in (rollout.episode_stop, rollout.healthy))
     cut = (stop == EpisodeStop.TOKEN_BUDGET)[healthy]
     metrics['eval/token_budget_stop'] = float(cut.mean())
     players = report.reference(task, cfg.env.eval_levels)
@@ -148,7 +148,7 @@ def evaluate(
         str(k): {'mean': x, 'low': ends[0], 'high': ends[1]} for k, (x, ends) in passed.items()
     }
     settings = settings_of(cfg) | ({'rules': rules} if rules else {})
-    made_with = {'settings': settings, 'checkpoint': origin.fields()}
+    about_it = {'settings': settings, 'checkpoint': origin.fields()}
     print(describe(metrics, cfg.eval.split, passed), flush=True)
     if cut.any():
         print(
@@ -156,11 +156,11 @@ def evaluate(
             f'rollout.max_tokens={cfg.rollout.max_tokens}',
             flush=True,
         )
-    keep(folder / f'{name}.json', metrics | {'pass_at': pass_at} | made_with)
-    # Samples of a level side by side
+    keep(folder / f'{name}.json', metrics | {'pass_at': pass_at} | about_it)
+    # Order rows by level, then by sample
     samples = cfg.eval.samples
     rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
-    host, episodes = jax.tree.map(lambda x: np.asarray(x)[rows], (rollout, played.episodes))
+    host, episodes = jax.tree.map(lambda x: np.asarray(x)[rows], (rollout, pool.episodes))
     checkpoint_name = {} if origin.step is None else {'checkpoint': f'step {origin.step}'}
     page = pages.write(
         folder,
@@ -185,7 +185,7 @@ def evaluate(
 
 
 def with_tokenizer_of_run(given: Any, workdir: str, step: int | None) -> Any:
-    """The ConfigDict with the tokenizer of the run, where the world would bring another one."""
+    """Return the ConfigDict with the run's tokenizer, unless it sets a model or a tokenizer."""
     if given.model.path or given.model.tokenizer:
         return given
     given = given.copy_and_resolve_references()
@@ -195,17 +195,17 @@ def with_tokenizer_of_run(given: Any, workdir: str, step: int | None) -> Any:
 
 
 def what_is_played() -> tuple[str, ...]:
-    """Sections and fields of a config about what is played."""
+    """Return the config sections and fields that define the environment."""
     return 'env', *HOSTS_PLAYED, *WORLDS
 
 
 def other_rules(
     saved: Mapping[str, Any], now: Mapping[str, Any], free: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The fields of `env` and of the world that is played in which it is not that of the run.
+    """Return the fields of `env` and of the environment that differ from the run's.
 
-    saved, now: configs, as the checkpoint has it and as it is played. free: what every evaluation
-    may choose.
+    saved, now: configs of the checkpoint and of the evaluation. free: fields that any evaluation
+    may change.
     """
     before = tree.flat(saved)
     return {
@@ -218,7 +218,7 @@ def other_rules(
 
 
 def settings_of(cfg: Config) -> dict[str, Any]:
-    """What an evaluation was made with, that another one of the same checkpoint may differ in."""
+    """Return the settings in which evaluations of one checkpoint may differ."""
     return {
         'env': cfg.env.name,
         'levels': cfg.env.eval_levels,
@@ -237,7 +237,7 @@ def settings_of(cfg: Config) -> dict[str, Any]:
         name: x
         for name, x in {
             'constrain': cfg.rollout.constrain,
-            # Of a server that alone knows which world it plays
+            # For a server, which alone determines the environment
             'url': run_log.redact(getattr(cfg.worlds[0], 'url', '')),
         }.items()
         if x
@@ -245,29 +245,29 @@ def settings_of(cfg: Config) -> dict[str, Any]:
 
 
 def keep(path: Path, record: dict[str, Any]) -> None:
-    """Writes an evaluation; those of other settings or checkpoints that the file held stay in it.
+    """Write an evaluation; the file keeps evaluations of other settings or checkpoints.
 
-    They are under `earlier`, the newest first.
+    They are listed in `earlier`, newest first.
     """
     others = [one for one in earlier(path) if key_of(one) != key_of(record)]
     files.write_atomic(path, json.dumps(record | {'earlier': others}, indent=2) + '\n')
 
 
 def earlier(path: Path) -> list[dict[str, Any]]:
-    """The evaluations in a file, the newest first; ValueError if something else is there."""
+    """Return the evaluations in a file, newest first; ValueError if it holds anything else."""
     if not path.exists():
         return []
     newest = files.read_json(path)
     rest = newest.pop('earlier', []) if isinstance(newest, dict) else None
     if not isinstance(rest, list) or not all(isinstance(one, dict) for one in rest):
-        raise ValueError(f'{path} is no evaluation with its earlier ones: move it away')
+        raise ValueError(f'{path} is not an evaluation file: move it away')
     return [newest, *rest]
 
 
 def key_of(record: dict[str, Any]) -> tuple:
-    """What distinguishes evaluations; None for what older ones did not keep.
+    """Return the key of an evaluation; None for entries that older versions did not write.
 
-    Of a model without a run the hash is that of the evaluation's own config.
+    For a model without a run, the hash belongs to the evaluation's own config.
     """
     origin = record.get('checkpoint', {})
     return record.get('settings'), *map(origin.get, ('workdir', 'step', 'config_hash'))
@@ -276,30 +276,30 @@ def key_of(record: dict[str, Any]) -> tuple:
 def describe(
     metrics: dict[str, float], split: str, passed: Mapping[int, tuple[float, tuple[float, float]]]
 ) -> str:
-    """One line a figure; passed: pass@k and its interval by k."""
+    """Format the metrics, one per line. passed: pass@k and its interval by k."""
     low, high = 100 * metrics['eval/success_low'], 100 * metrics['eval/success_high']
     lost = 100 * metrics['eval/env_error']
-    said = f'{lost:.1f} % of episodes were lost to environment faults and are in no figure\n'
-    shown = [k for k in passed if k in (1, len(passed)) or k & (k - 1) == 0]  # powers of two
+    lost_line = f'{lost:.1f} % of episodes were lost to environment faults and are not counted\n'
+    powers = [k for k in passed if k in (1, len(passed)) or k & (k - 1) == 0]  # powers of two
     several = '\n'.join(
         f'pass@{k:<6}{100 * mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]'
-        for k, (mean, (low, high)) in ((k, passed[k]) for k in shown)
+        for k, (mean, (low, high)) in ((k, passed[k]) for k in powers)
     )
     valid = 100 * metrics['eval/valid_format']
     observed = 'eval/observation_nll'
-    surprise = f'observations {metrics[observed]:.3f} nats a token\n' if observed in metrics else ''
-    valid = '' if math.isnan(valid) else f'valid format {valid:.1f} %, '  # a world need not say it
+    surprise = f'observations {metrics[observed]:.3f} nats/token\n' if observed in metrics else ''
+    valid = '' if math.isnan(valid) else f'valid format {valid:.1f} %, '  # hosts may not report it
     return (
         f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
         + (f'{several}\n' if len(passed) > 1 else '')
         + f'{valid}return {metrics["eval/return"]:.3f}\n'
-        f'{surprise}{said if lost else ""}'
+        f'{surprise}{lost_line if lost else ""}'
         f'{report.players(metrics, "reference/")}'
     )
 
 
-ADVICE = 'evaluate it with its config, or, where only its world differs, with --transfer'
-# What an evaluation may choose for itself; the model and the environment's rules must be the run's.
+ADVICE = 'evaluate it with its own config, or with --transfer if only the environment differs'
+# Fields that an evaluation may change; the model and the environment's rules must be the run's.
 MAY_DIFFER = (
     'seed',
     'steps',
@@ -331,24 +331,24 @@ MAY_DIFFER = (
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     command.check_backend()
-    given = flags.FLAGS
+    args = flags.FLAGS
     try:
-        step = given.step
-        if given.fallback and given.workdir and not given.best:
-            step = checkpoint.fall_back(given.workdir, step=step)
-        workdir = best_of(given.workdir) if given.best else given.workdir
+        step = args.step
+        if args.fallback and args.workdir and not args.best:
+            step = checkpoint.fall_back(args.workdir, step=step)
+        workdir = best_of(args.workdir) if args.best else args.workdir
         with usage.checked():
             evaluate(
-                given.config,
+                args.config,
                 workdir,
-                given.out or given.workdir,
+                args.out or args.workdir,
                 step,
-                given.trajectories,
-                given.replay,
-                given.transfer,
+                args.trajectories,
+                args.replay,
+                args.transfer,
             )
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error, given.out or given.workdir or None), error)
+        usage.end(files.in_words(error, args.out or args.workdir or None), error)
 
 
 if __name__ == '__main__':

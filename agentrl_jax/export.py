@@ -1,17 +1,17 @@
-"""Parameters as a HuggingFace folder: config.json, safetensors, tokenizer files, a model card.
+"""Export parameters as a HuggingFace folder: config.json, safetensors, tokenizer, model card.
 
   python -m agentrl_jax.export --workdir=runs/<run> --out=<folder> \\
       [--step=60 | --best] [--dtype=bfloat16] [--part=policy] [--config=configs/<x>.py]
 
-The config is that of the run; --config.field=value overrides it. In `transformers` the folder gives
-the token ids of the run, renders its chats, and generates (greedily by default) up to <|im_end|>:
-its models need torch (`pip install torch transformers`), which this command does without.
+The config is the run's; --config.field=value overrides it. In `transformers` the folder yields the
+run's token ids, renders its chats, and generates (greedily by default) up to <|im_end|>. The models
+of transformers need torch (`pip install torch transformers`); this command does not.
 
-A policy trained with LoRA comes merged; --part=adapter writes its adapters alone, as PEFT reads
-them, and --part=base the frozen model below them.
+A policy trained with LoRA is merged. --part=adapter writes only its adapters in PEFT's format, and
+--part=base the frozen base model.
 
-The folder appears by one rename when it is complete. Loading a folder and exporting it in its own
-dtype gives the same bytes in every tensor.
+The folder is renamed into place when it is complete. Loading a folder and exporting it in its own
+dtype reproduces every tensor byte for byte.
 """
 
 from absl import flags, logging
@@ -22,15 +22,15 @@ if __name__ == '__main__':
     command.define_config_of_run()
     flags.DEFINE_string('workdir', None, 'Folder of the run.')
     flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
-    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
+    flags.DEFINE_integer('step', None, 'Checkpoint to use; default: the newest.')
     flags.DEFINE_enum(
-        'dtype', 'bfloat16', ['bfloat16', 'float16', 'float32'], 'Type of the tensors.'
+        'dtype', 'bfloat16', ['bfloat16', 'float16', 'float32'], 'Data type of the tensors.'
     )
     flags.DEFINE_enum(
         'part',
         'policy',
         ['policy', 'adapter', 'base'],
-        'What is written; adapter and base: with LoRA.',
+        'Part to write; adapter and base need LoRA.',
     )
     command.define_best()
     command.define_fallback()
@@ -66,7 +66,7 @@ from agentrl_jax.types import Params
 
 DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 MAX_SHARD_BYTES = 5 * 10**9
-KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # of a source of another model_type
+KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # if the source has another model_type
 
 
 def export_hf(
@@ -82,14 +82,13 @@ def export_hf(
     card: str | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
-    """Writes the policy's parameters to out_dir, which must not exist yet or be empty.
+    """Write the policy's parameters to out_dir, which must be empty or not exist yet.
 
-    tokenizer_source: the folder, .gguf or .model that the tokenizer came from; calls: messages of
-    the run's chats may have tools (hf_folder.write); model_source: the
-    folder or .gguf of the weights, whose further fields config.json keeps; budget: max_tokens and
-    max_response of the run; card: README.md. dtype float32 keeps the masters exactly. Heads that
-    HuggingFace does not know (value_head) are left out. On several processes all must call; the
-    first one writes.
+    tokenizer_source: the tokenizer's folder, .gguf or .model; calls: chats may have tools
+    (hf_folder.write); model_source: folder or .gguf of the weights, for further fields of
+    config.json; budget: the run's max_tokens and max_response; card: text of README.md. dtype
+    float32 keeps the master weights exactly. Heads that HuggingFace does not have (value_head) are
+    not exported. With several processes, all must call this; the first one writes.
     """
     if dtype not in DTYPES:
         raise ValueError(f'dtype={dtype!r} is not one of {", ".join(DTYPES)}')
@@ -127,10 +126,10 @@ def export_adapter(
     dtype: str = 'float32',
     card: str | None = None,
 ) -> Path:
-    """Writes params['lora'] as PEFT reads it: adapter_config.json, adapter_model.safetensors.
+    """Write params['lora'] in PEFT's format: adapter_config.json, adapter_model.safetensors.
 
     Format: huggingface.co/docs/peft/developer_guides/checkpoint; A is [rank, in] and B [out, rank]
-    there. base: name or folder of the frozen model, None when it is no HuggingFace folder.
+    there. base: name or folder of the frozen model; None if it is not a HuggingFace folder.
     """
     out_dir = _free(out_dir)
     tree = {'model': adapters}  # the paths of the kernels
@@ -160,7 +159,7 @@ def export_adapter(
 
 
 def _free(out_dir: str | Path) -> Path:
-    """The absolute path of a folder that may be written."""
+    """Return the absolute path of a folder that may be written."""
     out_dir = files.local_path(out_dir).absolute()
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise FileExistsError(f'{out_dir} exists and is not an empty folder; choose another')
@@ -168,14 +167,14 @@ def _free(out_dir: str | Path) -> Path:
 
 
 def _appear(out_dir: Path, write: Callable[[Path], None], card: str | None) -> Path:
-    """Lets write(folder) fill a folder, with a card, that gets its name when it is complete."""
+    """Fill a temporary folder with write(folder) and a card, then rename it to out_dir."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f'.{out_dir.name}.', dir=out_dir.parent))
     try:
         write(temporary)
         if card is not None:
             (temporary / 'README.md').write_text(card, encoding='utf-8')
-        # Folders of mkdtemp and files of safetensors are private, whatever the umask says.
+        # mkdtemp and safetensors ignore the umask: their folders and files are private
         mask = os.umask(0)
         os.umask(mask)
         for path in temporary.iterdir():
@@ -188,7 +187,7 @@ def _appear(out_dir: Path, write: Callable[[Path], None], card: str | None) -> P
 
 
 def _plan(config: Model, itemsize: int, max_bytes: int) -> list[list[str]]:
-    """Parameter paths of each file, in order, at most max_bytes (or one tensor) in each."""
+    """Return the parameter paths of each file in order, up to max_bytes (or one tensor) each."""
     files, size = [[]], 0
     leaves = jax.tree_util.tree_flatten_with_path(config.abstract_params())[0]
     for where, leaf in leaves:
@@ -202,7 +201,7 @@ def _plan(config: Model, itemsize: int, max_bytes: int) -> list[list[str]]:
 
 
 def _tensors(params: Params, paths: list[str], dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-    """(HuggingFace name, tensor in its layout and dtype); gathers from all processes."""
+    """Yield (HuggingFace name, tensor in its layout and dtype), gathered from all processes."""
     leaves = traverse_util.flatten_dict(params, sep='/')
     for path in paths:
         leaf = leaves[path]
@@ -243,19 +242,19 @@ def _write_configs(
     tokenizer: Tokenizer | None,
     budget: Mapping[str, int],
 ) -> None:
-    """config.json and, with a tokenizer, generation_config.json."""
+    """Write config.json and, with a tokenizer, generation_config.json."""
     known = {} if source is None else weights.open_source(source).hf_fields()
     if known.get('model_type') != hf['model_type']:
         known = {name: known[name] for name in KEPT_FIELDS if name in known}
-    # the newer names of fields that are written under their older ones
+    # dtype and rope_parameters are newer names of fields that are written under their older names
     hf = {k: v for k, v in known.items() if k not in ('dtype', 'rope_parameters')} | hf
     if 'max_tokens' in budget:
         hf.setdefault('max_position_embeddings', budget['max_tokens'])
     if tokenizer is not None:
-        bos = hf['bos_token_id'] if 'bos_token_id' in hf else None  # else a default of the class
+        bos = hf['bos_token_id'] if 'bos_token_id' in hf else None  # override the class's default
         hf |= {'bos_token_id': bos, 'eos_token_id': tokenizer.eos_ids[0]}
         hf['pad_token_id'] = tokenizer.pad_id
-        # Nothing of the source's: its penalties and cut-offs belong to another policy.
+        # Nothing from the source: its penalties and cut-offs belong to another policy
         generation = {'bos_token_id': bos, 'eos_token_id': list(tokenizer.eos_ids)}
         generation |= {'pad_token_id': tokenizer.pad_id, 'do_sample': False}
         if 'max_response' in budget:
@@ -269,7 +268,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def base_is_folder(cfg: Config) -> bool:
-    """Whether model.path is the model under the adapters, and PEFT can read it."""
+    """Return whether model.path is the model under the adapters and PEFT can read it."""
     path = files.local_path(cfg.model.path)
     return base_is_given(cfg) and path.is_dir() and not adapters.is_adapter(path)
 
@@ -277,10 +276,10 @@ def base_is_folder(cfg: Config) -> bool:
 def export_checkpoint(
     given: Any, workdir: str, out: str, *, step: int | None, dtype: str, part: str = 'policy'
 ) -> Path:
-    """A part of a checkpoint (the newest one if step is None) as a folder."""
+    """Export a part of a checkpoint (step None: the newest) as a folder."""
     cfg = read(given, None)
     if part != 'policy' and not cfg.lora.rank:
-        raise ValueError(f'--part={part} asks for a run with LoRA; lora.rank is 0 in this config')
+        raise ValueError(f'--part={part} needs a run with LoRA, but lora.rank is 0 in this config')
     origin = saved_config.origin(workdir, given, step=step)
     saved_config.say(origin)
     step = origin.step

@@ -1,13 +1,13 @@
-"""Will a config fit? The real programs, compiled for machines that are not there.
+"""Check whether a config fits: compile its real programs for other machines.
 
   python -m agentrl_jax.plan --config=configs/frozen_lake.py --topology=v5e:2x4 \\
       --model=Qwen2.5-0.5B [--config.mesh.fsdp=8] [--layers=2,4] [--json]
 
-Compiles rollout (collect) and update (learn) of the config for a TPU slice (with libtpu:
-requirements/plan.txt), for GPUs that are not there (requirements/plan-gpu.txt), for CPU devices or
-for the GPUs of this machine, from shapes alone: no weights are made. Without these packages it
-estimates the memory. --model names a size instead of a checkpoint. --layers compiles models of two
-depths and extrapolates to the full depth, if all layers would take long.
+Compiles the config's rollout (collect) and update (learn) for a TPU slice (with libtpu:
+requirements/plan.txt), for GPUs of other machines (requirements/plan-gpu.txt), for CPU devices or
+for this machine's GPUs. Only shapes are needed; no weights are created. Without these packages it
+estimates the memory. --model selects a size instead of a checkpoint. --layers saves time: it
+compiles models of two depths and extrapolates to the full depth.
 """
 
 import os
@@ -24,14 +24,14 @@ if __name__ == '__main__':
         'topology', None, 'v5e:2x4, v5p:2x2x2, h100:8, h200:1, a100:2x8, cpu:8, gpu:1, ...'
     )
     flags.DEFINE_string('model', '', "Qwen2.5-0.5B, -1.5B, -3B or -7B; '' = the config's model.")
-    flags.DEFINE_list('layers', [], 'Two depths to compile instead of the whole, as 2,4.')
+    flags.DEFINE_list('layers', [], 'Two depths to compile instead of the full one, such as 2,4.')
     flags.DEFINE_bool('json', False, 'Print JSON.')
     command.begin(__doc__, needs=('config', 'topology'))
 
 from agentrl_jax.planning import hardware
 
 if __name__ == '__main__':
-    # First of all: gymnax computes a constant when it is imported, and that starts the backend.
+    # Before other imports: importing gymnax computes a constant, which starts the backend.
     try:
         hardware.prepare(sys.argv)
     except ValueError as error:
@@ -53,7 +53,7 @@ from agentrl_jax.planning.programs import Compiled
 
 PROGRAMS = ('collect', 'learn')
 WORTH_SAYING = GIB // 100  # bytes: a smaller saving would be printed as 0.00 GiB
-HEARTBEAT_S = 60.0  # between lines about a program that is still compiling
+HEARTBEAT_S = 60.0  # seconds between lines about a program that is still compiling
 # Compiled programs took up to this many times the estimate of fit.py (benchmarks/plans.md)
 ESTIMATE_ERROR = 1.6
 
@@ -64,35 +64,35 @@ def plan(
     """Return the plan as a dict that JSON can hold; `text` formats it."""
     with quiet():
         where = hardware.find(topology)
-    whole = plan_programs.shapes(cfg, where.devices, model)
-    mesh = whole.mesh
+    full = plan_programs.shapes(cfg, where.devices, model)
+    mesh = full.mesh
     parts = [plan_programs.shapes(cfg, where.devices, model, depth) for depth in layers]
     programs = {}
     for name in PROGRAMS:
         with reporting(f'{name} for {topology}'):
-            made = [plan_programs.compile_program(name, s) for s in parts or [whole]]
-        one = extrapolate(made, layers, whole.config.num_layers) if layers else made[0]
+            compiled = [plan_programs.compile_program(name, s) for s in parts or [full]]
+        one = extrapolate(compiled, layers, full.config.num_layers) if layers else compiled[0]
         programs[name] = program_row(one, where.chip)
     tightest = max(PROGRAMS, key=lambda name: programs[name]['device_bytes'])
-    validation = programs['collect']['device_bytes'] + of_validation(whole)
+    validation = programs['collect']['device_bytes'] + of_validation(full)
     fits = all(row['fits'] for row in programs.values()) and validation <= where.chip.usable
     return {
         'topology': topology,
         'devices': mesh.devices.size,
         'mesh': dict(mesh.shape),
         'model': model or cfg.model.path or 'sizes of the config',
-        'parameters': whole.config.param_count(),
-        'layers_compiled': list(layers) or [whole.config.num_layers],
+        'parameters': full.config.param_count(),
+        'layers_compiled': list(layers) or [full.config.num_layers],
         'memory': where.chip.memory,
         'usable_bytes': int(where.chip.usable),
-        'state_bytes': plan_programs.device_bytes(whole.state),
+        'state_bytes': plan_programs.device_bytes(full.state),
         'programs': programs,
         'validation_bytes': validation,
         'fits': fits,
         'tightest': tightest,
         'knobs': [
             dataclasses.asdict(knob)
-            for knob in advice.knobs(whole, tightest)
+            for knob in advice.knobs(full, tightest)
             if knob.saves >= WORTH_SAYING
         ],
     }
@@ -114,7 +114,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting(name: str) -> Iterator[None]:
-    """Print to stderr when a program starts to compile, once a minute, and when it is compiled."""
+    """Print to stderr when a program starts compiling, once a minute, and when it is done."""
     start, done = time.monotonic(), threading.Event()
 
     def report(words: str) -> None:
@@ -136,7 +136,7 @@ def reporting(name: str) -> Iterator[None]:
 
 
 def of_validation(shapes: Any) -> int:
-    """Bytes a device that the cache of validation takes beyond that of training."""
+    """Return the bytes per device by which the cache of validation exceeds that of training."""
     cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
     if cfg.context.window:
         return 0
@@ -153,7 +153,7 @@ def on_paper(cfg: Any, topology: str, *, model: str = '') -> dict[str, Any]:
         'topology': topology,
         'usable_bytes': int(where.chip.usable),
         'certain_bytes': estimate.certain,
-        'estimated_bytes': estimate.likely - estimate.program,  # the host's, not a device's
+        'estimated_bytes': estimate.likely - estimate.program,  # the program is on the host
     }
 
 
@@ -166,7 +166,7 @@ def paper_text(made: dict[str, Any]) -> str:
         verdict = f'DOES NOT FIT: state with caches or gradients alone is {certain:.2f} GiB'
     elif ESTIMATE_ERROR * estimated <= usable:
         verdict = 'fits'
-    return f'Estimated memory: {estimated / GIB:.2f} of {usable / GIB:.2f} GiB a device: {verdict}.'
+    return f'Estimate: {estimated / GIB:.2f} of {usable / GIB:.2f} GiB per device: {verdict}.'
 
 
 def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> Compiled:
@@ -193,21 +193,21 @@ def program_row(program: Compiled, chip: hardware.Chip) -> dict[str, Any]:
 
 
 def text(plan: dict[str, Any]) -> str:
-    """The plan for a person."""
+    """Format the plan as text."""
     mesh = ' '.join(f'{axis}={size}' for axis, size in plan['mesh'].items())
     programs = plan['programs']
     lines = [
         f'{plan["model"]} ({plan["parameters"] / 1e6:.0f} M parameters) on {plan["topology"]}, '
         f'mesh {mesh}',
         '',
-        f'{"GiB a device":<34}' + ''.join(f'{name:>10}' for name in PROGRAMS),
+        f'{"GiB per device":<34}' + ''.join(f'{name:>10}' for name in PROGRAMS),
     ]
 
     def row(label, value, unit=GIB, form='.2f'):
         values = (value(programs[name]) / unit for name in PROGRAMS)
         lines.append(f'{label:<34}' + ''.join(f'{format(x, form):>10}' for x in values))
 
-    row('state kept beside the program', lambda p: p['beside'])
+    row('state outside the program', lambda p: p['beside'])
     row('arguments', lambda p: p['arguments'])
     row('outputs (new memory)', lambda p: p['outputs'] - p['shared'])
     row('temporaries', lambda p: p['temporaries'])
@@ -215,13 +215,13 @@ def text(plan: dict[str, Any]) -> str:
     row('total', lambda p: p['device_bytes'])
     if plan['validation_bytes'] > programs['collect']['device_bytes']:
         total = f'{plan["validation_bytes"] / GIB:.2f}'
-        lines.append(f'{"of validation, whose cache is larger":<38}{total:>6}')
+        lines.append(f'{"in validation, with a larger cache":<38}{total:>6}')
     lines.append(
-        f'memory {plan["memory"]}, of which a program may use '
+        f'memory {plan["memory"]}, usable by a program: '
         f'{plan["usable_bytes"] / GIB:.2f} GiB: {"fits" if plan["fits"] else "DOES NOT FIT"}'
     )
     lines += [
-        f'{name}: the compiler says "{programs[name]["refused"]}"'
+        f'{name}: the compiler reports "{programs[name]["refused"]}"'
         for name in PROGRAMS
         if programs[name]['refused']
     ]
@@ -230,42 +230,42 @@ def text(plan: dict[str, Any]) -> str:
     lines.append('')
     if len(plan['layers_compiled']) == 2:
         a, b = plan['layers_compiled']
-        lines.append(f'Memory is the line through models of {a} and {b} layers.')
+        lines.append(f'Memory is extrapolated linearly from models of {a} and {b} layers.')
     if plan['knobs']:
-        where = f'in {plan["tightest"]}, most first (GiB a device, estimates)'
+        where = f'in {plan["tightest"]}, largest saving first (GiB per device, estimates)'
         lines.append(f'To save memory {where}:')
         lines += [f'  {k["saves"] / GIB:7.2f}  --config.{k["setting"]}' for k in plan['knobs']]
     return '\n'.join(lines)
 
 
 def layer_pair(words: list[str]) -> tuple[int, ...]:
-    """--layers=2,4 as numbers."""
+    """Parse --layers=2,4."""
     depths = tuple(int(word) for word in words if word.isdigit())
     if words and not (len(depths) == len(words) == 2 and 0 < depths[0] < depths[1]):
-        raise ValueError(f'--layers={",".join(words)}: give two rising depths, as --layers=2,4')
+        raise ValueError(f'--layers={",".join(words)}: set two increasing depths, as --layers=2,4')
     return depths
 
 
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
-    given = flags.FLAGS
+    args = flags.FLAGS
     try:
         try:
-            layers = layer_pair(given.layers)
-            made = plan(given.config, given.topology, model=given.model, layers=layers)
+            layers = layer_pair(args.layers)
+            result = plan(args.config, args.topology, model=args.model, layers=layers)
         except hardware.NotInstalled as error:
-            made = on_paper(given.config, given.topology, model=given.model)
-            made['not_compiled'] = str(error)
+            result = on_paper(args.config, args.topology, model=args.model)
+            result['not_compiled'] = str(error)
     except (ValueError, OSError) as error:
         usage.refuse(str(error))
-    compiled = 'not_compiled' not in made
-    if given.json:
-        print(json.dumps(made, indent=2))
+    compiled = 'not_compiled' not in result
+    if args.json:
+        print(json.dumps(result, indent=2))
     elif compiled:
-        print(text(made))
+        print(text(result))
     else:
-        print(f'{paper_text(made)}\nNot compiled: {made["not_compiled"]}')
-    sys.exit((0 if made['fits'] else 1) if compiled else 2)
+        print(f'{paper_text(result)}\nNot compiled: {result["not_compiled"]}')
+    sys.exit((0 if result['fits'] else 1) if compiled else 2)
 
 
 if __name__ == '__main__':

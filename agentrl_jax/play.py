@@ -1,10 +1,10 @@
-"""A world in the terminal: play it yourself, or watch a policy play, token by token.
+"""Play an environment in the terminal, or watch a policy play it token by token.
 
   python -m agentrl_jax.play --config=configs/demo.py [--level=3]      you play
   python -m agentrl_jax.play --workdir=runs/demo [--level=3]           its newest policy plays
 
-A policy plays worlds on hosts too, and harnesses. A person sees what a policy is shown and types
-names of actions, such as `Right || Down`; an empty line ends the game. Levels are those of --split.
+A policy can also play on hosts and harnesses. You get the same observations as a policy and type
+action names, such as `Right || Down`; an empty line quits. Levels are from --split.
 """
 
 from absl import flags, logging
@@ -15,11 +15,11 @@ from agentrl_jax.tokens.tokenizer import Tokenizer
 
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
-    flags.DEFINE_string('workdir', '', 'Folder of a run whose policy plays.')
+    flags.DEFINE_string('workdir', '', 'Folder of the run with the policy.')
     flags.DEFINE_enum('split', 'validation', ['train', 'validation', 'test'], 'Pool of levels.')
     flags.DEFINE_integer('level', 0, 'Level of the pool.')
-    flags.DEFINE_integer('seed', 0, 'Luck of the world, and of the policy.')
-    flags.DEFINE_float('delay', 0.1, 'Seconds for which a token is shown.', 0.0, 60.0)
+    flags.DEFINE_integer('seed', 0, 'Random seed of the environment and the policy.')
+    flags.DEFINE_float('delay', 0.1, 'Seconds between tokens.', 0.0, 60.0)
     command.begin(__doc__, says='agentrl_jax.play: loading')
 
 import dataclasses
@@ -50,7 +50,7 @@ DIM, BOLD, PLAIN = '\x1b[2m', '\x1b[1m', '\x1b[0m'
 
 
 def view_of(task: text.TextTask, world: text.Episode) -> str:
-    """What a policy is shown at the start of a turn, without the chat around it."""
+    """Return a policy's observation at the start of a turn, without the chat template."""
     part = int(world.agent.part)
     asks = f'{task.max_actions_per_episode - int(world.used)} actions left'
     if part != agents.ACT:
@@ -59,30 +59,30 @@ def view_of(task: text.TextTask, world: text.Episode) -> str:
 
 
 def board_of(task: text.TextTask, state: Any) -> str:
-    """The world as text."""
+    """Return the state of the environment as text."""
     return task.env.observation_text(jax.device_get(state))
 
 
 def ending(task: text.TextTask, stop: EpisodeStop, solved: bool) -> str:
-    """Why an episode is over."""
+    """Return why an episode is over."""
     if solved:
         return 'solved'
-    most = getattr(task, 'max_actions_per_episode', 0)  # hosts have no such budget
+    budget = getattr(task, 'max_actions_per_episode', 0)  # hosts have no such budget
     reasons = {
-        EpisodeStop.TERMINATED: 'the world ended it',
-        EpisodeStop.ACTION_BUDGET: f'all {most} actions are used',
+        EpisodeStop.TERMINATED: 'the environment ended it',
+        EpisodeStop.ACTION_BUDGET: f'all {budget} actions are used',
         EpisodeStop.TURN_BUDGET: f'all {task.max_turns} turns are played',
         EpisodeStop.TOKEN_BUDGET: 'no further turn fits into rollout.max_tokens',
-        EpisodeStop.ENV_ERROR: 'the world failed',
-        EpisodeStop.NONE: 'it was left',
+        EpisodeStop.ENV_ERROR: 'the environment failed',
+        EpisodeStop.NONE: 'the player quit',
     }
     return f'not solved: {reasons[stop]}'
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with line breaks in the place of spaces, so that no word is cut at the margin.
+    """Replace spaces by line breaks, so that no word is cut at the margin.
 
-    It is as long as before. width: columns; 0 = leave it as it is.
+    The length of the text stays the same. width: columns; 0 = do not wrap.
     """
     lines = text.split('\n') if width else []
     return '\n'.join(map(functools.partial(_wrapped_line, width=width), lines)) or text
@@ -90,13 +90,13 @@ def wrapped(text: str, width: int) -> str:
 
 def _wrapped_line(line: str, width: int) -> str:
     first, *words = line.split(' ')
-    made, column = [first], cell_len(first)
+    pieces, column = [first], cell_len(first)
     for word in words:
         column += 1 + cell_len(word)
         fits = column <= width
-        made += [' ' if fits else '\n', word]
+        pieces += [' ' if fits else '\n', word]
         column = column if fits else cell_len(word)
-    return ''.join(made)
+    return ''.join(pieces)
 
 
 def play_by_hand(
@@ -107,11 +107,11 @@ def play_by_hand(
     ask: Callable[[str], str],
     say: Callable[[str], None],
 ) -> tuple[float, bool]:
-    """A person plays one episode: (return, solved)."""
+    """Let a person play one episode; returns (return, solved)."""
     key, world, total = jax.random.key(seed), text.begin(task, jnp.int32(level)), 0.0
     names, turn = task.env.ACTION_NAMES, jax.jit(text.play_turn)
     say(task.env.rules(task.env_params))
-    say(f'Actions: {", ".join(names)}; up to {task.max_actions_per_turn} a turn, || between them')
+    say(f'Actions: {", ".join(names)}; up to {task.max_actions_per_turn} per turn, split by ||')
     solved = False
     while True:
         say('\n' + view_of(task, world))
@@ -119,17 +119,17 @@ def play_by_hand(
         if not line:
             say(f'{ending(task, EpisodeStop.NONE, solved)}, return {total:g}')
             return total, solved
-        said = answer_text([line], '', task.opening).encode() + END
+        typed = answer_text([line], '', task.opening).encode() + END
         matched, row = parse_answer(
-            said, names, max_actions=task.max_actions_per_turn, opening=task.opening
+            typed, names, max_actions=task.max_actions_per_turn, opening=task.opening
         )
-        if world.agent.part != agents.ACT:  # whatever is written will do
+        if world.agent.part != agents.ACT:  # any text is valid
             matched, row = True, [ABSENT] * task.max_actions_per_turn
         world, outcome = turn(task, key, world, jnp.asarray(row), jnp.bool_(matched))
         total += float(outcome.reward) + float(outcome.penalty)
         solved = bool(outcome.success)
         if not outcome.valid:
-            say(f'(not all of that are actions: {float(outcome.penalty):g})')
+            say(f'(not a list of valid actions: {float(outcome.penalty):g})')
         stop = EpisodeStop(int(outcome.stop))
         if stop != EpisodeStop.NONE:
             say(f'\nThe end\n{board_of(task, world.state)}')
@@ -138,7 +138,7 @@ def play_by_hand(
 
 
 def pieces(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """(text, sampled?) of the tokens of the first episode; what was shown comes in one piece."""
+    """Yield (text, sampled?) of the first episode's tokens; each observation is one piece."""
     row = jax.tree.map(lambda x: np.asarray(x)[0], rollout)
     real = row.tokens[: row.attention_mask.sum()].tolist()
     sampled = row.action_mask[: len(real)]
@@ -162,15 +162,15 @@ def watch(
     delay: float,
     width: int = 0,
 ) -> tuple[float, bool]:
-    """The policy of a run plays one episode, which is then shown token by token.
+    """Let a run's policy play one episode, then print it token by token.
 
-    width: as of `wrapped`.
+    width: as in `wrapped`.
     """
     tokenizer = parts.build_tokenizer(cfg)
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, split, None)
     model, params = parts.load_run(files.local_path(workdir), mesh=mesh)
-    stream = jnp.arange(2, dtype=jnp.int32)  # of one row XLA makes other programs
+    stream = jnp.arange(2, dtype=jnp.int32)  # two rows: XLA compiles one row differently
     listed = Episodes(level=jnp.full(2, level), token_stream=stream, world_stream=stream)
     few = dataclasses.replace(cfg, rollout=dataclasses.replace(cfg.rollout, slots=2))
     worlds = parts.build_worlds(cfg, tokenizer) if cfg.on_hosts else None
@@ -180,28 +180,28 @@ def watch(
     finally:
         if worlds is not None:
             worlds.pool.close()
-    shown = list(pieces(rollout, tokenizer))
-    left = wrapped(''.join(piece for piece, _ in shown), width)
-    for piece, sampled in shown:
-        now, left = left[: len(piece)], left[len(piece) :]
+    tokens = list(pieces(rollout, tokenizer))
+    remaining = wrapped(''.join(piece for piece, _ in tokens), width)
+    for piece, sampled in tokens:
+        now, remaining = remaining[: len(piece)], remaining[len(piece) :]
         say(f'{BOLD if sampled else DIM}{now}{PLAIN}')
         time.sleep(delay if sampled else 5 * delay)
     total, solved = float(rollout.returns[0]), bool(rollout.success[0])
-    played = jax.device_get(rollout)
-    if cfg.on_hosts:  # what the world said to the last answer is in no token
-        say(f'\n\n{ending(task, EpisodeStop(int(played.episode_stop[0])), solved)}')
+    host_rollout = jax.device_get(rollout)
+    if cfg.on_hosts:  # no token contains the reply to the last answer
+        say(f'\n\n{ending(task, EpisodeStop(int(host_rollout.episode_stop[0])), solved)}')
         say(f', return {total:g}\n')
         return total, solved
-    worlds = pages.worlds_of(played, np.arange(2), task, tokenizer, jax.random.key(seed))
-    last = next(states for k, states in enumerate(worlds) if k == played.num_turns[0])
-    stop = EpisodeStop(int(played.episode_stop[0]))
+    worlds = pages.worlds_of(host_rollout, np.arange(2), task, tokenizer, jax.random.key(seed))
+    last = next(states for k, states in enumerate(worlds) if k == host_rollout.num_turns[0])
+    stop = EpisodeStop(int(host_rollout.episode_stop[0]))
     say(f'\n\nThe end\n{board_of(task, jax.tree.map(lambda x: x[0], last))}')
     say(f'{ending(task, stop, solved)}, return {total:g}\n')
     return total, solved
 
 
 def writer(stream: TextIO) -> Callable[[str], None]:
-    """Return a function that prints pieces; only a terminal gets the codes of its colours."""
+    """Return a function that prints pieces, with style codes only on a terminal."""
 
     def write(piece):
         for code in () if stream.isatty() else (DIM, BOLD, PLAIN):
@@ -212,22 +212,22 @@ def writer(stream: TextIO) -> Callable[[str], None]:
 
 
 def config_to_play(given: Any, workdir: str) -> Config:
-    """That of the run whose policy plays, or the given ConfigDict; ValueError for both or none."""
+    """Return the config of the run, or the ConfigDict; ValueError for both or neither."""
     if bool(workdir) == (given is not None):
         raise ValueError(
-            'name either a --config, to play yourself, or a --workdir, whose policy plays with the '
-            'config of its run'
+            'set either a --config, to play yourself, or a --workdir, to watch the policy of that '
+            'run'
         )
     return parts.config_of_run(files.local_path(workdir)) if workdir else config.read(given)
 
 
 def play(args: Any) -> None:
-    """Plays one level: a person, or the policy of a run. args: the parsed flags."""
+    """Play one level, by hand or with a run's policy. args: the parsed flags."""
     cfg = config_to_play(args.config, args.workdir).held_out
     if cfg.on_hosts and not args.workdir:
         raise ValueError(
-            f'env.name={cfg.env.name!r} is on hosts and takes any text: name the --workdir of '
-            'a run, whose policy plays it'
+            f'env.name={cfg.env.name!r} is on hosts, which only a policy can play: set --workdir '
+            'to its run'
         )
     tokenizer = parts.build_tokenizer(cfg)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
@@ -249,10 +249,10 @@ def play(args: Any) -> None:
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     command.check_backend()
-    given = flags.FLAGS
+    args = flags.FLAGS
     try:
         with usage.checked():
-            play(given)
+            play(args)
     except (ValueError, OSError) as error:
         usage.end(files.in_words(error), error)
     except (EOFError, KeyboardInterrupt):

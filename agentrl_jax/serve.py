@@ -1,11 +1,11 @@
-"""Serves worlds over HTTP, in AgentGym's protocol (agentrl_jax/envs/hosts/server.py lists it).
+"""Serve environments over HTTP with AgentGym's protocol (see agentrl_jax/envs/hosts/server.py).
 
   python -m agentrl_jax.serve --env=textcraft --port=0
   python -m agentrl_jax.serve --env=sciworld --workers=4 --worlds=16 --address=0.0.0.0 --token=FILE
 
-The first line of the output is {"url": ...}; --port=0 takes a free port. --env names a world, or
-is module:class of one's own. Other machines are let in by --address, and only with a token: the
-first line of a file, which clients show as well.
+The first line of the output is {"url": ...}; --port=0 selects a free port. --env is the name of an
+environment, or module:class. To accept other machines, set --address and a --token file; clients
+must send the token in its first line.
 """
 
 import sys
@@ -20,17 +20,17 @@ if __name__ == '__main__':
         'webarena, or module:class.'
     )
     flags.DEFINE_string('env', None, names)
-    flags.DEFINE_integer('port', 0, 'Port to listen at; 0 = a free one.', 0, 65535)
-    flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')
+    flags.DEFINE_integer('port', 0, 'Port to listen on; 0 = a free one.', 0, 65535)
+    flags.DEFINE_string('address', '127.0.0.1', 'Address to listen on; 0.0.0.0 = all.')
     flags.DEFINE_alias('host', 'address')
-    flags.DEFINE_string('token', '', 'File whose first line clients must show.')
-    flags.DEFINE_string('settings', '{}', 'Keywords of the world, as JSON.')
-    flags.DEFINE_integer('workers', 1, 'Processes that hold worlds.', 1)
-    flags.DEFINE_integer('worlds', 64, 'Worlds that may be open in each.', 1)
-    flags.DEFINE_float('lease_s', 600.0, 'Seconds without a call after which a world is closed.')
-    flags.DEFINE_float('step_s', 60.0, 'Seconds that a reset or a step may take.')
-    flags.DEFINE_float('worker_mb', 4096.0, 'Memory of a worker, above which it is started again.')
-    flags.DEFINE_boolean('until_stdin_closes', False, 'End when the input does: with the starter.')
+    flags.DEFINE_string('token', '', "File with the clients' token in its first line.")
+    flags.DEFINE_string('settings', '{}', 'Keyword arguments of the environment, as JSON.')
+    flags.DEFINE_integer('workers', 1, 'Processes that run environments.', 1)
+    flags.DEFINE_integer('worlds', 64, 'Maximum number of open environments per worker.', 1)
+    flags.DEFINE_float('lease_s', 600.0, 'Seconds without a call until an environment is closed.')
+    flags.DEFINE_float('step_s', 60.0, 'Maximum seconds for a reset or a step.')
+    flags.DEFINE_float('worker_mb', 4096.0, 'Restart a worker that uses more memory than this.')
+    flags.DEFINE_boolean('until_stdin_closes', False, 'Exit when stdin closes.')
     command.begin(__doc__, needs=('env',))
 
 import asyncio
@@ -44,19 +44,19 @@ import uvicorn
 from agentrl_jax.envs.hosts import gate, server, workers
 from agentrl_jax.machine import files
 
-END_S = 10.0  # for requests and worlds to end when the starter has gone
+END_S = 10.0  # for requests and environments to end after stdin has closed
 
 
 def token_of(path: str, address: str) -> str:
-    """The token in a file; an address that others reach needs one."""
+    """Return the token in a file; an address that other machines reach needs one."""
     token = gate.read_token(path)
     if not token and not gate.is_loopback(address):
-        raise ValueError(f'--address={address} lets other machines in: name a file with --token')
+        raise ValueError(f'--address={address} accepts other machines: set --token to a file')
     return token
 
 
 def end_with_input(running: uvicorn.Server) -> None:
-    """The pipe's other end closes when the starter ends, however it does."""
+    """Stop the server when stdin closes, which happens however the parent process ends."""
     while os.read(0, 4096):
         pass
     running.should_exit = True
@@ -64,12 +64,12 @@ def end_with_input(running: uvicorn.Server) -> None:
 
 
 async def serve(app, listener: socket.socket, *, until_stdin_closes: bool) -> int:
-    """Serves until asked to end; the exit code."""
+    """Serve until shutdown and return the exit code."""
     settings = uvicorn.Config(
         app,
         access_log=False,
         log_level='warning',
-        timeout_keep_alive=300,  # a policy may think for long between two steps
+        timeout_keep_alive=300,  # a policy may take long between two steps
         timeout_graceful_shutdown=3,
     )
     running = uvicorn.Server(settings)
@@ -94,7 +94,7 @@ def main() -> int:
     try:
         settings = json.loads(args.settings)
     except ValueError as error:
-        raise ValueError(f'--settings is no JSON: {error}') from error
+        raise ValueError(f'--settings is not valid JSON: {error}') from error
     if not isinstance(settings, dict):
         raise ValueError('--settings must be a JSON object of keywords')
     token = token_of(args.token, args.address)

@@ -1,17 +1,16 @@
-"""A saved policy behind OpenAI's chat completions, for any client and any evaluation harness.
+"""Serve a policy over OpenAI's chat completions API, for any client or evaluation harness.
 
   python -m agentrl_jax.serve_policy --workdir=runs/demo [--port=8000] [--step=60 | --best]
   python -m agentrl_jax.serve_policy --config=configs/base.py \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
-Then base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the device: --slots of them
-are in its caches, a request that goes on with one of these reads what is new alone, and the one
-that has been silent longest makes room. Answers have at most rollout.max_response tokens, a whole
-conversation rollout.max_tokens. A request sets temperature, top_p and seed; without them
-eval.temperature, eval.top_k and eval.top_p apply. Answers start with the opening that the run
-forces, and follow its grammar (rollout.constrain). Clients may name the stop strings of the run and
-of --stop. A field that would have no effect is an error 400. logprobs and return_token_ids give
-what was sampled.
+Use base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the device, which caches
+--slots of them: a request that continues a cached conversation only reads its new messages. If all
+slots are in use, the longest idle conversation is evicted. Answers have up to rollout.max_response
+tokens, and a conversation up to rollout.max_tokens. Requests may set temperature, top_p and seed;
+defaults: eval.temperature, eval.top_k and eval.top_p. Answers start with the run's forced prefix
+and follow its grammar (rollout.constrain). Clients may use the stop strings of the run and of
+--stop. A field without effect is an error 400. logprobs and return_token_ids return the samples.
 """
 
 from absl import flags, logging
@@ -21,14 +20,12 @@ from agentrl_jax.run import command, usage
 if __name__ == '__main__':
     command.define_config_of_run()
     flags.DEFINE_string('workdir', '', "Folder of the run; '' = the config's own model.")
-    flags.DEFINE_integer('step', None, 'Checkpoint to take; default: the newest.')
-    flags.DEFINE_string('address', '127.0.0.1', 'Address to listen at; 0.0.0.0 = all.')
+    flags.DEFINE_integer('step', None, 'Checkpoint to use; default: the newest.')
+    flags.DEFINE_string('address', '127.0.0.1', 'Address to listen on; 0.0.0.0 = all.')
     flags.DEFINE_alias('host', 'address')
-    flags.DEFINE_integer('port', 8000, 'Port to listen at; 0 = a free one.', 0, 65535)
+    flags.DEFINE_integer('port', 8000, 'Port to listen on; 0 = a free one.', 0, 65535)
     flags.DEFINE_integer('slots', 16, 'Conversations on the device at a time.', lower_bound=1)
-    flags.DEFINE_list(
-        'stop', [], "Stop strings that clients may name, beside the run's; they end every answer."
-    )
+    flags.DEFINE_list('stop', [], "Stop strings in addition to the run's; they end every answer.")
     command.define_best()
     command.begin(__doc__, needs=('config',), says='agentrl_jax.serve_policy: loading')
 
@@ -67,42 +64,42 @@ from agentrl_jax.text.task import build_answers, limits_actions
 from agentrl_jax.tokens.chat import build_chat
 
 FOREVER = 1e9  # seconds
-ROUND = 1024  # conversations of a rollout; the next one begins when all of them are over
-MOST_TURNS = 64  # of a conversation
+ROUND = 1024  # conversations per rollout; the next rollout starts when all of them are over
+MOST_TURNS = 64  # turns per conversation
 
 
 class Desk:
-    """Brings requests to their conversations, and new conversations to slots that are free."""
+    """Assigns requests to their conversations, and new conversations to free slots."""
 
     def __init__(
         self, slots: int, stops: tuple[str, ...], drops: bool = False, round_size: int = ROUND
     ):
-        """drops: a request that follows a thought begins a conversation, as in Episode."""
+        """drops: a request after a thought starts a new conversation, as in Episode."""
         self.slots, self.stops, self.drops, self.round_size = slots, stops, drops, round_size
         self.waiting: queue.SimpleQueue = queue.SimpleQueue()  # Episodes without a slot
-        self.open: dict[str, Episode] = {}  # by their secrets, the one that spoke last at the end
-        self.asking: set[str] = set()  # secrets of those with a request that is not answered
-        self.seated = 0  # conversations that the round has given a slot
+        self.open: dict[str, Episode] = {}  # by secret, ordered by the time of the last request
+        self.asking: set[str] = set()  # secrets of conversations with an unanswered request
+        self.seated = 0  # number of conversations with a slot in this round
         self.lock = threading.Lock()
-        self.reported: set[str] = set()  # keys of messages that nothing reads
+        self.reported: set[str] = set()  # message keys without effect
 
     def ask(
         self, raw: bytes, retried: bool = False, caller: Caller | None = None
     ) -> tuple[wire.Asked, dict]:
-        """The completion that answers a request."""
-        asked, digest = wire.read(raw, self.stops, serving=True), digest_of(raw)
+        """Return the completion for a request."""
+        request, digest = wire.read(raw, self.stops, serving=True), digest_of(raw)
         caller = caller or Caller()
         with self.lock:
-            fresh = set(asked.ignored) - self.reported
+            fresh = set(request.ignored) - self.reported
             self.reported |= fresh
             known = list(self.open.values())
             earlier = next((one for one in known if one.repeats(digest, retried)), None)
         for name in sorted(fresh):
             print(f'WARNING: {shown(name)} of a request has no effect', file=sys.stderr, flush=True)
         if earlier is not None:
-            return earlier.answer_once(asked, digest, True, caller)
+            return earlier.answer_once(request, digest, True, caller)
         with self.lock:
-            episode = self._known(asked)
+            episode = self._known(request)
             if episode is None:
                 episode = Episode(drops=self.drops)
                 self.waiting.put(episode)
@@ -111,7 +108,7 @@ class Desk:
             self.asking.add(episode.secret)
             self._make_room()
         try:
-            return episode.answer_once(asked, digest, retried, caller)
+            return episode.answer_once(request, digest, retried, caller)
         finally:
             with self.lock:
                 self.asking.discard(episode.secret)
@@ -120,19 +117,19 @@ class Desk:
                 self._make_room()
 
     def _idle(self) -> list[Episode]:
-        """Conversations that nobody waits for, the one that has been silent longest first."""
+        """Return conversations without a pending request, longest idle first."""
         return [one for one in self.open.values() if one.secret not in self.asking]
 
     def _known(self, asked: wire.Asked) -> Episode | None:
-        """The conversation that a request extends; parallel ones each need their own."""
+        """Return the conversation that a request extends; parallel requests need their own."""
         for episode in reversed(self._idle()):
             if any(branch.extended_by(asked) is not None for branch in episode.branches):
                 return episode
         return None
 
     def _make_room(self) -> None:
-        """Ends as many idle conversations as others wait for slots; in a round whose slots are all
-        given, all of them, for the next round begins when it is over."""
+        """End one idle conversation per waiting one. If all slots of the round are used, end all of
+        them, so that the next round can start."""
         idle = self._idle()
         count = len(idle) if self.seated >= self.round_size else max(len(self.open) - self.slots, 0)
         for episode in idle[:count]:
@@ -142,7 +139,7 @@ class Desk:
 
 
 class Client:
-    """One conversation at a time with whoever calls, as a world."""
+    """An environment that plays one client's conversation at a time."""
 
     instruction, deterministic = '', False
 
@@ -153,28 +150,28 @@ class Client:
 
     def reset(self, item: int) -> Messages:
         del item
-        said = None
-        while said is None:
+        messages = None
+        while messages is None:
             self.episode = self.desk.waiting.get()
-            said = self._heard()
+            messages = self._heard()
         with self.desk.lock:
             self.desk.seated += 1
-        return said
+        return messages
 
     def step(self, action: Answer) -> Reply:
         self.episode.answer(action)
-        said = self._heard()
-        return Reply('', done=True) if said is None else Reply(said)
+        messages = self._heard()
+        return Reply('', done=True) if messages is None else Reply(messages)
 
     def _heard(self) -> Messages | None:
-        """What is asked next; None: the conversation is over, as it is after messages that the chat
-        template refuses."""
+        """Return the next messages; None if the conversation is over, for example since the chat
+        template rejects its messages."""
         event = self.episode.events.get()
         if isinstance(event, End):
             return None
         try:
             self.read(in_characters(event.new))
-        except Exception as error:  # the chat template is of the checkpoint
+        except Exception as error:  # the checkpoint's chat template may raise anything
             self.episode.refuse(Refused(400, 'unsupported_messages', str(error)))
             return None
         return event.new
@@ -184,14 +181,14 @@ class Client:
         return Reply('', done=True)
 
     def close(self) -> None:
-        """Whoever waits for an answer of a world at fault gets none."""
+        """Reject a request that still waits for an answer."""
         if self.episode is not None:
             self.episode.refuse(OVER)
 
 
 @dataclasses.dataclass(frozen=True)
 class Clients(HostEnvironment):
-    """Whoever calls."""
+    """The clients of the server."""
 
     name = 'clients'
     chats = finishes = True
@@ -201,7 +198,7 @@ class Clients(HostEnvironment):
 
 
 def build_served_task(cfg: Config, conversation: Conversation) -> HostTask:
-    """Conversations whose answers follow the run's grammar."""
+    """Build the task of conversations, whose answers follow the run's grammar."""
     params = Clients().make_params(num_levels=1)
     sizes = dict(max_turns=MOST_TURNS, max_response=cfg.rollout.max_response)
     forms = cfg.forms_of(cfg.worlds[0]) if cfg.on_hosts else ()
@@ -219,13 +216,13 @@ def build_served_task(cfg: Config, conversation: Conversation) -> HostTask:
         constrain=cfg.rollout.constrain,
         max_response=cfg.rollout.max_response,
         offers=any(map(limits_actions, cfg.worlds)),
-        writes=True,  # rows of hosts have the logits of all tokens
+        writes=True,  # host rollouts have the logits of all tokens
     )
     return jax.tree.map(np.asarray, task.replace(grammar=grammar, answer=table))
 
 
 def closing_of(cfg: Config) -> tuple[str, ...]:
-    """The text that ends answers to worlds on the device, if the run stops there."""
+    """Return the closing text of answers on the device, if the run stops there."""
     if cfg.on_hosts or not cfg.rollout.stop_at_answer:
         return ()
     closing = FORMS[cfg.answer_opening].closing
@@ -233,13 +230,13 @@ def closing_of(cfg: Config) -> tuple[str, ...]:
 
 
 def with_own_sampling(settings: RolloutSettings) -> RolloutSettings:
-    """Rollouts in which each answer has the temperature and top_p of its request."""
+    """Return settings in which each answer uses its request's temperature and top_p."""
     sampler = RowSampler(**dataclasses.asdict(settings.sampler))
     return dataclasses.replace(settings, sampler=sampler)
 
 
 class Served:
-    """A policy, and those who ask it."""
+    """A policy and its HTTP endpoint."""
 
     def __init__(
         self,
@@ -292,18 +289,18 @@ class Served:
         return f'{self.endpoint.url}/v1'
 
     def run(self) -> None:
-        """Answers until Ctrl-C."""
+        """Answer requests until Ctrl-C."""
         none = np.zeros(self.round, np.int32)
         for number in itertools.count():
             self.desk.seated = 0
-            first = number * self.round % 2**30  # one key: a seed means the same in all rounds
+            first = number * self.round % 2**30  # one key, so a seed works the same in all rounds
             streams = np.arange(first, first + self.round, dtype=np.int32)
             episodes = Episodes(level=none, world_stream=streams, token_stream=streams)
             self.collect(self.params, self.task, episodes, self.key)
 
 
 def open_policy(args: Any) -> Served:
-    """The policy that the flags name, at its port."""
+    """Load the policy that the flags select, and open its port."""
     workdir = best_of(args.workdir) if args.best else args.workdir
     step = args.step
     if workdir:
@@ -327,15 +324,15 @@ def open_policy(args: Any) -> Served:
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     command.check_backend()
-    given = flags.FLAGS
+    args = flags.FLAGS
     try:
         with usage.checked():
-            served = open_policy(given)
+            served = open_policy(args)
         print(f'serving {served.url}', flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             served.run()
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error, given.workdir or None), error)
+        usage.end(files.in_words(error, args.workdir or None), error)
 
 
 if __name__ == '__main__':

@@ -1,10 +1,10 @@
-"""Train every run of a sweep: each in its own folder, resumed by the same command.
+"""Train every run of a sweep in its own folder; the same command resumes.
 
   python -m agentrl_jax.sweep --config=configs/demo.py \\
       --sweep=configs/sweeps/demo_algorithms.py --workdir=runs/algorithms --jobs=2
 
---config.field=value holds for all runs. Exit codes: 0 all done, 1 some failed, 75 asked to stop
-(SIGTERM or Ctrl-C; the runs have saved).
+--config.field=value applies to all runs. Exit codes: 0 all done, 1 some failed, 75 stopped by
+SIGTERM or Ctrl-C (the runs have saved).
 """
 
 if __name__ == '__main__':
@@ -22,7 +22,7 @@ if __name__ == '__main__':
 import jax
 
 if __name__ == '__main__':
-    # Imports may start a backend (gymnax computes a constant); accelerators are for the children.
+    # Imports may start a backend (gymnax computes a constant): leave accelerators to the runs.
     jax.config.update('jax_platforms', 'cpu')
 
 import json
@@ -43,44 +43,44 @@ from agentrl_jax.sweeps.board import Board
 from agentrl_jax.sweeps.status import Overrides, Run
 
 SCRIPT_FILE = 'sweep.sbatch'
-GRACE_S = 120  # seconds before the end of its time that SLURM warns a task
+GRACE_S = 120  # seconds between SLURM's warning and a task's time limit
 PROGRAM = (sys.executable, '-m', 'agentrl_jax.sweep')
 SHOWN_NAMES = 3
 
 
 def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
-    """The runs that any of the texts names, in the order of the sweep; all if there is no text.
+    """Return the runs that any of the texts selects, in the sweep's order; all without a text.
 
-    A text is the name of a run; or fields with their values, `seed=1` or
-    `algorithm=grpo,seed=1` (spec.matches); or the beginning of names. Only the first of these
-    that matches a run is used.
+    A text is a run's name; or fields with their values, such as `seed=1` or
+    `algorithm=grpo,seed=1` (spec.matches); or a prefix of names. The first interpretation that
+    matches a run is used.
     """
-    wanted: set[str] = set()
+    names_to_run: set[str] = set()
     for text in only:
         ways = (
             [run for run in runs if run.name == text],
             [run for run in runs if spec.matches(run, text)],
             [run for run in runs if run.name.startswith(text) and text],
         )
-        found = next((way for way in ways if way), [])
-        if not found:
+        matches = next((way for way in ways if way), [])
+        if not matches:
             names = ', '.join(run.name for run in runs)
             raise ValueError(
-                f'--only={text} is no run of this sweep: neither the name of one or its beginning, '
-                f'nor field=value of one; there are: {names}'
+                f'--only={text} matches no run of this sweep: use a name, a prefix of names, or '
+                f'field=value. The runs are: {names}'
             )
-        wanted |= {run.name for run in found}
-    return [run for run in runs if run.name in wanted] if only else list(runs)
+        names_to_run |= {run.name for run in matches}
+    return [run for run in runs if run.name in names_to_run] if only else list(runs)
 
 
 def slots(jobs: int, gpus: str) -> list[dict[str, str]]:
-    """Environment of each of the runs that train at once: its share of the GPUs, if any."""
+    """Return the environment variables of each concurrent run: its share of the GPUs, if any."""
     if not gpus:
         return [{}] * jobs
     listed = gpus.split(',')
     share, rest = divmod(len(listed), jobs)
     if rest:
-        raise ValueError(f'--gpus={gpus} are {len(listed)} GPUs, no multiple of --jobs={jobs}')
+        raise ValueError(f'--gpus={gpus}: {len(listed)} GPUs are not a multiple of --jobs={jobs}')
     parts = [listed[share * job : share * (job + 1)] for job in range(jobs)]
     return [{'CUDA_VISIBLE_DEVICES': ','.join(part)} for part in parts]
 
@@ -88,13 +88,13 @@ def slots(jobs: int, gpus: str) -> list[dict[str, str]]:
 def prepare(
     workdir: str, runs: Sequence[Run], config_file: str, common: Overrides
 ) -> tuple[Path, str]:
-    """Makes a folder for each run with a run.json that describes it; (workdir, a notice or '').
+    """Create a folder with a run.json for each run; returns (workdir, a notice or '').
 
-    All of them exist before the first run starts, so a table can show what is missing.
+    They all exist before the first run starts, so that a table can list missing runs.
     """
     root = files.check_workdir(workdir)
     if (root / run_log.METRICS_FILE).exists():
-        raise ValueError(f'{workdir} is the folder of a run; a sweep needs one of its own')
+        raise ValueError(f'{workdir} is the folder of a run; use another one for the sweep')
     for run in runs:
         folder = root / run.name
         folder.mkdir(exist_ok=True)
@@ -110,17 +110,17 @@ def prepare(
         path = folder / status.RUN_FILE
         if not path.exists() or path.read_text(encoding='utf-8') != text:
             files.write_atomic(path, text)
-    found = {path.parent.name for path in root.glob(f'*/{status.RUN_FILE}')}
-    others = sorted(found - {run.name for run in runs})
+    existing = {path.parent.name for path in root.glob(f'*/{status.RUN_FILE}')}
+    others = sorted(existing - {run.name for run in runs})
     names = ', '.join(others[:SHOWN_NAMES]) + (', ...' if len(others) > SHOWN_NAMES else '')
-    notice = f'also holds {len(others)} runs of other sweeps or configs: {names}; left alone'
+    notice = f'also holds {len(others)} runs of other sweeps or configs: {names}; not changed'
     return root, f'{workdir} {notice}' if others else ''
 
 
 def print_commands(runs: Sequence[Run], config_file: str, workdir: str, common: Overrides) -> None:
-    """A shell line for each run, a comment for finished runs; no file is written.
+    """Print a shell line for each run, or a comment if it is finished; write no file.
 
-    So the number of lines, by which runs are shared out, stays the same.
+    The number of lines stays the same, so runs can be distributed by line number.
     """
     for run in runs:
         if status.is_done(run, Path(workdir) / run.name):
@@ -133,10 +133,10 @@ def print_commands(runs: Sequence[Run], config_file: str, workdir: str, common: 
 def slurm_script(
     runs: Sequence[Run], root: Path, words: Sequence[str], *, jobs: int, options: Sequence[str]
 ) -> str:
-    """An array job: each task is a sweep of one run, requeued when it exits with 75.
+    """Return the script of an array job: each task is a sweep of one run, requeued on exit code 75.
 
-    words: the command of this sweep without --launcher. Names rather than numbers choose the run,
-    so a sweep file that has changed since is an error, not another run.
+    words: this sweep's command without --launcher. Tasks select runs by name, so a changed sweep
+    file causes an error instead of starting a different run.
     """
     spec.check_one_line([*words, *options, str(root), str(Path.cwd())])
     lines = [
@@ -168,7 +168,7 @@ def slurm_script(
 
 
 def launch_slurm(root: Path, script: str, submit: bool) -> int:
-    """Writes the script, says how to submit it, and does so if asked to."""
+    """Write the script and print its submit command; run it if `submit` is set."""
     path = root / SCRIPT_FILE
     files.write_atomic(path, script)
     words = ['sbatch', str(path)]
@@ -177,30 +177,30 @@ def launch_slurm(root: Path, script: str, submit: bool) -> int:
         return 0
     if shutil.which('sbatch') is None:
         raise ValueError('--submit needs sbatch, which was not found on this machine')
-    # sbatch hands the environment on, and what holds here does not hold where the jobs will run
-    found = {
+    # sbatch passes the environment on, but this process's JAX_PLATFORMS is not for the jobs
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name != command.PLATFORMS or command.CHOSEN
     }
-    return subprocess.run(words, check=False, env=found).returncode
+    return subprocess.run(words, check=False, env=variables).returncode
 
 
 def run_sweep(args: flags.FlagValues) -> int:
-    """The exit code of a sweep with these flags."""
+    """Run a sweep with these flags and return its exit code."""
     holder = args['config']
     config_file, common = holder.config_filename, dict(holder.override_values)
     listed = spec.load(args.sweep)
     everything = spec.expand(args.config, listed, source=args.sweep, taken=common)
-    # The commands that are printed may be for other machines, whose buckets are not mounted here
+    # Printed commands may be for other machines; their buckets need not be mounted here
     printed = args.launcher == 'print'
     root = Path(args.workdir) if printed else files.local_path(args.workdir)
     everything = status.under_existing_names(everything, root)
     runs = chosen(everything, args.only)
     if args.launcher != 'slurm' and (args.submit or args.sbatch):
-        raise ValueError('--submit and --sbatch are of --launcher=slurm: without it leave them out')
+        raise ValueError('--submit and --sbatch need --launcher=slurm: set it or remove them')
     if args.launcher == 'slurm' and args.gpus:
-        raise ValueError('--gpus is of --launcher=local: ask for them as --sbatch=--gpus=1')
+        raise ValueError('--gpus needs --launcher=local: use --sbatch=--gpus=1 instead')
     if printed:
         print_commands(runs, config_file, args.workdir, common)
         return 0

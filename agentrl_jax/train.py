@@ -3,8 +3,8 @@
   python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo [--config.field=value]
 
 The same command resumes from the newest checkpoint. Everything random is a function of (seed,
-step), so a run that was killed and resumed ends with the same bits as one that was not.
---show_config prints the config in full, with the values of the algorithm's paper, and ends.
+step), so a run that was killed and resumed ends with the same bits as an uninterrupted run.
+--show_config prints the full config, with the values of the algorithm's paper, and exits.
 """
 
 import sys
@@ -22,8 +22,8 @@ from agentrl_jax.run import command, usage
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
     flags.DEFINE_string('workdir', None, 'Folder of the run.')
-    flags.DEFINE_string('replay', '', 'Log of replies of a run on hosts, trained again from it.')
-    flags.DEFINE_bool('show_config', False, 'Print the config that the run would have, and end.')
+    flags.DEFINE_string('replay', '', "Train from a run's log of replies, without its hosts.")
+    flags.DEFINE_bool('show_config', False, 'Print the config that the run would have, and exit.')
     command.define_fallback()
     shows = {'--show_config', '--show-config'} & set(sys.argv)
     needs = ('config',) if shows else ('config', 'workdir')
@@ -32,7 +32,7 @@ if __name__ == '__main__':
 from agentrl_jax.machine import processes
 
 if __name__ == '__main__':
-    # Before what follows: gymnax computes a constant when it is imported, which starts the backend.
+    # Before other imports: importing gymnax computes a constant, which starts the backend.
     try:
         processes.initialize_distributed()
     except ValueError as error:
@@ -73,17 +73,17 @@ def train_step(
     first: bool,
     check: Callable[[str], None] = processes.go_on,
 ) -> tuple:
-    """One cycle: (state, metrics, tokens sampled, what a page shows); waits for its end.
+    """Run one step and wait for it: (state, metrics, tokens sampled, contents of its page).
 
-    first: the first step of this process, which compiles all that later steps need. check: called
-    between programs while `state` is whole, see processes.Preemption.check.
+    first: whether this is the process's first step, which compiles everything later steps need.
+    check: called between programs, while `state` is valid (processes.Preemption.check).
     """
     check(f'the rollout of step {step}')
     cfg, programs, streams, frozen = run.config, run.training, opened.streams, opened.frozen
     policy = player_of(state, frozen.model)
     began = time.monotonic()
     horizon = cfg.turn_limit(step)
-    limit = np.int32(horizon)  # an argument: no new program
+    limit = np.int32(horizon)  # an argument, so a new value does not recompile
     tasks = tuple(task.replace(turn_limit=limit) for task in programs.tasks)
     players = policy
     for extension in cfg.extensions:
@@ -97,9 +97,11 @@ def train_step(
     for probe in programs.probes:
         if first or step % probe.every == 0:
             check(f'{probe.name} of step {step}')
-            found, counters = jax.device_get(probe.measure(moment))  # waits: see time/update_s
+            probe_metrics, counters = jax.device_get(
+                probe.measure(moment)
+            )  # waits: see time/update_s
             collecting.check_counters(counters)
-            measured |= {} if step % probe.every else found
+            measured |= {} if step % probe.every else probe_metrics
     probed = time.monotonic()
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     base = draw_base(run, opened.base, step)
@@ -110,7 +112,7 @@ def train_step(
     measured = jax.device_get(learned | measured | {'rollout/horizon': horizon})
     measured['time/collect_s'] = collected - began
     measured['time/update_s'] = time.monotonic() - probed
-    played = Played(
+    page = Played(
         rollout,
         episodes,
         streams.key(COLLECT, step),
@@ -120,11 +122,11 @@ def train_step(
         groups,
         measured['filter/collects'],
     )
-    return state, measured, sampled, played
+    return state, measured, sampled, page
 
 
 def split_of(cfg: Config, pool: Validation) -> str:
-    """The split that a pool is of."""
+    """Return the split of a pool."""
     world = hosts.of_world(cfg, '', pool.task.env.name)
     other = pool.prefix.removeprefix('eval').removesuffix(world)
     return other.removeprefix('_') or cfg.eval.split
@@ -137,8 +139,8 @@ def validate(
     step: int = 0,
     check: Callable[[str], None] = processes.go_on,
 ) -> dict[str, float]:
-    """Every level of the held-out pools, with a fixed seed; check: as in train_step."""
-    found, counts = {}, []
+    """Play every level of the held-out pools with a fixed seed. check: as in train_step."""
+    metrics, counts = {}, []
     for programs in run.pools:
         check(f'the validation before step {step}')
         key = streams.key(EVALUATE)
@@ -149,30 +151,29 @@ def validate(
         counted = collecting.token_counts([counters]), collecting.sampled([counters])
         collecting.check_tokens(*counted, f'step {step}, {split} episodes')
         counts.append(programs.sums(policy, rollout))
-        found |= validation.summarise(counts[-1], programs.prefix)
+        metrics |= validation.summarise(counts[-1], programs.prefix)
     for name, measure in run.training.eval_probes.items():
         check(f'{name} before step {step}')
-        found[name] = measure(policy)
-    if run.config.env.mix:  # all of its worlds, which have as many episodes
+        metrics[name] = measure(policy)
+    if run.config.env.mix:  # over all environments, which have the same number of episodes
         together = validation.total(counts[: len(run.config.env.worlds)])
-        found |= validation.summarise(together)
-    return found
+        metrics |= validation.summarise(together)
+    return metrics
 
 
 def train(given: Any, workdir: str, *, fallback: bool = False, replay: str = '') -> int:
-    """Runs or resumes a run; with `fallback` from an older checkpoint where newer ones are damaged.
+    """Start or resume a run.
 
-    replay: the log of replies of a run that is trained again from it, without worlds on hosts.
-
-    Returns the exit code: 0; 1 when an alarm or steps that kept nothing ended the run, or nothing
-    was trained; 75 if preempted; rerun to resume.
+    fallback: use an older checkpoint if newer ones are damaged. replay: a run's log of replies to
+    train from, without environments on hosts. Returns the exit code: 0; 1 if an alarm or steps
+    without kept groups ended the run, or nothing was trained; 75 if preempted (rerun to resume).
     """
     with processes.only_training(workdir) as alone_in:
         return resume(given, alone_in, fallback, replay)
 
 
 def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
-    """train() in a workdir that is its own; given: the ConfigDict."""
+    """Run train() in a locked workdir. given: the ConfigDict."""
     run = build(given, probe=False) if replay else build(given)
     cfg = run.config
     hosts.check_replay(run, replay)
@@ -183,7 +184,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     curves = report.Curves(workdir, run.config_dict)
     preemption = processes.Preemption(silent=interrupts.listens())
     checkpoints, opened = open_run(run, workdir, fallback=fallback)
-    if not cfg.lora.rank:  # the state has its own copy; adapters lie on this one
+    if not cfg.lora.rank:  # the state has its own copy; adapters need this one
         run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
     first = int(opened.state.step)
     done = run_log.finished_step(workdir)
@@ -193,17 +194,17 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
             words = [word for word in sys.argv if not word.startswith('--config.steps=')]
             print(report.finished(workdir, command.resume_line(words, 'agentrl_jax.train')))
         return 0
-    # Hold until saved: launchers resend signals.
+    # Hold until the state is saved: launchers resend signals
     with preemption, interrupts.answering(preemption.notice):
         try:
             with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
                 code, state = play(run, opened, checkpoints, workdir, preemption, curves)
-                if state is not None:  # before worlds take their time
+                if state is not None:  # before closing environments, which may be slow
                     checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
         except (ValueError, OSError, RuntimeError):
-            if jax.process_count() == 1:  # of several the others may be gone
-                with contextlib.suppress(ValueError, OSError, RuntimeError):  # as reported
-                    checkpoint.wait(checkpoints)  # what is being written is whole
+            if jax.process_count() == 1:  # other processes may be gone
+                with contextlib.suppress(ValueError, OSError, RuntimeError):  # already reported
+                    checkpoint.wait(checkpoints)  # finish writing
             raise
         checkpoint.close(checkpoints)
     if jax.process_index() == 0:
@@ -226,22 +227,22 @@ def play(
     preemption: processes.Preemption,
     curves: report.Curves,
 ) -> tuple[int, TrainState | None]:
-    """The steps from the state on: (exit code, state to be saved)."""
+    """Run the remaining steps: (exit code, state to save)."""
     cfg, state, streams = run.config, opened.state, opened.streams
-    first, model, begun = int(state.step), opened.frozen.model, False
+    first, model, iteration_started = int(state.step), opened.frozen.model, False
 
     def save() -> None:
-        """Save the state; it is saved already if its iteration has begun."""
-        if not begun:
+        """Save the state, unless its iteration has started: then it is already saved."""
+        if not iteration_started:
             checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
 
     with (
         Recorder(run, workdir, first, work.rates) as record,
-        saving(save),  # before records are closed, which may wait for a network
+        saving(save),  # before closing records, which may wait for a network
     ):
         for step in range(first, cfg.steps + 1):
             record.begin(step)
-            row, sampled, begun = {}, None, False
+            row, sampled, iteration_started = {}, None, False
             if validation_due(cfg, step):
                 with record.validating():
                     policy = policy_of(state.params, model)
@@ -252,14 +253,14 @@ def play(
                     keep_best(workdir, state.params, saved)
             if step < cfg.steps:  # the last iteration only evaluates
                 if step > first and cfg.begins_iteration(step):
-                    save()  # an iteration cannot begin twice
-                begun = cfg.begins_iteration(step)
+                    save()  # an iteration cannot start twice
+                iteration_started = cfg.begins_iteration(step)
                 state = next_iteration(run, state, step, workdir)
                 with record.training():
-                    state, measured, sampled, played = train_step(
+                    state, measured, sampled, page = train_step(
                         run, opened, state, step, step == first, preemption.check
                     )
-                    begun = False
+                    iteration_started = False
                     row |= measured
             row, alarm = record.write(row, sampled)
             if sampled is None:
@@ -270,12 +271,12 @@ def play(
             preemption.phase = f'the page of step {step}'
             if not preemption.agreed():
                 curves.draw_if_due()
-                record.page(policy_of(state.params, model), played)
+                record.page(policy_of(state.params, model), page)
             if alarm:
                 record.say(f'step {step}: the run ends here ({alarm})')
                 return 1, state
             if preemption.agreed():
-                record.say(f'asked to stop: step {step + 1} is being saved')
+                record.say(f'asked to stop: saving step {step + 1}')
                 save()
                 return processes.EXIT_PREEMPTED, state
             if (step + 1) % cfg.checkpoint.every == 0:
@@ -289,13 +290,13 @@ def play(
             record.say(problem)
             return 1, state
         return 0, state
-    record.say(f'asked to stop: step {int(state.step)} is computed after the resume')
-    return processes.EXIT_PREEMPTED, None if begun else state
+    record.say(f'asked to stop: step {int(state.step)} will be computed after resuming')
+    return processes.EXIT_PREEMPTED, None if iteration_started else state
 
 
 @contextlib.contextmanager
 def saving(save: Callable[[], None]) -> Iterator[None]:
-    """Save at once where processes.Interrupted ends what is within."""
+    """Call `save` immediately if processes.Interrupted leaves this context."""
     try:
         yield
     except processes.Interrupted:
@@ -309,22 +310,22 @@ def validation_due(cfg: Config, step: int) -> bool:
 
 def main() -> None:
     logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
-    given = flags.FLAGS
+    args = flags.FLAGS
     command.check_backend()
     try:
-        if given.show_config:
-            print(config.show(given.config))
-            config.read(given.config)
+        if args.show_config:
+            print(config.show(args.config))
+            config.read(args.config)
             sys.exit(0)
         with usage.checked():
-            config.read(given.config)
-            fit.check(given.config)
-        more = dict(fallback=given.fallback, replay=given.replay)
-        code = train(given.config, given.workdir, **more)
+            config.read(args.config)
+            fit.check(args.config)
+        more = dict(fallback=args.fallback, replay=args.replay)
+        code = train(args.config, args.workdir, **more)
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:
-        processes.fail(error, usage.code_of(error), workdir=given.workdir)
+        processes.fail(error, usage.code_of(error), workdir=args.workdir)
     sys.exit(code)
 
 

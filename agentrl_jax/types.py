@@ -1,10 +1,10 @@
-"""The four nouns of the library: Rollout, Scores, Batch, TrainState.
+"""The four main types: Rollout, Scores, Batch, TrainState.
 
 Shape letters, fixed for the whole repository:
   B episodes (group-major: row b belongs to group b // group_size)   T token positions, right-padded
   K turns of an episode   A actions of a turn   G members of a group   V vocabulary   D hidden size
-x[b, t] is always about tokens[b, t]; the one-position shift happens in losses.token_logprobs and
-losses.token_values and nowhere else.
+x[b, t] always belongs to tokens[b, t]. The one-position shift happens only in
+losses.token_logprobs and losses.token_values.
 """
 
 import enum
@@ -24,8 +24,8 @@ class TurnStop(enum.IntEnum):
     NONE = 0
     EOS = 1  # the policy sampled the end-of-turn token
     LENGTH = 2  # cfg.rollout.max_response was reached; the program appended the end-of-turn token
-    ANSWER = 3  # </answer> was completed and cfg.rollout.stop_at_answer is set, or a text of
-    # cfg.hosts.stop was
+    ANSWER = 3  # the policy completed </answer> (with cfg.rollout.stop_at_answer) or a string in
+    # cfg.hosts.stop
 
 
 class EpisodeStop(enum.IntEnum):
@@ -34,9 +34,9 @@ class EpisodeStop(enum.IntEnum):
     NONE = 0
     TERMINATED = 1  # the environment reached a terminal state (goal, hole, arm pulled, step limit)
     ACTION_BUDGET = 2  # max_actions_per_episode executed actions
-    TURN_BUDGET = 3  # max_turns turns, or the fewer that the curriculum allows
+    TURN_BUDGET = 3  # max_turns turns, or the curriculum's lower limit
     TOKEN_BUDGET = 4  # the next turn would not fit into max_tokens
-    ENV_ERROR = 5  # the environment failed; the episode leaves loss, baselines and metrics
+    ENV_ERROR = 5  # the environment failed; excluded from loss, baselines and metrics
 
 
 @struct.dataclass
@@ -47,33 +47,33 @@ class Rollout:
     logprobs: jax.Array  # float32 [B, T] under the sampling distribution; 0 off action_mask
     attention_mask: jax.Array  # bool [B, T]    real tokens (a prefix of every row)
     action_mask: jax.Array  # bool [B, T]    tokens the policy sampled (these are trained)
-    turn: jax.Array  # int32 [B, T]   turn of a token, its prompt part included; -1 = padding
-    begin: jax.Array  # int32 [B, K]   first token that a turn shows: after the end of the turn
-    # before and its reward; 0 past the end
-    part: jax.Array  # int32 [B, K]   kind of a turn: one of text.agents; 0, the turn acts
-    trial: jax.Array  # int32 [B, K]  of an episode that may try its level again, from 0 on
-    anchor: jax.Array  # uint32 [B, K]  hash of the observation that a turn shows, of its kind and
-    # trial, and of nothing else: equal where the world looks the same; 0 past the end
+    turn: jax.Array  # int32 [B, T]   turn of a token, including its prompt; -1 = padding
+    begin: jax.Array  # int32 [B, K]   first token of a turn's observation, after the end and the
+    # reward of the previous turn; 0 past the end
+    part: jax.Array  # int32 [B, K]   kind of turn (text.agents); 0 = acting
+    trial: jax.Array  # int32 [B, K]  attempt at the level, from 0, if an episode has several
+    anchor: jax.Array  # uint32 [B, K]  hash of a turn's observation, kind and trial: equal if the
+    # environment looks the same; 0 past the end
     rewards: jax.Array  # float32 [B, K] environment reward of each turn; 0 past the end
     penalties: jax.Array  # float32 [B, K] format penalty of each turn (<= 0), not in rewards
     turn_stop: jax.Array  # int32 [B, K]   TurnStop
     valid: jax.Array  # bool [B, K]    the answer parsed and every action was legal
     num_actions: jax.Array  # int32 [B, K]   environment actions executed in the turn
-    actions: jax.Array  # int32 [B, K, A] executed actions, -1 = none; of a turn that does not act
-    # those that its text names
+    actions: jax.Array  # int32 [B, K, A] executed actions, or the actions named in the text of a
+    # turn that does not act; -1 = none
     num_turns: jax.Array  # int32 [B]
     episode_stop: jax.Array  # int32 [B]      EpisodeStop
     success: jax.Array  # bool [B]
     level: jax.Array  # int32 [B]      index into the environment's level pool
-    allowed: jax.Array | None = None  # uint32 [B, T, W]  bits of the columns that a sampled token
-    # was drawn from (text.grammar), 0 elsewhere; None: all tokens
-    branch: jax.Array | None = None  # int32 [B, K]  conversation of a turn, of an episode that may
-    # have several: their tokens stand one after another, in the order of turns; None: one
-    figures: jax.Array | None = None  # float32 [B, F]  what a world on a host measured by itself
-    judged: jax.Array | None = None  # bool [B, K]  whether valid is known, which not every world on
-    # a host says; None: of all turns
-    staleness: jax.Array | None = None  # int32 [B, K]  updates between the weights that sampled a
-    # turn and those that the rollout trains; None: those are the same
+    allowed: jax.Array | None = None  # uint32 [B, T, W]  bits of the columns from which a token was
+    # sampled (text.grammar), 0 elsewhere; None: all tokens
+    branch: jax.Array | None = None  # int32 [B, K]  conversation of a turn, if an episode may have
+    # several: their tokens are stored in the order of turns; None: one conversation
+    figures: jax.Array | None = None  # float32 [B, F]  metrics reported by an environment on a host
+    judged: jax.Array | None = None  # bool [B, K]  whether the environment on a host reported
+    # validity; None: known for all turns
+    staleness: jax.Array | None = None  # int32 [B, K]  number of updates between the weights that
+    # sampled a turn and the weights that train on it; None: 0
     extra: dict[str, Any] = struct.field(default_factory=dict)  # [B, ...]  of extensions, by name
 
     @classmethod
@@ -89,17 +89,17 @@ class Rollout:
         words: int = 0,
         xp: Any = jnp,
     ) -> 'Rollout':
-        """Episodes of levels int32 [B] that hold nothing but the common prefix int32 [P].
+        """Make episodes of levels int32 [B] that only hold the common prefix int32 [P].
 
-        words: of the bits of what is allowed; 0 = everything is. xp: jax.numpy, or numpy for a
-        record that a host fills in place.
+        words: words per token in `allowed`; 0 = no constraint. xp: jax.numpy, or numpy for a
+        rollout that a host fills in place.
         """
         rows, length = level.shape[0], prefix.shape[0]
 
         def tokens(fill, dtype):
             return xp.full((rows, max_tokens), fill, dtype)
 
-        def begun(x, value):
+        def with_prefix(x, value):
             if xp is jnp:
                 return x.at[:, :length].set(value)
             x[:, :length] = value
@@ -107,11 +107,11 @@ class Rollout:
 
         turns = functools.partial(xp.zeros, (rows, max_turns))
         return cls(
-            tokens=begun(tokens(pad_id, xp.int32), prefix[None]),
+            tokens=with_prefix(tokens(pad_id, xp.int32), prefix[None]),
             logprobs=tokens(0.0, xp.float32),
-            attention_mask=begun(tokens(False, bool), True),
+            attention_mask=with_prefix(tokens(False, bool), True),
             action_mask=tokens(False, bool),
-            turn=begun(tokens(-1, xp.int32), 0),
+            turn=with_prefix(tokens(-1, xp.int32), 0),
             begin=turns(xp.int32),
             part=turns(xp.int32),
             trial=turns(xp.int32),
@@ -130,7 +130,7 @@ class Rollout:
         )
 
     def put(self, at: Any, **values: Any) -> 'Rollout':
-        """The rollout with values of the named fields at an index; rows >= B are dropped."""
+        """Return the rollout with fields set to values at an index; rows >= B are dropped."""
         written = {
             name: getattr(self, name).at[at].set(x, mode='drop') for name, x in values.items()
         }
@@ -138,7 +138,7 @@ class Rollout:
 
     @property
     def healthy(self) -> jax.Array:
-        """bool [B]: episodes without an environment fault; only these enter losses and metrics."""
+        """bool [B]: episodes without an environment fault; losses and metrics use only these."""
         return self.episode_stop != EpisodeStop.ENV_ERROR
 
     @property
@@ -150,7 +150,7 @@ class Rollout:
 
     @property
     def acts(self) -> jax.Array:
-        """bool [B, K]: turns that step the world; the others are only written."""
+        """bool [B, K]: turns that step the environment; other turns only write text."""
         return self.part == 0
 
     @property
@@ -165,7 +165,7 @@ class Rollout:
 
     @property
     def magnitudes(self) -> 'Rollout':
-        """With |rewards| and |penalties|: its returns are the scale of rounding in `returns`."""
+        """With |rewards| and |penalties|, so that its returns bound the rounding in `returns`."""
         return self.replace(rewards=abs(self.rewards), penalties=abs(self.penalties))
 
 
@@ -178,12 +178,12 @@ class Scores:
     ref_logprobs: jax.Array  # float32 [B, T] reference policy
     values: jax.Array  # float32 [B, T] V of the state *before* tokens[b, t] was chosen
     next_values: jax.Array | None = None  # float32 [B, T]  V of the state after tokens[b, t]; None
-    # unless asked for (loss.bootstrap_truncated)
+    # without loss.bootstrap_truncated
 
 
 @struct.dataclass
 class Batch:
-    """What a loss needs; every field has rows in front, so it can be split and sharded by rows."""
+    """The inputs of a loss. Rows come first in every field, so it can be split and sharded."""
 
     tokens: jax.Array  # int32 [B, T]
     attention_mask: jax.Array  # bool [B, T]
@@ -196,7 +196,7 @@ class Batch:
     returns: jax.Array  # float32 [B, T] targets of the critic; 0 off the mask
     old_values: jax.Array  # float32 [B, T]
     allowed: jax.Array | None = None  # uint32 [B, T, W]  as Rollout.allowed
-    # Of extensions (rl.learning.Extra): bool [B, T] masks of tokens, other types [B, ...]
+    # From extensions (rl.learning.Extra): bool [B, T] token masks, other types [B, ...]
     extra: dict[str, jax.Array] = struct.field(default_factory=dict)
 
 
@@ -212,13 +212,13 @@ class TrainState:
     kl_coef: jax.Array  # float32 []  current coefficient of the adaptive KL controller
     # int32 []  optimiser steps skipped because loss or gradient was not finite
     skipped: jax.Array
-    explorer: Params | None = None  # who plays, where it is not the policy itself (AgentEvol)
+    explorer: Params | None = None  # actor, if it is not the policy itself (AgentEvol)
     extra: dict[str, Any] = struct.field(default_factory=dict)  # of extensions, by name
 
 
 @struct.dataclass
 class Demonstrations:
-    """Episodes to imitate; mask marks the tokens of the answers, end-of-turn tokens included."""
+    """Episodes to imitate; `mask` marks answer tokens, including end-of-turn tokens."""
 
     tokens: jax.Array  # int32 [N, T]
     attention_mask: jax.Array  # bool [N, T]
@@ -226,23 +226,23 @@ class Demonstrations:
 
     @property
     def action_mask(self) -> jax.Array:
-        """bool [N, T]: the name by which rl.score knows the mask."""
+        """bool [N, T]: the mask under the name that rl.score uses."""
         return self.mask
 
     @property
     def allowed(self) -> None:
-        """They are imitated among all tokens."""
+        """Demonstrations are never constrained by a grammar."""
 
     @property
     def logprobs(self) -> jax.Array:
-        """float32 [N, T]: zeros, since no policy of ours sampled these tokens."""
+        """float32 [N, T]: zeros, since these tokens were not sampled by a policy."""
         return jnp.zeros(self.tokens.shape, jnp.float32)
 
 
 @struct.dataclass
 class Frozen:
-    """Parameters that a run reads and never changes."""
+    """Parameters that a run reads but never changes."""
 
-    model: Params  # under the adapters of policy and critic; {} without LoRA
-    reference: Params | None  # what was trained, as it was at step 0; None if no loss asks for it
+    model: Params  # base model under the adapters; {} without LoRA
+    reference: Params | None  # trainable parameters at step 0; None if no loss needs them
     extra: dict[str, Any] = struct.field(default_factory=dict)  # arrays of extensions

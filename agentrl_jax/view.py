@@ -1,9 +1,9 @@
 """Show a run in a browser: python -m agentrl_jax.view runs/demo
 
-A workdir: serves a page of the run to browsers of this machine. It shows curves, alarms, worlds in
-flight, rollouts and the other runs of the folder, and updates itself while the run trains. A
-rollout document (rollouts/*.json), or a workdir with --out: writes the page of that rollout, or of
-the newest one, as one HTML file without scripts.
+For a workdir, serves a page of the run to browsers on this machine. The page shows curves, alarms,
+environments in flight, rollouts and the folder's other runs, and updates itself during training.
+For a rollout document (rollouts/*.json), or a workdir with --out, writes the page of that rollout,
+or of the newest one, as one HTML file without scripts.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serve the page of a workdir, or write the page of a document."""
     parser = command.Parser(__doc__, 'agentrl_jax.view')
     parser.add_argument('source', help='run directory or rollouts/*.json')
-    parser.add_argument('--out', help='file of the rollout page; default: next to the document')
+    parser.add_argument('--out', help='file for the rollout page; default: next to the document')
     parser.add_argument(
-        '--max_episodes', type=int, default=page_html.MAX_EPISODES, help='most episodes on the page'
+        '--max_episodes', type=int, default=page_html.MAX_EPISODES, help='episodes on the page'
     )
-    parser.add_argument('--port', type=int, default=0, help='of the server; 0 = a free one')
+    parser.add_argument('--port', type=int, default=0, help='port of the server; 0 = a free one')
     parser.add_argument('--open', action='store_true', help='open the page in the browser')
     args = parser.parse_args(argv)
     try:
@@ -56,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def serve(workdir: Path, port: int, *, open_it: bool) -> None:
     """Serve the live page of a run until Ctrl-C."""
     if not live_page.is_run(workdir):
-        raise ValueError(f'{workdir} is no folder of a run: it has no metrics and no rollouts')
+        raise ValueError(f'{workdir} is not the folder of a run: it has no metrics or rollouts')
     with listening_at(LOOPBACK, port, '--port'):
         listener = socket.create_server((LOOPBACK, port))
     workdir = workdir.absolute()
     address = f'http://{LOOPBACK}:{listener.getsockname()[1]}{live_server.path_of(workdir)}'
-    print(f'{address}  (Ctrl-C ends it)', flush=True)
+    print(f'{address}  (Ctrl-C to stop)', flush=True)
     if open_it:
         webbrowser.open(address)
     app = live_server.build_app(workdir)

@@ -58,7 +58,7 @@ class Corridor:
         return abs(self.goal - self.agent) * ('<' if self.goal < self.agent else '>') + '\n'
 
     def step(self, answer: str) -> tuple[float, bool]:
-        """(reward, done): 1 at the goal; -0.1 for an answer that is not moves and an end."""
+        """Return (reward, done): 1 at the goal; -0.1 for an answer that is not moves and ';'."""
         if not re.fullmatch('[LR]+;', answer):
             return -0.1, False
         for move in answer[:-1]:

@@ -70,10 +70,7 @@ def play(
     step: int,
     number: int = 0,
 ) -> tuple[Played, list[dict[str, Any]]]:
-    """Play one rollout of a step and wait for it.
-
-    Returns (rollout and its episodes, counters of each environment).
-    """
+    """Play one rollout of a step: (rollout and its episodes, counters of each environment)."""
     hosts.label(run, step=step, split='train', number=number)
     if run.config.rollout.staleness:
         return play_ahead(run, params, tasks, streams, step)

@@ -220,10 +220,9 @@ class Config:
 
 
 def get_config() -> Any:
-    """Return the ConfigDict that configs change: all fields with their defaults.
+    """Return the ConfigDict that configs change, with all defaults.
 
-    Fields with a default per algorithm are unset.
-    """
+    Fields whose default depends on the algorithm are unset."""
     cfg = tree.config_dict(Config)
     for name, world in {**ENVIRONMENTS, **HOSTS}.items():
         cfg[name] = tree.config_dict(world, name)

@@ -1,10 +1,9 @@
 """Rollouts of several environments (env.mix), which all train one policy.
 
-Rows are ordered by environment, with the same number of rows in every step. Each environment has
-its own prompts, levels and random streams. One after another, environments are played by the same
-program as in a run of one environment. The update gets one joined rollout and depends only on
-groups. Some fields have a different width per environment: joining pads them to the widest, and
-`own` cuts them back.
+Rows are ordered by environment, with the same number per environment in every step. Environments
+have their own prompts, levels and random streams, and are played one after another by the programs
+of single runs. The update gets one joined rollout. Joining pads fields to the widest environment's
+width; `own` cuts them back.
 """
 
 import itertools
@@ -67,7 +66,7 @@ def draw(
 ) -> tuple[Episodes, ...]:
     """Draw the episodes of each environment, with consecutive random streams from `first` on.
 
-    draws: draw_episodes of each environment. The first one gets the same levels as in a run alone.
+    draws: one per environment. The first environment has the same levels as in a single run.
     """
     keys = [key, *(jax.random.fold_in(key, FIRST_KEY + i) for i in range(1, len(draws)))]
     begin = itertools.accumulate(counts, initial=0)
@@ -86,11 +85,9 @@ def collect(
     collects: Sequence[Callable],
     join: Callable,
 ) -> tuple[Rollout, list[dict[str, Any]]]:
-    """Return (rollout, counters) of all environments. collects: one per environment; join: joined.
-
-    Programs run one at a time: on CPUs, two programs with collectives can deadlock, and so can
-    independent loops inside one program.
-    """
+    """Return (rollout, counters of each environment). collects: one per environment."""
+    # One program at a time: on CPUs, programs with collectives may wait for each other's threads.
+    # In one program, independent loops may run concurrently, and wait for ever.
     results = [
         jax.block_until_ready(one(params, task, listed, key))
         for one, task, listed in zip(collects, tasks, episodes, strict=True)

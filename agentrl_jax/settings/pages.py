@@ -42,9 +42,8 @@ def doc(leaf: tree.Leaf) -> str:
 
 
 def show(root: type, full: Any, given: Mapping[str, Any]) -> str:
-    """Format a ConfigDict, one field per line.
+    """Format a ConfigDict, one field per line; defaults of chosen classes end with their name.
 
-    If a default depends on the chosen class, the line ends with its name, and its differing value.
     full: with a run's values filled in; given: {dotted name: value} before that.
     """
     notes = {}

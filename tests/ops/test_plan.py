@@ -172,7 +172,7 @@ def test_the_programs_compile_for_cpu_devices(cfg):
     # float32, 4 shards of rows; both devices of a shard hold the single key head
     more = 4 * entry * cfg.rollout.max_tokens * (64 - 16) // 4
     assert made['validation_bytes'] - made['programs']['collect']['device_bytes'] == more
-    assert 'of validation, whose cache is larger' in plan.text(made)
+    assert 'in validation, with a larger cache' in plan.text(made)
 
 
 @pytest.mark.soak
@@ -218,7 +218,7 @@ def main(cfg, monkeypatch):
 def test_without_a_compiler_plan_says_whether_the_config_fits(topology, main, cfg, capsys):
     assert main(topology) == 2
     said = capsys.readouterr().out
-    assert 'GiB a device: fits.' in said and 'Not compiled: pip install' in said
+    assert 'GiB per device: fits.' in said and 'Not compiled: pip install' in said
     assert main(topology, json=True) == 2
     made = json.loads(capsys.readouterr().out)
     usable = hardware.chip(topology.partition(':')[0]).usable

@@ -49,12 +49,12 @@ def test_the_end_of_a_game_shows_the_board_and_says_why():
     total, solved, said = played('frozen_lake', lambda task: lines, **firm, **{'env.max_turns': 2})
     assert not solved and said.endswith(f'\nnot solved: all 2 turns are played, return {total:g}')
     assert said[said.index('The end') :].count('P') == 1
-    assert total == pytest.approx(-0.1) and 'not all of that are actions' in said
+    assert total == pytest.approx(-0.1) and 'not a list of valid actions' in said
     changes = firm | {'env.max_actions_per_episode': 1}
     *_, said = played('frozen_lake', lambda task: ['Left'], **changes)
     assert 'not solved: all 1 actions are used' in said and 'slippery' not in said
     *_, said = played('frozen_lake', lambda task: [], **{'frozen_lake.success_rate': 0.5})
-    assert said.endswith('\nnot solved: it was left, return 0') and 'slippery' in said
+    assert said.endswith('\nnot solved: the player quit, return 0') and 'slippery' in said
 
 
 @pytest.mark.parametrize('given, workdir', [(None, ''), (micro_runs.plain('bandit'), 'runs/demo')])

@@ -411,7 +411,7 @@ def test_a_policy_is_evaluated_world_by_world_and_elsewhere(finished, tmp_path):
     """Another world is played next to its own oracle, and named in the file."""
     cfg, workdir, rows = finished('adapters')
     plays = functools.partial(evaluate.evaluate, workdir=str(workdir), out=str(tmp_path), step=None)
-    with pytest.raises(ValueError, match='evaluated one by one: .* frozen_lake, catch'):
+    with pytest.raises(ValueError, match='evaluated one by one.* frozen_lake, catch'):
         plays(cfg)
     alone = functools.partial(config, 'adapters', **{'env.mix': ()})
     catch = plays(alone(**{'env.name': 'catch'}))

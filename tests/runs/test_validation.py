@@ -183,7 +183,7 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
     assert not any('earlier' in one for one in kept['earlier'])
     for spoiled in ('[1]', '{"earlier": [1]}', '{"earlier": 1}'):
         path.write_text(spoiled)
-        with pytest.raises(ValueError, match='is no evaluation with its earlier ones'):
+        with pytest.raises(ValueError, match='is not an evaluation file'):
             evaluate.keep(path, made)
         assert path.read_text() == spoiled
 
