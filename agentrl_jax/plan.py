@@ -136,7 +136,7 @@ def reporting(name: str) -> Iterator[None]:
 
 
 def of_validation(shapes: Any) -> int:
-    """Return the bytes per device by which the cache of validation exceeds that of training."""
+    """Return the bytes per device by which validation's cache exceeds the training cache."""
     cfg, config, mesh = shapes.cfg, shapes.config, shapes.mesh
     if cfg.context.window:
         return 0

@@ -1,6 +1,6 @@
 """The four main types: Rollout, Scores, Batch, TrainState.
 
-Shape letters, fixed for the whole repository:
+Shape letters, used throughout the repository:
   B episodes (group-major: row b belongs to group b // group_size)   T token positions, right-padded
   K turns of an episode   A actions of a turn   G members of a group   V vocabulary   D hidden size
 x[b, t] always belongs to tokens[b, t]. The one-position shift happens only in

@@ -1,16 +1,16 @@
-"""AgentEvol (arXiv:2406.04151) with the demo's small policy: explore, imitate what paid, go again.
+"""AgentEvol (arXiv:2406.04151) with the demo's small policy: explore, imitate successes, repeat.
 
   python -m agentrl_jax.train --config=configs/agent_evol.py --workdir=runs/agent_evol
 
-FrozenLake. The base policy is cloned from the oracle's play, as the paper clones expert
-trajectories; four iterations of 50 steps explore with the policy of their beginning and learn from
-the base policy again. Every episode that reached the goal is imitated, by its return, and a fifth
-of each step's rows are demonstrations of the oracle. No filter, clip range, KL or entropy bonus.
-Where agentrl_jax differs from the paper is listed in agentrl_jax/algorithms/agent_evol.py.
+The environment is FrozenLake. The base policy is cloned from the oracle, as the paper clones expert
+trajectories. Each of four iterations of 50 steps explores with the policy from its start, and
+trains the base policy again. Episodes that reach the goal are imitated, weighted by their return; a
+fifth of each step's rows are oracle demonstrations. There is no filter, clip range, KL or entropy
+bonus. agentrl_jax/algorithms/agent_evol.py lists differences from the paper.
 
 Hardware: 2 CPU cores are enough.
 Time: not recorded.
-Score: none; no run of it is in experiments/.
+Score: none; experiments/ has no run of it.
 """
 
 from configs import small
@@ -20,12 +20,12 @@ def get_config():
     cfg = small.get_config()
     cfg.algorithm = 'agent_evol'
     cfg.critic.share_backbone = False
-    cfg.env.format_penalty = 0.0  # the reward is 1 for the goal and 0 else
+    cfg.env.format_penalty = 0.0  # the reward is 1 at the goal, otherwise 0
     cfg.evol.iteration = 50  # of 200 steps: four
     cfg.evol.base_rows = 64
     cfg.batch.minibatch_rows = 160
 
-    # Few of them and few steps: a policy that has seen enough of the oracle has nothing to explore
+    # Few demonstrations and steps: a well-cloned policy has nothing left to explore
     cfg.clone.episodes = 1024
     cfg.clone.steps = 300
     cfg.clone.oracle = 1.0

@@ -3,15 +3,15 @@
   python -m agentrl_jax.train --config=configs/babyai.py --workdir=runs/qwen_babyai \\
       --config.model.path=Qwen2.5-7B-Instruct
 
-All forty levels with AgentGym's texts, numbered objects and score, in the sizes of its script: 16
+All forty levels with AgentGym's texts, numbered objects and score. Sizes are from its script: 16
 tasks x 8 episodes of up to 20 rounds, one action each, answers of up to 200 tokens, minibatches of
-8 tasks, lr 1e-6, KL .001 in the loss (k3), temperature 1, 810 tasks, 500 steps. Ours differ from it
-in that the rules in the prompt are worded anew, answers stand between tags, and no map is in two
-splits. --config.babyai.train_ids and test_ids take its own lists of numbers instead.
+8 tasks, lr 1e-6, KL .001 in the loss (k3), temperature 1, 810 tasks, 500 steps. Differences: the
+rules in the prompt have new wording, answers are between tags, and splits share no map.
+--config.babyai.train_ids and test_ids use its own lists of numbers instead.
 
 ScalingInter-RL's script is --config.curriculum.rounds='(6, 13, 20)' with 32 tasks x 4 episodes
 (--config.rollout.num_groups=32 --config.rollout.group_size=4), 512-token answers and 8192 tokens.
-An episode that ends as MiniGrid ends it, and instructions that keep their order:
+To end episodes as MiniGrid does, and keep the order of instructions:
 --config.babyai.agentgym_rewards=False --config.babyai.wording=full
 
 Hardware: never run on an accelerator.

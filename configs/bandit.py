@@ -4,10 +4,10 @@
   python -m agentrl_jax.train --config=configs/bandit.py --workdir=runs/qwen_bandit \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
-One question, one answer of one arm. Phoenix always pays .1, Dragon pays 1 one time in four; success
-is having pulled Dragon. RAGEN tests on another pair of names: --config.eval.split=test. Sizes and
-losses are those of frozen_lake.py. --config.bandit.pairs=main takes the twelve pairs of RAGEN's
-main branch.
+One question, one answer, one arm. Phoenix always pays .1, Dragon pays 1 in one of four pulls;
+pulling Dragon counts as success. RAGEN tests on another pair of names: --config.eval.split=test.
+Sizes and losses are the same as in frozen_lake.py. --config.bandit.pairs=main uses the twelve pairs
+of RAGEN's main branch.
 
 Hardware: never run on an accelerator.
 Time: not known.

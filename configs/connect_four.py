@@ -2,13 +2,13 @@
 
   python -m agentrl_jax.train --config=configs/connect_four.py --workdir=runs/connect_four
 
-Random weights and no demonstration, under the grammar of answers, against a player who moves at
-random; seven discs of one's own. Needs pip install pgx.
+The policy starts from random weights without demonstrations. A grammar constrains its answers, and
+the opponent moves at random. A game has seven discs per player. Needs pip install pgx.
 
 Hardware: one of two shared CPU cores.
 Time: 14 minutes for the 110 steps, busy with other work.
 Score: 68.9 % of 512 held-out seeds, seed 0 (experiments/beyond_clone), 8.8 % at step 0; random
-play 9.3 %, the expert 88.1 %, its clone of equal cost 68.8 %.
+play 9.3 %, the expert 88.1 %, its clone at equal cost 68.8 %.
 """
 
 import ml_collections

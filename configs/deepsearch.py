@@ -3,15 +3,15 @@
   python -m agentrl_jax.train --config=configs/deepsearch.py --workdir=runs/qwen_deepsearch \\
       --config.model.path=Qwen2.5-7B-Instruct
 
-asks about countries (`pip install agentrl_jax[search]`). The paper (arXiv:2509.08755) asks what
-Search-R1 trains on, with 21 million passages of Wikipedia behind a dense retriever:
---config.search.questions="('train.jsonl', 'dev.jsonl')" and --config.search.corpus=http://host:8000
-of Search-R1's own server. Prompt, replies, rewards and sizes are those of its script: 32 questions
-x 4 episodes of up to 5 rounds, answers of up to 512 tokens, three passages a search, minibatches of
-8 questions, lr 1e-6, KL .001 in the loss (k3), temperature 1.
+By default, questions are about countries (`pip install agentrl_jax[search]`). The paper
+(arXiv:2509.08755) uses Search-R1's questions and 21 million Wikipedia passages behind a dense
+retriever: --config.search.questions="('train.jsonl', 'dev.jsonl')" and Search-R1's server,
+--config.search.corpus=http://host:8000. Prompt, replies, rewards and sizes are from its script: 32
+questions x 4 episodes of up to 5 rounds, answers of up to 512 tokens, three passages per search,
+minibatches of 8 questions, lr 1e-6, KL .001 in the loss (k3), temperature 1.
 
-A wrong answer may be followed by another, so success there is an exact match in one of the rounds
-that are left. One answer, as Search-R1 counts: --config.search.retries=False. ScalingInter-RL:
+The policy may try again after a wrong answer, so an exact match in any round is a success. For
+a single answer, as in Search-R1: --config.search.retries=False. ScalingInter-RL:
 --config.curriculum.rounds='(5, 8, 10)' --config.curriculum.stage_steps=100
 --config.env.max_turns=10 --config.rollout.max_tokens=16384
 

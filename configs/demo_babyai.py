@@ -3,17 +3,17 @@
   pip install minigrid==3.2.0
   python -m agentrl_jax.train --config=configs/demo_babyai.py --workdir=runs/babyai
 
-GoToLocalS8N7 and PickupLoc: one room, eight objects, of which the instruction means one ("pick up
-the red ball on your left"); up to five of AgentGym's actions ("go to red ball 1") over short
-observations. The tokenizer is that of BabyAI's words, and minigrid draws the levels that do not
-come with the package. The policy starts from cloning turns of which half are the expert's, who
-knows the whole room, and the others any action on offer. With MiniGrid's own six actions it learns
-to go to an object and hardly to pick one up (experiments/LOG.md).
+GoToLocalS8N7 and PickupLoc have one room with eight objects. The instruction describes one of them
+("pick up the red ball on your left"). An episode has up to five of AgentGym's actions ("go to red
+ball 1") with short observations. The tokenizer is BabyAI's, and minigrid generates the levels that
+are not in the package. Half of the cloned turns are from the expert, who knows the full room; the
+other half are random legal actions. With MiniGrid's six actions the policy learns to go to an
+object, but rarely to pick one up (experiments/LOG.md).
 
 Hardware: one of two shared CPU cores.
-Time: 25 to 30 minutes beside other work, more than half of them cloning.
+Time: 25 to 30 minutes next to other work, more than half of them cloning.
 Score: seeds 0 to 2: 46.1, 45.3 and 43.8 % of 256 held-out levels after cloning, 82.4, 73.0 and
-82.0 % after 100 steps; random play, which draws from the actions on offer, 29 %, expert 97 %.
+82.0 % after 100 steps; random play, which only uses legal actions, 29 %, expert 97 %.
 """
 
 from configs import demo_cloned

@@ -2,8 +2,8 @@
 
   python -m agentrl_jax.train --config=configs/demo_bandit.py --workdir=runs/bandit
 
-A policy that has read nothing cannot tell from names which arm is the bold one. It learns that of
-the one pair it plays, and is validated on that pair.
+A policy without pretraining cannot infer the risky arm from its name. It learns this for the pair
+that it plays, and is validated on the same pair.
 
 Hardware: 2 shared CPU cores.
 Time: not recorded.
@@ -21,7 +21,7 @@ def get_config():
     cfg.env.max_turns = 1
     cfg.env.max_actions_per_turn = 1
     cfg.env.max_actions_per_episode = 1
-    cfg.bandit.pairs = 'one_pair'  # for validation too: what is learnt is which arm pays
+    cfg.bandit.pairs = 'one_pair'  # also for validation: the policy learns which arm pays
     cfg.rollout.max_tokens = 128
     cfg.clone.episodes = 1024
     cfg.clone.steps = 60

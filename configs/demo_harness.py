@@ -1,16 +1,16 @@
-"""An agent around a client of chat completions, trained from nothing, two CPU cores.
+"""An agent that calls chat completions, trained from random weights, two CPU cores.
 
   python -m agentrl_jax.train --config=configs/demo_harness.py --workdir=runs/harness
 
-The harness (agentrl_jax/envs/hosts/harness/boxes.py) asks for tool calls: a prize is in one of six
-boxes, and a hint, or what is in a wrong box, names the right one. Random weights and no
-demonstration: only tokens of calls that open a box are sampled (hosts.forms), so all there is to
-learn is which box. It gets three calls.
+The harness (agentrl_jax/envs/hosts/harness/boxes.py) requests tool calls. A prize is in one of six
+boxes; a hint, or the content of a wrong box, names the right one. The policy starts from random
+weights without demonstrations. Only calls that open a box are sampled (hosts.forms), so it only has
+to learn which box. It has three calls.
 
 Hardware: 2 shared CPU cores, busy with other work.
-Time: 170 to 190 s for the 100 steps, compiling included.
+Time: 170 to 190 s for the 100 steps, including compilation.
 Score: 40.6, 50.0, 42.2 % of 128 held-out tasks at step 0, seeds 0 to 2; 87.5, 84.4, 89.1 % after
-25 steps, 100 % after 100 in all three; return .84, of .875 that the best player earns on average.
+25 steps, 100 % after 100 in all three; return .84; the best player earns .875 on average.
 """
 
 from agentrl_jax.envs.hosts.harness.boxes import BOXES

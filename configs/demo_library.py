@@ -2,17 +2,17 @@
 
   python -m agentrl_jax.train --config=configs/demo_library.py --workdir=runs/library
 
-One to three lookups, then the answer; a guess is right one time in sixteen. The policy starts from
-cloning episodes in which two turns of five were played at random: it reads cards and speaks the
-format, but often goes astray or answers too early.
+An episode needs one to three lookups, then the answer; one of sixteen guesses is right. The policy
+starts from cloned episodes in which two of five turns are random: it reads cards and knows the
+format, but often gets lost or answers too early.
 
 Hardware: 2 shared CPU cores, busy with other work.
-Time: 6 s a step; 11 s in one of three runs, when other work was heavier.
+Time: 6 s per step; 11 s in one of three runs, when other work was heavier.
 Score: 97 % [95, 98], 81 % [78, 85] and 96 % [94, 97] of 512 validation levels after 30 steps, 96,
 70 and 90 % after 20, 78, 47 and 37 % after 5, seeds 0, 1 and 2; 29, 19 and 17 % after cloning.
 
-A policy that may stop is credited by turn_grpo: without bias there, and where more than two turns
-pay with the least variance of a sampled turn, or nearly (benchmarks/turn_credit.md).
+The algorithm is turn_grpo, since its credit is unbiased if a policy may stop. If more than two
+turns pay, its variance per sampled turn is the lowest or close to it (benchmarks/turn_credit.md).
 """
 
 from configs import demo_cloned

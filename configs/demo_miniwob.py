@@ -3,15 +3,15 @@
   apt-get install chromium && pip install miniwob==1.1.0 playwright
   python -m agentrl_jax.train --config=configs/demo_miniwob.py --workdir=runs/miniwob
 
-Dialogs with two or three buttons, of which the one that is named is to be clicked; another one ends
-the episode. Pages are drawn by seeds, of which a tenth is held out. What makes them readable for a
-small model: a system message of one sentence, and a tokenizer with a token for each number of an
-element, for each word, and for most lines. The policy starts from cloning episodes of which half of
-the turns are the expert's and half random clicks. A page with a button among other lines
-(click-button) asks for more pages than a few minutes show (experiments/LOG.md).
+Pages are dialogs with two or three buttons. The task is to click the named one; any other button
+ends the episode. Pages are generated from seeds; a tenth of the seeds is held out. A small model
+can read the pages, since the system message is one sentence, and the tokenizer has a token for each
+element number, each word and most lines. Half of the cloned turns are from the expert, half are
+random clicks. Pages with a button among other lines (click-button) need more training than a few
+minutes (experiments/LOG.md).
 
 Hardware: 2 shared CPU cores.
-Time: 12 to 14 minutes beside other work, a quarter of them demonstrations.
+Time: 12 to 14 minutes next to other work, a quarter of them demonstrations.
 Score: seeds 0 to 2: 62.5, 67.2 and 70.3 % of 64 held-out pages after cloning, 81.2, 87.5 and 85.9 %
 after 25 steps.
 """
@@ -33,7 +33,7 @@ def get_config():
     cfg.hosts.max_observation = 64
     cfg.hosts.read_tokens = 16
 
-    # A world is a page of 70 MB, and each action takes it 50 ms: few episodes, all of which train
+    # A page takes 70 MB, and an action 50 ms: use few episodes, and train on all of them
     cfg.algorithm = 'turn_grpo'
     cfg.env.format_penalty = 0.0
     cfg.rollout.num_groups = 4

@@ -2,21 +2,20 @@
 
   python -m agentrl_jax.train --config=configs/demo_search.py --workdir=runs/search
 
-Which country does the region Lunde belong to? One of eight documents says it, of regions that do
-not exist: they are drawn anew for each question, so nothing can be known by heart. The region is to
-be copied out of the question into a search, and the country out of the sentence that is found, in
-three turns at most, with one document a search and one answer. Each name is a token, and so is all
-that stands around names. Rewards are those of MT-GRPO, whose arms are compared on this world in
-experiments/mtgrpo_search.
+Which country does the region Lunde belong to? One of eight documents has the answer. Regions are
+invented and drawn again for each question, so nothing can be memorised. The policy must copy the
+region from the question into a search, and the country from the result into its answer. It has
+three turns, one document per search and one answer. Each name is one token, and so is the text
+around names. Rewards are MT-GRPO's; experiments/mtgrpo_search compares its variants here.
 
-The policy starts from cloning turns of which two of five are the oracle's and the others random:
-searches for any words that were shown, and answers with any name among them.
+Two of five cloned turns are from the oracle. The others are random: they search for any words of
+the prompt, or answer with any of its names.
 
 Hardware: one of two shared CPU cores.
-Time: 2 to 6 minutes, of which 70 to 160 s are cloning.
+Time: 2 to 6 minutes, including 70 to 160 s of cloning.
 Score: with --config.turn_credit.mode=mt_v1 84.6 % of 256 held-out questions after 80 steps, 17.3 %
-after cloning, seeds 0 to 2 (experiments/mtgrpo_search, which has or, mr and MT-PPO as well);
-with the mode that is the default, mt_cumulative, seed 0: 14.1 % and 71.9 %. Random play 1.7 %,
+after cloning, seeds 0 to 2 (experiments/mtgrpo_search, which also has or, mr and MT-PPO);
+with the default mode, mt_cumulative, seed 0: 14.1 % and 71.9 %. Random play 1.7 %,
 oracle 100 %.
 """
 
@@ -44,7 +43,7 @@ def get_config():
     cfg.rollout.max_tokens = 112
     cfg.rollout.max_response = 16
 
-    # At 3e-4 three ways to credit turns all ended near 94 %, with nothing to tell them apart
+    # At 3e-4, three ways to credit turns all ended near 94 %, without a difference
     cfg.optim.lr = 1e-4
     cfg.batch.epochs = 1
     cfg.filter.rule = 'all'

@@ -2,17 +2,17 @@
 
   python -m agentrl_jax.train --config=configs/demo_shop.py --workdir=runs/shop
 
-Each goal has a shop of three products to itself, of kinds that have one option: its kind is to be
-searched for, the product clicked that is found, the option chosen, and it is bought, in four turns
-of five. Pages are WebShop's without lists of actions. A product has one of eight names, drawn anew
-for each shop, and all that can be wanted is a token: what is to be learned is where to copy from. A
-purchase without the right option earns more than half, since the reward is WebShop's score.
+Each goal has its own shop of three products, each with one option. The policy must search for the
+kind of product, click the result, choose the option and buy: four of at most five turns. Pages are
+WebShop's without lists of actions. Products have one of eight names, drawn again for each shop.
+Each goal word is one token, so the policy has to learn where to copy from. A purchase without the
+right option earns more than half, since the reward is WebShop's score.
 
-The policy starts from cloning turns of which seven in ten are the oracle's and the others random:
-searches for words of the instruction, and clicks on any button.
+Seven of ten cloned turns are from the oracle. The others are random: they search for words of the
+instruction, or click any button.
 
 Hardware: one of two shared CPU cores.
-Time: 9 to 18 minutes beside other work, most of them cloning.
+Time: 9 to 18 minutes next to other work, most of them cloning.
 Score: seeds 0 to 2: 28.5, 26.2 and 25.0 % of 256 held-out goals after cloning, 87.5, 80.5 and
 81.6 % after 60 steps; random play 0.6 %, oracle 100 %. After 400 cloning steps one seed in three
 had not learned to copy (9.0 %) and ended at 19.9 %.

@@ -2,20 +2,19 @@
 
   python -m agentrl_jax.train --config=configs/demo_textcraft.py --workdir=runs/textcraft
 
-The run starts a server of AgentGym's protocol for itself. Its goals are one or two crafts deep and
-the planner needs two or three commands: 130 to train on, 12 held out, each in 32 variants. What
-makes them readable for a small model: a system message of one sentence; one recipe that the goal
-does not need; 'Action: ' forced in front of each answer; and things called by one of twelve words
-that are drawn anew for each variant (textcraft.wording), so that no goal can be learnt by heart
-(experiments/LOG.md says what happens with the names of Minecraft). The policy starts from cloning
-episodes of five turns of which half are the planner's and half random: it speaks in commands that
-are shown, but seldom in the right order.
+The run starts its own server with AgentGym's protocol. Goals are one or two crafts deep, and the
+planner needs two or three commands: 130 training goals, 12 held out, each in 32 variants. To suit a
+small model, the system message is one sentence, there is one superfluous recipe, 'Action: ' is
+forced at the start of each answer, and items have one of twelve names, drawn again for each variant
+(textcraft.wording). So no goal can be memorised (experiments/LOG.md has the results with
+Minecraft's names). Cloned episodes have five turns: half are the planner's, half are random. After
+cloning, the policy uses commands from the prompt, but rarely in the right order.
 
 Hardware: 2 shared CPU cores.
-Time: 7 min 22 s (seed 2, little else running; the same bits as beside a test suite in 18 minutes).
+Time: 7 min 22 s (seed 2, little else running; the same bits next to a test suite in 18 minutes).
 Score: 25.0 [20.1, 30.6], 45.3 [39.3, 51.4] and 23.4 % [18.7, 29.0] after cloning, seeds 0, 1 and 2;
 55.1 [49.0, 61.1], 66.8 [60.8, 72.3] and 58.2 % [52.1, 64.1] 100 steps later, of 256 variants of the
-held-out goals (95 % Wilson intervals). Random play 28.4 %, planner 100 %, on the same.
+held-out goals (95 % Wilson intervals). On the same variants: random play 28.4 %, planner 100 %.
 """
 
 from configs import demo_cloned

@@ -4,16 +4,15 @@
   python -m agentrl_jax.train --config=configs/frozen_lake.py --workdir=runs/qwen_frozen_lake \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
-model.path is a HuggingFace folder or a .gguf file. Maps of 4x4, ice with probability .8, moves that
-go where they should one time in three. A step plays 8 maps x 16 episodes; the 2 groups whose
-returns vary most are kept, 32 episodes, one optimiser step; no KL. The paper also trained on
-observation tokens; here only sampled tokens train. The prompt is that
-of RAGEN's main branch.
+model.path is a HuggingFace folder or a .gguf file. Maps are 4x4, with ice at probability .8; one of
+three moves goes in the intended direction. A step plays 8 maps x 16 episodes and keeps the 2 groups
+with the most varied returns: 32 episodes, one optimiser step; no KL. The paper also trained on
+observation tokens; here, only sampled tokens are trained. The prompt is from RAGEN's main branch.
 Vanilla StarPO: --config.filter.keep=1.0 --config.loss.clip_high=0.2 --config.loss.kl_coef=0.001
 --config.loss.kl_in=reward
 
-Hardware: no step has ended on an accelerator (experiments/LOG.md, 27 November). Compiled for
-v5e:2x4 (0.5B, mesh.fsdp=8) it fits.
+Hardware: no step has finished on an accelerator (experiments/LOG.md, 27 November). Compiled for
+v5e:2x4 (0.5B, mesh.fsdp=8), it fits.
 Time: not known; there a step takes at least 1.6 s (benchmarks/plans.md).
 Score: not known. The paper prints 20.3 % (Fig 9), about what random play reaches here (21.5 %).
 """

@@ -1,12 +1,11 @@
-"""Games, most of them gymnax's and pgx's, with the demo's small policy, two CPU cores.
+"""Games, mostly from gymnax and pgx, with the demo's small policy, two CPU cores.
 
   python -m agentrl_jax.train --config=configs/games.py --workdir=runs/catch
   python -m agentrl_jax.train --config=configs/games.py:connect_four --workdir=runs/connect_four
 
 After the colon: catch, minesweeper, connect_four, game_2048 or leduc; the last three need pip
-install pgx. They are shown in few tokens (short). The policy starts from cloning episodes in which
-seven turns of ten were played at random, two of ten in 2048 and Minesweeper, where it learns to
-read the board.
+install pgx. Observations use few tokens (short=True). Seven of ten cloned turns are random; in
+2048 and Minesweeper only two of ten, so that the policy learns to read the board.
 
 Hardware: one of two shared CPU cores.
 Time: 9 (Leduc) to 28 minutes (Minesweeper), half of them cloning and compiling.
@@ -16,16 +15,16 @@ Score: success on 512 held-out seeds, in per cent, seed 0:
   connect_four  14.1, 68.8; 9, 88
   game_2048     15.0, 47.1; 25, 98
   leduc         56.2, 71.5 (76.0 after 75); 47, 78
-and on 512 test seeds 95.3, 85.9, 71.1, 51.6 and 72.3 %. What came before is in experiments/LOG.md.
-Of catch and minesweeper seeds alone are held out: there are five games of catch and, with two
-mines, 120 boards of minesweeper (560 with three), and these are trained on too.
+and on 512 test seeds 95.3, 85.9, 71.1, 51.6 and 72.3 %. experiments/LOG.md has earlier settings.
+For catch and minesweeper only seeds are held out: all of catch's five games and minesweeper's 120
+boards with two mines (560 with three) are also in training.
 """
 
 import ml_collections
 
 from configs import demo_cloned
 
-# Game -> turns, actions of a turn, tokens of an answer and of an episode
+# Game -> turns, actions per turn, tokens per answer, tokens per episode
 SIZES = {
     'catch': (4, 1, 9, 224),
     'connect_four': (7, 1, 9, 516),
@@ -37,7 +36,7 @@ SIZES = {
 
 def get_config(game='catch'):
     if game not in SIZES:
-        raise ValueError(f'configs/games.py:{game}: no such game; known are {", ".join(SIZES)}')
+        raise ValueError(f'configs/games.py:{game}: no such game; choose {", ".join(SIZES)}')
     cfg = demo_cloned.get_config()
     cfg.steps = 100
     cfg.env.name = game
@@ -50,9 +49,9 @@ def get_config(game='catch'):
     cfg.env.eval_levels = 512
     cfg.clone.episodes = 4096
     cfg.clone.steps = 300
-    if game in ('game_2048', 'minesweeper'):  # from random turns nobody learns to read a board
+    if game in ('game_2048', 'minesweeper'):  # random turns do not teach reading the board
         cfg.clone.oracle, cfg.clone.steps = 0.8, 800
-    if game == 'leduc':  # beside up to 13 chips a tenth would be nothing
+    if game == 'leduc':  # a tenth would be negligible next to 13 chips
         cfg.env.format_penalty = -1.0
 
     cfg.catch = ml_collections.ConfigDict(dict(rows=5, columns=5, short=True))

@@ -4,16 +4,15 @@
   python -m agentrl_jax.train --config=configs/library.py --workdir=runs/qwen_library \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
-Optimiser and batch are those of MT-GRPO's code (arXiv:2505.11821 v1): 16 questions x 21 episodes,
+Optimiser and batch are from MT-GRPO's code (arXiv:2505.11821 v1): 16 questions x 21 episodes,
 two passes over each, lr 1e-6, betas .9 and .99, 20 steps of warm-up, gradient norm .1, no KL, no
-entropy bonus, temperature .9; 150 rollouts. It also sampled among the top 50 tokens only, and its
-search engine held an encyclopedia; here a question needs one to four lookups in a table of eight
-cards. Format is a penalty a turn, of the size that the paper's second version gives a badly formed
-turn.
+entropy bonus, temperature .9; 150 rollouts. It also sampled only from the top 50 tokens and
+searched an encyclopedia. Here, a question needs one to four lookups in a table of eight cards. The
+format penalty per turn is from the paper's second version.
 
 Hardware: never run on an accelerator.
 Time: not known.
-Score: not known; random play reaches 6.1 %, the oracle 100 %. The paper's task is another one.
+Score: not known; random play reaches 6.1 %, the oracle 100 %. The paper's task is different.
 """
 
 from configs import base

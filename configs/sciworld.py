@@ -3,18 +3,18 @@
   python -m agentrl_jax.train --config=configs/sciworld.py --workdir=runs/qwen_sciworld \\
       --config.model.path=Qwen2.5-7B-Instruct
 
-AgentGym's 4639 games of ScienceWorld in its words, in the sizes of AgentGym-RL's script: 16 games x
-8 episodes of up to 20 rounds, answers of up to 200 tokens, 1024 + 4096 tokens in all, minibatches
-of 8 games, lr 1e-6, KL .001 in the loss (k3), entropy bonus .001, temperature 1, 2120 games for 10
-epochs. A reward is what a step adds to a score of 0 to 100; -100 ends an episode in which the wrong
-thing is focused on. Solved is a score of 100. Games are split by a digest of their numbers; its own
-split is three lists of its item ids, for train, validation and test (with
---config.sciworld.shifted=True those that were made without one of the tasks):
+AgentGym's 4639 games of ScienceWorld in its wording, with sizes from AgentGym-RL's script: 16 games
+x 8 episodes of up to 20 rounds, answers of up to 200 tokens, 1024 + 4096 tokens in total,
+minibatches of 8 games, lr 1e-6, KL .001 in the loss (k3), entropy bonus .001, temperature 1, 2120
+games for 10 epochs. The reward is a step's change of a score from 0 to 100; focusing on the wrong
+object ends an episode with -100. A score of 100 is a success. Games are split by a digest of their
+numbers. AgentGym's split is three lists of its item ids, for train, validation and test (with
+--config.sciworld.shifted=True, ids from a version without one of the tasks):
   --config.sciworld.item_files="('train.json', 'test.json', 'test.json')"
 
 Needs Java 17. The run starts a server of eight processes, each with one JVM of up to 1 GB for 16
-simulators; --config.sciworld.urls="('http://10.0.0.2:8000',)" names others (AgentGym's, or ours).
-ScalingInter-RL's script is --config.curriculum.rounds='(10, 20, 30)' with 8192 tokens behind the
+simulators; --config.sciworld.urls="('http://10.0.0.2:8000',)" uses others (AgentGym's, or ours).
+ScalingInter-RL's script is --config.curriculum.rounds='(10, 20, 30)' with 8192 tokens after the
 first 1024 (--config.env.max_turns=30 --config.rollout.max_tokens=9216).
 
 Hardware: never run on an accelerator.
@@ -43,7 +43,7 @@ def get_config():
 
     cfg.rollout.num_groups = 16
     cfg.rollout.group_size = 8
-    cfg.rollout.slots = 128  # worlds that the servers have room for, in validation too
+    cfg.rollout.slots = 128  # environments that the servers can hold, also in validation
     cfg.rollout.max_tokens = 5120
     cfg.rollout.max_response = 200
 

@@ -4,24 +4,24 @@
   python -m agentrl_jax.train --config=configs/search.py --workdir=runs/qwen_search \\
       --config.model.path=Qwen2.5-7B --config.turn_credit.mode=mt_v1
 
-asks about countries (`pip install agentrl_jax[search]`). The paper asks TriviaQA's questions, with
-articles of Wikipedia: --config.search.questions="('train.jsonl', 'validation.jsonl')" and
---config.search.corpus=http://127.0.0.1:8000, a server that Search-R1's scripts start, or the folder
-of an index. Two-hop questions, with one search for each:
+By default, questions are about countries (`pip install agentrl_jax[search]`). The paper uses
+TriviaQA and Wikipedia: --config.search.questions="('train.jsonl', 'validation.jsonl')" and
+--config.search.corpus=http://127.0.0.1:8000 (a server started by Search-R1's scripts, or the folder
+of an index). Two-hop questions, with one search per hop:
 --config.search.hops='(1, 2)' --config.search.calls=3
 
-Rewards, prompt, and optimiser are those of its code: up to .7 for the search, 1.9 for answer and
+Rewards, prompt and optimiser are from its code: up to .7 for the search, 1.9 for answer and
 format; 16 questions x 21 episodes, two passes over each, lr 1e-6, betas .9 and .99, 20 steps of
-warm-up, gradient norm .1, no KL, temperature .9; 150 rollouts. Ours differs in that the prompt is
-worded anew, all tokens are sampled from and not the top 50, an article is cut to 512 tokens, so
-that the second turn always has room (its code cuts the second turn away instead), and answers lose
-punctuation and articles before they are compared; --config.search.normaliser=as_written compares as
-its code does.
+warm-up, gradient norm .1, no KL, temperature .9; 150 rollouts. Differences: the prompt has new
+wording, and sampling uses all tokens, not the top 50. An article is cut to 512 tokens, so that the
+second turn always fits (the paper's code cuts the second turn instead). Punctuation and articles
+are removed before answers are compared; --config.search.normaliser=as_written compares as the
+paper's code does.
 
-Without that mode turns are credited as a later paper does (mt_cumulative, arXiv:2604.02869), which
-is the same where episodes have two turns. Its baselines: --config.turn_credit.mode=or (GRPO-OR) and
-mr (GRPO-MR); both, this and MT-PPO, the method of its second version, as one command:
-configs/sweeps/search.py.
+Without mt_v1, turns are credited as in a later paper (mt_cumulative, arXiv:2604.02869), which is
+the same for two turns. Its baselines are --config.turn_credit.mode=or (GRPO-OR) and mr (GRPO-MR).
+configs/sweeps/search.py runs both, this config and MT-PPO, the method of the paper's second
+version, with one command.
 
 Hardware: never run on an accelerator.
 Time: not known.

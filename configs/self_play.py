@@ -1,20 +1,20 @@
-"""RAE in self-play on Leduc Hold'em from nothing, the demo's small policy, one CPU core.
+"""RAE in self-play on Leduc Hold'em from random weights, the demo's small policy, one CPU core.
 
   python -m agentrl_jax.train --config=configs/self_play.py --workdir=runs/self_play
   python -m agentrl_jax.extras.self_play.elo --workdir=runs/self_play
 
-After the colon of the config: leduc (default) or connect_four. Random weights and no
-demonstration, under the grammar of answers; the policy has both seats. eval/success is against a
-player who moves at random, eval/exploitability (Leduc) is what a perfect opponent would win, in
-chips a game: random play loses 2.374. Needs pip install pgx.
+After the colon of the config: leduc (default) or connect_four. The policy starts from random
+weights without demonstrations, with a grammar of answers, and plays both seats. eval/success is
+against a random player. eval/exploitability (Leduc) is a perfect opponent's win in chips per game:
+random play loses 2.374. Needs pip install pgx.
 
 Hardware: one of two shared CPU cores.
-Time: Leduc about five minutes of a core alone: 2.2 s of it a step, the rest compiling; beside other
-work 10 s a step.
-Score: Leduc, seed 100, with which the entropy bonus was chosen: exploitability 2.40 at step 0, then
-0.81, 1.17 and 0.65 after 20, 40 and 60: it goes down, and still in circles. Against random play
-48, 54, 48 and 48 % of games and +0.15, +1.29, +0.93 and +1.12 chips a game. With a bonus of 0.1
-exploitability was at 1.48 after 25 steps. Connect Four was not run.
+Time: Leduc about five minutes on one idle core: 2.2 s per step, the rest compiling; 10 s per step
+next to other work.
+Score: Leduc, seed 100, which was also used to choose the entropy bonus: exploitability 2.40 at step
+0, then 0.81, 1.17 and 0.65 after 20, 40 and 60: it falls, but still oscillates. Against random play
+48, 54, 48 and 48 % of games and +0.15, +1.29, +0.93 and +1.12 chips per game. With a bonus of 0.1
+exploitability was 1.48 after 25 steps. Connect Four was not run.
 """
 
 import ml_collections
@@ -22,19 +22,19 @@ import ml_collections
 from configs import demo
 
 STEPS = 60
-# Game -> turns of both players, tokens of an episode
+# Game -> turns of both players, tokens per episode
 SIZES = {'leduc': (8, 300), 'connect_four': (42, 2880)}
 
 
 def get_config(game='leduc'):
     if game not in SIZES:
-        raise ValueError(f'configs/self_play.py:{game}: no such game; known are {", ".join(SIZES)}')
+        raise ValueError(f'configs/self_play.py:{game}: no such game; choose {", ".join(SIZES)}')
     cfg = demo.get_config()
     cfg.algorithm = 'rae'
     cfg.steps = STEPS
     cfg.eval.every = 20
     cfg.env.name = game
-    cfg.env.prompt = 'plain'  # so that those of validation, whose turns are one player's, are alike
+    cfg.env.prompt = 'plain'  # the same as in validation, which has one player's turns
     cfg.env.max_turns, cfg.rollout.max_tokens = SIZES[game]
     cfg.env.max_actions_per_turn = 1
     cfg.env.max_actions_per_episode = cfg.env.max_turns
@@ -45,6 +45,6 @@ def get_config(game='leduc'):
     if game == 'connect_four':  # episodes are five times as long
         cfg.rollout.num_groups, cfg.batch.minibatch_rows, cfg.batch.microbatch_rows = 8, 16, 16
     cfg.optim.schedule_steps = 4 * STEPS
-    cfg.loss.entropy_coef = 0.3  # of chips: draws it to an equilibrium (nats of a choice)
-    cfg.batch.widths = 1  # prompts of single turns are alike in length
+    cfg.loss.entropy_coef = 0.3  # in chips per nat of a choice: pulls it to an equilibrium
+    cfg.batch.widths = 1  # prompts of single turns have similar lengths
     return cfg

@@ -1,17 +1,17 @@
-"""The demo's world and small policy, and no opinion on the algorithm: two CPU cores.
+"""The demo's environment and small policy, for any algorithm, two CPU cores.
 
   python -m agentrl_jax.train --config=configs/small.py --workdir=runs/gspo \\
       --config.algorithm=gspo
 
-FrozenLake, 32 levels of 8 episodes a step, all of which train, from a clone of the expert. What
-belongs to an algorithm is left to it, so --config.algorithm=X is X as its paper has it
-(agentrl_jax/algorithms/PRESETS.md). At four times this rate the clone loses 4 points in 100
-steps, and 8 if a quarter of the groups trains (experiments/clean_start).
+FrozenLake from a clone of the expert. A step trains on 32 levels of 8 episodes each. Fields of
+algorithms are unset, so --config.algorithm=X is X as published (agentrl_jax/algorithms/PRESETS.md).
+At four times this learning rate the clone loses 4 points in 100 steps, and 8 if only a quarter of
+the groups trains (experiments/clean_start).
 
 Hardware: one CPU core.
-Time: about a minute of cloning; beside other work 1 to 2 s a step.
-Score: not run as it stands; with clip_high 0.28 and no entropy bonus 83.1 -> 86.6 % in 100 steps,
-three seeds (experiments/clean_start).
+Time: about a minute of cloning; 1 to 2 s per step next to other work.
+Score: not run with exactly these settings; with clip_high 0.28 and no entropy bonus 83.1 -> 86.6 %
+in 100 steps, three seeds (experiments/clean_start).
 """
 
 from configs import base
@@ -23,7 +23,7 @@ def get_config():
     cfg.env.prompt = 'brief'
     cfg.env.max_turns = 3
     cfg.env.max_actions_per_turn = 4
-    # Nine cells of ten are firm, moves go where they should (RAGEN's later CoordFrozenLake)
+    # Nine of ten cells are safe, and moves do not slip (RAGEN's later CoordFrozenLake)
     cfg.frozen_lake.frozen = 0.9
     cfg.frozen_lake.success_rate = 1.0
 
@@ -32,8 +32,8 @@ def get_config():
     cfg.model.num_layers = 2
     cfg.model.num_heads = 4
     cfg.model.num_kv_heads = 2
-    # Small models from scratch need an input embedding of their own: tied to the head, the words of
-    # the prompt, which are never answers, are all pushed the same way and look alike.
+    # Small models from scratch need a separate input embedding. If it is tied to the head, prompt
+    # words, which are never answers, all get the same gradient and become similar.
     cfg.model.tie_embeddings = False
     cfg.model.rope_theta = 100.0  # positions up to a few hundred
 

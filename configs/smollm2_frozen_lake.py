@@ -5,12 +5,12 @@
   python -m agentrl_jax.train --config=configs/smollm2_frozen_lake.py --workdir=runs/smollm2_lake \\
       --config.model.path=SmolLM2-135M-Instruct
 
-Two of five paths that it clones are played at random, which leaves GRPO something to unlearn.
+Two of five cloned paths are random, which leaves GRPO something to unlearn.
 
 Hardware: one CPU core of 71 GFLOP/s in float32, 10 GB.
 Time: 80 minutes, 38 of them cloning.
 Score: seeds 2 and 3 48.4 and 49.2 % of 128 validation lakes after cloning, 76.6 and 76.6 % at the
-end, as many of the test split (experiments/smollm2_lake/README.md). Random play 31.5 %, the oracle
+end, the same on the test split (experiments/smollm2_lake/README.md). Random play 31.5 %, the oracle
 100 %.
 """
 

@@ -5,11 +5,11 @@
   python -m agentrl_jax.train --config=configs/smollm2_harness.py --workdir=runs/smollm2_harness \\
       --config.model.path=SmolLM2-135M-Instruct
 
-A .gguf of it will do as well. The harness is demo_harness's (boxes.py): a prize is in one of six
-boxes, and a hint, or what is in a wrong box, names the right one. The model's chat template knows
-no tools, so they are worded as Qwen2.5's words them. The beginning that all calls share is forced,
-and only tokens of calls are sampled after it, so what there is to learn is which box. A row has 177
-tokens of tools and task, then about 60 a turn.
+A .gguf works too. The harness is the same as in demo_harness (boxes.py): a prize is in one of six
+boxes; a hint, or the content of a wrong box, names the right one. The model's chat template has no
+tools, so they are worded as in Qwen2.5's. The common start of all calls is forced, and only tokens
+of calls are sampled after it, so the model only has to learn which box. A row has 177 tokens for
+tools and task, then about 60 per turn.
 
 Hardware: two CPU cores.
 Time: not run yet.

@@ -6,10 +6,9 @@
       --config.model.path=SmolLM2-135M-Instruct
   python -m agentrl_jax.evaluate --workdir=runs/smollm2 --config.eval.split=test
 
-A .gguf of it will do as well. The raw model answers no turn well, so it first clones episodes in
-which two turns of five were played at random. The cards and boxes are named in words that it can
-copy; a row has about 90 tokens. Entropy is close to 0 after the eight steps: more of them are of no
-use.
+A .gguf works too. The raw model answers no turn well, so it first clones episodes in which two of
+five turns are random. Cards and boxes are named with words that it can copy; a row has about 90
+tokens. Entropy is close to 0 after the eight steps, so more steps do not help.
 
 Hardware: two CPU cores of 107 GFLOP/s each in float32, 10 GB.
 Time: 12.5 minutes, 4 of them cloning.
@@ -25,8 +24,8 @@ def get_config():
     cfg = base.get_config()
     cfg.steps = 8
     cfg.algorithm = 'mt_grpo'
-    # With mt_cumulative a turn that names a box counts as one that earned nothing, and one seed of
-    # two learnt to name none (experiments/LOG.md)
+    # With mt_cumulative, a turn that names a box earns nothing, and one of two seeds learnt to name
+    # none (experiments/LOG.md)
     cfg.turn_credit.mode = 'mt_v1'
     cfg.turn_credit.outcome = 'answer'
     cfg.env.name = 'library'
@@ -38,14 +37,14 @@ def get_config():
     cfg.env.format_penalty = -0.2
     cfg.env.eval_levels = 128
 
-    # A small program; layers one by one would be 10 % faster and take 30 s more to compile
+    # A small program; unrolled layers would be 10 % faster, but take 30 s longer to compile
     cfg.model.scan_layers = True
 
     cfg.rollout.num_groups = 8
     cfg.rollout.group_size = 8
     cfg.rollout.max_tokens = 160  # with 128, 70 % of the episodes were cut and learnt to guess
     cfg.rollout.max_response = 8
-    # A turn's prompt has 17 to 25 tokens; of 32 slots three in five decode a token that is wanted
+    # A turn's prompt has 17 to 25 tokens; three of five slots (of 32) decode a useful token
     cfg.rollout.slots = 32
     cfg.rollout.serve_rows = 4
 

@@ -5,12 +5,12 @@
       --config.model.path=SmolLM2-135M-Instruct
   python -m agentrl_jax.evaluate --workdir=runs/smollm2_search --config.eval.split=test
 
-The questions of configs/demo_search.py, about regions that do not exist: each is to be copied out
-of the question into a search, and the country out of the sentence that is found. Sizes are those of
-configs/smollm2_library.py, and so is cloning of mixed play.
+The questions of configs/demo_search.py about invented regions: the policy copies the region from
+the question into a search, and the country from the result into its answer. Sizes and the cloning
+of mixed play are the same as in configs/smollm2_library.py.
 
 Hardware: one CPU core of 71 GFLOP/s in float32, 8 GB.
-Time: 32 to 34 minutes beside another run, 10 to 11 of them cloning.
+Time: 32 to 34 minutes next to another run, 10 to 11 of them cloning.
 Score: seeds 0 and 1 23.4 and 32.8 % of 128 validation questions after cloning, 99.2 and 100 % after
 eight steps; 97.7 and 99.2 % of the test split (experiments/smollm2). Random play 1.6 %, the
 oracle 100 %.
@@ -30,7 +30,7 @@ def get_config():
     cfg.hosts.max_observation = 32
     cfg.hosts.read_tokens = 16
 
-    # As it was run; smollm2_library.py has become faster since
+    # As in the recorded run; smollm2_library.py has become faster since
     cfg.model.remat, cfg.batch.widths = True, 5
     cfg.rollout.slots, cfg.rollout.serve_rows = 64, 8
 

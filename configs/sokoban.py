@@ -4,8 +4,8 @@
   python -m agentrl_jax.train --config=configs/sokoban.py --workdir=runs/qwen_sokoban \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
-Rooms of 6x6 with one box (RAGEN's SimpleSokoban). Sizes and losses are those of frozen_lake.py.
-Its other rooms:
+Rooms of 6x6 with one box (RAGEN's SimpleSokoban). Sizes and losses are from frozen_lake.py. RAGEN's
+other rooms:
   larger   --config.sokoban.dim=8 --config.sokoban.num_boxes=2 --config.sokoban.search_depth=10
   symbols  --config.sokoban.search_depth=30 --config.sokoban.symbols=W.GCBA@
 

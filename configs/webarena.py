@@ -1,22 +1,22 @@
 """GRPO on WebArena from a real checkpoint, with AgentGym-RL's sizes, on sites that you host.
 
-  pip install --no-deps libwebarena==0.0.5    # for its file of 812 tasks
+  pip install --no-deps libwebarena==0.0.5    # for its file with 812 tasks
   python -m agentrl_jax.train --config=configs/webarena.py --workdir=runs/qwen_webarena \\
       --config.model.path=Qwen2.5-7B-Instruct --config.web.tasks=test.raw.json \\
       --config.web.states=.auth --config.web.sites="('shopping=http://localhost:7770', \\
       'shopping_admin=http://localhost:7780/admin', 'reddit=http://localhost:9999')"
 
-Tasks on other sites are left out; addresses that are not listed cannot be reached. WebArena
-(arXiv:2307.13854) has images of the sites, and its auto_login.py writes the cookies of web.states.
-What an episode changes on a site stays there: begin again from the images now and then.
+Tasks on other sites are skipped; unlisted addresses cannot be reached. WebArena (arXiv:2307.13854)
+provides images of the sites, and its auto_login.py writes the cookies in web.states. Episodes
+change the sites permanently: restart from the images now and then.
 
 AgentGym-RL (arXiv:2509.08755) trains on 372 tasks and tests on 50, in 15 rounds: 32 tasks x 4
 episodes, answers of up to 512 tokens, minibatches of 4 tasks, KL .001 in the loss (k3), and lr 1e-6
 in its script, 5e-7 in its appendix. ScalingInter-RL: --config.curriculum.rounds='(8, 12, 15)'
---config.curriculum.stage_steps=80. The prompt is worded anew. 82 tasks compare answers by a model;
-they are left out unless --config.web.judge=module:function compares them.
+--config.curriculum.stage_steps=80. The prompt has new wording. 82 tasks compare answers with a
+model; they are skipped without a --config.web.judge=module:function.
 
-Hardware: never run on an accelerator, and on none of WebArena's sites.
+Hardware: never run on an accelerator, or on WebArena's sites.
 Time: not known.
 Score: not known.
 """

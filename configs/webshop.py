@@ -3,16 +3,16 @@
   python -m agentrl_jax.train --config=configs/webshop.py --workdir=runs/qwen_webshop \\
       --config.model.path=Qwen2.5-7B-Instruct
 
-AgentGym (arXiv:2406.04151) plays up to ten rounds and trains on 3,930 goals of WebShop's file of
-1,000 products, 200 are its test. AgentGym-RL (arXiv:2509.08755) has no script for it, so sizes are
-those of its other worlds: 32 goals x 8 episodes, answers of up to 512 tokens, minibatches of 8
-goals, lr 1e-6, KL .001 in the loss (k3). The prompt is worded anew, and pages list what can be
-clicked, which AgentGym's do not: --config.shop.list_actions=False.
+AgentGym (arXiv:2406.04151) plays up to ten rounds, trains on 3,930 goals of WebShop's file of 1,000
+products and tests on 200. AgentGym-RL (arXiv:2509.08755) has no script for it, so sizes are from
+its other environments: 32 goals x 8 episodes, answers of up to 512 tokens, minibatches of 8 goals,
+lr 1e-6, KL .001 in the loss (k3). The prompt has new wording, and pages list clickable elements;
+AgentGym's do not: --config.shop.list_actions=False.
 
-Products are drawn from a seed. WebShop's own, and AgentGym's goals of them:
+Products are generated from a seed. For WebShop's products and AgentGym's goals:
   --config.shop.files="('items_shuffle_1000.json', 'items_ins_v2_1000.json')"
   --config.shop.item_files="('webshop_train.json', 'webshop_test.json', 'webshop_test.json')"
-RAGEN pays 1 for a score of 1 and else nothing, in nine turns: --config.shop.rewards=success
+RAGEN pays 1 for a score of 1, otherwise 0, in nine turns: --config.shop.rewards=success
 --config.env.max_turns=9.
 
 Hardware: never run on an accelerator.

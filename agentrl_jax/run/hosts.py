@@ -47,7 +47,7 @@ def of_world(cfg: Any, stem: str, world: str) -> str:
 def probe(env: HostEnvironment, tries: int) -> None:
     """Create and close an environment that runs in this process; ValueError if that fails.
 
-    Missing packages raise first. Servers are not contacted: a run waits for those that are down.
+    Missing packages raise first. Servers are not contacted: a run waits until they are up.
     """
     env.check()
     if not env.here:
@@ -136,7 +136,7 @@ def said(
 ) -> list[list[dict[str, Any]]] | None:
     """Return the log lines of each episode of a rollout, for its page; None on the device.
 
-    path: the environment's log of process 0, next to those of other processes. streams int32 [B]:
+    path: the environment's log of process 0, next to the other processes' logs. streams int32 [B]:
     token streams of the episodes. If an episode was played again, only the last time counts.
     """
     if world not in run.worlds:

@@ -22,7 +22,7 @@ HASH_SHOWN = 12  # printed digits of a config's hash and of a commit
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The checkpoint behind a result or an exported folder."""
+    """The origin of a result or an exported folder: its checkpoint, config and commit."""
 
     workdir: str  # '' = no run: the initial model of the config
     step: int | None

@@ -1,15 +1,15 @@
-"""What the pieces of StarPO-S (arXiv:2504.20073) do from a clone: each with and without the others.
+"""Ablation of StarPO-S (arXiv:2504.20073) from a clone: all combinations of its components.
 
-configs/demo_cloned.py has three pieces that StarPO lacks: the filter, clip-higher, and no KL to the
-start policy. All eight combinations, three seeds each. Without the filter all 256 episodes of a
-step are trained on, not 64, so its minibatches are four times as large: the number of optimiser
-steps stays.
+configs/demo_cloned.py has three components that StarPO lacks: the filter, clip-higher, and no KL to
+the start policy. The sweep has all eight combinations, three seeds each. Without the filter, all
+256 episodes of a step are trained instead of 64. Minibatches are then four times larger, so that
+the number of optimiser steps stays the same.
 
 python -m agentrl_jax.sweep --config=configs/demo_cloned.py \
     --sweep=configs/sweeps/demo_ablation.py --workdir=runs/demo_ablation --jobs=2
 
-Hardware, time and score: not run as it stands. The same question with five seeds, in another
-setting: experiments/ragen_starpo_vs_s/README.md.
+Hardware, time and score: not run with exactly these settings. For the same question with five seeds
+in another setting, see experiments/ragen_starpo_vs_s/README.md.
 """
 
 NO_FILTER = {'filter.keep': 1.0, 'batch.minibatch_rows': 128}

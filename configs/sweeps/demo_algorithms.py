@@ -1,13 +1,13 @@
-"""Five algorithms from one clone, three seeds each; all else is as in configs/demo_cloned.py.
+"""Five algorithms from one clone, three seeds each; otherwise as in configs/demo_cloned.py.
 
-What their papers do besides (KL, weights of rows) is set aside, so that they differ in credit only.
+Other parts of their papers (KL, weights of rows) are disabled, so they only differ in credit.
 
 python -m agentrl_jax.sweep --config=configs/demo_cloned.py \
     --sweep=configs/sweeps/demo_algorithms.py --workdir=runs/demo_algorithms --jobs=2
 
 Hardware: 2 shared CPU cores, one run at a time.
-Time: 90 to 230 s a run for its 200 steps, in two of 15 above 500.
-Score: 63.7 to 68.6 %, from 25.5 % after cloning; three seeds cannot tell them apart
+Time: 90 to 230 s per run of 200 steps; two of 15 took above 500 s.
+Score: 63.7 to 68.6 %, from 25.5 % after cloning; indistinguishable with three seeds
 (experiments/algorithms/README.md).
 """
 

@@ -3,9 +3,9 @@
 python -m agentrl_jax.sweep --config=configs/search.py --sweep=configs/sweeps/search.py \
     --workdir=runs/search --config.model.path=Qwen2.5-7B
 
-The three of the first version differ in credit alone. MT-PPO is the second version's, in its sizes:
-Search-R1's tags, three passages for a search, four searches and an answer, a critic, KL .001,
-gamma = lambda = 1.
+The three methods of the first version only differ in credit. MT-PPO is from the second version,
+with its sizes: Search-R1's tags, three passages per search, four searches and an answer, a critic,
+KL .001, gamma = lambda = 1.
 
 Hardware: never run. Time and score: not known.
 """
