@@ -94,7 +94,7 @@ def test_fields_of_classes_outside_the_package_are_settings(module):
     [
         ({'env.name': 'my_things:Imitation'}, 'must be a subclass of TextEnvironment or Host'),
         ({'algorithm': 'my_things:Corridor'}, 'must be a subclass of Algorithm'),
-        ({'env.mix': (('my_things:Lake', 0.5), ('bandit', 0.5))}, 'the name of another environment'),
+        ({'env.mix': (('my_things:Lake', 0.5), ('bandit', 0.5))}, 'name of another environment'),
     ],
 )
 def test_a_class_that_cannot_be_used_is_an_error_of_one_line(module, changes, words):
