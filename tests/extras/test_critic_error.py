@@ -13,6 +13,8 @@ from agentrl_jax.measure import metrics
 from agentrl_jax.records import run_log
 from agentrl_jax.run.config import read as read_config
 
+pytestmark = pytest.mark.soak
+
 
 def measured(values, returns, usable=None):
     """label_error of values [B] and returns [B, 2] at turn 1 of 2."""
@@ -111,6 +113,7 @@ def test_measuring_changes_no_bit_of_training_and_compiles_nothing(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, states[3], states[0])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'changes, words',
     [

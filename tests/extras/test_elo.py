@@ -8,6 +8,8 @@ import pytest
 
 from agentrl_jax.extras.self_play import ratings
 
+pytestmark = pytest.mark.soak
+
 STRENGTHS = np.array([0.0, 200, -100, 500])
 
 

@@ -15,6 +15,8 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.slots import Schedule
 
+pytestmark = pytest.mark.soak
+
 KEY = tiny.KEY
 PER_TURN = (
     'begin part trial anchor rewards penalties turn_stop valid num_actions actions'.split()

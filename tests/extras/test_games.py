@@ -22,6 +22,8 @@ from agentrl_jax.tokens import chat
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools import demo_tokenizer
 
+pytestmark = pytest.mark.soak
+
 needs_pgx = pytest.mark.skipif(
     importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
 )
@@ -141,6 +143,7 @@ def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
         assert chat.tokenize(vocabulary, said) == ids
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('world', CASES)
 def test_an_action_that_is_not_on_offer_changes_nothing(world):
     game = played(world)
@@ -273,6 +276,7 @@ def test_the_expert_of_connect_four_leaves_no_win_above_its_disc():
 # ---- by hand -----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @needs_pgx
 def test_2048_merges_equal_tiles_and_ends_at_its_goal():
     env = Game2048(goal=8)

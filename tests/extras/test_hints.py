@@ -26,6 +26,8 @@ from agentrl_jax.rollout.windows import Context
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Frozen
 
+pytestmark = pytest.mark.soak
+
 HOW = OPD(privileged='plan')
 OPEN = OPD(privileged='plan', divergence='sampled', clip=Clip(1.0, 9.0))
 PREFIX = 1
@@ -58,6 +60,7 @@ def test_a_solution_is_what_leads_to_the_goal():
         assert (board[tuple(at)] == 2) == (fewest <= 6)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'style, spelling',
     [('brief', 'demo'), pytest.param('ragen', 'smollm', marks=pytest.mark.soak)],
@@ -167,6 +170,7 @@ def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint
         assert found.ref_logprobs[b, t] == pytest.approx(np.log(q), abs=1e-5)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'count',
     [0, pytest.param(2, marks=pytest.mark.soak)],

@@ -22,6 +22,8 @@ from agentrl_jax.rl.learning import Batching, Forward, Learning, Models
 from agentrl_jax.rollout import windows
 from agentrl_jax.types import EpisodeStop
 
+pytestmark = pytest.mark.soak
+
 # <s> sys END | <s> usr obs END <s> asst ACT END | <s> usr obs obs END <s> asst ACT | END <s> ...
 START, END, PLAIN = 9, 8, Markers(9, 8, 1)
 TOKENS = [9, 1, 8, 9, 2, 5, 8, 9, 3, 6, 8, 9, 2, 5, 7, 8, 9, 3, 6, 8, 9, 2, 4, 8, 9, 3, 6, 0]

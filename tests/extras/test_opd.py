@@ -22,6 +22,8 @@ from agentrl_jax.rl.learning import Learning, Models
 from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Frozen, Scores
 
+pytestmark = pytest.mark.soak
+
 SAMPLED, FULL = OPD(divergence='sampled'), OPD()
 TOY = ModelFns(toy.toy_hidden, toy.toy_head)
 

@@ -8,6 +8,8 @@ import toy_rollouts as toy
 
 from agentrl_jax.extras.self_play.rae import RAE, seat_returns
 
+pytestmark = pytest.mark.soak
+
 
 def seated(seed, learner=None, faulty=()):
     """A random rollout of games of up to five plies, of which any seat may have the next one."""

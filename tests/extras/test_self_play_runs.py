@@ -16,6 +16,8 @@ from agentrl_jax.machine import checkpoint
 from agentrl_jax.records import run_log
 from agentrl_jax.run.config import read as read_config
 
+pytestmark = pytest.mark.soak
+
 needs_pgx = pytest.mark.skipif(
     importlib.util.find_spec('pgx') is None, reason='pip install -r requirements-test.txt'
 )

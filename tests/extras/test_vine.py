@@ -20,6 +20,8 @@ from agentrl_jax.records import document
 from agentrl_jax.rl.algorithm import Filter
 from agentrl_jax.rl.masked import masked_mean
 
+pytestmark = pytest.mark.soak
+
 GROUPS, MEMBERS = 20_000, 4
 
 # ---- advantages ----------------------------------------------------------------------------------
@@ -81,6 +83,7 @@ def test_without_continuations_vine_is_turn_grpo():
     assert not batch.mask[1::2].any()
 
 
+@pytest.mark.soak
 def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weights():
     rollout = toy.forked(toy.random_rollout(3, turns=3, faulty=(5,)), (2, 2, 1, 1))
     scores = toy.scores_of(with_continuations(rollout))
@@ -124,6 +127,7 @@ def estimate(name, times, weighted):
     return by_continuations(played(name), MEMBERS, times=times, weighted=weighted)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('times, weighted', [(1, False), (2, True)])
 @pytest.mark.parametrize('name', ['lookups', 'bonuses', 'faults'])
 def test_vine_has_no_bias(name, times, weighted):

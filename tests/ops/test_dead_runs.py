@@ -14,6 +14,7 @@ from agentrl_jax.records import run_log
 pytestmark = pytest.mark.usefixtures('quick_runs')
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('patience, rows', [(5, 4), pytest.param(2, 2, marks=pytest.mark.soak)])
 def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
     patience, rows, tmp_path, capsys, monkeypatch
@@ -33,6 +34,7 @@ def test_a_run_whose_every_update_is_skipped_ends_with_exit_code_1(
     assert 'nothing was trained' in said.err + said.out or 'optimiser steps' in said.err + said.out
 
 
+@pytest.mark.soak
 def test_training_episodes_of_a_policy_that_is_not_finite_end_the_run(tmp_path, monkeypatch):
     """Its metrics would show a success of 0. The counts are logged, and no step is saved."""
     init = Qwen2.init

@@ -55,6 +55,7 @@ def test_heads_that_tensor_does_not_divide_are_counted_whole():
     assert not any(layout['model']['layers_0']['self_attn']['k_proj']['kernel'].spec)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('remat, compiled', [(False, 19.52), (True, 19.08)])
 def test_an_estimate_is_near_what_the_compiler_says(remat, compiled):
     """python -m agentrl_jax.plan --topology=cpu:1 --model=Qwen2.5-0.5B --layers=2,4 with the fields

@@ -65,6 +65,7 @@ def assert_laid_out_alike(one, other):
     assert one.sharding.is_equivalent_to(other.sharding, other.ndim)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('rank', [0, 4])
 def test_shapes_are_those_of_a_real_run(rank):
     cfg = micro_runs.config('frozen_lake', **MESH, **{'lora.rank': rank, 'loss.kl_coef': 0.1})
@@ -162,6 +163,7 @@ def check(made):
     assert 'fits' in page and made['topology'] in page
 
 
+@pytest.mark.soak
 @pytest.mark.mesh
 def test_the_programs_compile_for_cpu_devices(cfg):
     cfg.env.eval_levels, cfg.eval.samples = 16, 4  # 64 concurrent episodes

@@ -23,6 +23,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp('runs')
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'stop, code, steps', [(('entropy_rise',), 1, 5), pytest.param((), 0, 8, marks=pytest.mark.soak)]
 )

@@ -154,6 +154,7 @@ def pieces(chat, messages, tools):
     return ids
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('system', [True, False], ids=['system', 'no system'])
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('name', NAMES)

@@ -56,6 +56,7 @@ def test_every_family_is_compared_with_transformers():
     assert {kind for kind, _ in VARIANTS} == set(FAMILIES)
 
 
+@pytest.mark.soak
 @pytest.mark.slow('loads transformers')
 @pytest.mark.parametrize(('kind', 'change'), VARIANTS)
 def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_as_it_was(
@@ -120,6 +121,7 @@ def test_norms_round_where_transformers_does(kind, scaled_in):
     assert (np.asarray(found, np.float32) == expected).mean() > 0.999
 
 
+@pytest.mark.soak
 @each_family
 def test_blocks_against_a_cache_and_merged_adapters_equal_the_whole_forward(config):
     params = with_adapters(config)
@@ -145,6 +147,7 @@ def mean(params, tokens, positions, *, config, row_sharding=None):
     return jnp.sin(hidden).mean()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('config', [QWEN3, OLMO2], ids=['qwen3', 'olmo2'])
 def test_a_mesh_and_a_loop_over_layers_give_the_gradient_of_one_device(config):
     params, data = with_adapters(config), rows(config, batch=8, length=7)

@@ -152,6 +152,7 @@ def test_a_gguf_file_is_dequantised_by_slices_and_small_blocks(tmp_path, monkeyp
     jax.tree.map(np.testing.assert_array_equal, whole, plain)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('config', [TINY, LLAMA, QWEN3], ids=['qwen2', 'llama', 'qwen3'])
 def test_transformers_reads_the_same_gguf_file_to_the_same_logits(tmp_path, config):
     torch = pytest.importorskip('torch')
@@ -298,6 +299,7 @@ def test_rules_that_a_gguf_file_does_not_name_are_those_of_qwen_or_refused(tmp_p
         load_tokenizer(unknown)
 
 
+@pytest.mark.soak
 @each_family
 def test_an_export_of_a_gguf_file_carries_its_tokenizer(tmp_path, config):
     source = write_gguf_with_tokenizer(tmp_path / 'm.gguf', config)

@@ -70,6 +70,7 @@ def test_recomputing_layers_changes_no_gradient():
     assert 'remat' in text or 'checkpoint' in text
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('tied', [True, False])
 def test_kernels_laid_out_for_few_rows_change_no_more_than_rounding(tied):
     config = dataclasses.replace(TINY, tie_embeddings=tied)

@@ -34,6 +34,7 @@ def test_decoding_and_transformers_generate_the_same_greedy_tokens():
     assert 'nucleus' in decode.show(result)
 
 
+@pytest.mark.soak
 def test_the_update_and_torch_have_the_same_gradient():
     pytest.importorskip('torch')
     result = update.run(

@@ -18,6 +18,7 @@ def replayed(name):
     return pages.replay(out, np.arange(16), tiny.task(name), tiny.tokenizer(), tiny.KEY)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('name', tiny.NAMES)
 def test_replayed_worlds_are_those_of_the_rollout(name):
     """Cell for cell those of a replay by hand: before every turn, and after the last."""

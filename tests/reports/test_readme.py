@@ -93,6 +93,7 @@ def load(source, folder):
     return module
 
 
+@pytest.mark.soak
 def test_the_step_in_a_few_lines_runs(monkeypatch, capsys, tmp_path, one_device):
     monkeypatch.setattr(demo, 'get_config', lambda: micro_runs.plain('frozen_lake'))
     (source,) = blocks('python', DOCUMENTS['README.md'])

@@ -17,6 +17,8 @@ from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import KL
 
+pytestmark = pytest.mark.soak
+
 GROUPS, MEMBERS = 100_000, 4
 
 

@@ -124,6 +124,7 @@ def test_the_ids_of_the_project_tokenizer_are_those_of_sentencepiece():
             assert piece == reference.IdToPiece(i).replace('\u2581', ' ').encode()
 
 
+@pytest.mark.soak
 def test_transformers_gives_the_ids_of_the_run_for_any_text(exported, theirs):
     ours = load_tokenizer(DEMO_MODEL)
     texts = world_texts() + hostile_texts()

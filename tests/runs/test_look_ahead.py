@@ -150,6 +150,7 @@ def assert_histories_are_their_text(name, tokenizer, style):
         assert chat.tokenize(tokenizer, said) == given, said
 
 
+@pytest.mark.soak
 def test_a_history_in_words_is_the_tokens_of_its_text():
     tokenizer = smollm_vocabulary.smollm_tokenizer()
     assert_histories_are_their_text('room_coordinates', tokenizer, 'ragen')
@@ -168,6 +169,7 @@ def test_every_prompt_of_a_real_checkpoint_is_the_tokens_of_its_whole_text(check
     jax.clear_caches()  # hundreds of tasks are more programs than Linux has pieces of memory for
 
 
+@pytest.mark.soak
 def test_a_blank_line_is_split_by_what_follows_it():
     """'\\n\\n' is one token at the end and before a digit, two before anything else."""
     tokenizer = smollm_vocabulary.smollm_tokenizer()

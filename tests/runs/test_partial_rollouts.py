@@ -138,6 +138,7 @@ def test_weights_that_stand_still_give_the_episodes_of_no_staleness(tmp_path, mo
         assert not one.staleness.any()
 
 
+@pytest.mark.soak
 def test_log_probabilities_are_those_of_the_weights_of_each_turn(slow):
     """By an independent forward pass with a cache, turn by turn under the logged weights."""
     rollouts, _ = slow

@@ -122,6 +122,7 @@ def test_the_answer_may_depend_on_the_observation(name):
 QUICKLY = ('ppo', 'mt_grpo', 'gigpo', 'agent_evol')  # the others in `make soak`; opd has no reward
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'name',
     [

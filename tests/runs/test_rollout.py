@@ -18,7 +18,8 @@ from agentrl_jax.types import EpisodeStop, TurnStop
 KEY, played = tiny.KEY, tiny.played
 END = tiny.tokenizer().special('<|im_end|>')
 each_world = pytest.mark.parametrize(
-    'name', ['frozen_lake', pytest.param('sokoban', marks=pytest.mark.soak), 'bandit']
+    'name',
+    ['frozen_lake', *(pytest.param(x, marks=pytest.mark.soak) for x in ('sokoban', 'bandit'))],
 )
 
 

@@ -127,7 +127,7 @@ RUNS = {
         },
     ),
 }
-SOAK = ('a world on hosts', 'a shared backbone', 'continuations', 'iterations')
+SOAK = ('adapters', 'a world on hosts', 'a shared backbone', 'continuations', 'iterations')
 each_run = pytest.mark.parametrize(
     'name', [pytest.param(n, marks=[pytest.mark.soak] if n in SOAK else []) for n in RUNS]
 )
@@ -302,6 +302,7 @@ def test_a_finished_run_is_only_looked_at_and_may_not_change(finished):
         train.train(config('a critic', **{'optim.lr': 2e-3}), str(before.workdir))
 
 
+@pytest.mark.soak
 def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
     quick_runs, tmp_path, monkeypatch, capsys
 ):
@@ -316,6 +317,7 @@ def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
 # ---- what its features do ------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_horizon_grows_and_validation_plays_every_turn(finished):
     cfg, _, rows = finished('adapters')
     assert [row['rollout/horizon'] for row in rows[:-1]] == [1, 1, 2]
@@ -324,6 +326,7 @@ def test_a_horizon_grows_and_validation_plays_every_turn(finished):
     assert {int(pool.task.turn_limit) for pool in train.build(cfg).pools} == {2}
 
 
+@pytest.mark.soak
 def test_the_first_update_sees_no_distance_to_the_reference_and_the_coefficient_adapts(finished):
     """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 8 / 100."""
     rows = finished('adapters').rows
@@ -378,6 +381,7 @@ def test_the_best_policy_is_kept_and_a_run_starts_from_it_or_from_the_newest(fin
 # ---- several worlds ------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_figures_of_worlds_are_beside_their_means(finished):
     _, workdir, rows = finished('adapters')
     for row in rows[:-1]:
@@ -407,6 +411,7 @@ def test_a_mixture_of_one_world_is_the_plain_run(finished, tmp_path):
             assert row['rollout_frozen_lake/tokens'] == row['rollout/tokens']
 
 
+@pytest.mark.soak
 def test_a_policy_is_evaluated_world_by_world_and_elsewhere(finished, tmp_path):
     """Another world is played next to its own oracle, and named in the file."""
     cfg, workdir, rows = finished('adapters')
@@ -429,6 +434,7 @@ def test_a_policy_is_evaluated_world_by_world_and_elsewhere(finished, tmp_path):
         plays(alone(**bandit, **{'model.num_layers': 3}), transfer=True)
 
 
+@pytest.mark.soak
 def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(finished):
     """Of a run on a mesh it said that eight devices are not exactly the one there is."""
     cfg, workdir, _ = finished('a critic')
@@ -479,6 +485,7 @@ def base_of(run):
     return jax.device_get(base), built.params
 
 
+@pytest.mark.soak
 def test_checkpoints_hold_adapters_and_their_moments_only(finished):
     """Rank 2: q, v and down_proj of 1 layer, [32, 32], [32, 16], [64, 32]."""
     run = finished('adapters')
@@ -508,6 +515,7 @@ def test_a_run_asks_for_the_space_of_what_it_keeps_and_has_not_yet(tmp_path):
     assert needed(**{'checkpoint.keep': 2})[0] == 3 * state
 
 
+@pytest.mark.soak
 def test_a_run_without_its_base_or_with_another_is_refused(finished, tmp_path):
     cfg, workdir, _ = finished('adapters')
     shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)

@@ -192,6 +192,7 @@ def moved(adapted, to):
     return cfg
 
 
+@pytest.mark.soak
 def test_adapters_lie_on_the_base_that_they_were_trained_on_alone(adapted, tmp_path):
     """Whatever model.path held, if its shapes were the same, played without a word."""
     cfg, workdir = adapted

@@ -180,6 +180,7 @@ def test_a_world_at_fault_leaves_nobody_waiting():
     assert not desk.open
 
 
+@pytest.mark.soak
 def test_stop_strings_and_thoughts_are_those_of_the_run():
     """Answers went on after the run's stop strings, and contexts kept thoughts that it drops."""
     changes = {'harness.branches': 2, 'harness.thoughts': 'drop', 'hosts.stop': ('END',)}

@@ -200,6 +200,7 @@ def cloned(steps=2, params=None, report=lambda step, loss: None, **settings):
     )
 
 
+@pytest.mark.soak
 def test_cloning_from_cut_rows_gives_the_same_policy():
     assert_close(cloned(), cloned(microbatch_rows=2, widths=4))
 

@@ -436,6 +436,7 @@ COMPARE_EPISODES = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('how', COMPARE_EPISODES, ids=lambda how: type(how).__name__)
 def test_rewards_that_differ_by_rounding_train_nothing(how):
     """Returns of 1000 that were equal except for rounding led to advantages of 1."""
@@ -557,6 +558,7 @@ def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(cls):
     np.testing.assert_array_equal(found & batch.mask, flat)
 
 
+@pytest.mark.soak
 def test_sequences_of_ratio_one_are_not_clipped_whatever_their_tokens_do():
     batch = ratio_batch(1.0)
     logprobs = jnp.array([[0, 0.5, -0.5, 0, 0.0, 0]])  # mean 0 over the row and over each turn

@@ -232,6 +232,7 @@ def test_automaton_equals_the_reference_on_fuzzed_responses(name, opening):
     assert 600 < matches < 2700  # both outcomes are tested
 
 
+@pytest.mark.soak
 @pytest.mark.slow('thousands of responses')
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
 def test_automaton_equals_the_reference_with_many_names(name):
@@ -255,6 +256,7 @@ def test_automaton_equals_the_reference_with_many_names(name):
     assert assert_equal_to_reference(name, rows, names=arms, max_actions=2) == 1000
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('name', ['demo', 'qwen'])
 def test_every_token_of_the_vocabulary_acts_as_its_bytes(name):
     """Tokens are grouped by their effect; each is checked in all relevant positions.

@@ -302,6 +302,7 @@ def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
     assert not np.isin(out.tokens[free], tiny.tokenizer().eos_ids).any()
 
 
+@pytest.mark.soak
 def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
     """The tokenizer spells '<answer>Left' with '>L', after which any token was allowed."""
     tokenizer = qwen.qwen_tokenizer()

@@ -46,6 +46,7 @@ def real_tokens(lengths, width):
     return jnp.arange(width)[None] < jnp.asarray(lengths)[:, None]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize(
     'heads, members, lengths, width',
@@ -124,6 +125,7 @@ def test_on_a_mesh_each_device_has_its_rows_and_heads(tensor, count):
     np.testing.assert_allclose(split, alone, atol=1e-6)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_model_with_kernels_computes_what_it_does_without(kind):
     plain = dataclasses.replace(TINY, head_dim=WIDTH, dtype=DTYPE)

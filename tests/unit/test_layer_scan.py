@@ -53,6 +53,7 @@ def assert_close(got, expected, atol):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, expected)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('remat', [False, True], ids=['kept', 'remat'])
 def test_the_loop_has_the_logits_and_gradients_of_layers_one_after_another(remat):
     expected = outcome(UNROLLED)

@@ -201,6 +201,7 @@ def test_thoughts_leave_room_for_every_action_on_offer(seed, opening, spelling):
     check_answers(tokenizer, tokens, names, offered, opening, most)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'opening, longest',
     [

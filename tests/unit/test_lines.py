@@ -102,6 +102,7 @@ CASES = [*((world, 'qwen') for world in WORLDS), ('lake', 'demo'), ('room', 'dem
 CASES += [('room_coordinates', 'smollm'), ('bandit', 'smollm')]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(('world', 'name'), CASES)
 def test_states_render_as_the_tokenizer_would(world, name):
     """Ids gathered from the table on the device equal encode(observation_text) on the host."""

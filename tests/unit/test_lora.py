@@ -296,6 +296,7 @@ def test_the_optimiser_holds_two_moments_of_what_is_trained(name):
     assert count(before.params) == 2 * (64 + 64 + 96 + 96) + head
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'rank, shape',
     [(2, (1, 1, 1)), pytest.param(0, (2, 2, 2), marks=pytest.mark.soak)],

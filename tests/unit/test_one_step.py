@@ -77,6 +77,7 @@ def package_batch(rollout, old_logprobs):
     return GRPO(kl=KL(0.0)).make_batch(full, scores, group_size=GROUP)
 
 
+@pytest.mark.soak
 def test_its_sampler_its_trainer_and_the_package_agree_on_log_probabilities(one, played):
     params, rollout = played
     package = np.where(rollout.mask, logprobs_of(one, params, rollout), 0.0)
@@ -109,6 +110,7 @@ def test_advantages_loss_and_gradient_are_those_of_the_package(one, played):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=3e-6), ours, theirs)
 
 
+@pytest.mark.soak
 def test_it_learns(one, capsys):
     one.main(steps=11, groups=16, group_size=8, seed=0)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if 'success' in line]

@@ -124,6 +124,7 @@ def test_members_of_a_group_play_as_if_each_had_read_all_of_its_own():
     assert counters['generated'] == before['generated']
 
 
+@pytest.mark.soak
 def test_groups_that_do_not_fit_into_the_slots_copy_what_is_still_there():
     settings = dict(slots=3, serve_rows=2)
     out, counters = play(share=True, **settings)
@@ -152,6 +153,7 @@ def test_shards_of_a_mesh_copy_among_their_own_slots():
     np.testing.assert_array_equal(before['read'] - counters['read'], first[:, 2:].sum(1))
 
 
+@pytest.mark.soak
 def test_continuations_of_members_are_those_without():
     listed = tiny.episodes('frozen_lake')
     turns = dict(turns='every', max_turns=tiny.BUDGETS['max_turns'])

@@ -156,6 +156,7 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), a, b)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'critic', [False, pytest.param(True, marks=pytest.mark.soak)], ids=['one backbone', 'a critic']
 )

@@ -269,6 +269,7 @@ def behaviour(run):
     )
 
 
+@pytest.mark.soak
 def test_published_results_have_the_effective_configs_they_were_measured_with():
     """tests/data/effective.json is from when fields had the same default for all algorithms;
     results with turn_grpo were added later."""

@@ -106,6 +106,7 @@ def turn_by_turn(batch, turns):
     return rows.replace(mask=rows.mask & own, value_mask=rows.value_mask & own)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ('aggregation', 'devices'), [('token_mean', 1), ('token_sum_norm', 1), (SEQUENCES, 4)]
 )

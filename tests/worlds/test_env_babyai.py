@@ -124,6 +124,7 @@ def test_missions_are_those_of_minigrid_and_the_file_is_what_minigrid_draws():
     assert mission(level) == level_maker('SynthSeq')(0).mission
 
 
+@pytest.mark.soak
 def test_the_first_view_shows_the_object_that_is_carried_from_the_start():
     """minigrid hands it over after drawing the first observation."""
     env = BabyAI(levels='PutNextS7N4Carrying')
@@ -202,6 +203,7 @@ def our_play():
     return jax.device_get(run(actions))
 
 
+@pytest.mark.soak
 @needs_minigrid
 def test_macro_actions_read_and_pay_as_agentgyms_wrapper_does():
     """Compare texts without white space, rewards, score and end, on recorded play of all levels."""
@@ -220,6 +222,7 @@ def test_macro_actions_read_and_pay_as_agentgyms_wrapper_does():
     assert all(reply in texts_seen for reply in replies.split())
 
 
+@pytest.mark.soak
 @needs_minigrid
 @pytest.mark.parametrize('row', [0, 4, 13, 24, 38])
 def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_word(row):
@@ -381,6 +384,7 @@ def test_the_short_text_says_task_things_nearest_first_wall_and_hands():
     assert 'red ball 2 ahead\nmore objects\nwall' in few.observation_text(state)
 
 
+@pytest.mark.soak
 def test_brief_macro_play_numbers_things_and_says_that_an_action_was_refused():
     things = [('red ball', 5, 3), ('red ball', 4, 1), ('grey key', 1, 1)]
     levels = room(things, {0: (GO_TO, [0])})
@@ -400,6 +404,7 @@ def test_brief_macro_play_numbers_things_and_says_that_an_action_was_refused():
     assert 'red ball 1 1 ahead\n' in env.observation_text(state) and state.won
 
 
+@pytest.mark.soak
 def test_random_macro_play_draws_from_turns_and_the_listed_actions():
     things = [('red ball', 5, 3), ('blue open door', 4, 2), ('grey key', 1, 1)]
     levels = room(things, {0: (PICK_UP, [0])})

@@ -81,6 +81,7 @@ def test_every_field_of_a_world_is_a_setting():
         assert tree.hints(world).keys() == {field.name for field in dataclasses.fields(world)}
 
 
+@pytest.mark.soak
 def test_environments_are_gymnax_environments_without_importing_all_of_gymnax():
     """gymnax imports all its environments and seaborn, which takes longer than all of ours."""
     program = """
@@ -254,6 +255,7 @@ def test_without_an_expert_random_play_is_known_and_plans_are_an_error():
 # ---- settings ----------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     'name, settings, said',
     [

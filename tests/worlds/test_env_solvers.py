@@ -151,6 +151,7 @@ def test_the_specification_s_256_lakes_give_its_figures_exactly():
         assert 100 * curves(frozen, rate, [10])['oracle'][0] == pytest.approx(expected, abs=0.051)
 
 
+@pytest.mark.soak
 @pytest.mark.slow('plays thousands of levels')
 @pytest.mark.parametrize('row', reference.ROWS, ids=lambda row: f'{row.player} {row.label}')
 def test_reference_policies_on_our_own_levels_match_the_specification(row):

@@ -95,7 +95,7 @@ def scored(rollout, count, width=0):
 @pytest.mark.parametrize(
     ('run', 'branches', 'ahead'),
     [
-        ('branching', 4, False),
+        pytest.param('branching', 4, False, marks=pytest.mark.soak),
         pytest.param('branching', 4, True, marks=pytest.mark.soak),
         ('limited', 1, False),
     ],
@@ -152,6 +152,7 @@ def test_a_row_is_the_conversation_in_the_words_of_the_template():
     assert (out.num_turns == 2).all() and (out.rewards[:, 0] == 0).all()
 
 
+@pytest.mark.soak
 def test_branches_are_conversations_of_their_own():
     out, task = played('branching', branches=4, max_tokens=1600)
     assert (out.num_turns == 4).all() and (out.branch[:, :4] == [0, 1, 0, 2]).all()
@@ -234,6 +235,7 @@ def test_a_reward_function_sees_what_a_cut_episode_earned():
 COMPACT = dict(branches=8, context=100, max_tokens=700, max_turns=14)
 
 
+@pytest.mark.soak
 def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp_path):
     log = str(tmp_path / 'replies.jsonl')
     out, _ = played('compacting', **COMPACT, log=log)

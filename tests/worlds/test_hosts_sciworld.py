@@ -167,6 +167,7 @@ def test_a_player_walks_the_gold_path_and_takes_random_steps_of_it():
         player.world.reset(4639)
 
 
+@pytest.mark.soak
 @WITH_JAVA
 def test_a_jvm_that_died_is_a_fault_and_the_next_world_has_a_new_one():
     with made() as world:
