@@ -1,4 +1,4 @@
-"""Behaviour cloning: demonstrations in the tokens of a rollout, then cross-entropy on answers."""
+"""Behaviour cloning: cross-entropy on the answers of demonstrations."""
 
 import dataclasses
 import functools
@@ -27,9 +27,9 @@ def clone_loss(
     count: jax.Array | None = None,
     row_tokens: int | None = None,
 ) -> jax.Array:
-    """Sum of -log p over the answers' tokens / count; None: their number, which makes it a mean.
+    """Return the sum of -log p over answer tokens / count; None: their number, for a mean.
 
-    row_tokens: the most that a row can have of them; the head takes that many (None: all).
+    row_tokens: maximum number of answer tokens per row, to which the head is applied (None: all).
     """
     positions = positions_of(batch.attention_mask)
     hidden = hidden_fn(params, batch.tokens, positions, batch.attention_mask)
@@ -62,12 +62,12 @@ def clone(
     widths: int = 1,
     frozen: Params | None = None,
 ) -> Params:
-    """`steps` optimiser steps on random batches; report(step, loss) is called after each.
+    """Run `steps` optimiser steps on random batches and call report(step, loss) after each.
 
-    frozen: the parameters of the model that do not train, beside those in params that do.
-    microbatch_rows: episodes per forward and backward pass, None = all of a batch at once.
-    row_sharding: layout of rows; parameters are laid out for training on its mesh. widths: as in
-    rl.update.update_step.
+    frozen: model parameters that are not trained, in addition to the trained params.
+    microbatch_rows: episodes per forward and backward pass, None = the full batch.
+    row_sharding: sharding of rows; parameters are sharded for training on its mesh. widths: as in
+    rl.update.Slices.
     """
     settings = dict(
         hidden_fn=hidden_fn,
@@ -77,8 +77,8 @@ def clone(
     )
     parts = batch_size // (microbatch_rows or batch_size)
     moments, layout = None, None
-    if row_sharding is not None:  # else the second step, which gets the results of the first, could
-        # meet other layouts than that and be compiled again
+    if row_sharding is not None:  # otherwise the second step could get other shardings than the
+        # first and be compiled again
         shapes = (params, jax.eval_shape(tx.init, params))
         layout = sharding.specs(shapes, sharding.TRAIN_RULES, row_sharding.mesh)
         moments, layout = layout[1], (*layout, None)
@@ -87,7 +87,7 @@ def clone(
     def step(params, opt_state, frozen, data, key):
         rows = jax.random.randint(key, (batch_size,), 0, data.tokens.shape[0])
         batch = jax.tree.map(lambda x: x[rows], data)
-        count = jnp.maximum(batch.mask.sum(), 1)  # of the whole batch, before it is split
+        count = jnp.maximum(batch.mask.sum(), 1)  # of the full batch, before it is split
 
         def loss_fn(params, part):
             return clone_loss({**frozen, **params}, part, count=count, **settings), {}
@@ -106,7 +106,7 @@ def clone(
     return params
 
 
-LIMITS = {  # fields of Clone for its own demonstrations: the sections that have them for episodes
+LIMITS = {  # limits of expert demonstrations, and the config sections with the same limits
     'max_turns': 'env',
     'max_actions_per_turn': 'env',
     'max_actions_per_episode': 'env',
@@ -119,30 +119,29 @@ class Clone:
     """Behaviour cloning before step 0."""
 
     file: str = ''  # trajectories to clone (AgentTraj's .json, .jsonl); '' = demonstrations of the
-    # world's expert
-    episodes: Annotated[int, ZERO] = 0  # expert demonstrations cloned before step 0; 0 = none
+    # environment's expert
+    episodes: Annotated[int, ZERO] = 0  # expert demonstrations to clone before step 0; 0 = none
     oracle: Annotated[float, SHARE] = 0.5  # share of turns played by the expert, the rest at random
-    thoughts: bool = False  # their thoughts name what the expert would do from there; False: they
-    # are empty
-    max_turns: Annotated[int, ZERO] = 0  # of expert demonstrations; 0 = that of env. Where these
-    # four limits are set, arms whose episodes differ can start from one clone
+    thoughts: bool = False  # thoughts name the next actions of the expert; False: they are empty
+    max_turns: Annotated[int, ZERO] = 0  # limit of expert demonstrations; 0 = env.max_turns. With
+    # these four limits set, arms with different episodes can start from one clone
     max_actions_per_turn: Annotated[int, ZERO] = 0  # likewise
     max_actions_per_episode: Annotated[int, ZERO] = 0  # likewise
-    max_tokens: Annotated[int, ZERO] = 0  # likewise; 0 = that of rollout
+    max_tokens: Annotated[int, ZERO] = 0  # likewise; 0 = rollout.max_tokens
     steps: Annotated[int, ZERO] = 300  # optimiser steps
     batch: Annotated[int, ONE] = 64  # episodes per step
     microbatch_rows: Annotated[int, ZERO] = 0  # episodes per forward and backward pass; 0 = all of
     # a step
-    lr: Annotated[float, POSITIVE] = 1e-3  # falls linearly to 0
-    adapters: bool = False  # with lora.rank: adapters clone, and are merged before others train;
-    # False: all parameters clone
+    lr: Annotated[float, POSITIVE] = 1e-3  # initial learning rate; falls linearly to 0
+    adapters: bool = False  # with lora.rank: clone with adapters, which are merged before new ones
+    # train; False: clone with all parameters
 
     @property
     def demonstrates(self) -> bool:
-        """Whether there are demonstrations, of a file or of the expert."""
+        """Whether there are demonstrations, from a file or from the expert."""
         return bool(self.file) or self.episodes > 0
 
     @property
     def has_limits(self) -> bool:
-        """Whether expert demonstrations have limits that are not those of the run's episodes."""
+        """Whether expert demonstrations have other limits than the run's episodes."""
         return any(getattr(self, name) for name in LIMITS)

@@ -1,4 +1,4 @@
-"""Demonstrations in the tokens of a rollout: oracle and random play of the training levels."""
+"""Demonstrations in the tokens of a rollout: oracle and random play on training levels."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from agentrl_jax.types import Demonstrations, EpisodeStop
 
 
 def answer_text(names: list[str], think: str, opening: str) -> str:
-    """What follows the forced opening: the rest of the thought and the answer."""
+    """Return the text after the forced opening: the rest of the thought and the answer."""
     return answers.FORMS[opening].text.format(think=think, actions=' || '.join(names))
 
 
@@ -29,9 +29,9 @@ def mixed_plans(
     names: int,
     offered: np.ndarray | None = None,
 ) -> list[list[int]]:
-    """Each plan is the oracle's with probability `oracle`, else 1 to per_turn random actions.
+    """Return each oracle plan with probability `oracle`, else 1 to per_turn random actions.
 
-    offered bool [plans, names]: those to draw from; None = all.
+    offered bool [plans, names]: actions to draw from; None = all.
     """
     plans = []
     for i, plan in enumerate(oracle_plans):
@@ -57,13 +57,12 @@ def demonstrate(
     window: int = 0,
     report: Callable[[], None] = lambda: None,
 ) -> Demonstrations:
-    """Plays `episodes` training levels; expert(states, used) plans one list of actions a state.
+    """Play `episodes` training levels; expert(states, used) returns a list of actions per state.
 
-    The words of a demonstration are the environment's own prompts and answer_text(...), tokenised
-    piece by piece as in a rollout. A plan names what the expert would do from there, a reflection
-    what it would have done from the start of the level; with `thoughts` those of turns that act
-    say the same as a plan, else nothing. window: as in rows_of. report() is called after each turn
-    of all episodes.
+    A demonstration consists of the environment's prompts and answer_text(...), tokenised piece by
+    piece as in a rollout. A plan names the expert's next actions, a reflection its actions from the
+    start of the level. With `thoughts` the thoughts of acting turns are like plans, else empty.
+    window: as in rows_of. report() is called after each turn of all episodes.
     """
     rng = np.random.default_rng(seed)
     level = rng.integers(task.env.num_levels(task.env_params), size=episodes)
@@ -105,9 +104,9 @@ def demonstrate(
                 playing[i] = False
                 continue
             length[i] += count[i] + len(answer)
-            shown = prompt[i, : count[i]].tolist()
-            turns[i].append(Turn(shown, answer, int(opening[i]), kind[i] != agents.ACT))
-            parts[i, : len(plans[i])] = plans[i]  # which a written turn does not play
+            prompt_ids = prompt[i, : count[i]].tolist()
+            turns[i].append(Turn(prompt_ids, answer, int(opening[i]), kind[i] != agents.ACT))
+            parts[i, : len(plans[i])] = plans[i]  # ignored in a written turn
         worlds, outcome = play(task, keys, worlds, jnp.asarray(parts), jnp.ones(episodes, bool))
         playing &= np.asarray(outcome.stop) == EpisodeStop.NONE
         report()
@@ -128,63 +127,61 @@ def demonstrate_on_hosts(
     window: int = 0,
     report: Callable[[], None] = lambda: None,
 ) -> tuple[Demonstrations, int]:
-    """Plays `episodes` training items with a player (envs.hosts.world.Player) in this process;
-    returns also how many of them were ended by an answer that did not fit any more.
+    """Play `episodes` training items with a player (envs.hosts.world.Player) in this process.
 
-    Each answer is the expert's with probability `oracle`; else, and where it knows no way on, that
-    of random play. Of several conversations each is a row. window: as in rows_of. report() is
-    called after each episode.
+    Returns the demonstrations and the number of episodes cut by an answer that did not fit. Each
+    answer is the expert's with probability `oracle`. Otherwise, or if the expert has none, it is
+    random. Each conversation is a row. window: as in rows_of. report() is called per episode.
     """
     rng = np.random.default_rng(seed)
     levels = rng.integers(task.env.num_levels(task.env_params), size=episodes)
     prefix = np.asarray(task.prefix).tolist()
-    most, played, cut = task.env.context or max_tokens, [], 0
+    limit, conversations, cut = task.env.context or max_tokens, [], 0
     for item in np.asarray(task.env_params.items)[levels]:
-        talks: dict[int, list[Turn]] = {}  # by their numbers
+        talks: dict[int, list[Turn]] = {}  # conversations by number
         observation, instruction = player.reset(int(item)), player.instruction
         for _ in range(task.max_turns):
             prompt = conversation.prompt(observation, instruction)
             turns = talks.setdefault(prompt.branch, [])
-            said = (player.best() if rng.random() < oracle else '') or player.random(rng)
-            answer = [*conversation.answer(said), int(task.eos_ids[0])]
+            response = (player.best() if rng.random() < oracle else '') or player.random(rng)
+            answer = [*conversation.answer(response), int(task.eos_ids[0])]
             so_far = len(prefix) + sum(len(turn.prompt) + len(turn.answer) for turn in turns)
-            if so_far + len(prompt.tokens) + len(answer) > most:
+            if so_far + len(prompt.tokens) + len(answer) > limit:
                 cut += 1
                 break
             turns.append(Turn([*prompt.tokens], answer))
-            reply = player.step(said)
+            reply = player.step(response)
             if reply.done:
                 break
             observation, instruction = reply.observation, ''
-        played += talks.values()
+        conversations += talks.values()
         report()
     player.close()
-    rows = rows_of(prefix, played, window)
+    rows = rows_of(prefix, conversations, window)
     return pad_rows(rows, max_tokens, task.pad_id, bound_of(task, max_tokens)), cut
 
 
 def bound_of(task: HostTask, max_tokens: int) -> str:
-    """The setting that bounds a conversation with a world on a host, for people."""
+    """Return the setting that bounds a conversation with a host environment, for messages."""
     if task.env.context:
         return f'{task.env.name}.context={task.env.context}'
     return f'rollout.max_tokens={max_tokens}'
 
 
 class Turn(NamedTuple):
-    """What was said in a turn, in tokens."""
+    """Tokens of a turn."""
 
     prompt: list[int]
     answer: list[int]
-    opening: int = 0  # of the prompt: what closes the turn before, left out where that is not seen
-    written: bool = False  # a plan or a reflection, which is seen for longer
+    opening: int = 0  # prompt tokens that close the previous turn, omitted with that turn
+    written: bool = False  # a plan or a reflection, which stays in the context for longer
 
 
 def rows_of(
     prefix: list[int], episodes: Iterable[Sequence[Turn]], window: int
 ) -> list[tuple[list[int], list[bool]]]:
-    """(tokens, which of them are trained) of each row: an episode, or each of its turns after what
-    is seen of it with a window of that many turns (rollout.windows); 0 = all. Episodes without a
-    turn have none."""
+    """Return (tokens, trained flags) of each row: an episode, or with a window of several turns
+    (rollout.windows; 0 = all) each turn with its context. Episodes without a turn have no row."""
     if not window:
         return [_row(prefix, turns) for turns in episodes if turns]
     return [_seen(prefix, turns, k, window) for turns in episodes for k in range(len(turns))]
@@ -201,8 +198,8 @@ def _row(prefix: list[int], turns: Sequence[Turn]) -> tuple[list[int], list[bool
 def _seen(
     prefix: list[int], turns: Sequence[Turn], k: int, window: int
 ) -> tuple[list[int], list[bool]]:
-    """A turn and what precedes it in its window, and of older ones the last that was written, up to
-    where the turn after it begins."""
+    """Return the row of turn k: its window, preceded by the last written turn before the window, up
+    to the start of the turn after it."""
     first, row = max(k - window + 1, 0), list(prefix)
     older = [j for j in range(first) if turns[j].written][-1:]
     for j in older:
@@ -217,7 +214,7 @@ def _seen(
 def answer_tokens(
     task: text.TextTask, tokenizer: Tokenizer, plan: list[int], thought: str = ''
 ) -> list[int]:
-    """Tokens of the answer that executes the plan, without the end-of-turn token."""
+    """Return the tokens of the answer that executes the plan, without the end-of-turn token."""
     names = [task.env.ACTION_NAMES[i] for i in plan]
     return tokenizer.encode(answer_text(names, thought, task.opening))
 
@@ -225,18 +222,18 @@ def answer_tokens(
 def written_tokens(
     task: text.TextTask, tokenizer: Tokenizer, part: int, plan: list[int]
 ) -> list[int]:
-    """Tokens of a written turn that names the actions of a plan."""
+    """Return the tokens of a written turn that names the actions of a plan."""
     return tokenizer.encode(f'{named_actions(task, plan)}{agents.WRITTEN[part].closing}')
 
 
 def named_actions(task: text.TextTask, plan: list[int]) -> str:
-    """The actions of a plan in words, as many as an episode may have."""
+    """Return the names of a plan's actions, up to the limit of an episode."""
     names = [task.env.ACTION_NAMES[i] for i in plan[: task.max_actions_per_episode]]
     return ' || '.join(names)
 
 
 def join(parts: Sequence[Demonstrations], pad_id: int) -> Demonstrations:
-    """Demonstrations one after another, as wide as the widest."""
+    """Concatenate demonstrations, padded to the widest."""
     width = max(part.tokens.shape[1] for part in parts)
 
     def widened(x, fill):
@@ -247,7 +244,7 @@ def join(parts: Sequence[Demonstrations], pad_id: int) -> Demonstrations:
 
 
 def answer_lengths(mask: np.ndarray) -> np.ndarray:
-    """int [n]: trained tokens of each answer, an unbroken run in mask bool [B, T]."""
+    """Count the trained tokens of each answer, a run of True in mask bool [B, T]; int [n]."""
     edges = np.diff(np.pad(np.asarray(mask, np.int8), ((0, 0), (1, 1))), axis=1)
     return np.nonzero(edges == -1)[1] - np.nonzero(edges == 1)[1]
 
@@ -255,9 +252,9 @@ def answer_lengths(mask: np.ndarray) -> np.ndarray:
 def pad_rows(
     rows: Sequence[tuple[list[int], list[bool]]], max_tokens: int, pad_id: int, bound: str = ''
 ) -> Demonstrations:
-    """Tokens and their trained flags as arrays, as wide as the longest row (in steps of 8).
+    """Return tokens and their trained flags as arrays, as wide as the longest row (multiple of 8).
 
-    bound: the setting that left no rows, for people; '' = rollout.max_tokens.
+    bound: the setting to name in the error if there are no rows; '' = rollout.max_tokens.
     """
     if not rows:
         bound = bound or f'rollout.max_tokens={max_tokens}'

@@ -1,6 +1,6 @@
-"""Trajectories in files: AgentTraj's format (AgentGym, arXiv:2406.04151), read and written.
+"""Reading and writing of trajectories in AgentTraj's format (AgentGym, arXiv:2406.04151).
 
-A file is a JSON list of records, or one record a line:
+A file is a JSON list of records, or has one record per line:
 
   {"item_id": "webshop_5475", "conversations": [
     {"from": "human", "loss": null, "value": "You are web shopping. ..."},
@@ -8,17 +8,16 @@ A file is a JSON list of records, or one record a line:
     {"from": "human", "loss": null, "value": "WebShop [SEP] Instruction: ..."},
     {"from": "gpt", "loss": true, "value": "Thought: ... Action: search[...]"}]}
 
-Trained are the gpt messages whose loss is true, with their end-of-turn tokens, and nothing else;
-the first pair is the instruction and a canned acknowledgement. (AgentGym's bc_trainer.py does not
-look at the flag and trains on every gpt message.) What follows the last trained message
-cannot matter and is left out.
+Only gpt messages with loss true are trained, including their end-of-turn tokens. The first pair is
+the instruction and a canned acknowledgement. (AgentGym's bc_trainer.py ignores the flag and trains
+on every gpt message.) Messages after the last trained one have no effect and are dropped.
 
-Files in the formats of ShareGPT, AgentInstruct and OpenAI are read too (`converted`). All answers
-are trained if no message has a loss flag.
+The formats of ShareGPT, AgentInstruct and OpenAI are also supported (`converted`). All answers are
+trained if no message has a loss flag.
 
-Files written here hold two things more, both optional: a first message from "system", and in a gpt
-message "tokens", the ids that were sampled. They are taken if they spell the message in the
-tokenizer at hand, so our own episodes come back token for token; else the text is tokenised.
+Files written here have two optional additions: a first message from "system", and in a gpt message
+"tokens", the sampled ids. The ids are used if they decode to the message with the current
+tokenizer, so our episodes are restored token for token. Otherwise the text is tokenised.
 """
 
 import json
@@ -39,8 +38,8 @@ EXAMPLE = (
     '{"item_id": "lake_3", "conversations": [{"from": "human", "loss": null, "value": "P _ O"}, '
     '{"from": "gpt", "loss": true, "value": "<think></think><answer>Right</answer>"}]}'
 )
-LONGEST_SHOWN = 60  # characters of a value that an error repeats
-SPEAKERS = {'user': 'human', 'assistant': 'gpt', 'chatgpt': 'gpt'}  # in other formats
+LONGEST_SHOWN = 60  # maximum number of characters of a value in an error
+SPEAKERS = {'user': 'human', 'assistant': 'gpt', 'chatgpt': 'gpt'}  # names in other formats
 ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
 NAMES = {role: name for name, role in ROLES.items()} | {'ipython': 'human'}  # Llama 3's tools
 
@@ -49,17 +48,17 @@ NAMES = {role: name for name, role in ROLES.items()} | {'ipython': 'human'}  # L
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """The records of a .json or .jsonl file, all well-formed; it may be gs://bucket/file."""
+    """Read and check the records of a .json or .jsonl file; the path may be gs://bucket/file."""
     path = files.local_path(path)
     if not path.is_file():
-        raise ValueError(f'{path}: no such file of trajectories')
+        raise ValueError(f'{path}: no such trajectory file')
     text = files.read_text(path)
     by_line = path.suffix == '.jsonl' or _holds_lines(text)
     lines = enumerate(text.split('\n'), 1) if by_line else [(1, text)]
     records = []
     for number, line in lines:
-        found = files.parse_json(line, str(path), number) if line.strip() else []
-        for record in found if isinstance(found, list) else [found]:
+        value = files.parse_json(line, str(path), number) if line.strip() else []
+        for record in value if isinstance(value, list) else [value]:
             record = converted(record, len(records))
             try:
                 check_record(record, len(records))
@@ -71,7 +70,7 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def _holds_lines(text: str) -> bool:
-    """Whether a text is several JSON values, one a line."""
+    """Whether a text has several JSON values, one per line."""
     first, _, rest = text.strip().partition('\n')
     try:
         json.loads(first)
@@ -81,9 +80,9 @@ def _holds_lines(text: str) -> bool:
 
 
 def converted(record: Any, number: int) -> Any:
-    """A record of ShareGPT, AgentInstruct or OpenAI ("messages") as one of AgentTraj.
+    """Convert a record of ShareGPT, AgentInstruct or OpenAI ("messages") to AgentTraj's format.
 
-    Other values are returned as they are. number: the item_id of a record that has none.
+    Other values are returned unchanged. number: item_id for records without one.
     """
     if not isinstance(record, dict):
         return record
@@ -103,7 +102,7 @@ def converted(record: Any, number: int) -> Any:
 
 
 def _converted_message(message: Record, flagged: bool) -> Record:
-    """flagged: messages of the record have loss flags."""
+    """Convert a message; flagged: messages of the record have loss flags."""
     message = dict(message)
     for name, other in (('from', 'role'), ('value', 'content')):
         if name not in message and other in message:
@@ -121,7 +120,7 @@ def _converted_message(message: Record, flagged: bool) -> Record:
 
 
 def check_record(record: Any, number: int) -> None:
-    """Raises a ValueError that names the record and the field; number counts from 0."""
+    """Raise a ValueError that names the record and the field; number counts from 0."""
 
     def refuse(field: str, problem: str) -> None:
         name = record['item_id'] if isinstance(record, dict) and 'item_id' in record else '?'
@@ -143,7 +142,7 @@ def check_record(record: Any, number: int) -> None:
     for i, speaker in enumerate(dialogue):
         if speaker != ('human', 'gpt')[i % 2]:
             at = i + len(speakers) - len(dialogue)
-            refuse(f'conversations[{at}].from', f'is {speaker!r} where the other one must speak')
+            refuse(f'conversations[{at}].from', f'is {speaker!r} where the other speaker must follow')
     if not any(message['loss'] for message in record['conversations']):
         refuse('conversations', 'has no gpt message whose loss is true: nothing to learn')
 
@@ -175,10 +174,10 @@ def _shown(value: Any) -> str:
 def encode_record(
     record: Record, chat: Chat, openings: tuple[str, ...], vocab_size: int = MOST_IDS
 ) -> tuple[list[int], list[bool]]:
-    """(tokens, trained) of a checked record, worded like a rollout.
+    """Return (tokens, trained flags) of a checked record, formatted like a rollout.
 
-    openings: what the program itself puts in front of answers ('<think>'); the first of them with
-    which a gpt message begins is not trained. vocab_size: of the model.
+    openings: forced prefixes of answers ('<think>'). The first one that a gpt message starts with
+    is not trained. vocab_size: of the model.
     """
     openings = (*map(chat.forced, openings), *openings)
     conversation = record['conversations']
@@ -208,7 +207,7 @@ def encode_record(
 
 
 def _answer_ids(message: Record, text: str, chat: Chat, vocab_size: int) -> list[int]:
-    """The tokens of a gpt message: those that were sampled where they are known, else its text."""
+    """Return the tokens of a gpt message: the sampled ones if known, else those of its text."""
     tokenizer = chat.tokenizer
     if 'tokens' in message:
         ids = message['tokens']
@@ -230,31 +229,31 @@ def demonstrations_of(
     max_tokens: int,
     vocab_size: int = MOST_IDS,
 ) -> tuple[Demonstrations, int]:
-    """(demonstrations, how many records were dropped because they are longer than max_tokens).
+    """Return (demonstrations, number of dropped records longer than max_tokens).
 
-    vocab_size: of the model, which may sample ids that the tokenizer does not have.
-    A malformed record is a ValueError that names it; so is a file of which nothing remains.
+    vocab_size: of the model, which may sample ids that the tokenizer does not have. Raises a
+    ValueError for a malformed record, which it names, and if all records are dropped.
     """
     for number, record in enumerate(records):
         check_record(record, number)
     chat = build_chat(tokenizer)
     encoded = [encode_record(record, chat, openings, vocab_size) for record in records]
-    kept = [pair for pair in encoded if len(pair[0]) <= max_tokens]
-    if not kept:
+    rows = [pair for pair in encoded if len(pair[0]) <= max_tokens]
+    if not rows:
         longest = max((len(tokens) for tokens, _ in encoded), default=0)
         raise ValueError(
-            f'none of {len(records)} trajectories is left: the longest has {longest} tokens, '
+            f'all {len(records)} trajectories are too long: the longest has {longest} tokens, '
             f'rollout.max_tokens={max_tokens}'
         )
-    return pad_rows(kept, max_tokens, tokenizer.pad_id), len(encoded) - len(kept)
+    return pad_rows(rows, max_tokens, tokenizer.pad_id), len(encoded) - len(rows)
 
 
 # ---- writing -----------------------------------------------------------------------------------
 
 
 def conversation_of(tokens: np.ndarray, trained: np.ndarray, chat: Chat) -> list[Record]:
-    """The messages of one episode: tokens int [n] without padding, trained bool [n]."""
-    # A message begins at each start_id that the program wrote; one that was sampled is text.
+    """Return the messages of one episode; tokens int [n] without padding, trained bool [n]."""
+    # A message starts at each start_id that was not sampled; a sampled one is text.
     starts = np.flatnonzero((np.asarray(tokens) == chat.start_id) & ~np.asarray(trained))
     ends = [*starts[1:], len(tokens)]
     return [
@@ -271,15 +270,15 @@ def _message(ids: np.ndarray, trained: np.ndarray, chat: Chat) -> Record:
         return {'from': NAMES[role], 'loss': False if role == 'assistant' else None, 'value': value}
     sampled = ids[trained].tolist()
     role, prefix = chat.parted(ids[: int(np.argmax(trained))])
-    said = sampled[: len(sampled) - (sampled[-1] in tokenizer.eos_ids)]
-    value = prefix + tokenizer.decode(said)
+    content = sampled[: len(sampled) - (sampled[-1] in tokenizer.eos_ids)]
+    value = prefix + tokenizer.decode(content)
     return {'from': NAMES[role], 'loss': True, 'value': value, 'tokens': sampled}
 
 
 def records_of(
     tokens: Any, attention_mask: Any, trained: Any, tokenizer: Tokenizer, *, item_ids: list[str]
 ) -> list[Record]:
-    """Records of N episodes as host arrays [N, T]."""
+    """Return the records of N episodes; arguments are host arrays [N, T]."""
     chat = build_chat(tokenizer)
     rows = zip(*map(np.asarray, (tokens, attention_mask, trained)), item_ids, strict=True)
     return [
@@ -289,10 +288,10 @@ def records_of(
 
 
 def rollout_records(rollout: Rollout, tokenizer: Tokenizer, env_name: str) -> list[Record]:
-    """Records of the healthy episodes of a rollout, with their reward and success.
+    """Return the records of the healthy episodes of a rollout, with their reward and success.
 
-    item_id is the environment's name without underscores, one underscore and the level: AgentGym
-    takes what comes before the first and after the last one.
+    item_id is the environment's name without underscores, an underscore and the level: AgentGym
+    uses the parts before the first and after the last underscore.
     """
     names = [f'{env_name.replace("_", "")}_{level}' for level in np.asarray(rollout.level)]
     records = records_of(
@@ -307,7 +306,7 @@ def rollout_records(rollout: Rollout, tokenizer: Tokenizer, env_name: str) -> li
 
 
 def write_records(path: str | Path, records: Iterable[Record]) -> None:
-    """Writes a .json list, or a line for each record if the name ends in .jsonl."""
+    """Write a .json list, or one line per record if the name ends in .jsonl."""
     path, lines = files.local_path(path), [json.dumps(one, ensure_ascii=False) for one in records]
     if path.suffix == '.jsonl':
         files.write_atomic(path, ''.join(line + '\n' for line in lines))

@@ -97,7 +97,7 @@ def test_long_trajectories_are_dropped_and_counted():
     records = [record('P\n', 'Up'), record('P\n' * 40, 'Up'), record('P\n', 'Left')]
     found, dropped = read(records, max_tokens=60)
     assert dropped == 1 and [shown(found, i)[1][:2] for i in range(2)] == ['Up', 'Le']
-    with pytest.raises(ValueError, match=r'none of 1 .* rollout.max_tokens=60'):
+    with pytest.raises(ValueError, match=r'all 1 .* rollout.max_tokens=60'):
         read([records[1]], max_tokens=60)
 
 
