@@ -142,7 +142,7 @@ def check_record(record: Any, number: int) -> None:
     for i, speaker in enumerate(dialogue):
         if speaker != ('human', 'gpt')[i % 2]:
             at = i + len(speakers) - len(dialogue)
-            refuse(f'conversations[{at}].from', f'is {speaker!r} where the other speaker must follow')
+            refuse(f'conversations[{at}].from', f'is {speaker!r} where the roles must alternate')
     if not any(message['loss'] for message in record['conversations']):
         refuse('conversations', 'has no gpt message whose loss is true: nothing to learn')
 

@@ -156,7 +156,7 @@ def test_budgets_of_one_player_are_too_small_for_the_plies_of_both(world, plies,
         for changes in ({}, {f'env.{budget}': plies - 1})
     )
     assert elo.in_self_play(enough).worlds[0].opponent == 'self'
-    with pytest.raises(ValueError, match=f'of {plies} or more, the plies of both players'):
+    with pytest.raises(ValueError, match=f'of at least {plies}, the plies of both players'):
         elo.in_self_play(short)
     parts = types.SimpleNamespace(config=short)
     assert section.SelfPlay().eval_probes(parts) == {}

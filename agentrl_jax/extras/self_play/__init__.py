@@ -1,4 +1,4 @@
-"""Self-play in games of two players: RAE, snapshots as opponents, ratings, exploitability."""
+"""Self-play in two-player games: RAE, snapshots as opponents, ratings, exploitability."""
 
 from agentrl_jax.extras.self_play.rae import RAE
 from agentrl_jax.extras.self_play.section import SelfPlay

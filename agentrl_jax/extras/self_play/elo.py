@@ -1,19 +1,19 @@
-"""Elo of the checkpoints of runs, and of random play and the expert, in a game of two players.
+"""Elo ratings of checkpoints, random play and the expert in a two-player game.
 
   python -m agentrl_jax.extras.self_play.elo --workdir=runs/self_play [--against=runs/other,...] \\
       [--steps=0,100,200] [--games=256]
 
-Everybody plays everybody on the test deals of --workdir's game, each deal twice, with seats
-swapped. Players are the checkpoints of --workdir (those of --steps, or all that were kept) and the
-newest one of each run in --against, which sample as in their own validation. Prints ratings with
-95 % intervals, random play = 0, and writes elo.json; of Leduc also chips a game (reward) and the
-exploitability. Turns and actions are those of both players, in prompts that count them and in the
-budgets of a run, which must hold a whole game. A rating is of games won, not of what they paid: in
-poker who folds much wins seldom and may still lose little.
+Plays a round robin on the test deals of --workdir's game, each deal twice with swapped seats.
+Players are the checkpoints of --workdir (all, or those in --steps) and the newest checkpoint of
+each run in --against. Each samples as in its validation. Prints ratings with 95 % intervals,
+relative to random play = 0, and writes elo.json. For Leduc it also reports chips per game (reward)
+and exploitability. Prompts and budgets of a run count the turns and actions of both players, and
+the budgets must be large enough for a full game. Ratings count games won, not rewards: in poker a
+player who folds often wins few games but may lose few chips.
 
-A policy's actions are drawn from their exact probabilities (choices.py says
-what that needs of a config), so that policies, random play and the expert, whose moves are made on
-the host, play in one way; a policy's program is compiled once for all of its checkpoints.
+Actions of a policy are drawn from exact probabilities (choices.py lists the requirements on a
+config). Policies, random play and the expert, which moves on the host, are therefore played in the
+same way, and the program of a policy is compiled once for all of its checkpoints.
 """
 
 from absl import flags, logging
@@ -21,11 +21,11 @@ from absl import flags, logging
 from agentrl_jax.run import command, usage
 
 if __name__ == '__main__':
-    flags.DEFINE_string('workdir', None, 'Folder of a run; its game is played.')
-    flags.DEFINE_list('against', [], 'Folders of other runs, whose newest policies play too.')
+    flags.DEFINE_string('workdir', None, 'Folder of a run, which defines the game.')
+    flags.DEFINE_list('against', [], 'Folders of other runs; their newest policies also play.')
     flags.DEFINE_list('steps', [], 'Checkpoints of --workdir; default: all.')
-    flags.DEFINE_integer('games', 256, 'Games of each pair, an even number.')
-    flags.DEFINE_integer('seed', 0, 'Of the moves.')
+    flags.DEFINE_integer('games', 256, 'Games per pair, an even number.')
+    flags.DEFINE_integer('seed', 0, 'Seed of the moves.')
     flags.DEFINE_string('out', '', 'Folder for elo.json; default: the workdir.')
     command.begin(__doc__, needs=('workdir',), says='agentrl_jax.extras.self_play.elo: loading')
 
@@ -49,35 +49,35 @@ from agentrl_jax.run.config import Config
 from agentrl_jax.text import task as text
 from agentrl_jax.text.task import TextTask
 
-CHUNK = 64  # states that a policy is asked about at once
+CHUNK = 64  # states per call of a policy
 
 
 @dataclasses.dataclass(frozen=True)
 class Player:
-    """Somebody who plays a game."""
+    """A player of a game."""
 
     name: str
     chances: Callable  # (states [n, ...], actions so far) -> float [n, A]
-    exploitability: float | None = None  # in chips, where it is known
+    exploitability: float | None = None  # in chips; None if unknown
 
 
 @dataclasses.dataclass(frozen=True)
 class Game:
-    """Both seats of a world's deals."""
+    """A two-player environment with its deals."""
 
     world: Any
     params: Any
-    most: int  # actions of a game; one that goes on is a draw
+    most: int  # maximum number of actions; a longer game is a draw
 
     @functools.cached_property
     def programs(self) -> tuple[Callable, ...]:
-        """(reset, look, step) of rows of states, jitted; look: (seat, over)."""
+        """Return jitted (reset, look, step) for rows of states; look: (seat, over)."""
         world, params = self.world, self.params
 
         def look(state):
             return world.seat(state), world.is_terminated(state, params)
 
-        def step(state, action):  # a deal holds all luck that there is
+        def step(state, action):  # the deal determines all random outcomes
             _, after, reward, _, _ = world.step_env(jax.random.key(0), state, action, params)
             return after, reward
 
@@ -86,7 +86,7 @@ class Game:
 
 
 def play(game: Game, first: Player, second: Player, deals: int, seed: int) -> np.ndarray:
-    """float [2, deals]: what `first` earned of each deal in seat 0, and in seat 1."""
+    """Return the rewards of `first` per deal in seat 0 and in seat 1, float [2, deals]."""
     reset, look, step = game.programs
     states = jax.device_get(reset(jnp.tile(jnp.arange(deals, dtype=jnp.int32), 2)))
     earned, rng = np.zeros(2 * deals), np.random.default_rng(seed)
@@ -95,25 +95,25 @@ def play(game: Game, first: Player, second: Player, deals: int, seed: int) -> np
         seat, over = jax.device_get(look(states))
         if over.all():
             break
-        action, luck = np.full(2 * deals, -1), rng.random(2 * deals)
+        action, uniforms = np.full(2 * deals, -1), rng.random(2 * deals)
         for player, moves in ((first, seat == mine), (second, seat != mine)):
             rows = np.flatnonzero(moves & ~over)
             if len(rows):
-                asked = jax.tree.map(lambda x, at=rows: x[at], states)
-                action[rows] = draw(player.chances(asked, used), luck[rows])
+                moving = jax.tree.map(lambda x, at=rows: x[at], states)
+                action[rows] = draw(player.chances(moving, used), uniforms[rows])
         states, reward = jax.device_get(step(states, jnp.asarray(action, jnp.int32)))
         earned += np.where(over, 0, reward)
     return (earned * (1 - 2 * mine)).reshape(2, deals)
 
 
 def draw(chances: np.ndarray, luck: np.ndarray) -> np.ndarray:
-    """int [n]: an action of each row of chances [n, A], by luck [n] in [0, 1)."""
+    """Draw an action per row of chances [n, A] with random numbers luck [n] in [0, 1); int [n]."""
     edges = np.cumsum(chances, 1)
     return (edges <= (luck * edges[:, -1])[:, None]).sum(1)
 
 
 def at_random(game: Game) -> Player:
-    """Any action on offer, all alike."""
+    """Return a player that chooses uniformly among the legal actions."""
 
     def chances(states, used):
         offered = np.asarray(states.game.legal_action_mask, np.float64)
@@ -123,7 +123,7 @@ def at_random(game: Game) -> Player:
 
 
 def expert(game: Game) -> Player:
-    """The player of the world's demonstrations."""
+    """Return the expert of the environment's demonstrations."""
 
     def chances(states, used):
         plans = game.world.plans(states, np.full(len(states.time), used), game.most, game.params)
@@ -133,27 +133,27 @@ def expert(game: Game) -> Player:
 
 
 def policies(path: str, steps: Sequence[int | None]) -> list[Player]:
-    """The policy of each checkpoint of a run, with one program."""
+    """Return the policy of each checkpoint of a run, with one program for all."""
     cfg = in_self_play(parts.config_of_run(files.local_path(path)))
     tokenizer = parts.build_tokenizer(cfg)
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, 'test', mesh)
-    found, asked = [], None
+    players, probabilities = [], None
     for step in steps:
         config, params = parts.load_run(files.local_path(path), mesh=mesh, step=step)
-        asked = asked or build_choices(cfg, config, task, tokenizer)
+        probabilities = probabilities or build_choices(cfg, config, task, tokenizer)
         folder = checkpoint.find_step(path, step=step)
         chips = None
         if cfg.env.name == 'leduc':
-            chips = exploitability.exploitability_of(asked, params, task)
-        chances = functools.partial(chances_of, asked, params, task)
-        found.append(Player(f'{Path(path).name} {folder.name}', chances, chips))
-    return found
+            chips = exploitability.exploitability_of(probabilities, params, task)
+        chances = functools.partial(chances_of, probabilities, params, task)
+        players.append(Player(f'{Path(path).name} {folder.name}', chances, chips))
+    return players
 
 
 def chances_of(asked: Callable, params: Any, task: TextTask, states: Any, used: int) -> np.ndarray:
-    """float [n, A]: what a policy would do in n states after `used` actions, a chunk at a time."""
-    count, found = len(states.time), []
+    """Return action probabilities of a policy in n states after `used` actions, float [n, A]."""
+    count, chunks = len(states.time), []
     for begin in range(0, count, CHUNK):
         rows = np.minimum(np.arange(begin, begin + CHUNK), count - 1)
         number = jnp.full(CHUNK, used, jnp.int32)
@@ -161,36 +161,36 @@ def chances_of(asked: Callable, params: Any, task: TextTask, states: Any, used: 
         worlds = worlds.replace(
             state=jax.tree.map(lambda x, at=rows: x[at], states), turn=number, used=number
         )
-        found.append(np.asarray(asked(params, task, worlds), np.float64))
-    return np.concatenate(found)[:count]
+        chunks.append(np.asarray(asked(params, task, worlds), np.float64))
+    return np.concatenate(chunks)[:count]
 
 
 def in_self_play(cfg: Config) -> Config:
-    """The config with both seats in the hands of the players; ValueError where that cannot be."""
+    """Return the config with self-play; ValueError if the config does not support it."""
     (world,) = cfg.worlds if len(cfg.worlds) == 1 else (None,)
     if not hasattr(world, 'seat'):
-        raise ValueError(f'env.name={cfg.env.name!r} is no game of two players')
+        raise ValueError(f'env.name={cfg.env.name!r} is not a two-player game')
     if needed := choices.unknown(cfg):
-        raise ValueError(f'the probabilities of actions are only known with {needed}')
+        raise ValueError(f'action probabilities require {needed}')
     return dataclasses.replace(cfg, worlds=(dataclasses.replace(world, opponent='self'),))
 
 
 def elo(
     workdir: str, against: Sequence[str], steps: Sequence[int], *, games: int, seed: int, out: str
 ) -> list[dict[str, Any]]:
-    """A record of each player, the best one first; also written to elo.json."""
+    """Return one record per player, best first, and write them to elo.json."""
     if games < 2 or games % 2:
-        raise ValueError(f'--games={games} must be an even number from 2 on')
+        raise ValueError(f'--games={games} must be an even number of at least 2')
     cfg, deals = in_self_play(parts.config_of_run(files.local_path(workdir))), games // 2
-    folder = files.check_workdir(out or workdir)  # before the games, which take long
+    folder = files.check_workdir(out or workdir)  # fail before the games, which take long
     pool = dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, eval_levels=deals))
     game = Game(*parts.build_environment(pool, 'test'), most=cfg.env.max_turns)
-    kept = checkpoint.steps(files.local_path(workdir) / checkpoint.FOLDER)
-    players = [at_random(game), expert(game), *policies(workdir, steps or kept)]
+    all_steps = checkpoint.steps(files.local_path(workdir) / checkpoint.FOLDER)
+    players = [at_random(game), expert(game), *policies(workdir, steps or all_steps)]
     for path in against:
         other = in_self_play(parts.config_of_run(files.local_path(path)))
         if other.env.name != cfg.env.name:
-            raise ValueError(f'{path} plays {other.env.name}, and {workdir} {cfg.env.name}')
+            raise ValueError(f'{path} plays {other.env.name}, but {workdir} {cfg.env.name}')
         players += policies(path, [None])
     number = len(players)
     earned = np.full((number, number, deals, 2), np.nan)
@@ -217,7 +217,7 @@ def elo(
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
-    """The records in columns."""
+    """Format the records as a table."""
     wide = max(len(one['player']) for one in records)
     rows = [f'{"player":{wide}}   Elo      95 %        score   reward   exploitability']
     for one in records:
@@ -233,14 +233,14 @@ def table(records: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     logging.set_verbosity(logging.WARNING)
     command.check_backend()
-    given = flags.FLAGS
+    options = flags.FLAGS
     try:
         with usage.checked():
-            if not all(step.isdigit() for step in given.steps):
+            if not all(step.isdigit() for step in options.steps):
                 raise ValueError('--steps must be numbers, such as --steps=0,100')
-            steps = [int(step) for step in given.steps]
-            how = dict(games=given.games, seed=given.seed, out=given.out)
-            print(table(elo(given.workdir, given.against, steps, **how)))
+            steps = [int(step) for step in options.steps]
+            how = dict(games=options.games, seed=options.seed, out=options.out)
+            print(table(elo(options.workdir, options.against, steps, **how)))
     except (ValueError, OSError) as error:
         usage.end(files.in_words(error), error)
 

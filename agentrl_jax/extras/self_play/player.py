@@ -1,4 +1,4 @@
-"""Rollouts of games of two players: who sits where, and a snapshot in the other seat."""
+"""Rollouts of two-player games: the seat of each turn, and snapshots as opponents."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from agentrl_jax.text import task as text
 from agentrl_jax.types import Params, Rollout
 
 # In Rollout.extra
-SEATS = 'seats'  # int32 [B, K]  seat that plays a turn: rewards are those of seat 0, seat 1 earns
-# minus that
-LEARNER = 'learner'  # int32 [B]  seat of the policy where a snapshot has the other one
+SEATS = 'seats'  # int32 [B, K]  seat that plays a turn; rewards are those of seat 0, and seat 1
+# earns minus that
+LEARNER = 'learner'  # int32 [B]  seat of the policy if a snapshot plays the other seat
 
 
 @struct.dataclass
 class Pair:
-    """One of each for the policy and for its opponent, a snapshot of it."""
+    """A value for the policy and one for its opponent, a snapshot of the policy."""
 
     policy: Any
     other: Any
@@ -30,7 +30,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Seated(Player):
-    """The policy answers for both seats, and the rollout says which one played a turn."""
+    """The policy plays both seats, and the rollout records the seat of each turn."""
 
     def rollout_extra(self, episodes: Episodes, turns: int) -> dict[str, jax.Array]:
         return {SEATS: jnp.zeros((episodes.level.shape[0], turns), jnp.int32)}
@@ -43,12 +43,12 @@ class Seated(Player):
 
 @dataclasses.dataclass(frozen=True)
 class WithOpponent(Seated):
-    """A snapshot answers for one seat; parameters and caches are a Pair.
+    """A snapshot plays one seat; parameters and caches are a Pair.
 
-    Every token goes through both models, each with a cache of its own, and a row takes the hidden
-    states of the one that answers its turn (Rows.player bool [S]: the opponent). The policy has
-    seat 0 in episodes of even token streams and seat 1 in the others, and only its tokens are
-    sampled ones of the rollout. Needs context.window=1.
+    Every token goes through both models, with separate caches. A row uses the hidden states of the
+    model that plays its turn (Rows.player bool [S]: the opponent). The policy has seat 0 in
+    episodes with even token streams, otherwise seat 1. Only its tokens are action tokens of the
+    rollout. Requires context.window=1.
     """
 
     def each(self, function: Callable[[Params], Any], params: Pair) -> Pair:
@@ -102,7 +102,7 @@ class WithOpponent(Seated):
         return rows.replace(player=rows.player.at[which].set(other, mode='drop'))
 
     def sampled(self, rows: Rows, live: jax.Array, **token: Any) -> tuple[dict[str, Any], Any]:
-        own = ~rows.player
-        logprobs = jnp.where(own, token['logprobs'], 0.0)
-        fields = token | {'logprobs': logprobs, 'attention_mask': True, 'action_mask': own}
-        return fields, live & own
+        is_policy = ~rows.player
+        logprobs = jnp.where(is_policy, token['logprobs'], 0.0)
+        fields = token | {'logprobs': logprobs, 'attention_mask': True, 'action_mask': is_policy}
+        return fields, live & is_policy

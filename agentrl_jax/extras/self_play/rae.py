@@ -1,22 +1,22 @@
-"""RAE, role-conditioned advantages of self-play: each seat against its own mean (arXiv:2506.24119).
+"""RAE, role-conditioned advantages in self-play: a baseline per seat (arXiv:2506.24119).
 
   A[b, k] = R[b, s] - mean over the other healthy members c of the group of R[c, s],  s = seat[b, k]
   R[b, s] = +- sum_k r[b, k] + sum over the turns of seat s of penalties and, where it is in the
   reward, minus the KL;  + for seat 0, which moved first, - for seat 1: the game is zero-sum
-Every token of a seat's turns has the advantage of its seat, and the loss sums over tokens (that of
-the paper sums log-probabilities over the turns of each seat). Without seats apart the baseline
-would be a mean of R and -R, near 0 whatever the advantage of moving first is.
+Every token of a seat's turns has the advantage of the seat, and the loss sums over tokens (the
+paper sums log-probabilities over the turns of each seat). With a common baseline for both seats,
+the mean of R and -R would be near 0 for any advantage of the first move.
 
-The paper's baseline is a moving average (decay 0.95) per game and role, over the steps before. Here
-it has no state: the mean of the seat over the other members of the group, so that it is of the same
-deal, as in duplicate poker, and what the cards are worth leaves the advantage too. It contains
-nothing of episode b, so it adds no bias, and it follows the policy at once; of few members it is
-noisier than an average of many steps. Episodes that failed are in no mean. The ratio and its clip
-range, which act from the second optimiser step on a rollout on, are those of every algorithm here.
+The paper's baseline is a moving average (decay 0.95) per game and role over earlier steps. Here it
+has no state: it is the mean of the seat over the other members of the group. They share the deal,
+as in duplicate poker, so the value of the cards also cancels. The baseline does not depend on
+episode b, so it adds no bias, and it follows the policy immediately. With few members it is noisier
+than an average over many steps. Failed episodes are excluded. The ratio and its clip range apply
+from the second optimiser step of a rollout on, as in every algorithm here.
 
-Where the other seat is played by a snapshot (self_play.snapshots) only the turns of the policy
-train, and a seat is compared among the members in which the policy has it. Of one seat alone it is
-RLOO without the KL.
+If a snapshot plays the other seat (self_play.snapshots), only the policy's turns train, and a seat
+is compared among the members in which the policy has it. With one seat only, this is RLOO without
+the KL.
 """
 
 import dataclasses
@@ -44,12 +44,12 @@ class RAE(Clipped):
     CREDITS_SEATS = True
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """One advantage per seat."""
+        """Return a batch with one advantage per seat."""
         rows, mask = trained(rollout, keep)
-        own = rollout.penalties - self.turn_kl(rollout, scores, mask, kl_coef)[0]
+        seat_terms = rollout.penalties - self.turn_kl(rollout, scores, mask, kl_coef)[0]
         _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         seats = rollout.extra.get(SEATS, jnp.zeros_like(rollout.num_actions))
-        returns = seat_returns(rollout.rewards, own, seats, rollout.num_turns)
+        returns = seat_returns(rollout.rewards, seat_terms, seats, rollout.num_turns)
         per_seat = []
         for seat in range(2):
             plays = rows & (rollout.extra[LEARNER] == seat) if LEARNER in rollout.extra else rows
@@ -63,12 +63,12 @@ class RAE(Clipped):
 def seat_returns(
     rewards: jax.Array, own: jax.Array, seats: jax.Array, num_turns: jax.Array
 ) -> jax.Array:
-    """Returns [B, 2] of both seats of a zero-sum game.
+    """Return the returns [B, 2] of both seats of a zero-sum game.
 
-    rewards [B, K]: those of seat 0, seat 1 earns minus them; own [B, K]: what counts for the seat
-    of a turn alone, such as penalties; seats int32 [B, K].
+    rewards [B, K]: of seat 0, seat 1 earns minus these; own [B, K]: terms for the seat of a turn
+    only, such as penalties; seats int32 [B, K].
     """
-    played = jnp.arange(rewards.shape[1])[None] < num_turns[:, None]
-    paid = jnp.where(played, rewards, 0.0).sum(1)
-    mine = [jnp.where(played & (seats == seat), own, 0.0).sum(1) for seat in range(2)]
+    is_turn = jnp.arange(rewards.shape[1])[None] < num_turns[:, None]
+    paid = jnp.where(is_turn, rewards, 0.0).sum(1)
+    mine = [jnp.where(is_turn & (seats == seat), own, 0.0).sum(1) for seat in range(2)]
     return jnp.stack([paid + mine[0], mine[1] - paid], axis=1)

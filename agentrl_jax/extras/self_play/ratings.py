@@ -1,23 +1,23 @@
-"""Elo ratings of players from the games that they played with each other (NumPy, on the host).
+"""Elo ratings of players from games against each other (NumPy, on the host).
 
-  P(i beats j) = 1 / (1 + 10^((r_j - r_i) / 400)),  a draw is half a win of both
-Ratings are those of most likelihood (Bradley and Terry 1952), with r of the anchor 0. One drawn
-game with the anchor is added for each player: one who won or lost all games would have no finite
-rating. Intervals are percentiles over deals drawn again (bootstrap): games of one deal are drawn
+  P(i beats j) = 1 / (1 + 10^((r_j - r_i) / 400)),  a draw is half a win for both
+Ratings maximise the likelihood (Bradley and Terry 1952), with r = 0 for the anchor. One drawn game
+against the anchor is added per player, because a player who won or lost all games would not have a
+finite rating. Intervals are bootstrap percentiles over deals; all games of a deal are resampled
 together.
 """
 
 import numpy as np
 
-SCALE = 400 / np.log(10)  # points of Elo in a unit of log-odds
-PASSES = 60  # of Newton's method, each step cut to 2 units
+SCALE = 400 / np.log(10)  # Elo points per unit of log-odds
+PASSES = 60  # Newton steps, each clipped to 2 units
 
 
 def fit(points: np.ndarray, games: np.ndarray, anchor: int = 0) -> np.ndarray:
-    """Ratings float [..., P].
+    """Return the ratings, float [..., P].
 
-    points [..., P, P]: of each player (row) against each other one (column), 1 a win and 0.5 a
-    draw; games [..., P, P]: how many they played.
+    points [..., P, P]: points of each player (row) against each opponent (column), 1 for a win and
+    0.5 for a draw; games [..., P, P]: number of games.
     """
     players = points.shape[-1]
     points, games = (np.array(x, np.float64) for x in np.broadcast_arrays(points, games))
@@ -49,18 +49,18 @@ def intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ratings, low, high), float [P] each.
+    """Return (ratings, low, high), float [P] each.
 
-    scores [P, P, L, G]: points of the row's player in G games of each of L deals; nan where two do
-    not play.
+    scores [P, P, L, G]: points of the row's player in G games of each of L deals; nan for pairs
+    without games.
     """
     scores = np.asarray(scores, np.float64)
-    played = (~np.isnan(scores)).sum(-1)  # [P, P, L]
+    games = (~np.isnan(scores)).sum(-1)  # [P, P, L]
     won = np.nansum(scores, -1)
     rng, deals = np.random.default_rng(seed), scores.shape[2]
     times = rng.multinomial(deals, np.full(deals, 1 / deals), resamples)  # [R, L]
     again = fit(
-        np.einsum('rl,pql->rpq', times, won), np.einsum('rl,pql->rpq', times, played), anchor
+        np.einsum('rl,pql->rpq', times, won), np.einsum('rl,pql->rpq', times, games), anchor
     )
     low, high = np.quantile(again, [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
-    return fit(won.sum(-1), played.sum(-1), anchor), low, high
+    return fit(won.sum(-1), games.sum(-1), anchor), low, high

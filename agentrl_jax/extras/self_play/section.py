@@ -1,4 +1,4 @@
-"""Settings of self-play, and how a run plays both seats of a game."""
+"""Settings of self-play and their hooks into a run."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params, TrainState
 
 TWO_PLAYERS = tuple(name for name, world in GAMES.items() if hasattr(world, 'seat'))
-SNAPSHOTS = 'snapshots'  # in TrainState.extra: earlier policies, the oldest first
+SNAPSHOTS = 'snapshots'  # in TrainState.extra: earlier policies, oldest first
 
 
 def in_self_play(run: Any) -> bool:
@@ -37,11 +37,11 @@ IN_SELF_PLAY = {'opponent': Must(f"'self' of one of {', '.join(TWO_PLAYERS)}", i
 
 @dataclasses.dataclass(frozen=True)
 class SelfPlay(Extension):
-    """Games whose both seats are the policy (connect_four.opponent, leduc.opponent)."""
+    """Games in which the policy plays both seats (connect_four.opponent, leduc.opponent)."""
 
-    snapshots: Annotated[int, ZERO] = 0  # earlier policies that are kept; each step one of them has
-    # the other seat, which costs a second model while playing; 0: the policy plays both seats
-    every: Annotated[int, ONE] = 25  # steps from one snapshot to the next
+    snapshots: Annotated[int, ZERO] = 0  # number of earlier policies; in each step one of them
+    # plays the other seat, which costs a second model in rollouts; 0: the policy plays both seats
+    every: Annotated[int, ONE] = 25  # steps between snapshots
 
     RULES = (
         Rule(IN_SELF_PLAY | {'self_play.snapshots': 0}),
@@ -70,7 +70,7 @@ class SelfPlay(Extension):
         Rule({'self_play.snapshots': 0, 'alarm.mi_every': 0}),
         must(
             'rollout.group_size',
-            'an even number from 4 on',
+            'an even number of at least 4',
             lambda run: run.rollout.group_size >= 4 and run.rollout.group_size % 2 == 0,
             unless={'self_play.snapshots': 0},
         ),
@@ -89,7 +89,7 @@ class SelfPlay(Extension):
 
     def begin_step(self, state: TrainState, step: int, *, first: bool) -> TrainState:
         due = step > 0 and step % self.every == 0
-        if not self.snapshots or not (first or due):  # the first step compiles it
+        if not self.snapshots or not (first or due):  # the first step compiles push
             return state
         snapshots = push(state.params, state.extra[SNAPSHOTS])
         return state.replace(extra=state.extra | {SNAPSHOTS: snapshots}) if due else state
@@ -105,7 +105,7 @@ class SelfPlay(Extension):
     def eval_probes(self, parts: Parts) -> dict[str, Callable[[Params], float]]:
         if parts.config.env.name != 'leduc' or choices.unknown(parts.config):
             return {}
-        env = dataclasses.replace(parts.task.env, opponent='self')  # of the same texts
+        env = dataclasses.replace(parts.task.env, opponent='self')  # same texts
         task = parts.task.replace(env=env)
         probabilities = build_choices(parts.config, parts.model, task, parts.tokenizer)
         measure = functools.partial(exploitability.exploitability_of, probabilities, task=task)
@@ -114,12 +114,12 @@ class SelfPlay(Extension):
 
 @jax.jit
 def push(params: Params, snapshots: tuple[Params, ...]) -> tuple[Params, ...]:
-    """The snapshots with the parameters as the newest and without the oldest."""
+    """Append the parameters to the snapshots and drop the oldest."""
     return (*snapshots[1:], jax.tree.map(jnp.copy, params))
 
 
 def build_choices(cfg: Any, model: Model, task: Task, tokenizer: Tokenizer) -> Callable:
-    """Jitted (params, task, worlds) -> choices.action_probabilities, as validation samples."""
+    """Return a jitted (params, task, worlds) -> action probabilities at eval.temperature."""
     answers = choices.spelled(task, tokenizer)
     probabilities = functools.partial(
         choices.action_probabilities,
