@@ -194,8 +194,8 @@ class Config:
     @property
     def update_rows(self) -> int:
         """Number of rows in an update."""
-        kept = self.algorithm.filter.kept(self.rollout.num_groups) * self.rollout.group_size
-        return kept + self.base_rows
+        episodes = self.algorithm.filter.kept(self.rollout.num_groups) * self.rollout.group_size
+        return episodes + self.base_rows
 
     def turn_limit(self, step: int) -> int:
         """Return the maximum turns of a training episode at this step (see curriculum)."""

@@ -137,7 +137,7 @@ class Extension:
         return {}
 
     def begin_step(self, state: TrainState, step: int, *, first: bool) -> TrainState:
-        """Return the state before a step's rollout. first: the first step of this process."""
+        """Return the state before a rollout. first: the process's first step, which compiles."""
         return state
 
     def actor(

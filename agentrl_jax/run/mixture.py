@@ -36,15 +36,11 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
     def widened(part):
         more = actions - part.actions.shape[2]
         rows = jnp.pad(part.actions, ((0, 0), (0, 0), (0, more)), constant_values=-1)
-        widened_figures = jnp.zeros((len(rows), 0)) if part.figures is None else part.figures
-        widened_figures = jnp.pad(
-            widened_figures, ((0, 0), (0, figures - widened_figures.shape[1]))
-        )
+        padded = jnp.zeros((len(rows), 0)) if part.figures is None else part.figures
+        padded = jnp.pad(padded, ((0, 0), (0, figures - padded.shape[1])))
         judged = jnp.ones_like(part.valid) if part.judged is None else part.judged
         return part.replace(
-            actions=rows,
-            figures=widened_figures if measured else None,
-            judged=judged if doubts else None,
+            actions=rows, figures=padded if measured else None, judged=judged if doubts else None
         )
 
     return jax.tree.map(lambda *x: jnp.concatenate(x), *map(widened, parts))

@@ -159,7 +159,7 @@ class Sampling:
     sampler_dtype: Literal['', 'float32', 'bfloat16'] = ''  # compute dtype of rollouts; '' =
     # model.dtype
     slots: Annotated[int, ZERO] = 0  # episodes played at once; 0 = all
-    serve_rows: Annotated[int, ONE] = 8  # waiting slots that are served together
+    serve_rows: Annotated[int, ONE] = 8  # maximum number of waiting slots served together
     stop_at_answer: bool = False  # end a turn at </answer>, not at the end-of-turn token
     constrain: Literal['', 'own', 'any'] = ''  # sample only tokens that can still form a legal
     # answer; the trainer normalises over the same tokens. own: answers in the tokenizer's own
