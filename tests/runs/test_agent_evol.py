@@ -1,4 +1,4 @@
-"""AgentEvol: weights of episodes, demonstrations among them. Whole runs: test_runs.py."""
+"""AgentEvol: weights of episodes and demonstrations. Full runs are in test_runs.py."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from agentrl_jax.types import Demonstrations, TrainState
 
 
 def test_weights_by_hand():
-    # kept above .2 are 1 and 3 (mean 2): weights .5 and 1.5; the last row is no healthy episode
+    # kept above .2 are 1 and 3 (mean 2): weights .5 and 1.5; the last row is not a healthy episode
     returns, rows = jnp.array([1.0, 0.2, 3, -1, 9]), jnp.array([True] * 4 + [False])
     for how, want in [
         (AgentEvol(threshold=0.2), [0.5, 0, 1.5, 0, 0]),
@@ -40,7 +40,7 @@ def test_the_loss_by_hand():
 
 
 def slow_loss(returns, healthy, sampled, logprobs, threshold, weights):
-    """Mean over tokens of kept episodes, and its gradient, by float64 loops."""
+    """Mean over tokens of kept episodes, and its gradient, with float64 loops."""
     kept = [b for b in range(len(returns)) if healthy[b] and returns[b] > threshold]
     tokens = sum(int(sampled[b].sum()) for b in kept)
     mean = sum(returns[b] for b in kept) / max(len(kept), 1)
@@ -128,7 +128,7 @@ def same(a, b):
 
 
 def test_an_iteration_restarts_from_the_given_policy():
-    """With the memory of a new optimiser; the policy so far explores."""
+    """The optimiser state is reset; the current policy becomes the explorer."""
     params, base = toy.toy_params(0), toy.toy_params(1)
     tx = optax.adam(0.1)
     _, moved = tx.update(params, tx.init(params), params)
@@ -145,6 +145,6 @@ def test_an_iteration_restarts_from_the_given_policy():
     again = evol.begin_iteration(state, tx, base)
     assert same(again.explorer, params) and same(again.params, base) and again.step == 7
     assert same(again.opt_state, tx.init(base))
-    # The explorer is a copy: an update may give away the buffers of the policy it came from.
+    # The explorer must be a copy: an update may donate the policy's buffers.
     pairs = zip(jax.tree.leaves(again.explorer), jax.tree.leaves(params), strict=True)
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in pairs)

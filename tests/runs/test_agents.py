@@ -1,4 +1,4 @@
-"""Agents that plan and reflect: which turn comes when, what it shows, and that all of it trains."""
+"""Agents that plan and reflect: order of turns, observations and training."""
 
 import functools
 import itertools
@@ -40,11 +40,11 @@ def task(style='brief', agent=BOTH, **changes):
     return tiny.task(NAME, style=style, agent=agent, **(dict(max_turns=TURNS) | changes))
 
 
-# ---- which turn comes when -----------------------------------------------------------------------
+# ---- order of turns ------------------------------------------------------------------------------
 
 
 def kinds(agent, ends, trial_turns=99):
-    """(kind, trial, whether a level began) of turns; ends: turns that end a trial."""
+    """(kind, trial, whether a level starts) of turns; ends: turns that end a trial."""
     now, found = agents.begin(agent), []
     for turn in range(10):
         found.append((now.part, now.trial))
@@ -54,11 +54,11 @@ def kinds(agent, ends, trial_turns=99):
 
 
 A, P, R = ACT, PLAN, REFLECT
-SCHEDULES = [  # agent, turns that end a trial, turns of a trial; kinds, turns that begin a level
+SCHEDULES = [  # agent, turns that end a trial, turns per trial; kinds, turns that start a level
     (Agent(), (), 99, [A] * 10, []),
     (Agent(plans=True), (), 99, [P] + [A] * 9, []),
     (Agent(plans=True, plan_every=2), (), 99, [P, A, A] * 3 + [P], []),
-    # The last turn of a trial acts: nobody would follow its plan
+    # The last turn of a trial acts: a plan would have no effect
     (Agent(plans=True, plan_every=1), (), 5, [P, A, P, A, A], []),
     (Agent(plans=True, plan_every=1, trials=2), {2}, 3, [P, A, A] * 2, [2]),
     (Agent(reflects=True, trials=3), {1, 4}, 99, [A, A, R, A, A, R] + [A] * 4, [2, 5]),
@@ -76,7 +76,7 @@ def test_which_turn_comes_when_by_hand(agent, ends, limit, expected, begins):
     started = [sum(end < turn for end in ends) for turn in range(len(got))]
     assert [
         trial for _, trial, _ in got
-    ] == started  # a reflection is of the trial that it prepares
+    ] == started  # a reflection belongs to the trial that it prepares
 
 
 def test_trials_share_the_turns_evenly():
@@ -90,7 +90,7 @@ def test_trials_share_the_turns_evenly():
 )
 @pytest.mark.parametrize('limit', [5, 6, 9])
 def test_turns_of_a_trial_that_act_are_those_that_it_is_made_of(agent, limit):
-    """Random play in a report had the turns of plans and of all trials in a single one."""
+    """Random play in a report spent the turns of plans and of all trials in one trial."""
     number = agent.trial_turns(limit)
     first = kinds(agent, {number - 1}, number)[:number]
     assert {trial for _, trial, _ in first} == {0}
@@ -108,7 +108,7 @@ def moment(task_, part, **changes):
 
 
 def said(task_, *names):
-    """Parts int32 [A] of an answer."""
+    """The parsed parts int32 [A] of an answer."""
     index = [task_.env.ACTION_NAMES.index(name) for name in names]
     return jnp.asarray((index + [-2] * task_.max_actions_per_turn)[: task_.max_actions_per_turn])
 
@@ -135,7 +135,7 @@ def test_a_written_turn_does_not_step_the_world(part):
 
 
 def test_a_failed_trial_begins_again_bit_for_bit():
-    one = task(agent=Agent(reflects=True, trials=2), max_turns=7)  # 3 turns a trial
+    one = task(agent=Agent(reflects=True, trials=2), max_turns=7)  # 3 turns per trial
     start = world = text.begin(one, jnp.int32(3))
     key, seen = jax.random.key(0), []
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_what_turns_of_each_kind_show_word_for_word():
 
 
 def every_four(pieces, part=None, **settings):
-    """(texts, whether each matched, its parts) of all answers of four of the pieces."""
+    """(texts, whether each matched, its parts) of all answers of four pieces."""
     ends = settings.pop('ends', [])
     spelled = answer.with_ends([piece.encode() for piece in pieces], ends)
     table = answer.build_answer_table(spelled, ['Up', 'Left'], max_actions=2, **settings)
@@ -191,7 +191,7 @@ def test_a_written_answer_matches_where_it_holds_what_closes_it(part, closing):
     assert 0 < sum(wanted) < len(texts)
     np.testing.assert_array_equal(matched, wanted)
     for said, match, parts in zip(texts, wanted, found, strict=True):
-        if match:  # what it names
+        if match:  # the names in it
             named = [name.strip() for name in said.split(closing.encode())[0].split(b'||')]
             names = [0 if name == b'Up' else answer.UNKNOWN for name in named if name]
             assert parts == (names + [answer.ABSENT] * 2)[:2], said
@@ -212,7 +212,7 @@ def test_a_react_answer_is_what_follows_action_up_to_the_end_of_the_turn():
 
 @pytest.fixture(scope='module')
 def policy():
-    """A policy that mostly speaks the format of all kinds of turns, and plays badly."""
+    """A policy that mostly follows the format of all turns, but plays badly."""
     env, env_params = tiny.environment(NAME)
 
     def expert(states, used):
@@ -252,11 +252,11 @@ def cut(out, window, task_=None):
 def test_the_sampler_is_the_trainer(played, policy):
     out, window = played
     found = cut(out, window) if window else None
-    assert tiny.gap(policy, out, found=found) <= 3e-5  # of sharp logits
+    assert tiny.gap(policy, out, found=found) <= 3e-5  # logits are sharp
 
 
 def assert_turns_in_order(out, b):
-    """Kinds and trials of an episode's turns follow from where its trials ended: {turn}."""
+    """Kinds and trials of an episode's turns follow from the set of turns that ended a trial."""
     number = int(out.num_turns[b])
     ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
     expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
@@ -295,7 +295,7 @@ def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):
 
 
 def test_trials_are_states_of_their_own():
-    """One anchor for both trials compared what is left to earn in two with that in one."""
+    """A shared anchor compared the returns left in two trials with those left in one."""
     first = moment(task(), ACT)
     again = first.replace(agent=first.agent.replace(trial=jnp.int32(1)))
     reflects = first.replace(agent=first.agent.replace(part=jnp.int32(REFLECT)))
@@ -306,7 +306,7 @@ def test_trials_are_states_of_their_own():
 
 
 def two_trials():
-    """Three episodes of 2 + 1 + 2 turns: failed twice, solved in the second, solved at once."""
+    """Three episodes of 2 + 1 + 2 turns: failed twice, solved in trial two, solved in trial one."""
     rewards = [[-1, 0, 0, 2, -3], [-1, -2, 0, 4, 5], [7, 8, 0, 0, 0]]
     layouts = [[(1, 1)] * 5, [(1, 1)] * 5, [(1, 1)] * 2]
     part, trial = [[0, 0, REFLECT, 0, 0]] * 2 + [[0] * 5], [[0, 0, 1, 1, 1]] * 2 + [[0] * 5]
@@ -333,10 +333,10 @@ def by_mode():
     """Turns of two_trials(), outcome success, norm mean, gamma 1."""
     whole = np.array([[-2], [1], [1]]) / 3
     first = np.array([[-8], [-8], [16]]) / 3
-    # norm_k of -1 -1 7, 0 -2 8 and, where two are left, of 1 3, 2 4, -3 5
+    # norm_k of -1 -1 7, 0 -2 8 and, for the two remaining episodes, 1 3, 2 4, -3 5
     local = np.array([[-8 / 3, -2, -1, -1, -4], [-8 / 3, -4, 1, 1, 4], [16 / 3, 6, 0, 0, 0]])
     suffix = np.array([[-32 / 3, -8, -6, -5, -4], [-2 / 3, 2, 6, 5, 4], [34 / 3, 6, 0, 0, 0]])
-    # to go with the outcome: -1 0 0 -1 -3; 10 11 13 10 6; 16 9
+    # reward to go plus outcome: -1 0 0 -1 -3; 10 11 13 10 6; 16 9
     to_go = [[-28 / 3, -20 / 3, -6.5, -5.5, -4.5], [5 / 3, 13 / 3, 6.5, 5.5, 4.5]]
     to_go = np.array([*to_go, [23 / 3, 7 / 3, 0, 0, 0]])
     return {
@@ -352,7 +352,7 @@ def by_mode():
 
 
 def credit(rollout, mode):
-    """Advantages of turns [B, K], read off the tokens that were sampled in them."""
+    """Advantages of turns [B, K], taken from their sampled tokens."""
     zeros = jnp.zeros(rollout.tokens.shape, jnp.float32)
     how = dict(outcome='success', turn_gamma=1.0, comparison=Comparison('mean'))
     algorithm = MTGRPO(mode=mode, **how)
@@ -378,7 +378,7 @@ def test_a_plan_is_part_of_the_first_turn_that_mt_v1_credits():
     rollout = toy.rollout_of([[(1, 1)] * 3] * 3, [[0, 3, 9], [0, 6, 9], [0, 0, 0]], length=8)
     out = credit(rollout.replace(part=jnp.asarray([[PLAN, 0, 0]] * 3)), 'mt_v1')
     np.testing.assert_allclose(out, [[0, 0, 0], [3, 3, 0], [-3, -3, 0]], atol=1e-6)
-    assert not credit(rollout, 'mt_v1').any()  # without plans it is the first turn alone
+    assert not credit(rollout, 'mt_v1').any()  # without plans only the first turn counts
 
 
 def test_a_plan_is_followed_where_its_first_action_is_taken_first():
@@ -390,8 +390,8 @@ def test_a_plan_is_followed_where_its_first_action_is_taken_first():
         [[0, -1], [0, -1], [1, -1]] + [[-1, -1]] * 2,
     ]
     rollout = rollout.replace(part=part, actions=jnp.asarray(actions))
-    # Of the plans in front of a turn that acts which name something: 2 then 2, 1 then 3, 0 then 1;
-    # the plan of the third episode that ended a trial counted as followed by the plan of the next
+    # Plans with names before an acting turn: 2 then 2, 1 then 3, 0 then 1; a plan that ended the
+    # third episode's trial used to count as followed by the next plan
     followed = metrics.agent_metrics(rollout, BOTH)['agent/plan_followed']
     assert float(followed) == pytest.approx(1 / 3)
     assert set(metrics.agent_metrics(rollout, BOTH)) <= set(metrics.METRICS)
@@ -451,7 +451,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
 
     monkeypatch.setattr(pages, 'write', noted)
     assert train.train(cfg, str(tmp_path)) == 0
-    # Boards of later trials were replayed as if all turns of the curriculum had been allowed
+    # Later trials were replayed as if the curriculum allowed all turns
     assert limits == [read_config(cfg, None).turn_limit(step) for step in (0, 2)]
     rows = run_log.read_metrics(tmp_path / run_log.METRICS_FILE)
     assert all(row['perf/recompiles'] == 0 for row in rows if 'perf/recompiles' in row)
@@ -467,7 +467,7 @@ def test_a_run_trains_written_turns_and_compiles_nothing_more(tmp_path, monkeypa
 
 
 def host_play(policy, tmp_path, lines=None):
-    """A rollout of an episode each on eight items of hosts.Echo; from a log, if there is one."""
+    """A rollout of one episode on each of eight items of hosts.Echo, replayed if there is a log."""
     env, chat = hosts.Tests(), hosts.build_chat(tiny.tokenizer())
     conversation = hosts.Conversation(chat, '<think>', 160, agent=BOTH)
     levels = env.make_params(num_levels=16)
@@ -499,7 +499,7 @@ def test_worlds_on_hosts_have_the_same_agents_and_their_logs_the_same_rollout(po
     first = {(line['stream'], line['trial']): line for line in lines if line['action'] == 0}
     again = [stream for stream, trial in first if trial == 1]
     assert again
-    for stream in again:  # the same item from its start, behind the reflection
+    for stream in again:  # the same item from its start, after the reflection
         same = [first[stream, trial] | dict(trial=0, turn=0, seconds=0) for trial in (0, 1)]
         assert same[0] == same[1] and out.part[stream, first[stream, 1]['turn'] - 1] == REFLECT
     once_more, _ = host_play(policy, tmp_path, lines)

@@ -1,4 +1,4 @@
-"""Limits of expert demonstrations, and the answers that a policy has no room for."""
+"""Limits of expert demonstrations, and answers that do not fit into rollout.max_response."""
 
 import dataclasses
 import types
@@ -38,7 +38,7 @@ def test_demonstrations_have_the_limits_of_the_clone(capsys):
         for n in range(5)
     ]
     assert longest == texts[4] < 2 * texts[2]  # one turn of four actions, not two of two
-    for most in (12, longest - 1):  # what turns have no room for is a warning
+    for most in (12, longest - 1):  # warns about answers that do not fit
         capsys.readouterr()
         rollout = dataclasses.replace(run.config.rollout, max_response=most)
         cfg = dataclasses.replace(run.config, rollout=rollout)

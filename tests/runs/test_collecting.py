@@ -1,4 +1,4 @@
-"""Dynamic sampling: rollouts until the batch is full. A whole run: adapters in test_runs.py."""
+"""Dynamic sampling until the batch is full. For a full run see `adapters` in test_runs.py."""
 
 import functools
 import types
@@ -37,7 +37,7 @@ def test_kept_groups_are_packed_and_free_places_do_not_train():
     assert (int(count), int(kept)) == (2, 2)
     assert episodes.level[:4].tolist() == out.level[:4].tolist() == [102, 103, 106, 107]
     assert out.healthy.tolist() == [True] * 4 + [False] * 4
-    second = played_of([3, 0, 4, 4, 5, 0, 6, 0], first=8)  # groups 0, 2 and 3 vary; two have room
+    second = played_of([3, 0, 4, 4, 5, 0, 6, 0], first=8)  # groups 0, 2 and 3 vary; two fit
     (out, episodes), count, kept = pack((out, episodes), count, second)
     assert (int(count), int(kept)) == (4, 3)
     assert episodes.token_stream.tolist() == [2, 3, 6, 7, 8, 9, 12, 13]
@@ -48,7 +48,7 @@ STREAMS = Streams(seed=0)
 
 
 def stub_run(refill, varied):
-    """A run whose rollout number n has varied[n] groups that vary; (run, what was drawn)."""
+    """Return (run, draws); rollout n of the run has varied[n] groups that vary."""
     drawn = []
 
     def draw(key, step, first=0):
@@ -83,7 +83,7 @@ def stub_run(refill, varied):
     'varied, rollouts, held, kept',
     [
         ([4, 9, 9, 9], 1, 4, 4 / 4),  # full at once
-        ([1, 2, 4, 9], 3, 4, 7 / 12),  # 1 + 2 + 4 groups of 12 vary; the last 3 have no room
+        ([1, 2, 4, 9], 3, 4, 7 / 12),  # 1 + 2 + 4 groups of 12 vary; the last 3 do not fit
         ([1, 0, 1, 0], 4, 2, 2 / 16),  # the limit is reached: two groups train
         ([0, 0, 0, 0], 4, 0, 0.0),
     ],
@@ -95,13 +95,13 @@ def test_rollouts_are_played_until_the_batch_is_full_or_the_limit_is_reached(
     (out, _), sampled, measured, groups = collecting.collect(run, None, None, STREAMS, 5)
     assert len(drawn) == measured['filter/collects'] == rollouts and int(sampled) == 10 * rollouts
     assert measured['filter/kept'] == pytest.approx(kept)
-    assert measured['rollout/nonfinite'] == rollouts  # one in each
+    assert measured['rollout/nonfinite'] == rollouts  # one per rollout
     assert groups == held and out.healthy.sum() == held * GROUP_SIZE
-    # The first rollout is an unbiased sample of the policy: 2 for one of two in its varied groups.
+    # The first rollout is an unbiased sample of the policy: half of its varied groups return 2.
     assert measured['rollout/return'] == pytest.approx(2 * varied[0] / ROWS)
     assert [step for _, step, _ in drawn] == [5] * rollouts
     assert [first for _, _, first in drawn] == [ROWS * n for n in range(rollouts)]
-    assert len({tuple(key) for key, _, _ in drawn}) == rollouts  # other levels each time
+    assert len({tuple(key) for key, _, _ in drawn}) == rollouts  # different levels in each rollout
 
 
 def test_without_refilling_one_rollout_is_played_and_nothing_marked():

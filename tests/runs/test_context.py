@@ -1,4 +1,4 @@
-"""Windows: the policy is trained on exactly what it saw, and credit still runs over episodes."""
+"""Windows: the policy trains on exactly what it read, and credit still covers full episodes."""
 
 import functools
 
@@ -31,7 +31,7 @@ def played(window, style='brief', past_turns=0):
 
 
 def samples(out, found):
-    """{(episode, turn): ids the policy saw, answer included} of the turns that were played."""
+    """{(episode, turn): token ids that the policy read, including its answer}."""
     tokens, seen = (
         np.asarray(windows.split_turns(x, found)) for x in (out.tokens, out.attention_mask)
     )
@@ -58,7 +58,7 @@ def test_the_sampler_is_the_trainer(window):
 def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
     window, style, past_turns
 ):
-    """Written out as text: the first turn of a window shows no reward and no end of a turn."""
+    """Checked as text: the first turn of a window has no reward and no end of a turn before it."""
     out, found = played(window, style, past_turns)
     task = tiny.task(NAME, style=style, past_turns=past_turns)
     assert task.width > tiny.task(NAME, style=style).width or not past_turns
@@ -80,7 +80,7 @@ def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
                     task.env,
                     style,
                     states[i],
-                    turn=i if i > first else 0,  # 0: as if no turn had been before it
+                    turn=i if i > first else 0,  # 0: as for a first turn
                     reward=before['reward'],
                     warn=before['warn'],
                     left=task.max_actions_per_episode - before['used'],
@@ -95,7 +95,7 @@ def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
 
 @pytest.mark.soak
 def test_a_window_changes_what_the_policy_sees_only_from_the_turn_on_that_it_cuts():
-    """One of all turns nothing at all."""
+    """A window of all turns changes nothing."""
     free, _ = tiny.play(NAME, tiny.cloned(NAME)[0], KEY)
     whole, out = played(3)[0], played(1)[0]
     np.testing.assert_array_equal(free.tokens, whole.tokens)
@@ -119,7 +119,7 @@ def test_put_back_undoes_split_turns_on_every_answer():
 
 
 def as_turns(out, b):
-    """An episode of a rollout as a demonstration's turns."""
+    """Convert an episode of a rollout to the turns of a demonstration."""
     turns, prefix = [], len(tiny.task(NAME).prefix)
     for k in range(int(out.num_turns[b])):
         of = (out.turn[b] == k) & (np.arange(out.turn.shape[1]) >= prefix)
@@ -201,7 +201,7 @@ def micro(**changes):
 
 @pytest.mark.soak
 def test_training_on_windows_of_all_turns_is_training_on_conversations(tmp_path):
-    """Other shapes, the same samples and weights: losses and gradients agree."""
+    """Shapes differ, but samples and weights are the same: losses and gradients agree."""
     rows = {}
     changes = {'algorithm': 'mt_grpo', 'loss.aggregation': 'seq_mean_token_mean'}
     changes |= {'batch.shuffle': True, 'clone.episodes': 32, 'clone.steps': 30}

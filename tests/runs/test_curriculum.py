@@ -1,6 +1,6 @@
 """Curricula: ScalingInter-RL's table of horizons.
 
-What a horizon cuts is in test_rollout.py and test_text_task.py, whole runs in test_runs.py.
+Effects of a horizon are in test_rollout.py and test_text_task.py, full runs in test_runs.py.
 """
 
 import micro_runs
@@ -12,7 +12,7 @@ from agentrl_jax.run.config import read as read_config
 
 
 def counted(rounds, stage_steps, steps):
-    """The release's scheduler on a fresh run: a counter from 1 that is moved after each update."""
+    """The released scheduler on a fresh run: a counter from 1 that advances after each update."""
     stage, seen = 0, []
     for count in range(1, steps + 1):
         seen.append(rounds[stage])

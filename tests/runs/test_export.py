@@ -1,4 +1,4 @@
-"""Exported folders in `transformers`: the ids, chats and greedy answers of the run; model cards."""
+"""Exported folders in `transformers` reproduce ids, chats and greedy answers; model cards."""
 
 import io
 import itertools
@@ -53,7 +53,7 @@ HOSTILE = [
 
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
-    """(config, workdir) of a policy cloned from demonstrations, as a run of no steps leaves it."""
+    """(config, workdir) of a run without steps, whose policy was cloned from demonstrations."""
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')
     checkpoints = checkpoint.open_checkpoints(workdir, keep=1)
@@ -113,7 +113,7 @@ def hostile_texts(count=2000):
 
 
 def test_the_ids_of_the_project_tokenizer_are_those_of_sentencepiece():
-    """They were computed by that library once: every text of every world keeps its ids."""
+    """That library computed them before: all texts of all environments keep their ids."""
     reference = sentencepiece.SentencePieceProcessor(model_file=str(DEMO_MODEL))
     ours = load_tokenizer(DEMO_MODEL)
     texts = world_texts() + hostile_texts()
@@ -141,7 +141,9 @@ def test_an_exported_qwen_tokenizer_gives_the_ids_of_the_run_in_transformers(tmp
     source, out = tmp_path / 'in', tmp_path / 'out'
     source.mkdir(), out.mkdir()
     (source / 'tokenizer.json').write_text(qwen_vocabulary.qwen_tokenizer().to_json())
-    ends = '{"eos_token": "<|endoftext|>"}'  # of a base model; not what ends a turn of a run
+    ends = (
+        '{"eos_token": "<|endoftext|>"}'  # from a base model; a run's turns end with another token
+    )
     (source / 'special_tokens_map.json').write_text(ends)
     ours = hf_folder.write(out, source)
     (out / 'config.json').write_text('{"model_type": "qwen2"}')
@@ -197,7 +199,7 @@ def test_generate_gives_the_greedy_answers_of_the_run_and_stops(finished, export
             out = model.generate(ids, attention_mask=torch.ones_like(ids))[0, ids.shape[1] :]
             assert out.tolist() == tokens[answer].tolist()
             compared += out[-1].item() in ends
-    assert compared > 12  # turns that the policy itself ended
+    assert compared > 12  # turns that the policy ended itself
 
 
 def test_the_folder_says_what_ends_a_turn_and_how_long_a_sequence_may_be(finished, exported):
@@ -231,7 +233,7 @@ def test_the_folder_loads_to_the_policy_it_was_made_of(finished, exported):
 
 
 def with_bias(tmp_path, value):
-    """A llama folder whose attention has biases; the one behind it is `value`."""
+    """A llama folder with attention biases; the last bias is `value`."""
     tensors = tiny_models.hf_tensors(tiny_models.TINY)
     for i in range(2):
         tensors[f'model.layers.{i}.self_attn.o_proj.bias'] = np.full(64, value, np.float32)

@@ -1,4 +1,4 @@
-"""Play without a policy on worlds on hosts, and the configs of AgentGym-RL on them."""
+"""Play without a policy on hosts, and AgentGym-RL's configs."""
 
 import re
 import types
@@ -34,13 +34,13 @@ TURN = re.compile(r'<\|im_start\|>assistant\nAction: (.*?)<\|im_end\|>', re.DOTA
 
 
 def config(**changes):
-    """Short goals of TextCraft in words that a small model reads."""
+    """Short goals of TextCraft in the wording for small models."""
     return micro_runs.plain('textcraft', **(SHORT | changes))
 
 
 @pytest.fixture(scope='module')
 def run():
-    """What demonstrations need of a run, which is no model."""
+    """The parts of a run that demonstrations need: no model."""
     cfg = read_config(config())
     tokenizer = parts.build_tokenizer(cfg)
     trained, held_out = (
@@ -119,4 +119,4 @@ def test_a_report_has_random_play_and_the_planner_beside_a_policy(run):
     short = reference_success(task.env, task.env_params, 1, rollouts=1)
     assert short == {'random': 0.0, 'oracle': 0.0}
     again = task.replace(agent=Agent(plans=True, trials=3), max_turns=6)
-    assert report.reference(again)['oracle'] == 0.0  # one turn of each of three trials acts
+    assert report.reference(again)['oracle'] == 0.0  # one turn in each of three trials acts

@@ -1,6 +1,6 @@
-"""Runs that are killed lose no bit and leave no server, and what chaos.py compares would tell.
+"""Killed runs lose no bit and leave no server, and chaos.py's comparisons detect differences.
 
-tests/chaos.py does this to runs of every kind, as often as it is asked to.
+tests/chaos.py does this for runs of every kind, any number of times.
 """
 
 import chaos

@@ -1,4 +1,4 @@
-"""Rollouts against worlds on hosts: the clock decides when, never what."""
+"""Rollouts on hosts: timing never changes results."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ END = tiny.tokenizer().special('<|im_end|>')
 
 @functools.cache
 def calm():
-    """Echo worlds without any trouble."""
+    """Echo environments without faults."""
     return hosts.play()
 
 
@@ -73,7 +73,7 @@ def test_no_latency_and_no_schedule_changes_anything(poll):
 
 @pytest.mark.parametrize('read_tokens', [64, 16], ids=['one chunk', 'chunks'])
 def test_the_first_observation_of_a_group_is_read_once_and_changes_no_bit(read_tokens, monkeypatch):
-    """The three others of each group read nothing of it, however it is cut into chunks."""
+    """The other three episodes of each group read none of it, for any chunk size."""
     counted, counters_of = [], host.counters_of
 
     def counting(playing):
@@ -94,10 +94,10 @@ def test_the_first_observation_of_a_group_is_read_once_and_changes_no_bit(read_t
 
 
 class Waits:
-    """Its first replies say the same; each world waits for what another one has heard."""
+    """First replies are the same; each environment waits until another one received an answer."""
 
     deterministic, instruction = True, ''
-    first, second = threading.Event(), threading.Event()  # answers were heard
+    first, second = threading.Event(), threading.Event()  # answers were received
 
     def reset(self, item):
         items = hosts.conversation_of(hosts.Tests())[0].env_params.items.tolist()
@@ -118,7 +118,7 @@ class Waits:
 
 
 def test_a_row_that_copied_its_opening_samples_though_all_other_worlds_are_silent():
-    """It waited for one more reply, and for ever where none came before it had answered."""
+    """It waited for one more reply, which never arrived if that reply depended on its answer."""
     listed = tiny.episodes('frozen_lake')
     few = jax.tree.map(lambda x: x[:3], tiny.episodes('frozen_lake'))
     listed = dataclasses.replace(few, level=np.arange(3, dtype=np.int32))
@@ -155,14 +155,14 @@ def test_a_rollout_says_where_it_is_while_it_is_played():
     collect(tiny.cloned('frozen_lake')[0], task, tiny.episodes('frozen_lake'), tiny.KEY)
     collect.worlds.pool.close()
     assert collect.worlds.rollout is None and len(seen) >= 16
-    for now in seen:  # 16 episodes, 8 rows; whoever says it is a world that is waited for
+    for now in seen:  # 16 episodes, 8 rows; the rollout waits for the environment with this step
         assert now['waited for'] >= 1 and now['waited for'] + now['on the device'] <= 8
         assert now['to begin'] <= 8 and now['retries'] == now['faults'] == 0
     assert seen[0]['to begin'] == 8 and seen[-1]['to begin'] == 0
 
 
 def test_three_programs_are_compiled_and_never_another():
-    """For whatever seeds, worlds, turn limits and lists of episodes."""
+    """For any seeds, environments, turn limits and lists of episodes."""
     task, conversation = hosts.conversation_of(hosts.Tests())
     collect = hosts.collector(conversation, hosts.Echo, slots=4, poll=3)
     params = tiny.cloned('frozen_lake')[0]
@@ -183,7 +183,7 @@ def test_three_programs_are_compiled_and_never_another():
 
 
 def test_rows_are_changed_in_place():
-    """Decoding and reading write into the cache they are given; neither has one of its own."""
+    """Decoding and reading write into the cache that they receive and do not copy it."""
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     settings = tiny.settings(slots=4, serve_rows=2, max_tokens=2048, max_response=4)
     made = programs.build_programs(mesh, settings, width=8, cache_tokens=2048)
@@ -193,7 +193,7 @@ def test_rows_are_changed_in_place():
     given, bound = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), np.int32(1)
     for program, *rest in (made.decode, ends, tiny.KEY, bound, bound), (made.read, ends, block):
         with warnings.catch_warnings():
-            warnings.simplefilter('error')  # buffers that are given in vain
+            warnings.simplefilter('error')  # about donated buffers that are not used
             memory = program.lower(state, tiny.untrained(), *rest).compile().memory_analysis()
         assert memory.alias_size_in_bytes == given
         assert memory.temp_size_in_bytes < given
@@ -201,7 +201,7 @@ def test_rows_are_changed_in_place():
 
 @pytest.mark.soak
 def test_frozen_lake_on_a_host_is_frozen_lake_on_the_device():
-    """Token for token; the host's prefix ends at the system message, the device's behind 'user'."""
+    """Token for token. The host's prefix ends at the system message, the device's after 'user'."""
     env, _ = tiny.environment('frozen_lake')
     env_params = dataclasses.replace(env, success_rate=1.0).make_params(num_levels=16)
     on_device = tiny.build_task(env, env_params, tiny.tokenizer(), style='brief', **tiny.BUDGETS)

@@ -1,4 +1,4 @@
-"""Whole runs against worlds on hosts: training, validation, pages, resuming, replays."""
+"""Full runs on hosts: training, validation, pages, resuming, replays."""
 
 import itertools
 import json
@@ -85,7 +85,7 @@ def test_a_page_shows_what_was_said_and_answered(finished):
     made = json.loads((workdir / 'rollouts' / 'step_000002.json').read_text())
     turn = made['episodes'][0]['turns'][0]
     assert made['env'] == 'objects' and turn['grid'] is None and len(turn['actions']) == 1
-    # Whether an answer is valid, this world does not say: no figure, and no badge
+    # This environment does not report validity: no metric, and no badge
     assert turn['valid'] is None and made['totals']['invalid'] is None
     for row in run_log.read_metrics(workdir / run_log.METRICS_FILE):
         assert all(np.isnan(row[name]) for name in row if name.endswith('valid_format'))
@@ -109,7 +109,7 @@ def test_the_end_of_a_log_is_read_without_its_beginning(tmp_path):
     assert replies.newest(path, 0) == []
     rows = [{'step': step, 'stream': stream} for step in (1, 2, 3) for stream in (0, 1)]
     text = ''.join(json.dumps(row) + '\n' for row in rows)
-    path.write_text(f'not JSON\n{text}' + '{"step": 3, "str')  # a line that is being written
+    path.write_text(f'not JSON\n{text}' + '{"step": 3, "str')  # a partly written line
     assert replies.newest(path, 3) == rows[4:] and replies.newest(path, 2) == rows[2:]
     assert replies.newest(path, 4) == []
 
@@ -127,12 +127,14 @@ def test_a_killed_step_is_played_again_with_the_same_bits(finished, tmp_path):
 
 
 def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, monkeypatch, capfd):
-    """The state is saved, and the run goes on from there when its worlds are back."""
+    """The state is saved, and the run resumes from it when its environments are back."""
     began = itertools.count()
 
     class Gone(hosts.Echo):
         def reset(self, item):
-            if next(began) >= 40:  # in step 1: 16 are validated, and 16 trained in step 0
+            if (
+                next(began) >= 40
+            ):  # in step 1: 16 episodes are for validation, and 16 for training in step 0
                 raise WorldDown('the server is gone')
             return super().reset(item)
 
@@ -142,7 +144,7 @@ def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, mo
             os.kill(os.getpid(), signal.SIGTERM)
 
     look = world_calls.WorldCalls._look_for_outage
-    # Only the end of the run saves: what is there afterwards was saved because it was asked.
+    # Only the end of the run saves: a checkpoint before it is due to the signal.
     cfg = config(**{'checkpoint.every': 9, 'checkpoint.keep': 9, 'hosts.outage_s': 10.0})
     with monkeypatch.context() as patch:
         patch.setattr(hosts, 'Echo', Gone)
@@ -157,24 +159,24 @@ def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, mo
 
 
 def strip(path):
-    """The lines of a log without what a clock says, in an order of their own."""
+    """Return the sorted lines of a log, without times."""
     rows = [row | {'seconds': 0} for row in replies.read_log(path)]
     return sorted(json.dumps(row, sort_keys=True) for row in rows)
 
 
 def test_an_evaluation_is_replayed_without_any_world(finished, tmp_path, monkeypatch):
-    """From its own log, and from that of the run."""
+    """From its own log, and from the run's log."""
     cfg, workdir = finished
     before = evaluate.evaluate(cfg, str(workdir), str(tmp_path / 'one'), None)
 
-    def document(folder):  # the worlds of the run took another time
+    def document(folder):  # the run's environments had other timings
         text = (folder / 'rollouts' / 'evaluation_validation.json').read_text()
         return re.sub(r'"(seconds|slowest)":[0-9.e-]+', '', text)
 
     first = (tmp_path / 'one' / 'replies_validation.jsonl').read_bytes()
     assert evaluate.evaluate(cfg, str(workdir), str(tmp_path / 'one'), None) == before
     earlier = tmp_path / 'one' / 'replies_validation.earlier_1.jsonl'
-    assert earlier.read_bytes() == first  # the second one erased it
+    assert earlier.read_bytes() == first  # the second evaluation erased it
     monkeypatch.setattr('agentrl_jax.envs.hosts.objects.Objects.make', lambda self: 1 / 0)
     logs = tmp_path / 'one' / 'replies_validation.jsonl', workdir / 'replies.jsonl'
     for number, log in enumerate(logs):
@@ -258,7 +260,7 @@ def test_episodes_whose_world_failed_train_nothing(tmp_path, monkeypatch):
 
 
 def test_a_run_whose_worlds_all_failed_is_a_failure_that_says_so(tmp_path, monkeypatch, capfd):
-    """It ended with exit code 0, and from five steps on it said that returns were equal."""
+    """It ended with exit code 0, and after five steps it reported that returns were equal."""
 
     class Broken(hosts.Echo):
         def reset(self, item):
@@ -319,7 +321,7 @@ def test_a_world_that_cannot_be_made_is_said_before_a_model_is_made(changes, wor
 def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
     changes, missing, words, monkeypatch
 ):
-    """search without bm25s: 47 lines after 28 s."""
+    """search without bm25s failed with 47 lines after 28 s."""
     monkeypatch.setattr(parts, 'build_model', None)
     for name in [n for n in sys.modules if n.partition('.')[0] == missing]:
         monkeypatch.delitem(sys.modules, name)

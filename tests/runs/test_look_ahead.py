@@ -1,7 +1,7 @@
-"""Prompts of tokenizers whose rules look at what follows a line: every world in every wording.
+"""Prompts with tokenizers that depend on the text after a line: all environments and wordings.
 
-Run with a small tokenizer that has SmolLM2's rules, and with those of the real checkpoints in the
-folder that AGENTRL_REAL_WEIGHTS names: smollm2*.gguf and qwen2.5*.gguf.
+Runs with a small tokenizer with SmolLM2's rules, and with the tokenizers of real checkpoints in the
+folder AGENTRL_REAL_WEIGHTS: smollm2*.gguf and qwen2.5*.gguf.
 """
 
 import functools
@@ -51,7 +51,7 @@ def build(name, tokenizer, style, **changes):
 
 
 def moments(task, seed=0):
-    """Episodes at any turn: (of all, whether the turn before ended itself)."""
+    """Episodes at any turn: (episodes, whether the policy ended the previous turn)."""
     rng = np.random.default_rng(seed)
     begin = jax.jit(jax.vmap(text.begin, in_axes=(None, 0)))
     episodes = begin(task, np.arange(ROWS) % task.env.num_levels(task.env_params))
@@ -72,7 +72,7 @@ def moments(task, seed=0):
 @jax.jit
 @functools.partial(jax.vmap, in_axes=(None, 0, 0))
 def told(task, *moment):
-    """(prompt, its length, its length without writing it, tokens of the opening) of an episode."""
+    """(prompt, its length, its length computed without writing, tokens of the opening)."""
     prompt, count = text.turn_tokens(task, *moment)
     return prompt, count, text.turn_length(task, *moment), text.opening_length(task, *moment)
 
@@ -91,13 +91,13 @@ def assert_prompts_are_their_text(name, tokenizer, style, **changes):
     episodes, ends = moments(task)
     for i, (ids, opening) in enumerate(zip(*shown(task, episodes, ends), strict=True)):
         whole = [*prefix, *ids] if i % TURNS == 0 else ids
-        cut = [*prefix, *(ids if i % TURNS == 0 else ids[int(opening) :])]  # as a window shows it
+        cut = [*prefix, *(ids if i % TURNS == 0 else ids[int(opening) :])]  # as in a window
         for given in (whole, cut):
             said = tokenizer.decode(given, show_special=True)
             assert chat.tokenize(tokenizer, said) == given, said
 
 
-# Of each wording of observations one; the others in `make soak`
+# One environment per wording of observations; the rest run in `make soak`
 QUICKLY = ('frozen_lake', 'lake_coordinates', 'room_cells', 'library', 'bandit')
 SOAK = [
     pytest.param(name, 'ragen', marks=pytest.mark.soak) for name in WORLDS if name not in QUICKLY
@@ -166,7 +166,7 @@ def test_every_prompt_of_a_real_checkpoint_is_the_tokens_of_its_whole_text(check
         assert_prompts_are_their_text(name, tokenizer, style, agent=BOTH)
         assert_prompts_are_their_text(name, tokenizer, style, generation_prefix=REACT)
         assert_histories_are_their_text(name, tokenizer, style)
-    jax.clear_caches()  # hundreds of tasks are more programs than Linux has pieces of memory for
+    jax.clear_caches()  # programs of hundreds of tasks exceed Linux's limit of memory maps
 
 
 @pytest.mark.soak

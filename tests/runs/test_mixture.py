@@ -1,4 +1,4 @@
-"""Several worlds in one run: shares, rows, streams, sums. Whole runs: test_runs.py."""
+"""Several environments in one run: shares, rows, streams, sums. Full runs are in test_runs.py."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ MIX_NAMES = ('frozen_lake', 'catch')
 
 
 def config(mix, **changes):
-    """Four groups of four; eight of them where the shares are uneven."""
+    """Four groups of four; eight groups if the shares are uneven."""
     small = {
         'algorithm': 'grpo',
         'clone.episodes': 0,
@@ -54,7 +54,7 @@ def assert_same(left, right):
     'shares, total, expected',
     [
         ((0.75, 0.25), 8, (6, 2)),
-        ((0.5, 0.5), 7, (4, 3)),  # 3.5 each: of equals the first
+        ((0.5, 0.5), 7, (4, 3)),  # 3.5 each: the first one wins ties
         ((0.5, 0.3, 0.2), 8, (4, 2, 2)),  # 4, 2.4, 1.6
         ((1 / 3, 1 / 3, 1 / 3), 32, (11, 11, 10)),
         ((1.0,), 5, (5,)),
@@ -75,7 +75,7 @@ def test_a_member_is_the_config_of_a_run_of_its_own():
     assert (lake.env.name, lake.env.mix, lake.rollout.num_groups) == ('frozen_lake', (), 6)
     assert (catch.env.name, catch.rollout.num_groups) == ('catch', 2)
     assert (lake.clone.episodes, catch.clone.episodes) == (8, 2)
-    saved = ml_collections.ConfigDict(json.loads(cfg.to_json()))  # its pairs are lists
+    saved = ml_collections.ConfigDict(json.loads(cfg.to_json()))  # JSON turns pairs into lists
     assert tuple(effective(saved).env.mix) == UNEVEN
     assert tuple(member.env.name for member in read_config(saved, None).members) == MIX_NAMES
     plain = read_config(config(()), None)
@@ -130,7 +130,7 @@ def played(run):
 
 @pytest.mark.soak
 def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
-    """Over eight devices. Streams differ in all rows; each block begins with its world's prompt."""
+    """On eight devices. Streams differ in all rows; blocks start with their environment's prompt."""
     run = build(config(UNEVEN, **{'mesh.data': 8}))
     rollout, drawn = played(run)
     assert run.mesh.size == 8
@@ -190,7 +190,7 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
     assert_same(found[1].figures, one.figures)
     assert_same(found[2].figures, two.figures)
     assert mixture.joined((plain, plain)).figures is None
-    # Whether answers are valid is known of worlds on the device, and of some on hosts
+    # Validity is known on the device, and for some environments on hosts
     assert whole.judged is None
     doubtful = one.replace(judged=jnp.zeros_like(one.valid))
     assert mixture.joined((plain, doubtful)).judged.tolist() == [[True]] * 2 + [[False]] * 2

@@ -1,4 +1,4 @@
-"""Worlds and algorithms outside the package: those of the READMEs, in a module of a user."""
+"""Environments and algorithms of a user's module outside the package: the READMEs' examples."""
 
 import importlib
 import pathlib
@@ -25,7 +25,7 @@ def example(folder):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module outside the package, which is imported again by each test."""
+    """A module outside the package, which each test imports again."""
     path = tmp_path / 'my_things.py'
     path.write_text(example('envs') + '\n\n' + example('algorithms'), encoding='utf-8')
     monkeypatch.syspath_prepend(tmp_path)
@@ -36,7 +36,7 @@ def module(tmp_path, monkeypatch):
 
 
 def forget(before):
-    """As in a process that has not imported the module."""
+    """Restore the state of a process that has not imported the module."""
     sys.modules.pop('my_things', None)
     for known, names in zip(KNOWN, before, strict=True):
         known.clear()
@@ -106,6 +106,6 @@ def test_a_class_that_cannot_be_used_is_an_error_of_one_line(module, changes, wo
 
 
 def test_tables_of_the_readmes_follow_from_the_code():
-    """python -m agentrl_jax.run.documents writes them."""
+    """Run python -m agentrl_jax.run.documents to update them."""
     for path, text in documents.documents().items():
         assert path.read_text(encoding='utf-8') == text, path

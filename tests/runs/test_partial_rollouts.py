@@ -1,4 +1,4 @@
-"""Rollouts that go on across updates: which weights sample what, and that nothing else changes."""
+"""Rollouts that continue across updates: which weights sample which turns; nothing else changes."""
 
 import collections
 import functools
@@ -30,7 +30,7 @@ STEPS, EPISODES = 5, 16
 
 @functools.cache
 def weights(version):
-    """Of a step: those of the step before and a little more, as an update would leave them."""
+    """Weights of a step: the previous step's with a small change, as after an update."""
     params, keys = tiny.cloned('frozen_lake')[0], itertools.count(100 * version)
 
     def moved(x):
@@ -47,7 +47,7 @@ def drawn(step):
 
 
 class Recorded(Pool):
-    """Knows in which order episodes began."""
+    """Records the order in which episodes start."""
 
     def __init__(self, make, read):
         super().__init__(make, read)
@@ -59,7 +59,7 @@ class Recorded(Pool):
 
 
 def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **settings):
-    """(rollouts of steps on the host, the player of them)."""
+    """(rollouts of steps on the host, their player)."""
     task, conversation = hosts.conversation_of(hosts.Tests())
     recorded = Recorded(make, conversation.prompt)
     collect = hosts.collector(conversation, make, pool=recorded, **settings)
@@ -86,7 +86,7 @@ def played(make, folder, *, staleness=2, pool=None, replay=None, first=0, **sett
 
 @pytest.fixture(scope='module')
 def slow(tmp_path_factory):
-    """(rollouts, folder of the logs) of worlds that take their time."""
+    """(rollouts, folder of the logs) of slow environments."""
     folder = tmp_path_factory.mktemp('slow')
     return played(hosts.troubled(1, latency=0.004), folder)[0], folder
 
@@ -113,10 +113,12 @@ def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness
     version = version_of(rollouts)
     assert {0, 1} <= set((np.arange(STEPS)[:, None, None] - version)[version >= 0])
     later = (version[:, :, 1:] >= version[:, :, :-1]) | (version[:, :, 1:] < 0)
-    assert later.all()  # versions of an episode rise
+    assert later.all()  # versions of an episode increase
     assert player.calls.pool.begun == [*range(STEPS * EPISODES)]
     prefix = len(player.task.prefix)
-    assert player.shared > STEPS * EPISODES // 2 * prefix  # most copy it, and their first prompt
+    assert (
+        player.shared > STEPS * EPISODES // 2 * prefix
+    )  # most episodes copy it and their first prompt
     assert not player.calls.under_way and not player.prompts
     logged = [json.loads(line) for line in (tmp_path / 'versions.jsonl').open()]
     assert [line['step'] for line in logged] == [*range(STEPS)]
@@ -127,7 +129,7 @@ def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness
 
 
 def test_weights_that_stand_still_give_the_episodes_of_no_staleness(tmp_path, monkeypatch):
-    """To the bit: none is preferred, cut or begun anew, however long it takes."""
+    """Bit for bit: no episode is preferred, cut or restarted because of its duration."""
     still = weights(0)
     monkeypatch.setitem(globals(), 'weights', lambda version: still)
     alone, _ = played(hosts.Echo, tmp_path / 'alone', staleness=0)
@@ -140,7 +142,7 @@ def test_weights_that_stand_still_give_the_episodes_of_no_staleness(tmp_path, mo
 
 @pytest.mark.soak
 def test_log_probabilities_are_those_of_the_weights_of_each_turn(slow):
-    """By an independent forward pass with a cache, turn by turn under the logged weights."""
+    """Checked with an independent cached forward pass, turn by turn with the logged weights."""
     rollouts, _ = slow
     config, version = tiny.config(), version_of(rollouts)
     assert len({tuple(row[row >= 0]) for row in version.reshape(-1, version.shape[2])}) > 8
@@ -167,7 +169,7 @@ def test_log_probabilities_are_those_of_the_weights_of_each_turn(slow):
 
 @pytest.mark.soak
 def test_a_window_is_of_one_version(tmp_path):
-    """It is read again at every turn, its prefix too: the trainer finds what was sampled."""
+    """It is read again at every turn, including its prefix, so trainer and sampler agree."""
     rollouts, player = played(hosts.Echo, tmp_path, window=2)
     context = windows.Context.of(player.task, 2, hosts.SETTINGS['max_response'])
     version = version_of(rollouts)
@@ -223,7 +225,7 @@ def test_a_step_waits_for_its_own_episodes_alone(tmp_path, monkeypatch):
                 weights(step), task, drawn, tiny.KEY, step=step, last=1, staleness=1
             )
             waiting = len(collect.worlds.ahead.calls.under_way)
-            assert waiting >= 4 if step == 0 else waiting == 0  # a group is held
+            assert waiting >= 4 if step == 0 else waiting == 0  # a group waits
             Held.over.set()
         stale = jax.device_get(out.staleness)
         assert not stale[-4:].any() and stale[:-4, 0].any()
@@ -234,7 +236,7 @@ def test_a_step_waits_for_its_own_episodes_alone(tmp_path, monkeypatch):
 
 @pytest.mark.soak
 def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_path):
-    """More of them than slots: when they are replayed, they may not hold those until then."""
+    """There are more of them than slots, so they must not hold slots until they are replayed."""
     failed = collections.Counter()
 
     class Broken(hosts.Echo):
@@ -242,7 +244,7 @@ def test_faulty_episodes_are_played_again_under_the_weights_of_their_step(tmp_pa
 
         def step(self, action):
             item = int(self.said[0])
-            if failed[item] < 4:  # all of its group
+            if failed[item] < 4:  # its full group
                 failed[item] += 1
                 raise WorldError('broken once')
             return super().step(action)
@@ -274,16 +276,16 @@ def test_logs_of_versions_that_do_not_fit_are_refused(slow, tmp_path):
         versions.Plan(path, 0, 2).last_of(1, 5)
 
 
-# ---- whole runs ----------------------------------------------------------------------------------
+# ---- full runs -----------------------------------------------------------------------------------
 
 
 def a_point_a_turn(episode):
-    """Long episodes are the good ones."""
+    """Longer episodes return more."""
     return [1.0] * len(episode.turns)
 
 
 def assert_levels_are_those_of_the_steps(cfg, folder):
-    """As they would be drawn without staleness, whichever episodes are short."""
+    """The same as without staleness, for any lengths of episodes."""
     built = train.build(cfg).training
     items = built.tasks[0].env_params.items
     began = [row for row in read_log(folder / 'replies.jsonl') if not row['turn']]
@@ -300,7 +302,7 @@ def state_and_rows(cfg, folder):
 
 
 def assert_states_are_equal(cfg, one, other):
-    """Of two runs; returns the rows of metrics of each."""
+    """Compare two runs and return their rows of metrics."""
     (state, rows), (again, repeated) = state_and_rows(cfg, one), state_and_rows(cfg, other)
     jax.tree.map(np.testing.assert_array_equal, state, again)
     return rows, repeated

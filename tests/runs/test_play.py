@@ -1,4 +1,4 @@
-"""Playing a world in the terminal, by hand and by a policy."""
+"""Playing an environment in the terminal, by hand and with a policy."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from agentrl_jax.run.config import read as read_config
 
 
 def played(name, lines, level=2, **changes):
-    """(return, solved, what was said) of a game in which a person types the given lines."""
+    """(return, solved, output) of a game in which a person types these lines."""
     face = micro_runs.config(name, **{'env.max_turns': 9, 'rollout.max_tokens': 640} | changes)
     cfg = read_config(face, None)
     task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
@@ -36,16 +36,16 @@ def test_the_oracle_s_plan_typed_by_hand_solves_the_level():
 
     total, solved, said = played('frozen_lake', lines, level=4, **changes)
     assert solved and total == pytest.approx(1.0) and said.endswith('\nsolved, return 1')
-    board = said[said.index('The end') :]  # it never showed where the last turn led
+    board = said[said.index('The end') :]  # the last state used to be missing
     assert '√' in board and 'P' not in board
     assert 'slippery' not in said and 'player on goal' in said
     assert said.count('actions left') >= 3 and 'Turn 3 of 9' in said
 
 
 def test_the_end_of_a_game_shows_the_board_and_says_why():
-    """It said 'turn budget' or 'terminated', and showed no board."""
+    """It printed 'turn budget' or 'terminated', without a board."""
     firm = {'frozen_lake.success_rate': 1.0}
-    lines = ['Left', 'jump']  # which is no action
+    lines = ['Left', 'jump']  # not an action
     total, solved, said = played('frozen_lake', lambda task: lines, **firm, **{'env.max_turns': 2})
     assert not solved and said.endswith(f'\nnot solved: all 2 turns are played, return {total:g}')
     assert said[said.index('The end') :].count('P') == 1
@@ -59,6 +59,6 @@ def test_the_end_of_a_game_shows_the_board_and_says_why():
 
 @pytest.mark.parametrize('given, workdir', [(None, ''), (micro_runs.plain('bandit'), 'runs/demo')])
 def test_a_policy_plays_with_no_config_but_that_of_its_run(given, workdir):
-    """Another --config beside --workdir gave the policy other prompts, and nothing said so."""
+    """A --config in addition to --workdir silently gave the policy other prompts."""
     with pytest.raises(ValueError, match='either a --config, .* or a --workdir'):
         play.config_to_play(given, workdir)

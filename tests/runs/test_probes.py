@@ -1,6 +1,6 @@
-"""Probe environments: worlds of one or two tokens that an algorithm either learns or is broken.
+"""Probe environments of one or two tokens, which any correct algorithm learns.
 
-The policy is a table, logits[position, last token]; everything else is the library's own path:
+The policy is a table, logits[position, last token]. Everything else is the library's code:
 rollout -> make_batch -> update_step. Three seeds are trained at once.
 """
 
@@ -23,7 +23,7 @@ SYMBOLS, GROUPS, GROUP_SIZE, SEEDS = 5, 6, 8, 3
 ROWS = GROUPS * GROUP_SIZE
 
 
-# ---- worlds: (observation int [B], actions int [B, K], key) -> rewards float [B, K] ------------
+# ---- environments: (observation int [B], actions int [B, K], key) -> rewards float [B, K] -----
 
 
 def repeat_it(observation, actions, key):
@@ -45,7 +45,7 @@ def loud_second_turn(observation, actions, key):
 
 
 def constant(observation, actions, key):
-    """One turn: the same reward whatever is said."""
+    """One turn: the same reward for every answer."""
     return jnp.ones(actions.shape, jnp.float32)
 
 
@@ -62,7 +62,7 @@ def table_values(params, critic_params, tokens, positions, attention_mask):
 
 
 def play(params, key, world, turns):
-    """Episodes whose first observation is drawn per group; later observations are 0."""
+    """Play episodes: the first observation is drawn per group; later observations are 0."""
     k_seen, k_act, k_world = jax.random.split(key, 3)
     seen = jnp.repeat(jax.random.randint(k_seen, (GROUPS,), 0, 2), GROUP_SIZE)
     tokens = jnp.zeros((ROWS, 2 * turns), jnp.int32).at[:, 0].set(seen)
@@ -78,7 +78,7 @@ def play(params, key, world, turns):
 
 
 def train(algorithm, world, *, turns, steps, lr=0.2):
-    """Mean return of each step, of three seeds: float [SEEDS, steps]."""
+    """Train and return the mean return of each step for three seeds, float [SEEDS, steps]."""
     length = 2 * turns
     blank = toy.rollout_of([[(1, 1)] * turns] * ROWS, np.zeros((ROWS, turns)), length=length)
     tx = Optim(weight_decay=0.0, max_grad_norm=10.0).tx(lr)
@@ -119,7 +119,12 @@ def test_the_answer_may_depend_on_the_observation(name):
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
 
 
-QUICKLY = ('ppo', 'mt_grpo', 'gigpo', 'agent_evol')  # the others in `make soak`; opd has no reward
+QUICKLY = (
+    'ppo',
+    'mt_grpo',
+    'gigpo',
+    'agent_evol',
+)  # the rest run in `make soak`; opd has no reward
 
 
 @pytest.mark.soak
@@ -143,7 +148,7 @@ def test_a_constant_reward_teaches_nothing_to_group_baselines(name):
 
 @pytest.mark.soak
 def test_turn_credit_beats_trajectory_credit_in_a_loud_second_turn():
-    """MT-GRPO compares first turns with first turns; GRPO drowns them in the second's noise."""
+    """MT-GRPO compares first turns with first turns; in GRPO the second turn's noise dominates."""
 
     def first_turn(algorithm):
         table = train(algorithm, loud_second_turn, turns=2, steps=40, lr=0.1)[1]

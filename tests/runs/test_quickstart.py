@@ -1,4 +1,4 @@
-"""The notebook of experiments/ runs from its text, and says what it says there."""
+"""The notebook in experiments/ runs and reproduces its saved output."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ NOTEBOOK = micro_runs.ROOT / 'experiments' / 'quickstart.ipynb'
 def test_the_quickstart_notebook_runs(tmp_path):
     cells = json.loads(NOTEBOOK.read_text(encoding='utf-8'))['cells']
     code = [cell for cell in cells if cell['cell_type'] == 'code']
-    assert len(code) < len(cells)  # words between them
+    assert len(code) < len(cells)  # there is text between them
     script = tmp_path / 'quickstart.py'
     script.write_text('\n'.join(''.join(cell['source']) for cell in code), encoding='utf-8')
     found = subprocess.run(
@@ -28,5 +28,5 @@ def test_the_quickstart_notebook_runs(tmp_path):
     shown = ''.join(''.join(cell['outputs'][0]['text']) for cell in code if cell['outputs'])
     lines, expected = found.stdout.splitlines(), shown.splitlines()
     assert lines[0] == expected[0] == '(64, 112) tokens; (64, 3) turn rewards'
-    assert lines[2:6] == expected[2:6]  # the first prompt; what is sampled may differ by machine
+    assert lines[2:6] == expected[2:6]  # the first prompt; samples may differ between machines
     assert [line.split()[0] for line in lines[-4:]] == [line.split()[0] for line in expected[-4:]]

@@ -1,7 +1,7 @@
-"""Configs that cannot be, or would do nothing, are rejected before time is spent.
+"""Invalid configs and settings without effect are rejected before any work is done.
 
-A case holds changes and the field that the error must name. Bounds and choices of single fields,
-and fields that an algorithm lacks: test_settings.py.
+A case has changes and the field that the error must name. Bounds and choices of single fields,
+and fields that an algorithm lacks, are tested in test_settings.py.
 """
 
 import micro_runs
@@ -27,7 +27,7 @@ def mixed(*shares):
 
 
 REJECTED = (
-    # one need is a value, a set, an interval
+    # needs that are a value, a set, an interval
     ({'filter.rule': 'varied', 'filter.smallest': True}, 'filter.smallest'),
     ({'loss.sampler_low': 0.5}, 'loss.sampler_correction'),
     ({'loss.sampler_correction': 'tis', 'loss.sampler_high': 0.9}, 'loss.sampler_high'),
@@ -60,7 +60,7 @@ REJECTED = (
     ({'algorithm': 'agent_evol', 'evol.base_rows': 8}, 'clone.episodes'),
     (EVOL | {'algorithm': 'ppo'}, 'algorithm'),
     (EVOL | {'evol.base_rows': 4}, 'batch.minibatch_rows'),
-    # several worlds
+    # several environments
     (mixed('frozen_lake', 0.5), 'env.mix'),
     (mixed(('chess', 1.0)), 'env.mix'),
     (mixed(('sokoban', 0.5), ('sokoban', 0.5)), 'env.mix'),

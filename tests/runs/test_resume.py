@@ -1,4 +1,4 @@
-"""A run that is killed, stopped and damaged ends with the same bits as one that is left alone."""
+"""A run that is killed, stopped and damaged ends with the same bits as an undisturbed run."""
 
 import json
 import os
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.soak
 
 
 class Workdir:
-    """A run of micro_runs.get_config() in processes of its own."""
+    """A run of micro_runs.get_config() in separate processes."""
 
     def __init__(self, path):
         self.path, self.log = path, path.with_suffix('.log')
@@ -38,14 +38,14 @@ class Workdir:
             )
 
     def finish(self, process):
-        """The exit code."""
+        """Wait for the process and return its exit code."""
         try:
             return process.wait(timeout=240)
         finally:
             process.kill()
 
     def stop_after(self, row, delay, number):
-        """Starts the run, waits for a row of metrics and sends the signal."""
+        """Start the run, wait for a row of metrics and send the signal."""
         process, deadline = self.start(), time.monotonic() + 240
         while process.poll() is None and time.monotonic() < deadline:
             if any(found['step'] >= row for found in self.rows()):
@@ -80,7 +80,7 @@ def test_the_undisturbed_run_trained(undisturbed):
 
 
 def test_a_finished_run_that_is_started_again_says_so(undisturbed):
-    """It validated the last step once more without a word about its end."""
+    """It silently validated the last step again."""
     before = undisturbed.said(), undisturbed.rows()
     assert undisturbed.finish(undisturbed.start()) == 0
     said = undisturbed.said().removeprefix(before[0])
@@ -99,9 +99,9 @@ def test_fewer_steps_than_were_trained_are_refused(undisturbed):
 def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     undisturbed, tmp_path
 ):
-    """kill -9, Ctrl-C and half a row after the last, an empty checkpoint file.
+    """Disturbances: kill -9, Ctrl-C, half a row after the last one, an empty checkpoint file.
 
-    tests/chaos.py kills at random moments; how a run ends at SIGTERM: test_distributed_training.py.
+    tests/chaos.py kills at random times; test_distributed_training.py tests SIGTERM.
     """
     run = Workdir(tmp_path / 'disturbed')
     assert run.stop_after(1, 0.1, signal.SIGKILL) == -signal.SIGKILL
@@ -134,7 +134,7 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     jax.tree.map(np.testing.assert_array_equal, one, other)
     pages = {page.name for page in (undisturbed.path / 'rollouts').glob('*.json')}
     drawn = {page.name for page in (run.path / 'rollouts').glob('*.json')}
-    assert pages - drawn <= {f'step_{step - 1:06d}.json'}  # a step that is stopped draws none
+    assert pages - drawn <= {f'step_{step - 1:06d}.json'}  # a stopped step writes no page
     for name in drawn:
         page = undisturbed.path / 'rollouts' / name
         assert page.read_bytes() == (run.path / 'rollouts' / name).read_bytes()
@@ -149,7 +149,7 @@ def left_alone(tmp_path_factory):
 
 
 def short_config():
-    """Three steps with a page after each; nothing is saved between the first and the last."""
+    """Three steps with a page after each; no checkpoint between the first and the last."""
     changes = {'checkpoint.every': 9, 'checkpoint.keep': 9, 'log.rollouts_every': 1}
     return micro_runs.plain('frozen_lake', **changes)
 
@@ -166,7 +166,7 @@ def short_config():
 def test_a_stop_saves_before_anything_else_is_computed(
     place, name, step, saved, pages, left_alone, tmp_path, monkeypatch
 ):
-    """It finished the step, compiled two programs for a page, and saved after that: 70 s."""
+    """It finished the step, compiled two programs for a page and saved only then, after 70 s."""
     now, real = [], getattr(place, name)
 
     def stopping(*args, **more):

@@ -1,4 +1,4 @@
-"""Rewards of one's own: a function of rollouts on the device, of texts on hosts."""
+"""Custom rewards: a function of rollouts on the device, of texts on hosts."""
 
 import importlib
 import json
@@ -27,7 +27,7 @@ ROWS = [[(2, 2), (1, 1), (1, 2)], [(2, 2)], [(2, 2), (1, 1)]]
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """The module of the README, where Python finds it."""
+    """The README's module on Python's path."""
     (tmp_path / 'own_rewards.py').write_text(SOURCE, encoding='utf-8')
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(importlib.sys.modules, 'own_rewards', raising=False)
@@ -62,7 +62,7 @@ def test_a_reward_that_is_no_reward_is_counted_and_ends_the_run(bad):
     found, counted = rewards.of_rollout(
         rollout(), None, lambda played, task: played.rewards.at[0, 1].set(bad).at[1, 2].set(bad)
     )
-    assert int(counted['reward_faults'][0]) == 1  # the other one is past the end
+    assert int(counted['reward_faults'][0]) == 1  # the second one is past the end
     assert np.isfinite(found.rewards).all()
     with pytest.raises(ValueError, match='gave 1 rewards that are not finite or beyond 1e') as said:
         collecting.check_counters([counted | {'overflow': np.zeros(1)}])
@@ -87,7 +87,7 @@ def test_a_function_that_is_none_of_rollouts_is_refused_from_shapes_in_one_line(
 
 
 def test_an_episode_is_shown_as_what_was_said(monkeypatch):
-    """Item, texts, the world's rewards and success are those that a world of its own repeats."""
+    """Item, texts, rewards and success are the same as in a fresh environment."""
     seen = []
 
     def count(episode):
@@ -134,8 +134,8 @@ def test_what_a_function_of_episodes_gives_is_checked(function, words):
 @pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_a_run_trains_on_the_rewards_of_its_own_and_its_success_is_the_world_s(own, tmp_path):
-    """Metrics, validation and pages see the function's rewards."""
-    # A random policy solves nothing: each turn is paid, and those past the end are not
+    """Metrics, validation and pages use the function's rewards."""
+    # A random policy solves nothing: each played turn gets a reward, turns past the end do not
     own.steady = lambda rollout, task: jnp.full(rollout.rewards.shape, 0.25)
     changes = {'steps': 1, 'algorithm': 'grpo', 'env.format_penalty': 0.0, 'env.max_turns': 3}
     changes |= {'reward.function': 'own_rewards:steady', 'eval.samples': 2}
@@ -154,7 +154,7 @@ def test_a_run_trains_on_the_rewards_of_its_own_and_its_success_is_the_world_s(o
     'name, changes, words',
     [
         ('own_rewards:long', {}, 'reward.function'),
-        ('own_rewards:brief', {}, 'reward.function'),  # one for hosts
+        ('own_rewards:brief', {}, 'reward.function'),  # a function for hosts
         ('own_rewards:short', HOSTS, 'reward.function'),
         ('a:b', {'env.mix': (('bandit', 0.5), ('textcraft', 0.5))}, 'reward.function'),
     ],

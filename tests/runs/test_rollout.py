@@ -1,4 +1,4 @@
-"""collect: what it samples is what the trainer sees, whatever the schedule and the mesh."""
+"""collect: the sampler agrees with the trainer for any schedule and mesh."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ def test_the_sampler_is_the_trainer(name):
 
 @each_world
 def test_masks_agree_on_every_token_and_counters_count_each_once(name):
-    """Sampled tokens written twice, or dropped, would make the mask smaller than the counter."""
+    """Sampled tokens that are written twice or dropped make the mask smaller than the counter."""
     out, counters = played(name)
     rows, length = out.tokens.shape
     used = out.attention_mask.sum(1)
@@ -50,13 +50,13 @@ def test_masks_agree_on_every_token_and_counters_count_each_once(name):
         np.testing.assert_array_equal(out.turn[b] == -1, ~real)
         assert (np.diff(out.turn[b][real]) >= 0).all() and (np.diff(out.turn[b][real]) <= 1).all()
         assert out.turn[b][used[b] - 1] == out.num_turns[b] - 1
-        assert out.action_mask[b, used[b] - 1]  # nothing comes after the last answer
+        assert out.action_mask[b, used[b] - 1]  # nothing follows the last answer
     assert not (out.action_mask & ~out.attention_mask).any()
     assert (out.logprobs[~out.action_mask] == 0).all() and (out.logprobs <= 0).all()
     assert (out.tokens[~out.attention_mask] == tiny.tokenizer().pad_id).all()
     assert counters['overflow'] == counters['nonfinite'] == 0
     assert counters['generated'] == out.action_mask.sum() > counters['decodes']
-    # 3 slots are served at a time: every episode takes a start and the end of each turn.
+    # 3 slots are served at a time: at every episode's start and at the end of each turn.
     assert counters['serves'] >= out.num_turns.sum() / 3
 
 
@@ -77,12 +77,12 @@ def test_every_turn_and_episode_says_why_it_stopped_and_nothing_is_after_it(name
         assert not field[~was_played].any()
     assert (out.actions[~was_played] == -1).all()
     np.testing.assert_array_equal((out.actions >= 0).sum(2), out.num_actions)
-    # The policy of these tests plays: they do not look at invalid answers only
+    # The policy of these tests plays validly, so that not all answers are invalid
     assert 0.15 < out.valid[was_played].mean() < 1.0 and out.num_actions.sum() > 10
 
 
 def test_sampled_tokens_without_a_finite_log_probability_are_counted():
-    """Finite weights whose logits are not played on, to a success of 0 %."""
+    """Finite weights with non-finite logits played to a success of 0 %."""
     params = jax.tree.map(lambda x: x * 1e19, tiny.cloned('frozen_lake')[0])
     _, counters = tiny.play(
         'frozen_lake', params, KEY, temperature=tiny.TEMPERATURES['frozen_lake']
@@ -92,10 +92,10 @@ def test_sampled_tokens_without_a_finite_log_probability_are_counted():
 
 @each_world
 def test_worlds_played_again_from_the_sampled_bytes_agree(name):
-    """Answers parsed by Python's re, one environment step at a time: the same everything.
+    """Answers parsed with Python's re, one environment step at a time, give the same results.
 
-    What is between the answers is the text of those worlds, tokenised message by message, and turns
-    that see the same board share an anchor, whatever their number, and no others do.
+    The text between answers comes from these environments, tokenised message by message. Turns
+    with the same board share an anchor, regardless of their number, and other turns do not.
     """
     out, _ = played(name)
     task, seen = tiny.task(name), []
@@ -128,7 +128,7 @@ def test_worlds_played_again_from_the_sampled_bytes_agree(name):
     texts, numbers, anchors = (np.array(x) for x in zip(*seen, strict=True))
     same = texts[:, None] == texts[None]
     np.testing.assert_array_equal(same, anchors[:, None] == anchors[None])
-    if name in ('frozen_lake', 'sokoban'):  # boards do come again
+    if name in ('frozen_lake', 'sokoban'):  # boards repeat
         assert (same & (numbers[:, None] != numbers[None])).any()
 
 
@@ -178,7 +178,7 @@ def test_no_mesh_changes_what_is_sampled():
 
 @pytest.mark.soak
 def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
-    """Prompt of the next turn: the missing <|im_end|>, then the user message."""
+    """The next turn's prompt is the missing <|im_end|>, then the user message."""
     params = tiny.untrained()
     out, _ = tiny.play('sokoban', params, KEY, max_response=4, temperature=0.7)
     cut = [(b, k) for b, k in np.argwhere(out.turn_stop == TurnStop.LENGTH) if k < 2]
@@ -195,7 +195,7 @@ def test_an_answer_cut_at_its_longest_gets_an_end_that_is_not_trained():
 
 @pytest.mark.soak
 def test_turns_may_end_at_the_closed_answer():
-    """stop_at_answer: the turn ends with the token that completes </answer>, no end is sampled."""
+    """stop_at_answer: the token that completes </answer> ends the turn; no end token is sampled."""
     params = tiny.cloned('sokoban')[0]
     out, _ = tiny.play('sokoban', params, KEY, stop_at_answer=True)
     stopped = np.argwhere(out.turn_stop == TurnStop.ANSWER)
@@ -211,7 +211,7 @@ def test_turns_may_end_at_the_closed_answer():
 
 
 def test_an_episode_ends_before_the_turn_that_would_not_fit():
-    """Half of the free episodes are longer than the budget."""
+    """Half of the episodes without this budget are longer."""
     free = played('frozen_lake')[0]
     used = free.attention_mask.sum(1)
     budget = int(np.median(used))
@@ -240,7 +240,7 @@ def test_token_budgets_without_room_for_one_turn_are_refused():
 
 
 def test_the_streams_of_an_episode_are_all_its_luck():
-    """Same tokens and worlds: the same episode. Same tokens on other ice: the same first answer."""
+    """Equal streams give equal episodes; other world streams keep the first answer."""
     params = tiny.cloned('frozen_lake')[0]
     own = jnp.arange(16, dtype=jnp.int32)
     listed = Episodes(level=own * 0, token_stream=own // 4, world_stream=own // 4)
@@ -256,7 +256,7 @@ def test_the_streams_of_an_episode_are_all_its_luck():
 
 
 def test_a_shorter_horizon_cuts_the_same_episodes_and_compiles_nothing():
-    """Tokens, rewards and stops before the cut are those of the whole episode; one program."""
+    """Tokens, rewards and stops before the cut are the same as in the full episode; one program."""
     params, task = tiny.cloned('frozen_lake')[0], tiny.task('frozen_lake')
     whole, _ = tiny.play('frozen_lake', params, KEY, temperature=1.0)
     program = tiny.compiled(tiny.settings(max_tokens=160, max_response=12))
@@ -280,7 +280,7 @@ def test_a_shorter_horizon_cuts_the_same_episodes_and_compiles_nothing():
 
 @pytest.mark.soak
 def test_sampled_tokens_follow_the_policy():
-    """Mean of -log p of the drawn tokens is the entropy: 512 first tokens of one prompt."""
+    """The mean of -log p of sampled tokens is the entropy: 512 first tokens of one prompt."""
     params = tiny.untrained()
     stream = jnp.arange(512, dtype=jnp.int32)
     listed = Episodes(level=stream * 0, token_stream=stream, world_stream=stream)

@@ -1,6 +1,6 @@
-"""Whole runs in miniature: what they leave behind, that they resume exactly, what is made of them.
+"""Full runs in miniature: their files, exact resuming, and commands that use them.
 
-A few configs cover the features in pairs; each is trained once, and every test reads its workdir.
+A few configs cover pairs of features. Each is trained once, and every test reads its workdir.
 """
 
 import functools
@@ -134,7 +134,7 @@ each_run = pytest.mark.parametrize(
 
 
 def config(name, **changes):
-    """Validation plays with the program of training, where nothing says otherwise."""
+    """Validation uses the training program, unless the config needs another one."""
     world, own = RUNS[name]
     more = {'checkpoint.every': 1, 'checkpoint.keep': 9}
     more |= {'env.eval_levels': 16, 'eval.temperature': 1.0}
@@ -144,7 +144,7 @@ def config(name, **changes):
     return effective(cfg)
 
 
-write_curves = report.write_curves  # which quick_runs leaves out
+write_curves = report.write_curves  # quick_runs skips it
 
 
 class Finished(NamedTuple):
@@ -183,7 +183,7 @@ def first_leaf(tree):
     return jax.tree.leaves(tree)[0]
 
 
-# ---- what a run leaves ---------------------------------------------------------------------------
+# ---- files of a run ------------------------------------------------------------------------------
 
 
 @each_run
@@ -202,8 +202,8 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         assert row['update/skipped'] == 0 and row['policy/grad_norm'] > 0
         assert row['time/step_s'] >= row['time/collect_s'] and row['perf/tokens_per_s'] > 0
         assert (row['time/host_s'] > 0) == (row['step'] > 0)
-        # The sampler was the policy of the first mini-batch; later ones see it moved.
-        gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # that of bfloat16
+        # The sampler is the policy of the first mini-batch; it has changed in later ones.
+        gap = 0.05 if cfg.rollout.sampler_dtype else 1e-5  # bfloat16's
         if cfg.algorithm != 'agent_evol' or row['step'] == 0:  # then another policy explores
             assert row['sampler/logprob_gap'] <= gap and 1 < row['policy/ratio_max'] < 3
         assert row['progress/episodes'] == 16 * rollouts[row['step']]
@@ -217,7 +217,7 @@ def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
         kept = choice.kept(cfg.rollout.num_groups) * cfg.rollout.group_size
         if cfg.algorithm in ('ppo', 'grpo'):
             assert row['batch/trained_rows'] == kept
-        if cfg.filter.refill:  # of each rollout top_k keeps half
+        if cfg.filter.refill:  # top_k keeps half of each rollout
             assert row['filter/collects'] == 2
         elif cfg.algorithm in ('ppo', 'grpo'):
             played = 16 * row['rollout/response_length']
@@ -270,12 +270,12 @@ def test_a_run_leaves_pages_curves_and_checkpoints(finished, name):
     assert 'hosts' in name or 0 <= reference['random'] <= reference['oracle'] <= 1
 
 
-# ---- a run that goes on --------------------------------------------------------------------------
+# ---- resuming ------------------------------------------------------------------------------------
 
 
 @each_run
 def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, name, tmp_path):
-    """With adapters it begins with their base alone: it was killed before its first checkpoint."""
+    """With adapters it starts with only their base: it was killed before its first checkpoint."""
     cfg, workdir, rows = finished(name)
     if cfg.lora.rank:
         base = run_params.BASE_FOLDER
@@ -287,12 +287,12 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, name, tmp_path)
     again = finish(config(name), tmp_path)
     np.testing.assert_equal(*map(micro_runs.without_times, (again.rows, rows)))
     assert_same(again.state(), finished(name).state())
-    for page in (workdir / 'rollouts').glob('[!o]*.json'):  # replies of objects took their time
+    for page in (workdir / 'rollouts').glob('[!o]*.json'):  # replies of objects have times
         assert (tmp_path / 'rollouts' / page.name).read_bytes() == page.read_bytes()
 
 
 def test_a_finished_run_is_only_looked_at_and_may_not_change(finished):
-    """The same command again: no step is trained, the state stays bit for bit."""
+    """The same command again trains no step and keeps the state bit for bit."""
     before = finished('a critic')
     state = before.state()
     again = finish(before.cfg, before.workdir)
@@ -314,7 +314,7 @@ def test_a_run_that_keeps_nothing_ends_with_exit_code_1_and_says_why(
     assert not (tmp_path / run_log.FINISHED_FILE).exists()
 
 
-# ---- what its features do ------------------------------------------------------------------------
+# ---- effects of features -------------------------------------------------------------------------
 
 
 @pytest.mark.soak
@@ -344,15 +344,15 @@ def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(fi
     for state in states[:3]:
         assert_same(base, state.explorer)
     assert not np.array_equal(*map(first_leaf, (base, states[2].params)))
-    # Step 2 begins the second iteration: the policy learnt so far explores.
+    # Step 2 starts the second iteration: the current policy explores.
     for state in states[3:]:
         assert_same(states[2].params, state.explorer)
-    # Learning started again: Adam's count is that of one step's optimiser steps, (16 + 8) / 8.
+    # Learning restarted: Adam has counted one step's optimiser steps, (16 + 8) / 8.
     assert [int(first_leaf(state.opt_state)) for state in states] == [0, 3, 6, 3, 6]
     # Demonstrations are among the trained rows of every step.
     trained = [row['batch/trained_rows'] for row in run.rows[:-1]]
     assert min(trained) >= 8 and 8 < max(trained) <= 24
-    # A step that trained demonstrations alone is not empty: five of them ended a run
+    # A step that trained only demonstrations is not empty: five such steps ended a run
     assert [row['filter/empty'] for row in run.rows[:-1]] == [0.0] * 4
 
 
@@ -378,14 +378,14 @@ def test_the_best_policy_is_kept_and_a_run_starts_from_it_or_from_the_newest(fin
         assert_same(jax.device_get(train.build(given).params), run.state(step).params)
 
 
-# ---- several worlds ------------------------------------------------------------------------------
+# ---- several environments ------------------------------------------------------------------------
 
 
 @pytest.mark.soak
 def test_figures_of_worlds_are_beside_their_means(finished):
     _, workdir, rows = finished('adapters')
     for row in rows[:-1]:
-        for name in ('success', 'return', 'turns', 'tokens'):  # as many episodes of each
+        for name in ('success', 'return', 'turns', 'tokens'):  # the same number of episodes of each
             lake, catch = row[f'rollout_frozen_lake/{name}'], row[f'rollout_catch/{name}']
             np.testing.assert_allclose(row[f'rollout/{name}'], (lake + catch) / 2, rtol=1e-5)
     both = [rows[-1][f'eval_{name}/success'] for name in ('frozen_lake', 'catch')]
@@ -413,7 +413,7 @@ def test_a_mixture_of_one_world_is_the_plain_run(finished, tmp_path):
 
 @pytest.mark.soak
 def test_a_policy_is_evaluated_world_by_world_and_elsewhere(finished, tmp_path):
-    """Another world is played next to its own oracle, and named in the file."""
+    """Another environment is compared with its own oracle, and named in the file."""
     cfg, workdir, rows = finished('adapters')
     plays = functools.partial(evaluate.evaluate, workdir=str(workdir), out=str(tmp_path), step=None)
     with pytest.raises(ValueError, match='evaluated one by one.* frozen_lake, catch'):
@@ -436,20 +436,20 @@ def test_a_policy_is_evaluated_world_by_world_and_elsewhere(finished, tmp_path):
 
 @pytest.mark.soak
 def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(finished):
-    """Of a run on a mesh it said that eight devices are not exactly the one there is."""
+    """For a run on a mesh, it failed because eight devices are not one."""
     cfg, workdir, _ = finished('a critic')
     said, run = [], read_config(cfg, None)
     how = dict(level=1, seed=3, say=said.append, delay=0.0)
     total, solved = play.watch(run, str(workdir), 'validation', **how)
     sampled = [piece for piece in said if piece.startswith(play.BOLD)]
-    # At most two turns of six tokens; the first piece is the system message and the first prompt
+    # Up to two turns of six tokens; the first piece is the system message and the first prompt
     assert 2 <= len(sampled) <= 12 and play.DIM in said[0] and 'system' in said[0]
     assert said[-1].endswith(f'return {total:g}\n') and ('√' in said[-2]) == solved
 
 
 @pytest.mark.soak
 def test_shards_of_one_head_end_when_they_will(finished, tmp_path):
-    """Shards of this mesh, whose loops ended at different steps, waited for each other for ever."""
+    """Shards of this mesh deadlocked if their loops ended at different steps."""
     _, workdir, _ = finished('a critic')
     turns = {'env.max_turns': 4, 'env.max_actions_per_episode': 8, 'rollout.max_tokens': 256}
     found = evaluate.evaluate(
@@ -468,7 +468,7 @@ def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
     assert {'eval_frozen_lake/success', 'eval_objects/success'} <= rows[-1].keys()
     said = replies.read_log(workdir / 'replies_objects.jsonl')
     trained = {line['stream'] for line in said if line['split'] == 'train'}
-    assert trained == set(range(8, 16)) and len(said) > len(trained)  # after the lake's
+    assert trained == set(range(8, 16)) and len(said) > len(trained)  # after FrozenLake's
     made = json.loads((workdir / 'rollouts' / 'objects_step_000002.json').read_text())
     assert made['worlds']['replies'] > 0 and made['worlds']['faults'] == 0
 
@@ -477,7 +477,7 @@ def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
 
 
 def base_of(run):
-    """(parameters below the adapters, parameters as drawn)."""
+    """(parameters under the adapters, initial parameters)."""
     built = train.build(run.cfg)
     base = run_params.open_base(
         built.config, run.workdir, built.params, checkpoint.read_extra(run.workdir)
@@ -511,7 +511,7 @@ def test_a_run_asks_for_the_space_of_what_it_keeps_and_has_not_yet(tmp_path):
     assert needed(**{'checkpoint.keep': 2, 'checkpoint.best': True})[0] == need + 2 * adapters
     assert needed(**{'checkpoint.keep': 2, 'loss.kl_coef': 0.1})[0] == need + adapters
     (tmp_path / run_params.BASE_FOLDER).mkdir()
-    (tmp_path / run_params.BASE_FOLDER / 'arrays').write_bytes(bytes(base))  # there already
+    (tmp_path / run_params.BASE_FOLDER / 'arrays').write_bytes(bytes(base))  # an existing base
     assert needed(**{'checkpoint.keep': 2})[0] == 3 * state
 
 
@@ -534,7 +534,7 @@ def export_to(out, cfg, workdir, part):
 
 @pytest.fixture(scope='module')
 def exported(finished, tmp_path_factory):
-    """part -> folder."""
+    """Exported folder of each part."""
     cfg, workdir, _ = finished('adapters')
     out = tmp_path_factory.mktemp('exported')
     return {
@@ -571,7 +571,7 @@ def test_the_exported_policy_is_the_base_plus_the_adapter(exported):
     assert settings['peft_type'] == 'LORA' and settings['task_type'] == 'CAUSAL_LM'
     assert (settings['r'], settings['lora_alpha']) == (2, 8.0)
     assert settings['target_modules'] == ['q_proj', 'v_proj', 'down_proj']
-    assert settings['base_model_name_or_path'] is None  # the base was cloned, see --part=base
+    assert settings['base_model_name_or_path'] is None  # the base was cloned (see --part=base)
     cards = {part: (exported[part] / 'README.md').read_text() for part in exported}
     assert 'eval/success' in cards['policy'] and 'eval/success' in cards['adapter']
 

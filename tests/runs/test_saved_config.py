@@ -1,4 +1,4 @@
-"""Runs opened from their workdir alone: which config, which checkpoint, which code."""
+"""Runs opened from their workdir: config, checkpoint and code version."""
 
 import json
 import shutil
@@ -52,9 +52,9 @@ def saved(tmp_path_factory, one_device):
 
 
 def parsed(monkeypatch, *argv):
-    """The config that a program with these arguments works with."""
+    """Return the config of a program with these arguments."""
     argv = ['program', *argv]
-    monkeypatch.setattr('sys.argv', argv)  # where overrides are looked for
+    monkeypatch.setattr('sys.argv', argv)  # overrides are read from here
     values = flags.FlagValues()
     config_flags.DEFINE_config_file(
         'config', saved_config.default(argv), 'help', flag_values=values
@@ -78,7 +78,7 @@ def test_a_workdir_alone_gives_the_config_of_its_run(saved, monkeypatch):
 def test_where_the_newest_checkpoint_is_damaged_an_older_one_tells_the_config(
     saved, monkeypatch, tmp_path
 ):
-    """Only if asked to: --fallback was refused before it was read."""
+    """Only with --fallback, which used to be rejected before it was read."""
     cfg, workdir, _ = saved
     shutil.copytree(workdir, tmp_path / 'run')
     mark = tmp_path / 'run' / 'checkpoints' / '4' / checkpoint.MARK
@@ -94,7 +94,7 @@ def test_where_the_newest_checkpoint_is_damaged_an_older_one_tells_the_config(
 
 
 def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved, capsys):
-    """A folder that is not there was one without a checkpoint, and both had exit code 1."""
+    """A missing folder was reported as one without a checkpoint; both had exit code 1."""
     for folder, words in (
         (tmp_path, 'no finished checkpoint'),
         (tmp_path / 'x', 'no such folder'),
@@ -142,7 +142,7 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
 
 
 def test_another_architecture_is_neither_played_nor_exported(saved, tmp_path):
-    """Arrays of four heads have the shapes of two: an export had a config.json of two."""
+    """Arrays of four heads have the same shapes as of two: an export had two in its config.json."""
     cfg, workdir, _ = saved
     changed = cfg.copy_and_resolve_references()
     changed.model.num_heads *= 2
@@ -169,7 +169,7 @@ def adapted(saved, tmp_path_factory):
 
 
 def resume(cfg, workdir):
-    """Begins the run, or goes on with it."""
+    """Start or resume the run."""
     checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
     try:
         start.open_state(build(cfg), checkpoints, Streams(cfg.seed))
@@ -178,13 +178,13 @@ def resume(cfg, workdir):
 
 
 def opened(cfg, workdir):
-    """The policy as programs open it."""
+    """Load the policy as commands do."""
     run = build(cfg)
     return params.saved_policy(run.config, run.model, run.mesh, run.params, str(workdir))
 
 
 def moved(adapted, to):
-    """The config with a copy of the base elsewhere."""
+    """Return the config with a copy of the base in another folder."""
     cfg, _ = adapted
     cfg = cfg.copy_and_resolve_references()
     shutil.copytree(cfg.model.path, to)
@@ -194,7 +194,7 @@ def moved(adapted, to):
 
 @pytest.mark.soak
 def test_adapters_lie_on_the_base_that_they_were_trained_on_alone(adapted, tmp_path):
-    """Whatever model.path held, if its shapes were the same, played without a word."""
+    """Any model.path with the same shapes was silently accepted."""
     cfg, workdir = adapted
     resume(cfg, workdir)
     other = moved(adapted, tmp_path / 'other')
@@ -217,13 +217,13 @@ def test_adapters_lie_on_the_base_that_they_were_trained_on_alone(adapted, tmp_p
 
 
 def test_a_checkpoint_of_other_rotations_is_refused(adapted, tmp_path, monkeypatch):
-    """rope_theta and rms_norm_eps of another config.json are in no tensor."""
+    """No tensor shows a different rope_theta or rms_norm_eps in config.json."""
     _, workdir = adapted
     other = moved(adapted, tmp_path / 'other')
     file = tmp_path / 'other' / 'config.json'
     fields = json.loads(file.read_text())
     file.write_text(json.dumps(fields | {'rms_norm_eps': float(np.float32(1e-6))}))
-    opened(other, workdir)  # as a .gguf has it
+    opened(other, workdir)  # as stored in a .gguf
     file.write_text(json.dumps(fields | {'rope_theta': 50.0, 'rms_norm_eps': 1e-5}))
     said = 'rope_theta is 50.0, was 1000000.0; rms_norm_eps is 1e-05, was 1e-06'
     with pytest.raises(ValueError, match=said):
@@ -246,7 +246,7 @@ def test_checkpoints_of_older_versions_say_nothing_of_the_model(adapted, tmp_pat
 
 
 def test_a_policy_plays_other_worlds_with_its_own_tokenizer(saved):
-    """Each world brings one, and its vocabulary was another model's."""
+    """Each environment has a tokenizer, and its vocabulary belonged to another model."""
     cfg, workdir, _ = saved
     elsewhere = cfg.copy_and_resolve_references()
     elsewhere.env.name = 'babyai'

@@ -1,4 +1,4 @@
-"""A served policy answers as in its run, and answers everybody who asks."""
+"""A served policy answers as in its run, and answers every client."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def posted(served, **body):
 
 
 def rejected(served, **body):
-    """The error of a request that is answered 400."""
+    """Return the error of a request that fails with status 400."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         posted(served, **body)
     assert refused.value.code == 400
@@ -53,7 +53,7 @@ RUN = {'harness.run': 'harness_clients:two_turns'}
 
 @pytest.mark.soak
 def test_answers_begin_with_the_prefix_that_was_forced_in_the_run():
-    """It was left out, and with it what a policy without it never learnt to write."""
+    """It was missing, although the policy never learnt to write it."""
     changes = {'hosts.answer_prefix': 'Go: ', 'rollout.constrain': 'any'}
     changes['hosts.forms'] = ('Go: Up', 'Go: Down')
     said = answered(serve('harness', RUN | changes, 8, contextlib.nullcontext))
@@ -64,8 +64,8 @@ def test_answers_begin_with_the_prefix_that_was_forced_in_the_run():
     ('constrain', 'think'), [('own', False), pytest.param('any', True, marks=pytest.mark.soak)]
 )
 def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, think):
-    """Its opening and grammar were left out, and it answered with noise. A request's temperature,
-    top_p and seed were left out, too."""
+    """Its opening and grammar were missing, and it answered with noise. A request's temperature,
+    top_p and seed were ignored, too."""
     changes = {'env.think': think, 'rollout.constrain': constrain, 'rollout.max_response': 24}
     changes['rollout.stop_at_answer'] = not constrain
     served = serve('frozen_lake', changes, 4)
@@ -104,7 +104,7 @@ def wait_for(true):
 
 
 def play(desk, slots, *, read=str, go=None, said='a'):
-    """Slots that answer the same, whoever asks; go: each answer waits for it."""
+    """Slots that give every client the same answer; go: each answer waits for it."""
 
     def one():
         client, reply = serve_policy.Client(desk, read), None
@@ -120,7 +120,7 @@ def play(desk, slots, *, read=str, go=None, said='a'):
 
 
 def test_parallel_continuations_of_a_conversation_are_all_answered():
-    """The second was refused as history_rewritten, and ended the first without freeing its slot."""
+    """The second failed with history_rewritten, and ended the first without freeing its slot."""
     desk, go = serve_policy.Desk(4, ()), threading.Event()
     play(desk, 4, go=go)
     go.set()
@@ -137,7 +137,7 @@ def test_parallel_continuations_of_a_conversation_are_all_answered():
 
 
 def test_a_request_that_is_sent_again_is_answered_once_by_the_same_answer():
-    """Each retry was a conversation of its own, and the answer to the first was thrown away."""
+    """Each retry was a new conversation, and the first answer was discarded."""
     desk, go = serve_policy.Desk(2, ()), threading.Event()
     play(desk, 1, go=go)
     raw = json.dumps({'messages': [user('Where?')]}).encode()
@@ -182,7 +182,7 @@ def test_a_world_at_fault_leaves_nobody_waiting():
 
 @pytest.mark.soak
 def test_stop_strings_and_thoughts_are_those_of_the_run():
-    """Answers went on after the run's stop strings, and contexts kept thoughts that it drops."""
+    """Answers continued after the run's stop strings, and contexts kept thoughts that it drops."""
     changes = {'harness.branches': 2, 'harness.thoughts': 'drop', 'hosts.stop': ('END',)}
     cfg = read_config(micro_runs.plain('harness', **RUN | changes), None)
     served = serve_policy.Served(cfg, slots=8, stops=('STOP',))

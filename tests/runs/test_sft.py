@@ -1,4 +1,4 @@
-"""Behaviour cloning: what a demonstration shows, what of it is trained, and that it is learnt."""
+"""Behaviour cloning: contents of demonstrations, trained tokens, and learning."""
 
 import functools
 
@@ -28,7 +28,7 @@ def demonstrate(name, oracle):
 
 
 def answers_of(row, mask):
-    """Token ids of each unbroken run of trained tokens."""
+    """Return the token ids of each contiguous run of trained tokens."""
     inside = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(int), [0]])))
     return [row[start:end] for start, end in inside.reshape(-1, 2)]
 
@@ -39,7 +39,7 @@ def number_of_answers(shown):
 
 
 def expected_mask(row, used):
-    """Trained are the tokens behind '<|im_start|>assistant\\n<think>' up to '<|im_end|>'."""
+    """Mark the trained tokens: after '<|im_start|>assistant\\n<think>' up to '<|im_end|>'."""
     mask, t = np.zeros(len(row), bool), 0
     while t < used:
         if row[t : t + len(OPENING)].tolist() == OPENING:
@@ -89,7 +89,7 @@ def by_the_oracle(task, seed=0, episodes=24, **changes):
 
 
 def test_a_demonstration_ends_before_the_turn_that_does_not_fit():
-    """The longest first turn fits, then as many turns as do; what fits is not changed by it."""
+    """The longest first turn fits, then all turns up to the budget, without changes."""
     task = tiny.task('frozen_lake')
 
     def shown(budget):
@@ -140,7 +140,7 @@ def test_plans_are_mixed_turn_by_turn():
     assert abs(share - (0.25 + 0.75 / 192)) < 4 * np.sqrt(0.25 * 0.75 / 2000)
     assert {len(plan) for plan in plans} == {1, 2, 3}
     stuck = demonstrations.mixed_plans(rng, [[]], oracle=1.0, per_turn=2, names=4)
-    assert stuck[0]  # no way out: at random
+    assert stuck[0]  # no solution: random play
 
 
 def test_random_plans_are_drawn_from_what_is_on_offer():
@@ -154,7 +154,7 @@ def test_random_plans_are_drawn_from_what_is_on_offer():
 
 def test_cloning_lowers_the_loss_and_learns_the_format():
     params, losses = tiny.cloned('frozen_lake')
-    # From log 576 = 6.36, the loss of a uniform policy over the vocabulary
+    # Starts at log 576 = 6.36, the loss of a uniform policy over the vocabulary
     assert abs(losses[0] - np.log(tiny.config().vocab_size)) < 0.5
     assert losses[-1] < 1.0 and np.isfinite(losses).all()
     shown = tiny.demonstrations('frozen_lake')
@@ -164,7 +164,7 @@ def test_cloning_lowers_the_loss_and_learns_the_format():
 
 
 def test_the_loss_is_the_mean_over_answer_tokens_only():
-    """Against a plain sum; tokens behind the end and log-probabilities of prompts do not count."""
+    """Compared with a plain sum; tokens after the end and prompt tokens do not count."""
     shown = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
     params = tiny.untrained()
     loss = functools.partial(
@@ -206,7 +206,7 @@ def test_cloning_from_cut_rows_gives_the_same_policy():
 
 
 def test_the_head_of_a_clone_is_for_answers_alone():
-    """It was computed for every token of the prompts too."""
+    """It was also computed for every prompt token."""
     rows = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
     settings = {name: x for name, x in CLONING.items() if name != 'batch_size'}
     most = int(rows.mask.sum(1).max())
@@ -217,12 +217,12 @@ def test_the_head_of_a_clone_is_for_answers_alone():
         return jax.jit(jax.value_and_grad(loss))(tiny.untrained(), rows)
 
     assert_close(found(None), found(most))
-    assert not np.isfinite(found(most - 1)[0])  # a token that is left out shows
+    assert not np.isfinite(found(most - 1)[0])  # a missing token is detected
 
 
 @pytest.mark.soak
 def test_a_clone_compiles_its_step_once():
-    """On a mesh the first optimiser state had another layout than the one that a step returns."""
+    """On a mesh, the first optimiser state had a different layout than after a step."""
     mesh = sharding.make_mesh(2, 2, 2)
     layout = sharding.specs(tiny.untrained(), sharding.TRAIN_RULES, mesh)
     counts = []

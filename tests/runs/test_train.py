@@ -1,4 +1,4 @@
-"""Every config traces a whole cycle; which levels a step draws."""
+"""Every config traces a full cycle; levels drawn by a step."""
 
 import functools
 import importlib
@@ -31,7 +31,7 @@ def config_file(name):
 
 
 def trace(cfg, *, with_rollout):
-    """Shapes of one whole cycle of a config: nothing is computed or compiled."""
+    """Shapes of one full cycle of a config; nothing is computed or compiled."""
     cfg = read_config(cfg, None)
     mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
     found = []
@@ -87,7 +87,7 @@ def trace(cfg, *, with_rollout):
     return measured
 
 
-TRACED = ('demo', 'demo_harness')  # the others in `make soak`
+TRACED = ('demo', 'demo_harness')  # the rest run in `make soak`
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -99,15 +99,19 @@ def test_every_config_is_possible(name):
     'name', [pytest.param(n, marks=[] if n in TRACED else [pytest.mark.soak]) for n in CONFIGS]
 )
 def test_every_config_builds(name):
-    """Traced on small pools and one layer, of the bundled model if of a path."""
+    """Traced with small pools and one layer, and the bundled model instead of a path."""
     cfg = config_file(name)
     cfg.env.train_levels = cfg.env.eval_levels = 8
     cfg.model.path = cfg.model.tokenizer = ''
     cfg.model.num_layers = 1
-    cfg.rollout.max_response = max(cfg.rollout.max_response, 8)  # its names have more tokens
+    cfg.rollout.max_response = max(
+        cfg.rollout.max_response, 8
+    )  # its tokenizer splits names into more tokens
     units = cfg.batch.microbatch_rows // cfg.batch.prefix_rows
-    cfg.mesh.tensor = max(8 // units, 1)  # whose rows fill the data shards
-    measured = trace(cfg, with_rollout=not read_config(cfg, None).on_hosts)  # a loop of the host
+    cfg.mesh.tensor = max(8 // units, 1)  # so that rows fill the data shards
+    measured = trace(
+        cfg, with_rollout=not read_config(cfg, None).on_hosts
+    )  # hosts use a Python loop
     assert set(measured) <= set(metrics.METRICS)
 
 
@@ -123,7 +127,7 @@ def test_levels_are_drawn_without_repetition_and_by_step():
 
 
 def test_validation_plays_every_level_and_counts_no_filling():
-    """12 episodes over a pool of 5 on 8 shards: 16 rows, each level twice or three times in 12."""
+    """12 episodes over a pool of 5 on 8 shards: 16 rows, each level two or three times in 12."""
     listed = every_level(12, 5, 8)
     assert listed.level.shape == (16,)
     assert np.bincount(listed.level[:12]).tolist() == [3, 3, 2, 2, 2]

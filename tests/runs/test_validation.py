@@ -1,4 +1,4 @@
-"""Validation: several samples a level, several splits and worlds; best policy; rate schedules."""
+"""Validation: samples per level, splits, environments; best policy; rate schedules."""
 
 import json
 import types
@@ -57,7 +57,7 @@ def test_a_faulty_sample_is_no_sample_of_its_level():
 
 
 def test_a_validation_that_lost_all_of_its_episodes_measured_nothing(tmp_path):
-    """It was a success of 0 %, or the best so far."""
+    """It counted as a success of 0 %, or as the best so far."""
     found = counted([1, 1, 1], samples=1, faulty=(0, 1, 2))
     assert found.keys() == counted([1, 1, 1], samples=1).keys()
     assert {name for name, x in found.items() if not np.isnan(x)} == {'eval/env_error'}
@@ -67,7 +67,7 @@ def test_a_validation_that_lost_all_of_its_episodes_measured_nothing(tmp_path):
 
 
 def test_the_best_is_compared_with_what_is_kept(tmp_path):
-    """It went by rows of metrics, which a machine that vanishes may lose."""
+    """It used rows of metrics, which may be lost with a machine."""
     folder = tmp_path / params.BEST_FOLDER
 
     def kept():
@@ -83,12 +83,12 @@ def test_the_best_is_compared_with_what_is_kept(tmp_path):
     validated(10, 0.7)  # played again after a kill
     assert kept() == [10]
     (folder / checkpoint.FOLDER / '10' / checkpoint.MARK).write_text('x')
-    validated(30, 0.1)  # what is damaged is no rival
+    validated(30, 0.1)  # a damaged best is ignored
     assert kept() == [30]
 
 
 def broken_run(cfg, probe=True, learns=True):
-    """A run whose policy has no finite log-probability in validation; nothing is compiled."""
+    """A run with only non-finite log-probabilities in validation; nothing is compiled."""
 
     def collect(params, task, episodes, key):
         counts = {'overflow': 0, 'generated': 50, 'nonfinite': 49}
@@ -125,7 +125,7 @@ def test_an_evaluation_of_a_policy_that_is_not_finite_leaves_no_result(tmp_path,
     'success, levels, samples, solved, independent',
     [
         ([0, 1, 1], 3, 1, 2, 3),
-        ([1, 0, 1, 1, 0, 1, 0, 0] * 4, 8, 4, 4, 8),  # samples that agree are one
+        ([1, 0, 1, 1, 0, 1, 0, 0] * 4, 8, 4, 4, 8),  # samples that agree count once
         ([1, 0] * 3, 2, 3, 1, 2),
         ([0] * 32, 8, 4, 0, 8),
     ],
@@ -133,7 +133,7 @@ def test_an_evaluation_of_a_policy_that_is_not_finite_leaves_no_result(tmp_path,
 def test_levels_that_agree_count_once_in_wilson_s_interval(
     success, levels, samples, solved, independent
 ):
-    """Four samples of eight levels, all alike, had the interval of 32 episodes on the page."""
+    """Four equal samples of eight levels had the interval of 32 episodes on the page."""
     found = counted(success, levels=levels, samples=samples)
     ends = found['eval/success_low'], found['eval/success_high']
     np.testing.assert_allclose(ends, stats.wilson_interval(solved, independent))
@@ -149,7 +149,7 @@ def test_pass_at_each_k_is_unbiased_by_hand():
         1: (1 / 4 + 2 / 3) / 2,
         2: (1 / 2 + 1) / 2,  # 1 - C(3, 2) / C(4, 2), 1 - C(1, 2) / C(3, 2)
         3: (3 / 4 + 1) / 2,
-        4: 1.0,  # level 1 has three healthy samples and is left out
+        4: 1.0,  # level 1 has three healthy samples and is excluded
     }
     for k, share in wanted.items():
         mean, (low, high) = validation.passes(sums, k)
@@ -158,7 +158,7 @@ def test_pass_at_each_k_is_unbiased_by_hand():
 
 
 def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_other(tmp_path):
-    """An evaluation with eight samples overwrote the greedy one."""
+    """An evaluation with eight samples overwrote the greedy evaluation."""
     path = tmp_path / 'evaluation_test.json'
 
     def record(success, step=3, **settings):
@@ -168,13 +168,13 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
             'checkpoint': {'workdir': 'runs/x', 'step': step},
         }
 
-    untrained = record(0.6, step=None)  # its config is its own, such as the prompt
+    untrained = record(0.6, step=None)  # it has its own config, for example the prompt
     untrained['checkpoint'] |= {'workdir': '', 'config_hash': 'a'}
     other = untrained | {'checkpoint': untrained['checkpoint'] | {'config_hash': 'b'}}
     for made in (untrained, other):
         evaluate.keep(tmp_path / 'untrained.json', made)
     assert len(json.loads((tmp_path / 'untrained.json').read_text())['earlier']) == 1
-    path.write_text('{"eval/success": 0.1}')  # of before settings were kept
+    path.write_text('{"eval/success": 0.1}')  # from before settings were saved
     for made in (record(0.2), record(0.3, k=8), record(0.4, step=6), record(0.5)):
         evaluate.keep(path, made)
     kept = json.loads(path.read_text())
@@ -189,7 +189,7 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
 
 
 def test_valid_format_is_nan_where_a_turn_is_not_known_to_be_valid():
-    """Worlds on hosts that say nothing about it were 100 % valid."""
+    """Environments on hosts that do not report validity were 100 % valid."""
     out = toy.rollout_of([[(1, 1)]] * 2, np.zeros((2, 1)), length=3)
     for judged, share in ((None, 1.0), ([[1], [1]], 1.0), ([[1], [0]], np.nan)):
         known = None if judged is None else jnp.asarray(judged, bool)
@@ -220,7 +220,7 @@ def test_valid_format_is_nan_where_a_turn_is_not_known_to_be_valid():
     ],
 )
 def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected):
-    """Steps of Adam in the direction of a constant gradient have the length of the rate."""
+    """Adam's steps along a constant gradient have the length of the learning rate."""
     steps = 0 if schedule == 'constant' else 4
     final = 0.0 if schedule == 'constant' else 0.2
     rates = dict(warmup_steps=2, schedule=schedule, schedule_steps=steps, final_lr=final)
