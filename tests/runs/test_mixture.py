@@ -130,7 +130,7 @@ def played(run):
 
 @pytest.mark.soak
 def test_rows_of_a_rollout_are_world_by_world_each_from_its_own_pool():
-    """On eight devices. Streams differ in all rows; blocks start with their environment's prompt."""
+    """On eight devices. Streams differ in all rows; blocks start with their environment's text."""
     run = build(config(UNEVEN, **{'mesh.data': 8}))
     rollout, drawn = played(run)
     assert run.mesh.size == 8

@@ -134,7 +134,7 @@ each_run = pytest.mark.parametrize(
 
 
 def config(name, **changes):
-    """Validation uses the training program, unless the config needs another one."""
+    """Validation shares the program of training, unless a run overrides its settings."""
     world, own = RUNS[name]
     more = {'checkpoint.every': 1, 'checkpoint.keep': 9}
     more |= {'env.eval_levels': 16, 'eval.temperature': 1.0}
