@@ -1,7 +1,8 @@
 """Measure a policy's success on held-out levels, next to random play and the oracle.
 
-  python -m agentrl_jax.evaluate --workdir=runs/demo \\
-      --config.eval.split=test [--step=60 | --best] [--config.eval.temperature=0]
+  python -m agentrl_jax.evaluate --workdir=runs/demo --config.eval.split=test
+  python -m agentrl_jax.evaluate --workdir=runs/demo --best --config.eval.samples=8
+  python -m agentrl_jax.evaluate --workdir=runs/demo --transfer --config.frozen_lake.size=5
 
 The policy is a checkpoint of the workdir (the newest, --step, or --best), with the config of its
 run. Without --workdir it is the untrained model of --config. With --config.eval.samples=k it plays

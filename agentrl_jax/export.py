@@ -1,7 +1,8 @@
 """Export parameters as a HuggingFace folder: config.json, safetensors, tokenizer, model card.
 
-  python -m agentrl_jax.export --workdir=runs/<run> --out=<folder> \\
-      [--step=60 | --best] [--dtype=bfloat16] [--part=policy] [--config=configs/<x>.py]
+  python -m agentrl_jax.export --workdir=runs/demo --out=demo_policy
+  python -m agentrl_jax.export --workdir=runs/demo --out=demo_policy --best --dtype=float32
+  python -m agentrl_jax.export --workdir=runs/lora --out=adapters --part=adapter
 
 The config is the run's; --config.field=value overrides it. In `transformers` the folder yields the
 run's token ids, renders its chats, and generates (greedily by default) up to <|im_end|>. The models

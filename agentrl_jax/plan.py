@@ -1,7 +1,9 @@
 """Check whether a config fits: compile its real programs for other machines.
 
+  python -m agentrl_jax.plan --config=configs/demo.py --topology=cpu:8 --config.mesh.fsdp=4
+  python -m agentrl_jax.plan --config=configs/frozen_lake.py --topology=h100:8 --json
   python -m agentrl_jax.plan --config=configs/frozen_lake.py --topology=v5e:2x4 \\
-      --model=Qwen2.5-0.5B [--config.mesh.fsdp=8] [--layers=2,4] [--json]
+      --model=Qwen2.5-0.5B --config.mesh.fsdp=8 --layers=2,4
 
 Compiles the config's rollout (collect) and update (learn) for a TPU slice (with libtpu:
 requirements/plan.txt), for GPUs of other machines (requirements/plan-gpu.txt), for CPU devices or

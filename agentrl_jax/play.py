@@ -2,6 +2,7 @@
 
   python -m agentrl_jax.play --config=configs/demo.py [--level=3]      you play
   python -m agentrl_jax.play --workdir=runs/demo [--level=3]           its newest policy plays
+  python -m agentrl_jax.play --workdir=runs/demo --split=test --delay=0.5
 
 A policy can also play on hosts and harnesses. You get the same observations as a policy and type
 action names, such as `Right || Down`; an empty line quits. Levels are from --split.

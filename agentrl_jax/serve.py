@@ -1,6 +1,7 @@
 """Serve environments over HTTP with AgentGym's protocol (see agentrl_jax/envs/hosts/server.py).
 
   python -m agentrl_jax.serve --env=textcraft --port=0
+  python -m agentrl_jax.serve --env=device --settings='{"name": "sokoban"}' --port=8080
   python -m agentrl_jax.serve --env=sciworld --workers=4 --worlds=16 --address=0.0.0.0 --token=FILE
 
 The first line of the output is {"url": ...}; --port=0 selects a free port. --env is the name of an

@@ -1,6 +1,7 @@
 """Serve a policy over OpenAI's chat completions API, for any client or evaluation harness.
 
-  python -m agentrl_jax.serve_policy --workdir=runs/demo [--port=8000] [--step=60 | --best]
+  python -m agentrl_jax.serve_policy --workdir=runs/demo
+  python -m agentrl_jax.serve_policy --workdir=runs/demo --best --port=0 --slots=64
   python -m agentrl_jax.serve_policy --config=configs/base.py \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 

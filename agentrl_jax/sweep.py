@@ -2,6 +2,8 @@
 
   python -m agentrl_jax.sweep --config=configs/demo.py \\
       --sweep=configs/sweeps/demo_algorithms.py --workdir=runs/algorithms --jobs=2
+  python -m agentrl_jax.sweep ... --only=algorithm=grpo --retries=0
+  python -m agentrl_jax.sweep ... --launcher=slurm --submit --sbatch=--gres=gpu:1
 
 --config.field=value applies to all runs. Exit codes: 0 all done, 1 some failed, 75 stopped by
 SIGTERM or Ctrl-C (the runs have saved).

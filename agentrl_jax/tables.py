@@ -6,11 +6,8 @@
 
 The first command prints Markdown and writes table.md, table.tex, table.csv, runs.csv, the curves
 and, with a baseline, a forest plot of the differences. The second writes runs.jsonl.xz, the part of
-the runs that tables need, which is small enough to commit and gives the same tables. The third
-rebuilds the tables of every experiment, or of one (--rebuild experiments/demo_cloned), from that
-file. An experiment's table.json describes them: {"<name>": {"rows": "algorithm", ...}}, with the
-fields of results.spec.Spec. Each table goes between <!-- table <name> --> and <!-- end of table -->
-in README.md. Figures that README.md shows as <name>/<figure>.png are drawn again.
+the runs that tables need; it is small enough to commit. The third rebuilds the tables and figures
+that the READMEs of experiments show, from runs.jsonl.xz and table.json (results/README.md).
 """
 
 import argparse
@@ -52,11 +49,10 @@ OPTIONS = {  # fields of Spec that are flags
     'at': f'{", ".join(PLACES)} or a step; default: {LAST}',
     'also': f'more metrics to show; default: {",".join(Spec.also)}',
     'baseline': 'row to compare with',
-    'margin': 'differences from the baseline within +- this count as none: 0.05; default: none',
-    'where': 'take only runs with field=value or field=value|value; may be given several times',
-    'pooled': 'fields that may differ within a cell, as the seed may',
-    'unfinished': f'runs that did not get there: {LEAVE_OUT} (the default) or '
-    f'{COUNT} their last one',
+    'margin': 'differences within plus or minus this are marked as none, such as 0.05',
+    'where': 'only runs with field=value or field=value|value; may be repeated',
+    'pooled': 'fields, other than the seed, that may differ within a cell',
+    'unfinished': f'unfinished runs: {LEAVE_OUT} (default), or {COUNT} their last validation',
     'seeds': 'runs per cell; default: the number of seeds',
     'overall': 'one more column over all columns',
     'signals': 'further metrics to draw over steps',
@@ -164,7 +160,7 @@ def split_where(given: Sequence[str]) -> dict[str, str]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = command.Parser(__doc__, 'agentrl_jax.tables')
+    parser = command.Parser(__doc__, 'agentrl_jax.tables', 'FOLDER ...')
     add = parser.add_argument
     add('folders', nargs='+', help='runs, folders of runs, compact folders')
     for name, words in OPTIONS.items():
@@ -177,8 +173,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         else:
             add(f'--{name}', type=type(default), default=default, help=words)
     add('--out', default='', help='folder for the files; without it only Markdown is printed')
-    add('--compact', action='store_true', help='write the runs compactly to the last folder')
-    add('--rebuild', action='store_true', help='make the tables of one experiment, or of all')
+    add('--compact', action='store_true', help='write the runs to runs.jsonl.xz in the last folder')
+    add('--rebuild', action='store_true', help='rebuild the tables of one experiment, or of all')
     return parser.parse_args(argv)
 
 

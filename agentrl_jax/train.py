@@ -1,6 +1,8 @@
 """Training: collect -> keep groups -> score -> make_batch -> update. Read this first.
 
-  python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo [--config.field=value]
+  python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
+  python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/x --config.optim.lr=3e-4
+  python -m agentrl_jax.train --config=configs/demo.py --config.algorithm=dapo --show_config
 
 The same command resumes from the newest checkpoint. Everything random is a function of (seed,
 step), so a run that was killed and resumed ends with the same bits as an uninterrupted run.

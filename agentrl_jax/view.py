@@ -1,4 +1,8 @@
-"""Show a run in a browser: python -m agentrl_jax.view runs/demo
+"""Show a run in a browser.
+
+  python -m agentrl_jax.view runs/demo --open
+  python -m agentrl_jax.view runs/demo --out=newest.html
+  python -m agentrl_jax.view runs/demo/rollouts/step_000030.json --max_episodes=8
 
 For a workdir, serves a page of the run to browsers on this machine. The page shows curves, alarms,
 environments in flight, rollouts and the folder's other runs, and updates itself during training.
@@ -25,7 +29,7 @@ LOOPBACK = '127.0.0.1'
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve the page of a workdir, or write the page of a document."""
-    parser = command.Parser(__doc__, 'agentrl_jax.view')
+    parser = command.Parser(__doc__, 'agentrl_jax.view', 'SOURCE')
     parser.add_argument('source', help='run directory or rollouts/*.json')
     parser.add_argument('--out', help='file for the rollout page; default: next to the document')
     parser.add_argument(

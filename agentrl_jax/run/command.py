@@ -58,13 +58,13 @@ def begin(doc: str, *, needs: Sequence[str] = (), says: str = '') -> None:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser with the same errors and flag spellings as the other commands."""
 
-    def __init__(self, doc: str, command: str):
-        super().__init__(
-            prog=f'python -m {command}',
-            description=doc,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+    def __init__(self, doc: str, command: str, arguments: str):
+        def form(prog):
+            return argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=108)
+
+        prog = f'python -m {command}'
+        usage = f'{prog} {arguments} [options]'
+        super().__init__(prog, usage, doc, formatter_class=form, allow_abbrev=False)
 
     def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         def underscored(word):
