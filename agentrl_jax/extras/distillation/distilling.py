@@ -1,4 +1,4 @@
-"""Distilling: the update of on-policy distillation, from the probabilities of teachers."""
+"""Update of on-policy distillation, from the probabilities of teachers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from agentrl_jax.types import Batch, Params
 
 @dataclasses.dataclass(frozen=True)
 class Distilling(Extra):
-    """KL to teachers in the loss (full), or their log-probabilities in place of the reference's."""
+    """KL to teachers in the loss (full), or their log-probabilities instead of the reference's."""
 
     full: bool
-    teachers: tuple[ModelFns, ...] = ()  # of the models of Frozen.extra['teachers']; (): the policy
-    # of step 0
-    prefix: int = 0  # tokens in front of every episode, after which teachers read their hints
+    teachers: tuple[ModelFns, ...] = ()  # functions of Frozen.extra['teachers']; (): the policy of
+    # step 0 is the teacher
+    prefix: int = 0  # length of the prefix of every episode, after which teachers read hints
 
     METRICS = ('policy/kl_teacher',)
 
     def models(self, models: Models) -> tuple[tuple[ModelFns, Params], ...]:
-        """(functions, parameters) of each teacher."""
+        """Return (functions, parameters) of each teacher."""
         if not self.teachers:
             return ((models.fns, models.frozen.reference),)
         return tuple(zip(self.teachers, models.frozen.extra['teachers'], strict=True))
@@ -76,21 +76,21 @@ class Distilling(Extra):
 
 
 def divergence(targets: jax.Array, *logits: jax.Array) -> tuple[jax.Array]:
-    """reverse_kl of logits [..., V], the student's first."""
-    student, *taught = map(jax.nn.log_softmax, logits)  # of equal logits the same bits
+    """Return reverse_kl of logits [..., V]; the first are the student's."""
+    student, *taught = map(jax.nn.log_softmax, logits)  # equal logits give equal bits
     return (reverse_kl(student, taught),)
 
 
 def mixture(logprobs: Sequence[jax.Array]) -> jax.Array:
-    """log of the mean of n probabilities, from their logarithms, all of one shape."""
+    """Return the log of the mean of n probabilities, from log-probabilities of the same shape."""
     return jax.nn.logsumexp(jnp.stack(logprobs), axis=0) - np.float32(np.log(len(logprobs)))
 
 
 def reverse_kl(logprobs: jax.Array, teachers: Sequence[jax.Array]) -> jax.Array:
     """sum_v p_v (log p_v - log q_v), q the mixture of the teachers; [..., V] each -> [...].
 
-    The slope of log p_v adds up to nothing, sum_v p_v grad log p_v = grad 1, and is left out: where
-    p is q the gradient is 0 and no rounding.
+    The gradient of log p_v is omitted, because it adds up to sum_v p_v grad log p_v = grad 1 = 0.
+    For p = q the gradient is then exactly 0, without rounding.
     """
     gap = jax.lax.stop_gradient(logprobs - mixture(teachers))
     return (jnp.exp(logprobs) * gap).sum(-1)

@@ -1,35 +1,35 @@
-"""OPD, on-policy distillation: the policy plays, and learns what its teachers would have said.
+"""OPD, on-policy distillation: the policy plays and learns the probabilities of its teachers.
 
   full     loss_t = sum_v p_v (log p_v - log q_v), p = pi(. | s_t), q = mean of the teachers'
            probabilities; p has a gradient, q and s_t have none (GKD's reverse KL, arXiv:2306.13649)
   sampled  A[b, t] = log q(y_t) - log pi_old(y_t) in PPO's clipped surrogate (Lu, 'On-Policy
            Distillation', Thinking Machines 2025): at the first optimiser step the gradient of
            `full` in expectation, by one draw of y_t instead of all
-both at rollout.temperature and, with rollout.constrain, among the legal tokens. Episodes weigh the
-same (seq_mean_token_mean), as in GKD and TCOD. opd.reward_coef adds that times R - the group's mean
-to the advantages.
+Both are at rollout.temperature and, with rollout.constrain, over the legal tokens. All episodes
+have the same weight (seq_mean_token_mean), as in GKD and TCOD. opd.reward_coef * (R - group mean)
+is added to the advantages.
 
-Bias: states count as given. A token is not charged for the KL of the tokens that it leads to, so
-this is not the gradient of the KL between episodes (MiniLLM, arXiv:2306.08543, has that term, and
-tinker-cookbook's kl_discount_factor, 0 by default). Reverse KL commits to some of what the teachers
-do rather than to all of it. With a mean of probabilities no teacher forbids a token: it costs at
-most log n more than under the one that likes it best, where under a mean of logarithms, a product
-of experts, it would cost without bound wherever two good teachers differ.
+Bias: states are treated as fixed. A token is not charged for the KL of later tokens, so this is not
+the gradient of the KL between episodes. (MiniLLM, arXiv:2306.08543, has that term, and
+tinker-cookbook has it with kl_discount_factor, 0 by default.) Reverse KL commits to some of the
+teachers' behaviour instead of covering all of it. With a mean of probabilities no teacher can
+forbid a token: it costs at most log n more than under its best teacher. With a mean of logarithms,
+a product of experts, the cost would be unbounded wherever two good teachers differ.
 
-Code differs from papers and from one another: verl's GKD is a forward KL over the teacher's 32
-best tokens, its other form `sampled` by k3 unless asked for k1; TRL's GKD is a JSD with beta .5, at
-beta 1 this KL; prime-rl clips nothing and drops tokens whose probability fell by .2; slime and
-tinker-cookbook add A to the advantages of RL, and slime's text writes the KL with the teacher
+Other code differs from the papers. verl's GKD is a forward KL over the teacher's 32 best tokens;
+its other variant is `sampled` with k3 unless k1 is set. TRL's GKD is a JSD with beta .5, which is
+this KL at beta 1. prime-rl does not clip and drops tokens with a probability that fell by .2. slime
+and tinker-cookbook add A to the advantages of RL, and slime's text writes the KL with the teacher
 first. TCOD's curriculum is curriculum.rounds.
 
 opd.privileged=plan: teachers read the prompts of env.hint=plan, the policy those of env.hint=none
-(hints.py), so q is conditioned on a solution that p does not know, as in OPSD (arXiv:2601.18734).
-Without opd.teachers the teacher is the policy itself as it was at step 0. One that moves along can
-agree by forgetting how to read, and in a trial did: a clone that had read plans and played without
-fell in 40 steps from 1.6 to .01 nats of KL, and from 23 to 14 % of success. What the hint decides
-and the prompt leaves open cannot be learnt: there the policy commits to a guess, and the KL stays
-above 0 (leaks of what is privileged, and unsteady long runs: arXiv:2604.03128). A small policy
-makes nothing of a hint that it has never read: it, or its teacher, must have been trained with
+(hints.py). q is then conditioned on a solution that p does not have, as in OPSD (arXiv:2601.18734).
+Without opd.teachers the teacher is the policy of step 0. A teacher that moves with the policy can
+agree with it by ignoring the hint. In a trial this happened: a clone trained on plans and played
+without fell in 40 steps from 1.6 to .01 nats of KL, and from 23 to 14 % success. Decisions that
+depend on the hint and not on the prompt cannot be learnt: there the policy commits to a guess and
+the KL stays above 0 (leaks of privileged information, unstable long runs: arXiv:2604.03128). A
+small policy cannot use a hint without training: it, or its teacher, must be trained with
 env.hint=plan.
 """
 
@@ -53,14 +53,14 @@ class OPD(Clipped):
     weights: Weights = Weights('seq_mean_token_mean')
     teachers: Annotated[
         tuple[str, ...], At('opd.teachers'), Words("paths, such as ('runs/teacher',)")
-    ] = ()  # HuggingFace folders, .gguf or workdirs of runs, of any size and the same vocabulary;
-    # with opd.privileged () = the policy itself, as it was at step 0
-    privileged: Annotated[Literal['none', 'plan'], At('opd.privileged')] = 'none'  # what teachers
-    # read and the policy does not: plan, the first prompt as env.hint=plan has it
+    ] = ()  # HuggingFace folders, .gguf or workdirs of runs, of any size, with the same vocabulary;
+    # with opd.privileged, () = the policy of step 0
+    privileged: Annotated[Literal['none', 'plan'], At('opd.privileged')] = 'none'  # extra text for
+    # teachers only: plan, the first prompt of env.hint=plan
     divergence: Annotated[Literal['full', 'sampled'], At('opd.divergence')] = 'full'  # reverse KL
-    # of all tokens (full), or of the one that was sampled
+    # over all tokens (full), or at the sampled token
     reward_coef: Annotated[float, ZERO, At('opd.reward_coef')] = 0.0  # weight of the
-    # return less the group's mean, beside the KL
+    # return minus the group mean, added to the KL
 
     RULES = (
         must(
@@ -68,7 +68,7 @@ class OPD(Clipped):
             'checkpoints, or opd.privileged to what the policy does not read',
             lambda run: run.algorithm.other_models,
         ),
-        Rule({'loss.kl_coef': 0}, 'the teachers replace the start policy'),
+        Rule({'loss.kl_coef': 0}, 'the teachers replace the initial policy'),
         *exclude(
             {'opd.divergence': 'sampled', 'opd.reward_coef': POSITIVE},
             {
@@ -85,7 +85,7 @@ class OPD(Clipped):
             {
                 'env.hint': 'none',
                 'env.mix': (),
-                'env.name': Must('a world on the device', lambda run: not run.on_hosts),
+                'env.name': Must('an environment on the device', lambda run: not run.on_hosts),
             },
         ),
         Rule({'opd.reward_coef': 0, 'rollout.group_size': In(low=2)}, 'groups are compared'),
@@ -107,7 +107,7 @@ class OPD(Clipped):
         return len(self.teachers) + self.teaches_itself
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
-        """What the teachers say of the sampled tokens, and what episodes earned."""
+        """Return a batch with advantages from teachers and, with reward_coef, from returns."""
         rows, mask = trained(rollout, keep)
         advantages = jnp.zeros_like(scores.old_logprobs)
         if self.divergence == 'sampled':

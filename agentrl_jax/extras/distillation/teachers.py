@@ -1,4 +1,4 @@
-"""The models of opd.teachers: loaded, compared with those of a resumed run, and as functions."""
+"""Loading of the models of opd.teachers, and their comparison when a run resumes."""
 
 import dataclasses
 import functools
@@ -19,9 +19,9 @@ from agentrl_jax.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class Distillation(Extension):
-    """Builds the teachers of algorithm=opd; its settings are those of the algorithm."""
+    """Extension that builds the teachers of algorithm=opd; the algorithm has the settings."""
 
-    FREE_ON_RESUME = ('opd.teachers',)  # the paths; check() compares the parameters
+    FREE_ON_RESUME = ('opd.teachers',)  # paths may change; check() compares the parameters
 
     def needs_plans(self, cfg: Any) -> bool:
         return isinstance(cfg.algorithm, OPD) and cfg.algorithm.privileged == 'plan'
@@ -35,7 +35,7 @@ class Distillation(Extension):
 
 @dataclasses.dataclass(frozen=True)
 class Teachers(Addition):
-    """Models that are never trained here."""
+    """Teacher models, which are never trained."""
 
     setup: Setup
     models: tuple[tuple[Model, Params], ...]
@@ -43,7 +43,7 @@ class Teachers(Addition):
     def extra(self, task):
         how, width = self.setup.config.algorithm, self.setup.model.vocab_size
 
-        def functions(model):  # without the padding of the head that the student's lacks
+        def functions(model):  # cut the padding of the head to the student's size
             fns = self.setup.functions(model)
             return fns.replace(head=lambda params: model.head_kernel(params)[:, :width])
 
@@ -61,7 +61,7 @@ class Teachers(Addition):
 
     @functools.cached_property
     def digests(self) -> list[str]:
-        """Of the parameters, whatever the mesh."""
+        """Digests of the parameters, independent of the mesh."""
         return [checksums.digest(params) for _, params in self.models]
 
     def saved(self) -> dict[str, Any]:
@@ -73,30 +73,30 @@ class Teachers(Addition):
             named = self.setup.config.algorithm.teachers
             raise ValueError(
                 f'opd.teachers={named} have other parameters than the teachers that this run '
-                'started with (a run that continued has a newer policy): name the same ones in the '
-                'same order, or start in another workdir'
+                'started with (a run that continued has a newer policy): use the same teachers in '
+                'the same order, or start in another workdir'
             )
 
 
 def load_teacher(name: str, setup: Setup) -> tuple[Model, Params]:
-    """A teacher; ValueError if its tokens are not those of the student."""
+    """Load a teacher; ValueError if its vocabulary differs from the student's."""
     path, tokenizer = files.local_path(name), setup.tokenizer
     other = setup.load_tokenizer(path)
     if vocabulary(other) != vocabulary(tokenizer):
         raise ValueError(
-            f'opd.teachers: {name} has the tokens of {other.source}, and the policy those of '
+            f'opd.teachers: {name} has the tokens of {other.source}, but the policy has those of '
             f'{tokenizer.source}: the same ids must stand for the same texts'
         )
     model, params = setup.load_policy(path)
     if model.vocab_size < setup.model.vocab_size:
         raise ValueError(
-            f'opd.teachers: {name} has probabilities of {model.vocab_size} tokens and the policy '
+            f'opd.teachers: {name} has probabilities of {model.vocab_size} tokens, but the policy '
             f'of {setup.model.vocab_size}: use a teacher with at least as many'
         )
     return model, params
 
 
 def vocabulary(tokenizer: Tokenizer) -> tuple[list[bytes], dict[str, int]]:
-    """(bytes of every id, id of every special token)."""
+    """Return (bytes of every id, id of every special token)."""
     specials = {name: tokenizer.special(name) for name in tokenizer.special_names()}
     return tokenizer.token_bytes(), specials

@@ -1,13 +1,14 @@
 """Observation losses: the policy also learns to predict observations (ECHO, arXiv:2605.24517).
 
-  loss + coef * mean of -log p(token | what the policy saw before it) over tokens of observations
-Observations are the bodies of messages that follow an answer of the same conversation: tool output,
-the next state, the reward, and what a prompt's style words around them. Not the first
-observation, since no action led to it, nor chat markers, roles, the forced beginning of an answer,
-padding, or anything sampled; that is what ECHO's code counts (prime-rl, orchestrator/algo/echo.py,
-with a renderer that marks content). It trains messages of the role `tool` alone by default; here
-worlds answer as `user`. Its logits are divided by the sampling temperature, these never are: a
-world has its own. Its weight is .1.
+  loss + coef * mean of -log p(token | the policy's context) over tokens of observations
+Observations are the bodies of messages after an answer of the same conversation: tool output, the
+next state, the reward, and the text of the prompt style around them. The first observation is
+excluded, because no action led to it. So are chat markers, roles, the forced start of an answer,
+padding and sampled tokens. ECHO's code counts the same tokens (prime-rl,
+orchestrator/algo/echo.py, with a renderer that marks content). By default it only trains messages
+of the role `tool`; here environments answer as `user`. It divides logits by the sampling
+temperature. Here they are not divided, because the environment does not sample with it. ECHO's
+weight is .1.
 """
 
 import dataclasses
@@ -27,22 +28,23 @@ from agentrl_jax.types import Params, Rollout
 
 
 class Markers(NamedTuple):
-    """How messages are recognised."""
+    """Tokens that delimit messages."""
 
-    start_id: int  # token that opens one
-    end_id: int  # ... and closes it
-    role: int  # tokens of the role after the first of these
+    start_id: int  # token that opens a message
+    end_id: int  # token that closes a message
+    role: int  # number of role tokens after start_id
 
 
 def written(rollout: Rollout, markers: Markers, after: jax.Array | int = 0) -> jax.Array:
-    """Tokens of observations in turns above `after` int32 [B]; bool [B, T].
+    """Mask the tokens of observations in turns above `after` int32 [B]; bool [B, T].
 
-    A token is one if an unsampled start and an unsampled end of its own turn are around it, with no
-    other marker between, and a turn of its conversation came before. Worlds cannot forge markers.
+    An observation token is between an unsampled start and an unsampled end of its turn, without
+    other markers in between, after an earlier turn of its conversation. Environments cannot forge
+    markers.
     """
     tokens, turn = rollout.tokens, rollout.turn
-    given = rollout.attention_mask & ~rollout.action_mask
-    opens, ends = given & (tokens == markers.start_id), given & (tokens == markers.end_id)
+    unsampled = rollout.attention_mask & ~rollout.action_mask
+    opens, ends = unsampled & (tokens == markers.start_id), unsampled & (tokens == markers.end_id)
     place = jnp.arange(tokens.shape[1])[None]
     opened, marked = (
         jax.lax.cummax(jnp.where(mark, place, -1), axis=1) for mark in (opens, opens | ends)
@@ -52,11 +54,11 @@ def written(rollout: Rollout, markers: Markers, after: jax.Array | int = 0) -> j
     closed_in = adv.next_masked(jnp.where(ends, turn, -1), opens | ends, -1)
     inside &= (opened_in == turn) & (closed_in == turn)
     follows = jnp.take_along_axis(answered(rollout), jnp.maximum(turn, 0), axis=1)
-    return inside & given & follows & (turn > jnp.reshape(after, (-1, 1)))
+    return inside & unsampled & follows & (turn > jnp.reshape(after, (-1, 1)))
 
 
 def answered(rollout: Rollout) -> jax.Array:
-    """Turns whose conversation has had an answer; bool [B, K]."""
+    """Mask the turns with an earlier answer in their conversation; bool [B, K]."""
     index = jnp.arange(rollout.rewards.shape[1])
     if rollout.branch is None:
         return jnp.broadcast_to(index > 0, rollout.rewards.shape)
@@ -65,10 +67,10 @@ def answered(rollout: Rollout) -> jax.Array:
 
 
 def of_batch(rollout: Rollout, mask: jax.Array, markers: Markers) -> jax.Array:
-    """Tokens of observations of rows that train, each token of a world once; bool [B, T].
+    """Mask the observation tokens of trained rows, without duplicates; bool [B, T].
 
-    mask bool [B, T]: tokens that train. Of a row that repeats the beginning of another one, only
-    what follows its first sampled turn counts.
+    mask bool [B, T]: trained tokens. In a row that repeats the prefix of another one, only tokens
+    after its first sampled turn count.
     """
     turns = rollout.rewards.shape[1]
     first = jnp.where(rollout.action_mask, rollout.turn, turns).min(1)
@@ -78,7 +80,7 @@ def of_batch(rollout: Rollout, mask: jax.Array, markers: Markers) -> jax.Array:
 def log_likelihood(
     hidden: jax.Array, head: jax.Array, tokens: jax.Array, mask: jax.Array, chunk_size: int
 ) -> jax.Array:
-    """log p of tokens under mask, among all tokens at temperature 1; [B, T], 0 off the mask.
+    """Return log p of masked tokens over the full vocabulary at temperature 1; [B, T], else 0.
 
     hidden [B, T, D], head [D, V].
     """
@@ -88,7 +90,7 @@ def log_likelihood(
 
 @dataclasses.dataclass(frozen=True)
 class ObservationLoss(Extra):
-    """coef * the mean of -log p over the tokens of observations of an optimiser batch."""
+    """coef * mean of -log p over the observation tokens of an optimiser batch."""
 
     coef: float
     markers: Markers
@@ -103,8 +105,8 @@ class ObservationLoss(Extra):
 
     def loss(self, forward, batch, weights, total, models, how):
         head, size = models.fns.head(forward.params), how.batch.head_chunk
-        given = batch.tokens, batch.extra['observed'], size
-        surprise = -log_likelihood(forward.hidden, head, *given).sum()
+        arguments = batch.tokens, batch.extra['observed'], size
+        surprise = -log_likelihood(forward.hidden, head, *arguments).sum()
         return self.coef * surprise / jnp.maximum(total, 1), {'policy/observation_nll': surprise}
 
 
@@ -118,17 +120,17 @@ def measure(
     rows: int,
     batch: Batching,
 ) -> dict[str, jax.Array]:
-    """{'observation_nll/total': -log p of the tokens of observations, summed, and their count}.
+    """Return the sum of -log p over observation tokens and their number.
 
-    Of healthy episodes among the first `rows`. context: what the policy saw; None = everything.
+    Over the healthy episodes among the first `rows`. context: the policy's; None = everything.
     """
     count = rollout.tokens.shape[0]
     trusted = rollout.healthy & (jnp.arange(count) < rows)
     mask = written(rollout, markers) & trusted[:, None]
     each = (rollout.tokens, rollout.attention_mask, mask)
     if context is not None:
-        found = context.windows(rollout)
-        each = (*windows.split_turns(each[:2], found), windows.own_rows(mask, found))
+        index = context.windows(rollout)
+        each = (*windows.split_turns(each[:2], index), windows.own_rows(mask, index))
 
     def of_rows(tokens, attention, mask):
         hidden = fns.hidden(params, tokens, positions_of(attention), attention)

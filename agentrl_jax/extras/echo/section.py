@@ -1,4 +1,4 @@
-"""The settings of observation losses, and their addition to a run."""
+"""Settings of observation losses and their hooks into a run."""
 
 import dataclasses
 import functools
@@ -13,16 +13,16 @@ from agentrl_jax.settings.marks import ZERO, At, In
 from agentrl_jax.settings.rules import exclude
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
-# An observation follows an answer that the policy sees
+# The policy must see the answer before an observation
 SEES_ANSWERS = {'env.max_turns': In(low=2), 'context.window': In(low=2, also=(0,))}
 
 
 @dataclasses.dataclass(frozen=True)
 class Echo(Extension):
-    """Learning to predict observations."""
+    """Observation losses."""
 
-    coef: Annotated[float, ZERO, At('loss.observation_coef')] = 0.0  # weight of the cross-entropy
-    # of observations, a mean over their tokens (ECHO: .1); 0 = off
+    coef: Annotated[float, ZERO, At('loss.observation_coef')] = 0.0  # weight of the mean
+    # cross-entropy over tokens of observations (ECHO: .1); 0 = off
     validates: Annotated[bool, At('eval.observations')] = False  # measure the likelihood of
     # observations (eval/observation_nll)
 
@@ -62,7 +62,7 @@ class EchoAddition(Addition):
 
 
 def markers_of(tokenizer: Tokenizer) -> observations.Markers:
-    """The markers of the tokenizer's chats."""
+    """Return the message markers of the tokenizer's chat format."""
     wording, encode = tokenizer.chat_format, tokenizer.encode
     role = len(encode(f'user{wording.space}'))
     if wording.role_end:
