@@ -1,1 +1,1 @@
-"""Games of pgx and gymnax as worlds; these libraries are imported when a game starts."""
+"""Games of pgx and gymnax as environments; the libraries are imported when a game starts."""

@@ -1,9 +1,9 @@
-"""Games of pgx and gymnax as worlds on the device.
+"""Games of pgx and gymnax as environments on the device.
 
 A game defines a few hooks: its start, the effect of an action and the parts of an observation. A
-level is a seed, which decides the start, all tiles and cards and the opponent's moves. So episodes
-of a group differ only by their answers. Splits share no seed, but a game with few starts and no
-chance (Catch, Minesweeper) is the same in all of them.
+level is a seed, which determines the start, all tiles and cards and the opponent's moves. Episodes
+of a group therefore differ only by their answers. Splits have different seeds, but a game with few
+starts and no chance (Catch, Minesweeper) is the same in all of them.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from agentrl_jax.extras.games.pieces import Layout
 
 @struct.dataclass
 class EnvState(environment.EnvState):
-    game: Any  # what the library keeps
-    seed: jax.Array  # uint32 []  of the level
-    reward: jax.Array  # float32 []  of the last action
+    game: Any  # state of the library
+    seed: jax.Array  # uint32 []  seed of the level
+    reward: jax.Array  # float32 []  reward of the last action
 
 
 @struct.dataclass
@@ -40,50 +40,51 @@ def library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.split('.')[0]
-        raise ImportError(f'this world is a game of {package}: pip install {package}') from error
+        raise ImportError(f'this game needs {package}: pip install {package}') from error
 
 
 @dataclasses.dataclass(frozen=True)
 class BorrowedWorld(TextEnvironment):
-    """The base of all games. A subclass defines the hooks; those before `layout` are traced."""
+    """The base of all games. A subclass defines the hooks; the hooks before `layout` are traced."""
 
-    short: bool = False  # shown in few tokens, for small policies: no blanks, nothing on offer
+    short: bool = False  # observations in few tokens, for small policies: no blanks, no legal
+    # actions
 
     def start(self, key: jax.Array) -> Any:
-        """The game's first state."""
+        """Return the first state of the game."""
         raise NotImplementedError
 
     def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
-        """(the game after an action on offer, reward)."""
+        """Return (the game after a legal action, reward)."""
         raise NotImplementedError
 
     def over(self, game: Any) -> jax.Array:
         raise NotImplementedError
 
     def won(self, state: EnvState) -> jax.Array:
-        """bool []: whether the episode counts as solved if it ends here."""
+        """Whether the episode counts as solved if it ends here; bool []."""
         raise NotImplementedError
 
     def offers(self, game: Any) -> jax.Array:
-        """bool [actions]: the actions on offer; by default all."""
+        """Return the legal actions, by default all; bool [actions]."""
         del game
         return jnp.ones(self.num_actions, bool)
 
     def values(self, game: Any) -> tuple[Any, ...]:
-        """The value of each part of the layout."""
+        """Return the value of each part of the layout."""
         raise NotImplementedError
 
     def layout(self) -> Layout:
-        """The parts of an observation (host)."""
+        """Return the parts of an observation (host)."""
         raise NotImplementedError
 
     def best(self, states: EnvState) -> list[list[int]]:
-        """Plans of the best player for N states (host)."""
+        """Return the expert's plans for N states (host)."""
         raise NotImplementedError
 
     @property
     def blank(self) -> str:
-        """Between two cells of a board."""
+        """Separator of the cells of a board."""
         return '' if self.short else ' '
 
     def plans(
@@ -117,10 +118,10 @@ class BorrowedWorld(TextEnvironment):
     def advance(
         self, key: jax.Array, state: EnvState, action: jax.Array, params: EnvParams
     ) -> tuple[EnvState, jax.Array, jax.Array]:
-        """An action that is not on offer changes nothing."""
-        luck = jax.random.fold_in(jax.random.key(state.seed), state.time + 1)
+        """Apply an action; an illegal action changes nothing."""
+        key_of_step = jax.random.fold_in(jax.random.key(state.seed), state.time + 1)
         offered = self.offers(state.game)[action]
-        game, reward = self.turn(luck, state.game, action)
+        game, reward = self.turn(key_of_step, state.game, action)
         reward = jnp.where(offered, reward, 0.0).astype(jnp.float32)
         game = jax.tree.map(lambda new, old: jnp.where(offered, new, old), game, state.game)
         return state.replace(game=game, reward=reward), reward, offered
@@ -145,7 +146,7 @@ class BorrowedWorld(TextEnvironment):
         return ''.join(lines[i] for i in np.asarray(_ids(self)(state)) if i >= 0)
 
     def cells(self, state: EnvState) -> list[list[str]]:
-        """The words of the observation, row by row; of a short one each character."""
+        """Return the words of the observation, row by row; of a short one each character."""
         rows = self.observation_text(state).splitlines()
         return [list(row) if self.short else row.split() for row in rows]
 
@@ -162,7 +163,7 @@ def _ids(world: BorrowedWorld):
 
 @dataclasses.dataclass(frozen=True)
 class PgxWorld(BorrowedWorld):
-    """A game of pgx. With two players the agent is player 0, and the opponent moves at random."""
+    """A game of pgx. With two players the agent is player 0 and the opponent moves at random."""
 
     GAME: ClassVar[str]
 
@@ -177,14 +178,14 @@ class PgxWorld(BorrowedWorld):
         return self.answered(jax.random.fold_in(key, 1), after)
 
     def answered(self, key: jax.Array, game: Any) -> tuple[Any, jax.Array]:
-        """(the game when it is the agent's turn again, the agent's reward of it all)."""
+        """Return (the game at the agent's next turn, the agent's total reward until then)."""
 
         def move(carry):
             game, key, reward = carry
-            key, draw, luck = jax.random.split(key, 3)
+            key, draw, chance_key = jax.random.split(key, 3)
             chance = jax.random.uniform(draw, game.legal_action_mask.shape)
             action = jnp.argmax(jnp.where(game.legal_action_mask, chance, -1.0))
-            after = self.game().step(game, action, luck)
+            after = self.game().step(game, action, chance_key)
             return after, key, reward + after.rewards[0]
 
         def theirs(carry):
@@ -205,26 +206,26 @@ class PgxWorld(BorrowedWorld):
 
 @dataclasses.dataclass(frozen=True)
 class TwoPlayers(PgxWorld):
-    """A zero-sum game of pgx whose other player moves at random, or is the policy as well.
+    """A two-player zero-sum game of pgx, against random play or in self-play.
 
-    In self-play each action is a ply of whoever's turn it is: observations are of the seat that
-    moves, and rewards and success are those of seat 0, which moved first; seat 1 earns minus that.
+    In self-play each action is a ply of the seat to move. Observations are those of this seat.
+    Rewards and success are those of seat 0, which moved first; seat 1 earns minus that.
     """
 
-    PLIES: ClassVar[int]  # of the longest game, those of both players
-    opponent: Literal['random', 'self'] = 'random'  # who plays the other seat; self: the policy,
-    # and validation still plays against one who moves at random
+    PLIES: ClassVar[int]  # of the longest game, counting both players
+    opponent: Literal['random', 'self'] = 'random'  # player of the other seat; self: the policy,
+    # while validation still plays against random moves
 
     def for_validation(self) -> 'TwoPlayers':
-        """The other player moves at random."""
+        """Return the game with a random opponent."""
         return dataclasses.replace(self, opponent='random')
 
     def first(self, game: Any) -> jax.Array:
-        """int32 []: pgx's number of the player who moved first."""
+        """Return pgx's number of the player who moved first; int32 []."""
         raise NotImplementedError
 
     def seat(self, state: EnvState) -> jax.Array:
-        """int32 []: whose turn it is; 0 = who moved first, 1 = the other player."""
+        """Return the seat to move, 0 = the player who moved first; int32 []."""
         return (state.game.current_player != self.first(state.game)).astype(jnp.int32)
 
     def start(self, key: jax.Array) -> Any:
@@ -239,5 +240,5 @@ class TwoPlayers(PgxWorld):
 
 @functools.cache
 def _pgx_game(name: str) -> Any:
-    with jax.ensure_compile_time_eval():  # its constants, also inside a traced function
+    with jax.ensure_compile_time_eval():  # constants of the game, also inside a traced function
         return library('pgx').make(name)

@@ -15,10 +15,10 @@ from agentrl_jax.settings.marks import In
 
 @dataclasses.dataclass(frozen=True)
 class Catch(BorrowedWorld):
-    """Reward 1 for a ball that is caught, -1 for one that is not."""
+    """Reward 1 for a caught ball, -1 for a missed one."""
 
-    rows: Annotated[int, In(low=2)] = 6  # of the board
-    columns: Annotated[int, In(low=2)] = 5  # of the board
+    rows: Annotated[int, In(low=2)] = 6  # rows of the board
+    columns: Annotated[int, In(low=2)] = 5  # columns of the board
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Stay', 'Right')
     REWARD_QUANTUM: ClassVar[float] = 1.0

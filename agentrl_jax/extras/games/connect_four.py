@@ -1,4 +1,4 @@
-"""Connect Four of pgx against an opponent who plays at random, or in self-play."""
+"""Connect Four of pgx, against random play or in self-play."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from agentrl_jax.extras.games.pieces import Choice, Grid, Layout, Offers
 
 @dataclasses.dataclass(frozen=True)
 class ConnectFour(TwoPlayers):
-    """Reward 1 for a row of four, -1 for one of the other player."""
+    """Reward 1 for four in a row, -1 for four of the other player."""
 
     GAME: ClassVar[str] = 'connect_four'
     PLIES: ClassVar[int] = 42
@@ -36,9 +36,9 @@ class ConnectFour(TwoPlayers):
         return Layout(heads, Grid(symbols, 6, 7), Offers(self.ACTION_NAMES, 'Free:'))
 
     def values(self, game: Any) -> tuple[Any, ...]:
-        planes = game.observation  # of whose turn it is, the agent's but at the end
-        own = (game.current_player == 0) | (self.opponent == 'self')
-        mine, theirs = jnp.where(own, planes, planes[..., ::-1]).T
+        planes = game.observation  # of the player to move: the agent, except at the end
+        agent_moves = (game.current_player == 0) | (self.opponent == 'self')
+        mine, theirs = jnp.where(agent_moves, planes, planes[..., ::-1]).T
         board = (mine + 2 * theirs).T
         return (board,) if self.short else (0, board, game.legal_action_mask)
 
@@ -46,6 +46,6 @@ class ConnectFour(TwoPlayers):
         return jnp.where(game._x.color == 0, game.current_player, 1 - game.current_player)
 
     def best(self, states: EnvState) -> list[list[int]]:
-        """One disc: see experts.best_columns."""
+        """Return plans of one disc: see experts.best_columns."""
         mine, theirs = np.moveaxis(np.asarray(states.game.observation), -1, 0)  # the agent's turn
         return [[int(column)] for column in experts.best_columns(mine, theirs)]

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def walks(catch: Any, rows: int) -> list[list[int]]:
-    """Plans for games of Catch [N]: walk below the ball and wait for it."""
+    """Return plans for games of Catch [N]: walk below the ball and wait for it."""
     aside, left = np.array(catch.ball_x - catch.paddle_x), np.array(rows - 1 - catch.ball_y)
     moves = [[1 + int(np.sign(n))] * abs(int(n)) for n in aside]
     return [(row + [1] * int(n))[: int(n)] for row, n in zip(moves, left, strict=True)]
@@ -18,12 +18,12 @@ def walks(catch: Any, rows: int) -> list[list[int]]:
 # ---- Connect Four ------------------------------------------------------------------------------
 
 COLUMNS, ROWS = 7, 6
-WORTH = np.array([0, 1, 4, 16, 0])  # of a line that one player alone has discs in, by their number
+WORTH = np.array([0, 1, 4, 16, 0])  # of a line with discs of one player only, by their number
 
 
 @functools.cache
 def lines_of_four() -> np.ndarray:
-    """int [69, 4]: the cells of every row, column and diagonal of four."""
+    """Return the cells of every row, column and diagonal of four; int [69, 4]."""
     starts = itertools.product(range(ROWS), range(COLUMNS), ((0, 1), (1, 0), (1, 1), (1, -1)))
     ends = [((r, c), (dr, dc), (r + 3 * dr, c + 3 * dc)) for r, c, (dr, dc) in starts]
     inside = [line for line in ends if line[2][0] < ROWS and 0 <= line[2][1] < COLUMNS]
@@ -33,7 +33,7 @@ def lines_of_four() -> np.ndarray:
 
 
 def best_columns(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """int [N]: wins; else leaves no win to the other; else makes most of the lines of four.
+    """Return the column that wins, else prevents a loss, else has the best lines of four; int [N].
 
     mine, theirs: bool [N, 6, 7], the lowest row last.
     """
@@ -47,21 +47,21 @@ def best_columns(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def _worth(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """float [N]: of boards on which the other player moves next."""
+    """Return the value of boards on which the other player moves next; float [N]."""
     empty = ~(mine | theirs)
     below = np.concatenate([empty[:, 1:], np.zeros_like(empty[:, :1])], axis=1)
     next_ = (empty & ~below).reshape(len(mine), -1)[:, lines_of_four()].any(-1)
-    own, other = (x.reshape(len(x), -1)[:, lines_of_four()].sum(-1) for x in (mine, theirs))
-    lost = ((other == 3) & (own == 0) & next_).any(1)
-    lines = WORTH[own] * (other == 0) - WORTH[other] * (own == 0)
-    return lines.sum(1) + 1e6 * (own == 4).any(1) - 1e3 * lost
+    discs, other = (x.reshape(len(x), -1)[:, lines_of_four()].sum(-1) for x in (mine, theirs))
+    loses = ((other == 3) & (discs == 0) & next_).any(1)
+    lines = WORTH[discs] * (other == 0) - WORTH[other] * (discs == 0)
+    return lines.sum(1) + 1e6 * (discs == 4).any(1) - 1e3 * loses
 
 
 # ---- 2048 --------------------------------------------------------------------------------------
 
 
 def slid(board: np.ndarray, action: int) -> np.ndarray:
-    """Boards [N, 4, 4] of exponents after Left, Up, Right or Down, without the new tile."""
+    """Return boards [N, 4, 4] of exponents after Left, Up, Right or Down, without the new tile."""
     rows = _packed(np.rot90(board, action, (1, 2)).reshape(-1, 4))
     for i in range(3):
         meet = (rows[:, i] > 0) & (rows[:, i] == rows[:, i + 1])
@@ -71,14 +71,15 @@ def slid(board: np.ndarray, action: int) -> np.ndarray:
 
 
 def _packed(rows: np.ndarray) -> np.ndarray:
-    """[M, 4] with the empty cells last."""
+    """Move the empty cells of rows [M, 4] to the end."""
     return np.take_along_axis(rows, np.argsort(rows == 0, axis=1, kind='stable'), axis=1)
 
 
 def best_slides(games: Any, goal: int, depth: int = 3) -> list[list[int]]:
-    """The slides that make the largest tiles if none is added, the fewest that do; [] = no slide.
+    """Return the shortest plans that make the largest tiles, ignoring new tiles; [] = no slide.
 
-    games: of 2048, [N]; goal: exponent that ends one. All slides are on offer at once.
+    games: states of 2048, [N]; goal: exponent that ends a game. Plans have up to `depth` slides, all
+    legal in the current state.
     """
     board, offered = np.argmax(games.observation, -1), np.asarray(games.legal_action_mask)
     best, plans = np.full(len(board), -np.inf), [[] for _ in board]
@@ -103,7 +104,7 @@ def best_slides(games: Any, goal: int, depth: int = 3) -> list[list[int]]:
 
 @functools.cache
 def around(side: int) -> np.ndarray:
-    """int [cells, cells]: 1 for neighbouring cells, corners included."""
+    """Return 1 for neighbouring cells, including diagonal ones; int [cells, cells]."""
     row, column = np.divmod(np.arange(side**2), side)
     far = np.maximum(abs(row[:, None] - row), abs(column[:, None] - column))
     return (far == 1).astype(np.int32)
@@ -111,20 +112,20 @@ def around(side: int) -> np.ndarray:
 
 @functools.cache
 def minefields(cells: int, mines: int) -> np.ndarray:
-    """bool [fields, cells]: every placement of the mines."""
+    """Return every placement of the mines; bool [fields, cells]."""
     laid = np.array(list(itertools.combinations(range(cells), mines)))
     return (np.arange(cells) == laid[..., None]).any(1)
 
 
 def safest_cells(mines: np.ndarray, opened: np.ndarray, number: int) -> list[list[int]]:
-    """The cell that has a mine in the fewest of all fields that show the same; bool [N, 16] both.
+    """Return the cell with a mine in the fewest of all consistent minefields.
 
-    Of the mines only the numbers on open cells are used.
+    mines, opened: bool [N, 16]. Of the mines only the numbers on open cells are used.
     """
     near = around(math.isqrt(mines.shape[1]))
     fields = minefields(mines.shape[1], number)
-    shown, plans = mines @ near, []
-    for counts, open_ in zip(shown, opened, strict=True):
+    numbers, plans = mines @ near, []
+    for counts, open_ in zip(numbers, opened, strict=True):
         same = ~(fields & open_).any(1) & (fields @ near == counts)[:, open_].all(1)
         danger = np.where(open_, 2.0, fields[same].mean(0)) if same.any() else [0.0]
         plans.append([int(np.argmin(danger))])

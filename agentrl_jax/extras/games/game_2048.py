@@ -1,4 +1,4 @@
-"""2048 of pgx: slide tiles until one of them has the goal number."""
+"""2048 of pgx: slide tiles until one has the goal number."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar
@@ -18,9 +18,9 @@ EXPONENTS = tuple('.123456789ABCDEFGH')
 
 @dataclasses.dataclass(frozen=True)
 class Game2048(PgxWorld):
-    """Reward: what was merged, as a share of the tile that ends the game."""
+    """Reward: the merged tiles, as a share of the tile that ends the game."""
 
-    goal: Annotated[int, ONE] = 32  # number of the tile that ends it
+    goal: Annotated[int, ONE] = 32  # number of the tile that ends the game
 
     GAME: ClassVar[str] = '2048'
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Up', 'Right', 'Down')
@@ -31,7 +31,7 @@ class Game2048(PgxWorld):
     RULES = (
         must(
             'goal',
-            'a power of two from 8 on',
+            'a power of two of at least 8',
             lambda world: world.goal >= 8 and not world.goal & (world.goal - 1),
         ),
     )

@@ -1,4 +1,4 @@
-"""Leduc Hold'em of pgx, poker with six cards, against random play or in self-play."""
+"""Leduc Hold'em of pgx, a poker game with six cards, against random play or in self-play."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -17,8 +17,8 @@ CARDS = ('J', 'Q', 'K')
 class Leduc(TwoPlayers):
     """Reward: chips won or lost. Observations hide the other player's card."""
 
-    position: bool = False  # observations say whether one bets first or second: with both players'
-    # chips that tells the bets of a round
+    position: bool = False  # observations include who bets first; together with the chips of both
+    # players this determines the bets of a round
 
     GAME: ClassVar[str] = 'leduc_holdem'
     PLIES: ClassVar[int] = 8
@@ -40,28 +40,28 @@ class Leduc(TwoPlayers):
             cards = Choice(CARDS), Choice(('.', *CARDS))
             return Layout(*cards, Number('+', 2), Number('-', 2), *position)
         held = Choice(tuple(f'You hold {card}' for card in CARDS))
-        shown = Choice(('No card is open', *(f'{card} is open' for card in CARDS)))
+        open_card = Choice(('No card is open', *(f'{card} is open' for card in CARDS)))
         chips = (Number('Your chips: ', 2), Number('Chips of the other player: ', 2))
-        return Layout(held, shown, *chips, *position, Offers(self.ACTION_NAMES))
+        return Layout(held, open_card, *chips, *position, Offers(self.ACTION_NAMES))
 
     def values(self, game: Any) -> tuple[Any, ...]:
-        agent = game.current_player if self.opponent == 'self' else jnp.int32(0)  # at the end too
-        seen = self.game().observe(game.replace(current_player=agent))
-        bits = seen.astype(jnp.int32)
-        shown = jnp.max(bits[3:6] * jnp.arange(1, 4))
+        agent = game.current_player if self.opponent == 'self' else jnp.int32(0)  # also at the end
+        features = self.game().observe(game.replace(current_player=agent))
+        bits = features.astype(jnp.int32)
+        open_card = jnp.max(bits[3:6] * jnp.arange(1, 4))
         chips = jnp.argmax(bits[6:20]), jnp.argmax(bits[20:34])
         position = (agent != self.first(game),) if self.position else ()
-        values = (jnp.argmax(bits[:3]), shown, *chips, *position)
+        values = (jnp.argmax(bits[:3]), open_card, *chips, *position)
         return values if self.short else (*values, game.legal_action_mask)
 
     def first(self, game: Any) -> jax.Array:
         return game._first_player
 
     def best(self, states: EnvState) -> list[list[int]]:
-        """Raises whenever that is on offer, else calls.
+        """Raise whenever possible, else call.
 
-        No player wins more often against one who plays at random, who folds a third of the time or
-        more when chips are asked of them; they could win more chips with a jack or a queen.
+        No player wins more often against random play, which folds at least a third of the time when
+        it has to pay. A player could win more chips with a jack or a queen.
         """
         raises = np.asarray(states.game.legal_action_mask)[:, 1]
         return [[int(on_offer)] for on_offer in raises]

@@ -1,7 +1,7 @@
 """Minesweeper, without a library: open every cell that has no mine.
 
-A game is where its mines are: one of 120 boards with two, of 560 with three. Splits share no seed,
-but all of them hold these same boards.
+The mines define a game: there are 120 boards with two mines and 560 with three. Splits have
+different seeds, but the same boards.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from agentrl_jax.settings.marks import In
 from agentrl_jax.settings.rules import Rule
 
 SIDE, CELLS, AROUND = 4, 16, experts.around(4)
-Game = tuple[jax.Array, jax.Array]  # bool [16] each: where mines are, which cells are open
+Game = tuple[jax.Array, jax.Array]  # bool [16] each: mines, open cells
 
 
 @dataclasses.dataclass(frozen=True)
 class Minesweeper(BorrowedWorld):
-    """Reward 1 when all cells without a mine are open, -1 for a mine. One cell is open at first."""
+    """Reward 1 when all cells without a mine are open, -1 for a mine. One cell starts open."""
 
-    mines: Annotated[int, In(1, CELLS - 1)] = 3  # in 16 cells
+    mines: Annotated[int, In(1, CELLS - 1)] = 3  # number of mines in 16 cells
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = tuple(f'{a}{n}' for n in '1234' for a in 'ABCD')
     REWARD_QUANTUM: ClassVar[float] = 1.0
@@ -34,7 +34,7 @@ class Minesweeper(BorrowedWorld):
         'Open all cells (.) that hide no mine; C2 is the third one of the second row. An open cell '
         'shows how many of the cells around it have a mine; those around a 0 are opened with it.'
     )
-    RULES = (Rule({'mines': In(high=CELLS - 2)}, 'one cell is open at first'),)
+    RULES = (Rule({'mines': In(high=CELLS - 2)}, 'one cell starts open'),)
 
     def start(self, key: jax.Array) -> Game:
         mines = jax.random.permutation(key, CELLS) < self.mines
@@ -65,7 +65,7 @@ class Minesweeper(BorrowedWorld):
 
 
 def spread(mines: jax.Array, opened: jax.Array) -> jax.Array:
-    """bool [16]: with the cells around each open 0; a start has them after its first action."""
+    """Open the cells around each open 0 (at the start only after the first action); bool [16]."""
     for _ in range(CELLS):
         opened = opened | (AROUND @ (opened & ~mines & (AROUND @ mines == 0)) > 0)
     return opened

@@ -1,10 +1,9 @@
-"""Observations piece by piece: boards cell by cell, numbers digit by digit, actions on offer.
+"""Observations in pieces: cells of boards, digits of numbers, legal actions.
 
-A world whose rows have too many values to list each as a line of its own (six cells of eighteen
-kinds: 34 million) lists the pieces that a row is made of. A piece is a text without a newline, or
-one that ends a row; what is where is a list of their numbers, made on the device (see
-TextEnvironment.line_ids). That the tokens of a row are those of its pieces is checked when a prompt
-is built (text.lines).
+Some rows have too many values to list each as a line (six cells of eighteen kinds: 34 million).
+Their environments list the pieces of a row instead. A piece is a text without a newline, or ends a
+row. An observation is a list of piece numbers, made on the device (see TextEnvironment.line_ids).
+Building a prompt checks that the tokens of a row are those of its pieces (text.lines).
 """
 
 import dataclasses
@@ -20,13 +19,13 @@ from agentrl_jax.envs.base import Lines
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Symbols in rows and columns; its value is int [rows, columns]."""
+    """Symbols in rows and columns; the value is int [rows, columns]."""
 
-    symbols: tuple[str, ...]  # the first one is that of an empty cell
+    symbols: tuple[str, ...]  # the first one is an empty cell
     rows: int
     columns: int  # at least 2
-    blank: str = ' '  # between two
-    trimmed: bool = False  # empty rows above all others are left out, the last row never
+    blank: str = ' '  # separator
+    trimmed: bool = False  # omit empty rows at the top, except the last row
 
     def families(self) -> dict[str, list[str]]:
         return dict(
@@ -41,16 +40,16 @@ class Grid:
     def index(self, values: jax.Array) -> jax.Array:
         cells = jnp.asarray(values, jnp.int32).reshape(self.rows, self.columns)
         if self.trimmed:
-            shown = (jnp.cumsum(jnp.any(cells > 0, 1)) > 0) | (
+            visible = (jnp.cumsum(jnp.any(cells > 0, 1)) > 0) | (
                 jnp.arange(self.rows) == self.rows - 1
             )
-            cells = jnp.where(shown[:, None], cells, -1)
+            cells = jnp.where(visible[:, None], cells, -1)
         return cells.reshape(-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A row with a number, as 'Chips: 12'; its value is int [], from 0, below 10 ** digits."""
+    """A row with a number, such as 'Chips: 12'; the value is int [] in [0, 10 ** digits)."""
 
     before: str
     digits: int
@@ -64,14 +63,14 @@ class Number:
 
     def index(self, values: jax.Array) -> jax.Array:
         powers = 10 ** np.arange(self.digits)[::-1]
-        shown = (values >= powers) | (powers == 1)
-        digits = jnp.where(shown, values // powers % 10, -1)
+        visible = (values >= powers) | (powers == 1)
+        digits = jnp.where(visible, values // powers % 10, -1)
         return jnp.concatenate([jnp.zeros(1, jnp.int32), digits])
 
 
 @dataclasses.dataclass(frozen=True)
 class Offers:
-    """A row that lists the actions on offer; its value is bool [actions]."""
+    """A row that lists the legal actions; the value is bool [actions]."""
 
     names: tuple[str, ...]
     before: str = 'On offer:'
@@ -96,7 +95,7 @@ class Offers:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of several lines; its value is int [], -1 = none."""
+    """One of several lines; the value is int [], -1 = none."""
 
     texts: tuple[str, ...]
 
@@ -111,7 +110,7 @@ class Choice:
 
 
 class Layout:
-    """Parts one below the other; equal settings make equal layouts."""
+    """Parts in consecutive rows; equal settings make equal layouts."""
 
     def __init__(self, *parts: Any):
         self.parts = parts
@@ -121,14 +120,14 @@ class Layout:
         self.lines = Lines(**families)
 
     def places(self) -> list[str]:
-        """Name of the family at each place."""
+        """Return the name of the family at each place."""
         return [f'{n} {name}' for n, part in enumerate(self.parts) for name in part.places()]
 
     def slots(self) -> list[range]:
         return [self.lines.slots[place] for place in self.places()]
 
     def ids(self, values: Sequence[Any]) -> jax.Array:
-        """int32 [places] of the values of each part."""
+        """Return the line ids for the values of each part; int32 [places]."""
         index = [part.index(value) for part, value in zip(self.parts, values, strict=True)]
         index = jnp.concatenate(index)
         starts = jnp.array([slot.start for slot in self.slots()], jnp.int32)

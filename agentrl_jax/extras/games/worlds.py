@@ -1,4 +1,4 @@
-"""The games by env.name."""
+"""Registry of the games by env.name."""
 
 from agentrl_jax.extras.games.catch import Catch
 from agentrl_jax.extras.games.connect_four import ConnectFour
