@@ -78,8 +78,7 @@ def _packed(rows: np.ndarray) -> np.ndarray:
 def best_slides(games: Any, goal: int, depth: int = 3) -> list[list[int]]:
     """Return the shortest plans that make the largest tiles, ignoring new tiles; [] = no slide.
 
-    games: states of 2048, [N]; goal: exponent that ends a game. Plans have up to `depth` slides, all
-    legal in the current state.
+    games: of 2048, [N]; goal: exponent that ends a game. All slides must be legal at the start.
     """
     board, offered = np.argmax(games.observation, -1), np.asarray(games.legal_action_mask)
     best, plans = np.full(len(board), -np.inf), [[] for _ in board]
