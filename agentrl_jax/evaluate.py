@@ -280,9 +280,7 @@ def describe(
     """Format the metrics, one per line. passed: pass@k and its interval by k."""
     low, high = 100 * metrics['eval/success_low'], 100 * metrics['eval/success_high']
     faults = 100 * metrics['eval/env_error']
-    faults_line = (
-        f'{faults:.1f} % of episodes were lost to environment faults and are not counted\n'
-    )
+    faulty = f'{faults:.1f} % of episodes were lost to environment faults and are not counted\n'
     powers = [k for k in passed if k in (1, len(passed)) or k & (k - 1) == 0]  # powers of two
     several = '\n'.join(
         f'pass@{k:<6}{100 * mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]'
@@ -296,7 +294,7 @@ def describe(
         f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
         + (f'{several}\n' if len(passed) > 1 else '')
         + f'{valid}return {metrics["eval/return"]:.3f}\n'
-        f'{surprise}{faults_line if faults else ""}'
+        f'{surprise}{faulty if faults else ""}'
         f'{report.players(metrics, "reference/")}'
     )
 

@@ -99,11 +99,9 @@ def train_step(
     for probe in programs.probes:
         if first or step % probe.every == 0:
             check(f'{probe.name} of step {step}')
-            probe_metrics, counters = jax.device_get(
-                probe.measure(moment)
-            )  # waits: see time/update_s
+            extra, counters = jax.device_get(probe.measure(moment))  # waits: see time/update_s
             collecting.check_counters(counters)
-            measured |= {} if step % probe.every else probe_metrics
+            measured |= {} if step % probe.every else extra
     probed = time.monotonic()
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     base = draw_base(run, opened.base, step)
@@ -204,7 +202,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
                 if state is not None:  # before closing environments, which may be slow
                     checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
         except (ValueError, OSError, RuntimeError):
-            if jax.process_count() == 1:  # other processes may be gone
+            if jax.process_count() == 1:  # if there are others, they may be gone
                 with contextlib.suppress(ValueError, OSError, RuntimeError):  # already reported
                     checkpoint.wait(checkpoints)  # finish writing
             raise

@@ -220,9 +220,7 @@ class Config:
 
 
 def get_config() -> Any:
-    """Return the ConfigDict that configs change, with all defaults.
-
-    Fields whose default depends on the algorithm are unset."""
+    """Return the ConfigDict that configs change; algorithm-specific defaults are unset."""
     cfg = tree.config_dict(Config)
     for name, world in {**ENVIRONMENTS, **HOSTS}.items():
         cfg[name] = tree.config_dict(world, name)

@@ -112,7 +112,7 @@ class Recorder(contextlib.ExitStack):
         spent = time.monotonic() - self.began
         if step == self.first:
             took = f'{self.compiled.seconds:.0f} s for {self.compiled.count} programs'
-            self.say(f'step {step} is done, compiled: {took}')
+            self.say(f'step {step} is done; compilation took {took}')
         if self.warm is None and step - self.first + 1 == WARM_UP_STEPS:
             self.warm = self.compiled.count
         row['time/step_s'] = spent

@@ -208,7 +208,7 @@ RULES = (
         'episodes continue while the policy is updated',
     ),
     # Validation and logs
-    Rule({'checkpoint.best': False, 'eval.split': 'validation'}, 'test levels must not choose it'),
+    Rule({'checkpoint.best': False, 'eval.split': 'validation'}, 'select on validation only'),
     Rule({'log.wandb_project': ''} | _package('wandb')),
     Rule({'log.tensorboard': False} | _package('tensorboardX')),
     # Batches
@@ -252,7 +252,11 @@ RULES = (
         },
     ),
     *exclude(
-        {'algorithm': Must('one not comparing episodes', lambda x: not x.algorithm.WHOLE_EPISODES)},
+        {
+            'algorithm': Must(
+                'one that compares no episodes', lambda x: not x.algorithm.WHOLE_EPISODES
+            )
+        },
         ONE_CONVERSATION,
     ),
     *exclude(

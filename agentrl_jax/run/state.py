@@ -180,7 +180,7 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
 
 
 def extra_arrays(run: Run) -> dict[str, Any]:
-    """Frozen.extra of a run."""
+    """Return Frozen.extra of a run."""
     place = functools.partial(sharding.replicate, mesh=run.mesh)
     return hooks.frozen_of(run.additions, run.training.tasks[0], place)
 

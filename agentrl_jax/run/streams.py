@@ -15,7 +15,7 @@ class Streams:
     seed: int
 
     def key(self, stream: int, step: int = 0) -> jax.Array:
-        """Return the key of a stream at a step; every random number of a run comes from here."""
+        """Return the key of a stream at a step. All randomness of a run derives from `Streams`."""
         return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), stream), step)
 
     def draw(self, stream: int, step: int, count: int) -> int:

@@ -42,7 +42,7 @@ def doc(leaf: tree.Leaf) -> str:
 
 
 def show(root: type, full: Any, given: Mapping[str, Any]) -> str:
-    """Format a ConfigDict, one field per line; defaults of chosen classes end with their name.
+    """Format a ConfigDict, one field per line, with comments on defaults of chosen classes.
 
     full: with a run's values filled in; given: {dotted name: value} before that.
     """

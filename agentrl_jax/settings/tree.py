@@ -161,7 +161,7 @@ def hints(cls: type) -> Mapping[str, tuple[Any, dict]]:
 
 
 def walk(cls: type, at: str = '', default: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield (attribute, Leaf, or (class, at, default) for a group). A class's AT overrides at."""
+    """Yield (attribute, its Leaf or a group's (class, at, default)). AT of a class overrides at."""
     at, default = getattr(cls, 'AT', at), cls() if default is None else default
     for field in dataclasses.fields(cls):
         if 'apart' in field.metadata:
@@ -175,7 +175,7 @@ def walk(cls: type, at: str = '', default: Any = None) -> Iterator[tuple[str, An
 
 
 def leaves(cls: type, at: str = '', default: Any = None) -> dict[str, Leaf]:
-    """Return every field by its dotted name, including groups; only the name of a Chosen."""
+    """Return every field by its dotted name, including groups; for a Chosen, only its name."""
     fields: dict = {}
     for _, leaf in walk(cls, at, default):
         fields |= {leaf.name: leaf} if isinstance(leaf, Leaf) else leaves(*leaf)
