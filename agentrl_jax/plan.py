@@ -219,8 +219,8 @@ def text(plan: dict[str, Any]) -> str:
         total = f'{plan["validation_bytes"] / GIB:.2f}'
         lines.append(f'{"in validation, with a larger cache":<38}{total:>6}')
     lines.append(
-        f'memory {plan["memory"]}, usable by a program: '
-        f'{plan["usable_bytes"] / GIB:.2f} GiB: {"fits" if plan["fits"] else "DOES NOT FIT"}'
+        f'memory {plan["memory"]}, {plan["usable_bytes"] / GIB:.2f} GiB usable by a program: '
+        f'{"fits" if plan["fits"] else "DOES NOT FIT"}'
     )
     lines += [
         f'{name}: the compiler reports "{programs[name]["refused"]}"'

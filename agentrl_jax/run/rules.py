@@ -199,7 +199,7 @@ RULES = (
     *exclude(
         {'rollout.staleness': 0},
         {
-            'env.name': Must('just one on hosts', lambda run: run.on_hosts and not run.env.mix),
+            'env.name': Must('one alone, on hosts', lambda run: run.on_hosts and not run.env.mix),
             'curriculum.rounds': (),
             'filter.refill': 0,
             **HAS_RATIO,
@@ -245,7 +245,7 @@ RULES = (
         {
             'loss.kl_coef': POSITIVE,
             'loss.kl_horizon': Must(
-                'the episodes of a step or more',
+                'at least the episodes of a step',
                 lambda run: run.algorithm.kl.horizon >= run.rollout.episodes,
             ),
             'algorithm': Must('one that plays the newest policy', lambda run: not run.explores),
