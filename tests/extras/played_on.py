@@ -1,4 +1,4 @@
-"""Continuations in the worlds of exact_gradients, and the advantages that vine gives."""
+"""Continuations in the environments of exact_gradients, and the advantages of vine."""
 
 import dataclasses
 
@@ -12,9 +12,9 @@ from agentrl_jax.extras.vine.credit import against_continuations
 
 @dataclasses.dataclass(frozen=True)
 class PlayedOn(bench.Played):
-    """Episodes with M continuations from the start of every turn but the first."""
+    """Episodes with M continuations from the start of every turn except the first."""
 
-    more_actions: np.ndarray  # int [B, K, M]  their first actions
+    more_actions: np.ndarray  # int [B, K, M]  first actions of the continuations
     more_returns: jax.Array  # float32 [B, K, M]
     more_healthy: np.ndarray  # bool [B, K, M]
 
@@ -39,7 +39,7 @@ def play_on(world, played, times, rng):
 
 
 def by_continuations(played, members, *, times, weighted):
-    """vine with the first `times` continuations: [(turns that train, their advantages [B, K])]."""
+    """Return [(turns that train, their advantages [B, K])] of vine with `times` continuations."""
     rows, turns = played.states.shape
     turn = jnp.broadcast_to(jnp.repeat(jnp.arange(turns), times)[None], (rows, turns * times))
     own, forked, count = against_continuations(

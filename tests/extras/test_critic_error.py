@@ -1,4 +1,4 @@
-"""A critic's error is measured against values that are known, and leaves training as it is."""
+"""Error of a critic, measured against known values; it does not change training."""
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.soak
 
 
 def measured(values, returns, usable=None):
-    """label_error of values [B] and returns [B, 2] at turn 1 of 2."""
+    """Return label_error of values [B] and returns [B, 2] at turn 1 of 2."""
     values, returns = np.asarray(values, np.float32), np.asarray(returns, np.float32)
-    grid = np.stack([np.full_like(values, 9.0), values], axis=1)  # nobody begins at turn 0
+    grid = np.stack([np.full_like(values, 9.0), values], axis=1)  # no continuation starts at turn 0
     usable = np.ones(returns.shape, bool) if usable is None else np.asarray(usable)
     found = critic_error.label_error(
         jnp.asarray(grid),
@@ -41,12 +41,12 @@ def test_the_noise_of_labels_is_taken_off_by_hand():
     # labels 4 and 5 of noise 2 / 2 and 32 / 2; values 8 and 1: (16 + 16) / 2 - 17 / 2 = 7.5
     found = measured([8, 1], [[3, 5], [1, 9]])
     assert found['error'] == pytest.approx(7.5**0.5)
-    assert found['spread'] == 0 and np.isnan(found['corr'])  # 0.5 - 8.5 is no variance
+    assert found['spread'] == 0 and np.isnan(found['corr'])  # 0.5 - 8.5 is not a variance
 
 
 @pytest.mark.parametrize('whole', [False, True])
 def test_values_are_read_where_answers_begin(whole):
-    """Against loops; a faulty continuation and a faulty episode do not count."""
+    """Compare with loops; a faulty continuation and a faulty episode do not count."""
     plain = toy.random_rollout(2, rows=12, turns=3, faulty=(3,))
     rollout = jax.device_get(toy.forked(plain, (2, 2, 1, 1), faulty=[(0, 2)]))
     values = np.random.default_rng(1).normal(size=plain.tokens.shape).astype(np.float32)
@@ -99,8 +99,8 @@ def test_measuring_changes_no_bit_of_training_and_compiles_nothing(tmp_path):
         states[every] = micro_runs.saved_state(cfg, tmp_path / str(every))
     found = [[name for name in row if name.startswith('value/vine_')] for row in rows[3]]
     assert list(map(len, found)) == [3, 0, 0, 3, 0]
-    # No answer of the first policy is valid: each turn costs .1, and the critic says 0. Two turns
-    # are left at one half of the turn starts and one at the other.
+    # No answer of the first policy is valid: each turn costs .1, and the critic returns 0. Half of
+    # the turn starts have two turns left, the others one.
     assert rows[3][0]['value/vine_error'] == pytest.approx(((0.2**2 + 0.1**2) / 2) ** 0.5, rel=1e-4)
     assert rows[3][0]['value/vine_spread'] == pytest.approx(0.05, rel=0.03)
     assert rows[3][3]['value/vine_error'] < rows[3][0]['value/vine_error']  # it has learned

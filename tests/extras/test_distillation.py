@@ -1,4 +1,4 @@
-"""Runs of on-policy distillation: a trained policy teaches a smaller one, from first to last."""
+"""Full runs of on-policy distillation, in which a trained policy teaches a smaller one."""
 
 import shutil
 
@@ -20,14 +20,14 @@ SHOWN = {'clone.episodes': 64, 'clone.steps': 60, 'clone.oracle': 1.0, 'steps': 
 
 @pytest.fixture(scope='module')
 def teacher(tmp_path_factory):
-    """A workdir whose policy was cloned from the expert."""
+    """Return a workdir with a policy cloned from the expert."""
     workdir = tmp_path_factory.mktemp('runs') / 'teacher'
     assert train.train(micro_runs.plain('frozen_lake', **SHOWN), str(workdir)) == 0
     return workdir
 
 
 def student(*teachers, steps=STEPS, **changes):
-    """The config of a policy of half the width, from random weights."""
+    """Return the config of a randomly initialised policy of half the width."""
     given = {
         'algorithm': 'opd',
         'opd.teachers': tuple(map(str, teachers)),
@@ -46,7 +46,7 @@ def rows(workdir):
 
 @pytest.fixture(scope='module')
 def taught(teacher, tmp_path_factory):
-    """A workdir whose policy has learnt from the teacher."""
+    """Return a workdir with a policy distilled from the teacher."""
     workdir = tmp_path_factory.mktemp('runs') / 'taught'
     assert train.train(student(teacher), str(workdir)) == 0
     return workdir
@@ -75,7 +75,7 @@ def test_a_run_resumes_to_the_same_bits_wherever_its_teacher_lies_and_with_no_ot
 
 
 def test_a_policy_teaches_itself_what_it_would_do_with_the_plan_and_resumes_so(tmp_path):
-    """It was cloned on prompts that tell the plan, and now plays without."""
+    """The policy was cloned on prompts with the plan and now plays without it."""
     hinted, whole, halves = (tmp_path / name for name in ('hinted', 'whole', 'halves'))
     shown = SHOWN | {'env.hint': 'plan', 'rollout.max_tokens': 112}
     assert train.train(micro_runs.plain('frozen_lake', **shown), str(hinted)) == 0

@@ -1,4 +1,4 @@
-"""Elo: strengths that are known, players who never lose, and who plays which seat."""
+"""Elo ratings: known strengths, players that never lose, and seats."""
 
 import importlib.util
 
@@ -14,7 +14,7 @@ STRENGTHS = np.array([0.0, 200, -100, 500])
 
 
 def scores(deals, rng):
-    """float [4, 4, deals, 2] of games with these strengths, some of them draws."""
+    """Simulate games with these strengths and some draws; float [4, 4, deals, 2]."""
     players = len(STRENGTHS)
     found = np.full((players, players, deals, 2), np.nan)
     for i in range(players):
@@ -35,14 +35,14 @@ def test_known_strengths_are_found_and_lie_in_their_intervals():
 
 
 def test_two_players_by_hand():
-    """25 of 32 points and one draw with the anchor: odds of 25.5 to 7.5."""
+    """25 of 32 points plus one draw with the anchor: odds of 25.5 to 7.5."""
     points = np.array([[0, 7.0], [25.0, 0]])
     rating = ratings.fit(points, np.array([[0, 32.0], [32.0, 0]]))
     np.testing.assert_allclose(rating, [0, 400 * np.log10(25.5 / 7.5)], atol=1e-6)
 
 
 def test_who_wins_every_game_has_a_finite_rating():
-    """Ten wins and a draw: odds of 10.5 to 0.5; the anchor need not be the first."""
+    """Ten wins and a draw: odds of 10.5 to 0.5; the anchor can be any player."""
     rating = ratings.fit(
         np.array([[0, 10.0], [0.0, 0]]), np.array([[0, 10.0], [10.0, 0]]), anchor=1
     )
@@ -51,7 +51,7 @@ def test_who_wins_every_game_has_a_finite_rating():
 
 @pytest.mark.skipif(importlib.util.find_spec('pgx') is None, reason='pip install pgx')
 def test_the_expert_of_connect_four_beats_random_play_from_both_seats():
-    """Both play each deal from either seat, and what one earns the other one loses."""
+    """Each deal is played from both seats, and the game is zero-sum."""
     from agentrl_jax.extras.games.connect_four import ConnectFour
     from agentrl_jax.extras.self_play import elo
 

@@ -1,4 +1,4 @@
-"""Continuations: what is played on from a turn's start is what would have been played there."""
+"""Continuations: a replay from the start of a turn equals the original play."""
 
 import functools
 import types
@@ -26,7 +26,7 @@ WHOLE = 'num_turns episode_stop success level'.split()
 
 
 def forked(name='frozen_lake', *, turns='every', continuations=2, replay=False, luck=False):
-    """Episodes with continuations; replay: with the streams of their trunks, luck: of its world."""
+    """Return episodes with continuations; replay: the trunk's streams, luck: its world stream."""
     listed = tiny.episodes(name)
     forks = draw_forks(
         jax.random.key(3),
@@ -56,14 +56,14 @@ def played(name):
 
 
 def flat(out):
-    """The continuations as rows of a rollout: (rollout [B F], turn [B F], trunk [B F])."""
+    """Return the continuations as rows: (rollout [B F], turn [B F], trunk [B F])."""
     turn = out.extra['continuations'].turn
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out.extra['continuations'].rollout)
     return rows, turn.reshape(-1), np.arange(turn.size) // turn.shape[1]
 
 
 def differences(out):
-    """Fields in which continuations with their trunks' streams are not the rest of the trunk."""
+    """Return fields in which continuations with the trunk's streams differ from the trunk."""
     rows, turns, trunks = flat(out)
     found, checks = [], 0
     for row, (turn, b) in enumerate(zip(turns, trunks, strict=True)):
@@ -91,7 +91,7 @@ def test_a_continuation_with_its_trunk_s_streams_is_the_trunk_bit_for_bit(name):
 
 
 def test_episodes_with_continuations_are_the_episodes_without():
-    """And in continuations too the sampler is the trainer."""
+    """Sampler and trainer also agree in continuations."""
     name = 'frozen_lake'
     out, counters = played(name)
     plain, before = tiny.played(name)
@@ -119,7 +119,7 @@ def test_every_turn_that_was_reached_is_continued_and_no_other():
 
 
 def test_continuations_have_luck_of_their_own():
-    """Of tokens and of worlds; with the world's luck of the trunk, of tokens alone."""
+    """Streams of tokens and environments; with the trunk's world stream, of tokens only."""
     out, _ = played('frozen_lake')
     rows, turns, trunks = flat(out)
     other = [(rows.tokens[i] != out.tokens[trunks[i]]).any() for i in np.flatnonzero(turns)]
@@ -184,7 +184,7 @@ def test_a_window_hides_the_same_turns_from_continuations():
 
 
 def most_surprising(out, b):
-    """The later turn of an episode with the highest mean of -log p; 0 = it has none."""
+    """Return the turn after the first with the highest mean of -log p; 0 = none."""
     said, means = out.action_mask[b], {}
     for k in range(1, out.num_turns[b]):
         means[k] = -out.logprobs[b][said & (out.turn[b] == k)].mean()
@@ -193,7 +193,7 @@ def most_surprising(out, b):
 
 @pytest.mark.soak
 def test_an_unsure_episode_is_continued_where_it_was_most_surprised():
-    """Twice, and with the streams of its trunk each is the rest of the trunk."""
+    """Two continuations; with the trunk's streams each equals the rest of the trunk."""
     out, counters = play(listed=forked(turns='unsure', replay=True), slots=8)
     expected = np.array([most_surprising(out, b) for b in range(16)])
     np.testing.assert_array_equal(
@@ -207,7 +207,7 @@ def test_an_unsure_episode_is_continued_where_it_was_most_surprised():
 
 
 def test_tokens_that_a_grammar_forces_do_not_make_a_turn_surer():
-    """Turn 1: a choice of .5 nats and two forced tokens; turn 2: one of .3 and none."""
+    """Turn 1: a choice of .5 nats and two forced tokens; turn 2: a choice of .3, none forced."""
     out = types.SimpleNamespace(
         action_mask=jnp.array([[True] * 5]),
         turn=jnp.array([[0, 1, 1, 1, 2]]),

@@ -1,4 +1,4 @@
-"""Games of pgx and gymnax as worlds, and observations that are told piece by piece."""
+"""Games of pgx and gymnax as environments, and observations in pieces."""
 
 import functools
 import importlib.util
@@ -31,7 +31,7 @@ CASES = [
     pytest.param(world, marks=needs_pgx if issubclass(world, base.PgxWorld) else (), id=name)
     for name, world in WORLDS.items()
 ]
-CHECKS = [  # both references are simulated: see experts below
+CHECKS = [  # both references are simulated, see experts below
     *every_world.TEXTS,
     every_world.terminal_states_are_absorbing,
     every_world.rewards_are_multiples_of_the_quantum_within_the_bounds,
@@ -42,7 +42,7 @@ KEY = jax.random.key(0)
 Game2048, ConnectFour, Leduc, Catch, Minesweeper = WORLDS.values()
 
 
-SETTINGS = {Game2048: dict(goal=16)}  # which ten actions can reach
+SETTINGS = {Game2048: dict(goal=16)}  # reachable in ten actions
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def test_pieces_are_shown_in_their_slots(layout, values, text):
 
 
 def test_pieces_are_checked_against_the_tokenizer():
-    for second in ('ft\n', 'ft'):  # it merges the two; the row does not end
+    for second in ('ft\n', 'ft'):  # merges the two; the row does not end
         with pytest.raises(ValueError):
             lines.check_rows(tokenizer('demo'), ['Le', second], [range(1), range(1, 2)])
     texts = ['a', ' b', ' c\n', 'whole\n']
@@ -120,7 +120,7 @@ REAL = [
 @pytest.mark.parametrize('name, short', [('demo', False), ('demo', True), *REAL])
 @pytest.mark.parametrize('world', CASES)
 def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
-    """Of every state that a little random play met."""
+    """Check every state of some random play."""
     game, vocabulary = played(world, short=True) if short else played(world), tokenizer(name)
     task = text.build_task(game.env, game.params, vocabulary, style='brief')
     picked = np.random.default_rng(0).permutation(len(game.states.time))[:60]
@@ -162,7 +162,7 @@ def test_an_action_that_is_not_on_offer_changes_nothing(world):
 
 @functools.cache
 def transitions(world, levels=16, actions=12):
-    """(state, action, state after, reward) of random actions on offer in the first levels."""
+    """Return (state, action, next state, reward) of random legal actions in the first levels."""
     game, rng = played(world), np.random.default_rng(1)
     env, params = game.env, game.params
     offers = jax.jit(jax.vmap(env.offers))
@@ -201,7 +201,7 @@ def test_a_game_that_is_won_at_its_start_or_never_is_refused(world, field):
 @pytest.mark.soak
 @needs_pgx
 def test_2048_is_that_of_pgx():
-    """With the luck that the level has for an action."""
+    """A step of pgx with the level's random numbers gives the same game."""
     env = played(Game2048).env
     own = jax.jit(env.game().step)
     for before, action, after, reward in transitions(Game2048):
@@ -213,7 +213,7 @@ def test_2048_is_that_of_pgx():
 @needs_pgx
 @pytest.mark.parametrize('world', [ConnectFour, Leduc])
 def test_a_game_of_two_is_that_of_pgx_and_the_other_does_what_the_rules_allow(world):
-    """Some moves of the other player lead from the state after pgx's own step to ours."""
+    """Some move of the opponent leads from the state after pgx's step to ours."""
     env = played(world).env
     own = jax.jit(env.game().step)
     every = jax.jit(jax.vmap(env.game().step, in_axes=(None, 0)))
@@ -249,7 +249,7 @@ def test_catch_is_that_of_gymnax():
 
 
 def discs(*rows):
-    """(mine, theirs), bool [1, 6, 7], of the lowest rows."""
+    """Return (mine, theirs), bool [1, 6, 7], from the lowest rows."""
     board = np.array([list(row) for row in (('.......',) * (6 - len(rows)) + rows)])[None]
     return board == 'X', board == 'o'
 
@@ -257,8 +257,8 @@ def discs(*rows):
 @pytest.mark.parametrize(
     'column, rows',
     [
-        (2, ('oo.o...', 'XX.X...')),  # its own four, though the other has three as well
-        (3, ('XX.....', 'ooo....')),  # the other player's four
+        (2, ('oo.o...', 'XX.X...')),  # completes four, although the opponent also has three
+        (3, ('XX.....', 'ooo....')),  # blocks the opponent's four
         (0, ('X......', 'X......', 'X..oo.o')),
         (3, ('..Xo...', '.XoX...', 'Xooo...')),  # a diagonal
     ],
@@ -268,7 +268,7 @@ def test_the_expert_of_connect_four_wins_and_else_blocks(column, rows):
 
 
 def test_the_expert_of_connect_four_leaves_no_win_above_its_disc():
-    # On one in the first or the fifth column the fourth of their row would stand.
+    # A disc in the first or fifth column would support the fourth of their row.
     (column,) = experts.best_columns(*discs('.ooo...', '.oXX...')).tolist()
     assert column not in (0, 4)
 
@@ -293,5 +293,5 @@ def test_2048_merges_equal_tiles_and_ends_at_its_goal():
 
 
 def field(rows):
-    """bool [16]: where a field has a mine, #."""
+    """Return the mines (#) of a field; bool [16]."""
     return jnp.array([cell == '#' for row in rows for cell in row])

@@ -1,6 +1,6 @@
-"""Hints of plans: what a prompt that has one says, and a teacher that reads it and the policy not.
+"""Hints with plans: prompts with hints, and a teacher that reads hints the policy does not.
 
-Rows with hints are built here by hand, as lists, and read by a model without any mask.
+Rows with hints are built by hand, as lists, and read by a model without masks.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.soak
 HOW = OPD(privileged='plan')
 OPEN = OPD(privileged='plan', divergence='sampled', clip=Clip(1.0, 9.0))
 PREFIX = 1
-HINTS = np.array([[5, 6, 1], [4, -1, -1], [-1, -1, -1]], np.int32)  # of three levels
+HINTS = np.array([[5, 6, 1], [4, -1, -1], [-1, -1, -1]], np.int32)  # three levels
 
 
-# ---- what prompts say ----------------------------------------------------------------------------
+# ---- prompts -------------------------------------------------------------------------------------
 
 
 def lake(**changes):
@@ -66,7 +66,7 @@ def test_a_solution_is_what_leads_to_the_goal():
     [('brief', 'demo'), pytest.param('ragen', 'smollm', marks=pytest.mark.soak)],
 )
 def test_a_teacher_reads_the_prompt_that_has_the_hint(style, spelling, monkeypatch):
-    """The row of a policy without hints, with those inserted, is the text with the hint in it."""
+    """A row without hints, with the hint inserted, equals the row of the text with the hint."""
     if spelling == 'smollm':
         monkeypatch.setattr(tiny, 'tokenizer', smollm_vocabulary.smollm_tokenizer)
     shown, unseen = lake(style=style), lake(style=style, shows_hint=False)
@@ -137,7 +137,7 @@ def test_every_token_is_found_again_after_what_it_followed_and_the_hint(seed):
 
 
 def hinted_rollout(seed=1):
-    """Eight toy episodes of three levels, whose first token is the prefix of all."""
+    """Return eight toy episodes of three levels; the first token is the common prefix."""
     rollout = toy.random_rollout(seed)
     tokens = rollout.tokens.at[:, :PREFIX].set(2)
     begin = jnp.full_like(rollout.begin, PREFIX)
@@ -145,7 +145,7 @@ def hinted_rollout(seed=1):
 
 
 def read_by_hand(params, rollout, b, t):
-    """What a toy model says of position t of row b, with the hint in a row of its own. [V]"""
+    """Return the probabilities of a toy model at position t of row b with its hint; [V]."""
     row = [int(x) for x in rollout.tokens[b, :t]]
     row[PREFIX:PREFIX] = [int(x) for x in HINTS[int(rollout.level[b])] if x >= 0]
     embed, mix, head = (np.asarray(params[name], np.float64) for name in ('embed', 'mix', 'head'))
@@ -177,7 +177,7 @@ def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint
     ids=['itself', 'two teachers'],
 )
 def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
-    """Its gradient, by differences, too: nothing comes through the teacher."""
+    """Check the gradient with finite differences: there is none through the teacher."""
     rollout, params = hinted_rollout(), toy.toy_params(0)
     extra = Distilling(full=True, teachers=(test_opd.TOY,) * count, prefix=PREFIX)
     models = Models(test_opd.TOY, frozen(test_opd.TEACHERS[:count], params))
@@ -211,7 +211,7 @@ def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
 
 
 def step(how, teachers=(), reference=None, hints=HINTS, **changes):
-    """The step of test_opd, whose teachers read hints."""
+    """Run the step of test_opd with teachers that read hints."""
     how = dataclasses.replace(how, teachers=('named',) * len(teachers))
     given = dict(frozen=frozen(teachers, reference, hints), rollout=hinted_rollout())
     return test_opd.step(
@@ -219,7 +219,7 @@ def step(how, teachers=(), reference=None, hints=HINTS, **changes):
     )
 
 
-WINDOW = Context(window=2, prefix=PREFIX, width=3, max_response=3, keeps=False)  # of all turns
+WINDOW = Context(window=2, prefix=PREFIX, width=3, max_response=3, keeps=False)  # all turns
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_how_a_batch_is_split_changes_nothing(how, changes):
 
 
 def test_a_policy_that_no_hint_helps_has_nothing_to_learn_from_itself():
-    """Where no level has a hint its teacher is the policy of step 0, bit for bit."""
+    """Without hints in any level the teacher is the policy of step 0, bit for bit."""
     params, kl, loss = step(HOW, reference=toy.toy_params(0), hints=np.full_like(HINTS, -1))
     assert kl == 0 and loss == 0
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(toy.toy_params(0)))

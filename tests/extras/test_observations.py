@@ -1,4 +1,4 @@
-"""Observation losses: which tokens count, each of them once, and the term that they add."""
+"""Observation losses: which tokens count, each of them once, and the loss term."""
 
 import functools
 import re
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.soak
 START, END, PLAIN = 9, 8, Markers(9, 8, 1)
 TOKENS = [9, 1, 8, 9, 2, 5, 8, 9, 3, 6, 8, 9, 2, 5, 7, 8, 9, 3, 6, 8, 9, 2, 4, 8, 9, 3, 6, 0]
 TURN = [0] * 11 + [1] * 8 + [2] * 8 + [-1]
-SAMPLED = [9, 10, 18, 26]  # the second answer was cut: the program wrote its END in turn 2
+SAMPLED = [9, 10, 18, 26]  # the second answer was cut: its END is a prompt token of turn 2
 
 
 def conversation(**changes):
-    """One row of three turns and a padding token."""
+    """Return one row of three turns and a padding token."""
     place = np.arange(len(TOKENS))
     rollout = toy.rollout_of([[(1, 1)] * 3], [[0.0, 0, 0]], length=len(TOKENS))
     return rollout.replace(
@@ -48,7 +48,7 @@ def places(mask):
     return np.flatnonzero(np.asarray(mask)[0]).tolist()
 
 
-BRANCHES = {'one': None, 'returns': [[0, 1, 0]], 'stays': [[0, 1, 1]]}  # turn 1 opens another one
+BRANCHES = {'one': None, 'returns': [[0, 1, 0]], 'stays': [[0, 1, 1]]}  # turn 1 opens a second
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ BRANCHES = {'one': None, 'returns': [[0, 1, 0]], 'stays': [[0, 1, 1]]}  # turn 1
     ],
 )
 def test_observations_of_a_conversation_by_hand(branch, role, after, want):
-    """Not the first one, no marker, role, answer or padding, no end that the program wrote."""
+    """Excludes the first observation, markers, roles, answers, padding and forced ends."""
     rollout = conversation(branch=BRANCHES[branch] and jnp.array(BRANCHES[branch]))
     markers, after = PLAIN._replace(role=role), jnp.array(after)
     assert places(observations.written(rollout, markers, after)) == want
-    spoilt = rollout.tokens.at[0, 18].set(START)  # markers that the policy samples change nothing
+    spoilt = rollout.tokens.at[0, 18].set(START)  # sampled markers change nothing
     rollout = rollout.replace(tokens=spoilt)
     assert places(observations.written(rollout, markers, after)) == want
 
 
 @functools.cache
 def rollouts(name):
-    """(rollout, forced beginning of answers) of real worlds as text."""
+    """Return (rollout, forced start of answers) of real environments."""
     if name == 'echo':
         return hosts.play()[0]
     if name == 'ragen':
@@ -88,7 +88,7 @@ def rollouts(name):
     'name', ['frozen_lake', *(pytest.param(n, marks=pytest.mark.soak) for n in ('ragen', 'echo'))]
 )
 def test_the_texts_of_real_worlds_are_those_between_user_and_the_end(name):
-    """Beside a second opinion: regular expressions over the decoded conversation."""
+    """Compare with regular expressions over the decoded conversation."""
     out, tokenizer = rollouts(name), tiny.tokenizer()
     mask = np.asarray(observations.written(out, markers_of(tokenizer)))
     assert out.num_turns.max() > 1 and mask.any()
@@ -129,20 +129,20 @@ def test_the_loss_adds_the_mean_cross_entropy_by_hand():
     how = Learning(algorithm=GRPO(), temperature=0.7)
     given = Forward({}, jnp.ones((1, 6, 1)), None), batch, None, extra.reads(batch).sum()
     term, sums = extra.loss(*given, Models(fns, None), how)
-    # At temperature 1, whatever answers are sampled at: -ln(3/4) - ln(1/4) = 1.673976
+    # At temperature 1, for any sampling temperature: -ln(3/4) - ln(1/4) = 1.673976
     np.testing.assert_allclose(sums['policy/observation_nll'], 1.673976, rtol=1e-5)
     np.testing.assert_allclose(term, 0.5 * 1.673976 / 2, rtol=1e-5)
 
 
 def observed_batch(seed=0):
-    """A toy batch with given tokens of later turns as observations; two rows have none."""
+    """Return a toy batch with some tokens of later turns as observations; two rows have none."""
     batch = toy_updates.toy_batch(seed)
     given = batch.attention_mask & ~batch.mask & (batch.turn > 0)
     return batch.replace(extra={'observed': given.at[:2].set(False)})
 
 
 def reference_gradient(params, batch, coef):
-    """Of coef * mean cross-entropy, with a plain log_softmax over all tokens."""
+    """Return the gradient of coef * mean cross-entropy, with a plain log_softmax."""
 
     def loss(params):
         place = jnp.broadcast_to(jnp.arange(batch.tokens.shape[1]), batch.tokens.shape)
@@ -164,7 +164,7 @@ SPLITS = [{'num_microbatches': 4, 'widths': 2}, {'layout': ROWS}]
 
 @pytest.mark.parametrize('split', SPLITS, ids=['microbatches', 'mesh'])
 def test_a_step_adds_the_gradient_of_the_mean_over_the_whole_batch(split):
-    """With sgd: the difference of two steps is the rate times the reference's gradient."""
+    """With SGD, the difference of two steps is the rate times the reference gradient."""
     state, batch = toy_updates.state_of(toy.toy_params(0)), observed_batch()
     alone, measured = LEARNT()(state, batch)
     assert 'policy/observation_nll' not in measured
@@ -193,7 +193,7 @@ def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
         markers=markers,
         context=windows.Context.of(task, window, tiny.MAX_RESPONSE) if window else None,
         rows=12,
-        batch=Batching(microbatch_rows=24, head_chunk=256),  # 16 rows or, of windows, 48
+        batch=Batching(microbatch_rows=24, head_chunk=256),  # 16 rows, or 48 with windows
     )
     sums = measure(jax.tree.map(jnp.asarray, out))
     mask = np.asarray(observations.written(out, markers)) & (np.arange(16) < 12)[:, None]

@@ -1,4 +1,4 @@
-"""On-policy distillation: two forms of one gradient, over all tokens and by those sampled."""
+"""On-policy distillation: two estimators of a gradient, over all tokens and sampled tokens."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ TOY = ModelFns(toy.toy_hidden, toy.toy_head)
 
 
 def teacher(seed, width):
-    """Parameters of a toy model of another width."""
+    """Return the parameters of a toy model of another width."""
     rng = np.random.default_rng(seed)
     shapes = dict(embed=(toy.VOCAB, width), mix=(width, width), head=(width, toy.VOCAB))
     return {name: jnp.asarray(rng.normal(size=s), jnp.float32) for name, s in shapes.items()}
@@ -39,7 +39,7 @@ TEACHERS = (teacher(1, 3), teacher(2, 6))
 
 
 def test_reverse_kl_by_hand():
-    # p = 1/4 3/4, q = 1/2 1/2: 1/4 ln 1/2 + 3/4 ln 3/2; beside a second teacher of 1/4 3/4 the
+    # p = 1/4 3/4, q = 1/2 1/2: 1/4 ln 1/2 + 3/4 ln 3/2; with a second teacher of 1/4 3/4 the
     # mixture is 3/8 5/8: 1/4 ln 2/3 + 3/4 ln 6/5
     p, q = jnp.log(jnp.array([0.25, 0.75])), jnp.log(jnp.array([0.5, 0.5]))
     np.testing.assert_allclose(reverse_kl(p, [q]), 0.130812, rtol=1e-4)
@@ -52,7 +52,7 @@ def test_reverse_kl_by_hand():
 @pytest.mark.parametrize('grammar', ['', 'few', 'classes'])
 @pytest.mark.parametrize('chunk', [None, 4])
 def test_the_kl_of_all_tokens_equals_a_loop(grammar, chunk):
-    """Among the tokens that were allowed, of teachers of other widths, shifted once."""
+    """Over the allowed tokens, with teachers of other widths, shifted once."""
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     tokens = rng.integers(7, size=(3, 6)).astype(np.int32)
@@ -97,7 +97,7 @@ STUDENT, OTHER = (jnp.asarray(np.random.default_rng(s).normal(size=V), jnp.float
 
 
 def every_token(how, taught):
-    """(loss, its gradient) in expectation: a row for each token that can be sampled."""
+    """Return the expected (loss, gradient), from one row per token that can be sampled."""
     rollout = toy.rollout_of([[(1, 1)]] * V, np.zeros((V, 1)), length=2)
     rollout = rollout.replace(tokens=jnp.stack([jnp.zeros(V, jnp.int32), jnp.arange(V)], axis=1))
     old, ref = (jnp.stack([jnp.zeros(V), jax.nn.log_softmax(z)], axis=1) for z in (STUDENT, taught))
@@ -124,21 +124,21 @@ def test_the_sampled_form_has_the_gradient_of_the_full_one_in_expectation():
     np.testing.assert_allclose(whole, kl, rtol=1e-5)
     np.testing.assert_allclose(gradient, p * (np.log(p / q) - kl), atol=1e-6)
     np.testing.assert_allclose(gradient, estimate, atol=1e-6)
-    np.testing.assert_allclose(sums['policy/kl_teacher'], V * kl, rtol=1e-5)  # of each row the same
+    np.testing.assert_allclose(sums['policy/kl_teacher'], V * kl, rtol=1e-5)  # the same in each row
     np.testing.assert_allclose(estimated['policy/kl_teacher'], np.log(p / q).sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize('how', [FULL, SAMPLED])
 def test_a_teacher_that_is_the_student_has_nothing_to_teach(how):
     value, gradient, _ = every_token(how, STUDENT)
-    assert value == 0 and not gradient.any()  # exactly: Adam would make steps of rounding
+    assert value == 0 and not gradient.any()  # exactly, or Adam would follow rounding
 
 
 def test_advantages_are_what_teachers_say_and_what_episodes_earned():
     rollout = toy.rollout_of([[(1, 2)], [(1, 1)]], [[3.0], [1.0]], length=3)
     scores = Scores(*jnp.array([[[9.0, -2, -3], [9, -1, 9]], [[9, -1.5, -5], [9, -1, 9]]]), 0.0)
     scores = scores.replace(values=jnp.zeros((2, 3)))
-    # log q - log p: .5, -2 | 0; returns 3 and 1 less their mean 2, times .5
+    # log q - log p: .5, -2 | 0; returns 3 and 1 minus their mean 2, times .5
     for how, want in (
         (SAMPLED, [[0, 0.5, -2], [0, 0, 0]]),
         (dataclasses.replace(SAMPLED, reward_coef=0.5), [[0, 1, -1.5], [0, -0.5, 0]]),
@@ -149,7 +149,7 @@ def test_advantages_are_what_teachers_say_and_what_episodes_earned():
         np.testing.assert_allclose(batch.advantages, want, atol=1e-6)
 
 
-# ---- whole updates -------------------------------------------------------------------------------
+# ---- full updates --------------------------------------------------------------------------------
 
 FROZEN = Frozen({}, None, {'teachers': TEACHERS})
 LEARN = jax.jit(
@@ -160,7 +160,7 @@ LEARN = jax.jit(
 
 
 def step(how, *, frozen=FROZEN, teachers=(TOY, TOY), prefix=0, rollout=None, devices=1, **fields):
-    """Parameters and metrics after a step of sgd on eight toy episodes."""
+    """Return parameters and metrics after an SGD step on eight toy episodes."""
     mesh = jax.make_mesh(
         (devices,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
     )
@@ -190,7 +190,7 @@ def plain(how):
     return step(how)
 
 
-OPEN = dataclasses.replace(SAMPLED, clip=Clip(1.0, 9.0))  # toy episodes are far off their policy
+OPEN = dataclasses.replace(SAMPLED, clip=Clip(1.0, 9.0))  # toy episodes are far off-policy
 
 
 @pytest.mark.parametrize(

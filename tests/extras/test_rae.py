@@ -1,4 +1,4 @@
-"""RAE: both seats of a zero-sum game, each against its own mean."""
+"""RAE: both seats of a zero-sum game, with a baseline per seat."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.soak
 
 
 def seated(seed, learner=None, faulty=()):
-    """A random rollout of games of up to five plies, of which any seat may have the next one."""
+    """Return a random rollout of games of up to five plies, with random seats."""
     rng = np.random.default_rng(seed)
     rollout = toy.random_rollout(seed, length=32, turns=5, faulty=faulty)
     seats = jnp.asarray(rng.integers(0, 2, rollout.rewards.shape), jnp.int32)
@@ -22,7 +22,7 @@ def seated(seed, learner=None, faulty=()):
 
 
 def test_returns_of_both_seats_by_hand():
-    """One chip of rewards goes over the table, penalties do not; the last turn was not played."""
+    """Rewards are zero-sum, penalties are not; the last turn was not played."""
     rewards = jnp.array([[0.0, 0.0, 3.0, 9.0]])
     own = jnp.array([[-0.1, 0.0, -0.5, -9.0]])
     seats = jnp.array([[0, 1, 1, 0]])
@@ -31,7 +31,7 @@ def test_returns_of_both_seats_by_hand():
 
 
 def expected_advantages(rollout, group_size, learner=None):
-    """Loops over episodes, turns and the other members."""
+    """Reference with loops over episodes, turns and other members."""
     rewards, penalties, seats, turns = (
         np.asarray(x)
         for x in (rollout.rewards, rollout.penalties, rollout.extra['seats'], rollout.num_turns)
@@ -76,7 +76,7 @@ def test_against_snapshots_only_members_in_the_same_seat_are_compared():
 
 
 def test_what_moving_first_is_worth_is_no_advantage():
-    """A constant on what seat 0 earns changes nothing."""
+    """A constant added to the rewards of seat 0 changes nothing."""
     rollout = seated(2)
     scores = toy.scores_of(rollout)
     more = rollout.replace(rewards=rollout.rewards.at[:, 0].add(2.0))

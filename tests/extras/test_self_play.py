@@ -1,4 +1,4 @@
-"""Games whose both seats are played: rules, whose turn it is, and what a seat cannot see."""
+"""Self-play games: rules, the seat to move, and hidden information."""
 
 import functools
 import importlib.util
@@ -48,7 +48,7 @@ def task(name):
 
 @functools.cache
 def programs(name):
-    """(begin, turn, step of pgx) of rows."""
+    """Return (begin, turn, step of pgx) for rows."""
     turn = jax.jit(jax.vmap(text.play_turn, in_axes=(None, None, 0, 0, 0)))
     return (
         jax.jit(jax.vmap(text.begin, in_axes=(None, 0))),
@@ -59,7 +59,7 @@ def programs(name):
 
 @pytest.mark.parametrize('name', WORLDS)
 def test_a_game_of_text_is_that_of_pgx_stepped_directly(name):
-    """Ply by ply, by random actions on offer; rewards are those of who moved first."""
+    """Plies of random legal actions; rewards are those of the first player."""
     game, (begin, turn, step) = task(name), programs(name)
     world = begin(game, jnp.arange(GAMES))
     direct, rng = world.state.game, np.random.default_rng(0)
@@ -87,18 +87,18 @@ def test_a_game_of_text_is_that_of_pgx_stepped_directly(name):
 def test_after_an_invalid_answer_the_same_seat_moves_again():
     game, (begin, turn, _) = task('leduc'), programs('leduc')
     world = begin(game, jnp.arange(GAMES))
-    fold = jnp.full((GAMES, 1), 2)  # not on offer before a raise
+    fold = jnp.full((GAMES, 1), 2)  # illegal before a raise
     after, outcome = turn(game, KEY, world, fold, jnp.ones(GAMES, bool))
     assert not outcome.valid.any() and after.warn.all() and (after.turn == 1).all()
     jax.tree.map(np.testing.assert_array_equal, after.state, world.state)
 
 
-# ---- what a seat sees --------------------------------------------------------------------------
+# ---- hidden information ------------------------------------------------------------------------
 
 
 @functools.cache
 def played():
-    """(rollout, its samples) of a random policy in Leduc: what it saw, turn by turn."""
+    """Return (rollout, samples) of a random policy in Leduc."""
     return run(tiny.untrained())
 
 
@@ -125,7 +125,7 @@ def run(params):
 
 
 def replayed(rollout):
-    """The worlds in front of each turn, [K][B]."""
+    """Return the environments before each turn, [K][B]."""
     game, (begin, turn, _) = task('leduc'), programs('leduc')
     world = begin(game, rollout.level)
     for k in range(PLIES['leduc']):
@@ -135,7 +135,7 @@ def replayed(rollout):
 
 
 def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
-    """Each turn is answered after a prompt that is the same whatever card the other seat holds."""
+    """The prompt of a turn does not depend on the card of the other seat."""
     rollout, samples = played()
     show = jax.jit(choices.prompts)
     samples = samples.reshape(*rollout.extra['seats'].shape, -1)
@@ -162,7 +162,7 @@ def test_no_token_that_a_seat_reads_depends_on_the_other_ones_card():
 
 @functools.cache
 def ask():
-    """(params, task, worlds) -> probabilities of actions, jitted."""
+    """Return a jitted (params, task, worlds) -> action probabilities."""
     game = task('leduc')
     return jax.jit(
         functools.partial(
@@ -177,7 +177,7 @@ def ask():
 
 
 def test_probabilities_of_actions_are_those_that_are_sampled():
-    """The log-probability of a sampled turn is that of the action that it took."""
+    """The log-probability of a sampled turn equals that of its action."""
     rollout, _ = played()
     for k, world in enumerate(replayed(rollout)):
         chances = np.asarray(ask()(tiny.untrained(), task('leduc'), world))
@@ -192,7 +192,7 @@ def test_probabilities_of_actions_are_those_that_are_sampled():
 
 
 def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones():
-    """Against itself it plays as in self-play; each seat's answers are those of its own model."""
+    """Against itself the policy plays as in self-play; each seat uses its model."""
     params = tiny.untrained()
     alone, _ = played()
     same, _ = run(Pair(params, params))
@@ -207,7 +207,7 @@ def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones()
     own = same.action_mask
     np.testing.assert_allclose(same.logprobs[own], alone.logprobs[own], atol=1e-5)
     assert (mixed.tokens != alone.tokens).any()
-    # A snapshot that is sure of everything: its turns take its likeliest action, ours need not
+    # A deterministic snapshot: its turns take its likeliest action, ours need not
     sure = {
         'model': {
             **params['model'],

@@ -1,4 +1,4 @@
-"""Runs in self-play: their figures, snapshots, resuming, Elo, and what does not go with them."""
+"""Self-play runs: metrics, snapshots, resuming, Elo, and incompatible settings."""
 
 import importlib.util
 import json
@@ -59,7 +59,7 @@ SNAPSHOTS = {
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-    """(config, workdir) of a run of four steps against two snapshots."""
+    """Return (config, workdir) of a run of four steps against two snapshots."""
     cfg, workdir = plain(**SNAPSHOTS), tmp_path_factory.mktemp('runs') / 'whole'
     with micro_runs.one_device():
         assert train.train(cfg, str(workdir)) == 0
@@ -85,7 +85,7 @@ def test_snapshots_are_the_policies_of_their_steps_the_oldest_first(trained):
         first, second, last = (micro_runs.saved_state(cfg, workdir, step) for step in (0, 2, 4))
     start = (first.params, first.params)
     jax.tree.map(np.testing.assert_array_equal, first.extra['snapshots'], start)
-    # The snapshot of step 2 is taken when that step begins, after the checkpoint of it
+    # The snapshot of step 2 is taken at its start, after the checkpoint of the step
     jax.tree.map(np.testing.assert_array_equal, second.extra['snapshots'], first.extra['snapshots'])
     taken = (first.params, second.params)
     jax.tree.map(np.testing.assert_array_equal, last.extra['snapshots'], taken)
@@ -149,7 +149,7 @@ def test_rae_and_snapshots_are_for_self_play_alone():
     [('leduc', 8, 'max_turns'), ('connect_four', 42, 'max_actions_per_episode')],
 )
 def test_budgets_of_one_player_are_too_small_for_the_plies_of_both(world, plies, budget):
-    """Prompts after the last turn were of other lines, and a game that was cut was a draw."""
+    """Prompts after the last turn had other lines, and a game that was cut was a draw."""
     budgets = {'env.max_turns': plies, 'env.max_actions_per_episode': plies}
     enough, short = (
         read_config(plain(world, 'random', algorithm='rloo', **budgets | changes))

@@ -1,4 +1,4 @@
-"""Vine: a turn against others from the same start; continuations are nowhere taken for episodes."""
+"""Vine: turns against others from the same state; continuations never count as episodes."""
 
 import functools
 
@@ -28,7 +28,7 @@ GROUPS, MEMBERS = 20_000, 4
 
 
 def by_hand(healthy=(True, True), faulty=()):
-    """Two members of two turns with rewards 1 2 and 0 4; from turn 1 others earn 3 5 and 1 9."""
+    """Two members of two turns with rewards 1 2 and 0 4; continuations from turn 1: 3 5 and 1 9."""
     usable = np.ones((2, 2), bool)
     for at in faulty:
         usable[at] = False
@@ -47,18 +47,18 @@ def test_advantages_by_hand():
     # turn 1 of row 0: 2 against (3 + 5) / 2; turn 0: 1 + (3 + 5 + 2) / 3 = 13/3 against 0 + 14/3
     own, forked, count = by_hand()
     np.testing.assert_allclose(own, [[-1 / 3, -2], [1 / 3, -1]], rtol=1e-6)
-    # its continuations: 3 against (5 + 2) / 2, 5 against (3 + 2) / 2; of row 1: 1 - 6.5, 9 - 2.5
+    # continuations: 3 against (5 + 2) / 2, 5 against (3 + 2) / 2; of row 1: 1 - 6.5, 9 - 2.5
     np.testing.assert_allclose(forked, [[-0.5, 2.5], [-5.5, 6.5]], rtol=1e-6)
     assert count.tolist() == [[0, 2], [0, 2]]
 
 
 def test_a_faulty_continuation_leaves_the_means_and_their_count():
-    # row 1 without its 9: turn 1 is 4 against 1, its start worth (1 + 4) / 2
+    # row 1 without the 9: turn 1 is 4 against 1, the value of its start (1 + 4) / 2
     own, forked, count = by_hand(faulty=[(1, 1)])
     np.testing.assert_allclose(own, [[13 / 3 - 2.5, -2], [2.5 - 13 / 3, 3]], rtol=1e-6)
     np.testing.assert_allclose(forked, [[-0.5, 2.5], [-3, 0]], rtol=1e-6)
     assert count.tolist() == [[0, 2], [0, 1]]
-    # none is left: 4 against what the other member was led to from there, 2
+    # without continuations: 4 against the return of the other member from there, 2
     own, forked, count = by_hand(faulty=[(1, 0), (1, 1)])
     np.testing.assert_allclose(own[1], [4 - 13 / 3, 4 - 2], rtol=1e-6)
     assert not forked[1].any() and count[1].tolist() == [0, 0]
@@ -137,11 +137,11 @@ def test_vine_has_no_bias(name, times, weighted):
         assert found.scale == pytest.approx(1, abs=0.1)
 
 
-# ---- continuations are no episodes ---------------------------------------------------------------
+# ---- continuations are not episodes --------------------------------------------------------------
 
 
 def test_metrics_filters_and_pages_see_episodes_alone():
-    """Continuations of wild returns change no number that is about episodes."""
+    """Continuations with arbitrary returns do not change any metric of episodes."""
     plain = toy.random_rollout(4, turns=3)
     rollout = toy.forked(plain, (2, 1), rewards=np.full((8, 2, 3), 1e6), faulty=[(0, 0)])
     before = metrics.rollout_metrics(plain, 4) | Forks().metrics(plain)
@@ -166,7 +166,7 @@ def test_metrics_filters_and_pages_see_episodes_alone():
 
 
 def test_an_episode_has_continuations_of_the_turns_that_its_algorithm_names():
-    # three turns: two later ones, two continuations of each
+    # three turns: two after the first, two continuations each
     every, one = Vine(), Vine(turns='2', train='trunks')
     assert (every.continuations(3), every.rows_per_episode(3)) == (4, 5)
     assert (one.continuations(3), one.rows_per_episode(3)) == (2, 1)
