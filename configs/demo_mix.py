@@ -11,7 +11,7 @@ Hardware: one of two shared CPU cores.
 Time: 7 minutes, more than half of them cloning.
 Score: 512 validation levels each, seeds 0 to 2: FrozenLake 39.1, 38.7, 48.4 % after cloning and
 65.0, 65.0, 77.0 % after 100 steps (random play 23 %, oracle 100 %); Sokoban 21.5, 25.4, 26.2 %
-and 34.2, 36.9, 41.6 % (13 % and 99 %). One environment alone: Sokoban, seeds 0 and 1,
+and 34.2, 36.9, 41.6 % (13 % and 99 %). Alone, with equally many episodes: Sokoban, seeds 0, 1,
 32.8, 35.0 % and 42.8, 45.1 %; FrozenLake, seeds 0 and 2, 52.1, 55.5 % and 78.3, 83.6 %.
 With the division, seed 0, 200 steps: 71.5 % of the lakes, 24.2 % of the rooms.
 """
