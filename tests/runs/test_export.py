@@ -141,9 +141,7 @@ def test_an_exported_qwen_tokenizer_gives_the_ids_of_the_run_in_transformers(tmp
     source, out = tmp_path / 'in', tmp_path / 'out'
     source.mkdir(), out.mkdir()
     (source / 'tokenizer.json').write_text(qwen_vocabulary.qwen_tokenizer().to_json())
-    ends = (
-        '{"eos_token": "<|endoftext|>"}'  # from a base model; a run's turns end with another token
-    )
+    ends = '{"eos_token": "<|endoftext|>"}'  # of a base model; turns end with another token
     (source / 'special_tokens_map.json').write_text(ends)
     ours = hf_folder.write(out, source)
     (out / 'config.json').write_text('{"model_type": "qwen2"}')

@@ -132,9 +132,7 @@ def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, mo
 
     class Gone(hosts.Echo):
         def reset(self, item):
-            if (
-                next(began) >= 40
-            ):  # in step 1: 16 episodes are for validation, and 16 for training in step 0
+            if next(began) >= 40:  # in step 1, after 16 of validation and 16 of step 0
                 raise WorldDown('the server is gone')
             return super().reset(item)
 

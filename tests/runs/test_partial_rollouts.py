@@ -116,9 +116,7 @@ def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness
     assert later.all()  # versions of an episode increase
     assert player.calls.pool.begun == [*range(STEPS * EPISODES)]
     prefix = len(player.task.prefix)
-    assert (
-        player.shared > STEPS * EPISODES // 2 * prefix
-    )  # most episodes copy it and their first prompt
+    assert player.shared > STEPS * EPISODES // 2 * prefix  # most copy it and their first prompt
     assert not player.calls.under_way and not player.prompts
     logged = [json.loads(line) for line in (tmp_path / 'versions.jsonl').open()]
     assert [line['step'] for line in logged] == [*range(STEPS)]

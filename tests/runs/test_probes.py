@@ -119,12 +119,7 @@ def test_the_answer_may_depend_on_the_observation(name):
     assert (returns[:, 0] < 0.5).all() and (returns[:, -5:].mean(1) > 0.95).all(), returns[:, -5:]
 
 
-QUICKLY = (
-    'ppo',
-    'mt_grpo',
-    'gigpo',
-    'agent_evol',
-)  # the rest run in `make soak`; opd has no reward
+QUICKLY = ('ppo', 'mt_grpo', 'gigpo', 'agent_evol')  # the rest in `make soak`; opd has no reward
 
 
 @pytest.mark.soak

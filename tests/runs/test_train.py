@@ -104,14 +104,10 @@ def test_every_config_builds(name):
     cfg.env.train_levels = cfg.env.eval_levels = 8
     cfg.model.path = cfg.model.tokenizer = ''
     cfg.model.num_layers = 1
-    cfg.rollout.max_response = max(
-        cfg.rollout.max_response, 8
-    )  # its tokenizer splits names into more tokens
+    cfg.rollout.max_response = max(cfg.rollout.max_response, 8)  # the bundled tokenizer needs 8
     units = cfg.batch.microbatch_rows // cfg.batch.prefix_rows
     cfg.mesh.tensor = max(8 // units, 1)  # so that rows fill the data shards
-    measured = trace(
-        cfg, with_rollout=not read_config(cfg, None).on_hosts
-    )  # hosts use a Python loop
+    measured = trace(cfg, with_rollout=not read_config(cfg, None).on_hosts)  # hosts use a loop
     assert set(measured) <= set(metrics.METRICS)
 
 
