@@ -25,7 +25,7 @@ class MaxRL(Clipped):
         Rule(KL_IN_LOSS, WHY),
         must(
             'env.name',
-            'worlds without negative rewards',
+            'environments without negative rewards',
             lambda run: all(getattr(w, 'REWARD_BOUNDS', (0.0,))[0] >= 0 for w in run.worlds),
         ),
     )

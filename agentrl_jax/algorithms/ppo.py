@@ -51,7 +51,7 @@ class PPO(Clipped):
     RULES = (
         Rule(
             {'loss.bootstrap_truncated': False, 'loss.reward_on': 'turn'},
-            'what was earned would count twice',
+            'rewards would count twice',
         ),
         Rule({'loss.reward_normalization': 'identity', 'rollout.group_size': In(low=2)}),
     )

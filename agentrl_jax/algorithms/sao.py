@@ -45,7 +45,7 @@ class SAO(Exploring):
     reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
     # the end of its turn; episode: the return at the last token
 
-    RULES = (Rule({'loss.sampler_correction': 'off'}, 'its ratio is to the sampler'),)
+    RULES = (Rule({'loss.sampler_correction': 'off'}, 'its ratio is relative to the sampler'),)
     USES_CRITIC = True
     COMPARES_GROUPS = False
 

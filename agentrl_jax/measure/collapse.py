@@ -18,7 +18,7 @@ BASELINE_STEPS = 10
 LOW_MI, LOW_ENTROPY = 0.1, 0.05  # limits of `quadrant`
 APPLIED = {'policy': 'update/applied', 'critic': 'update/critic_applied'}
 UNVARIED_STEPS = 5  # steps in a row without a group that varies before a hint
-STD_EPS = 1e-3  # of the z-scores (RAGEN-2)
+STD_EPS = 1e-3  # added to the std in z-scores (RAGEN-2)
 EMA_DECAY = 0.9
 LOST = (
     'all episodes were lost to environment faults (rollout/env_error; see replies.jsonl): fix the '
@@ -46,10 +46,10 @@ class Signal(NamedTuple):
 
     metric: str
     bad: str  # 'below' or 'above' the limit
-    relative: str  # to which the limit is relative: 'start', 'best' or '' (a number)
+    relative: str  # reference of the limit: 'start', 'best' or '' (the limit is a number)
     limit: float
     patience: int  # measurements in a row
-    name: str  # of the metric in the reason
+    name: str  # name of the metric in messages
 
 
 # std_drop and no_success are stop rules of RAGEN's code. RAGEN (arXiv:2504.20073, section 4.1 and

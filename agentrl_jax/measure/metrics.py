@@ -238,7 +238,7 @@ def plan_followed(rollout: Rollout) -> jax.Array:
     place = jnp.argmax(rollout.actions >= 0, axis=2, keepdims=True)
     first = jnp.take_along_axis(rollout.actions, place, axis=2)[:, :, 0]  # -1: no action
     later = jnp.arange(1, first.shape[1])[None] < rollout.num_turns[:, None]
-    plans = (rollout.part[:, :-1] == PLAN) & (rollout.part[:, 1:] == ACT)  # else a trial is over
+    plans = (rollout.part[:, :-1] == PLAN) & (rollout.part[:, 1:] == ACT)  # else the trial ended
     plans &= later & (first[:, :-1] >= 0)
     same = (first[:, :-1] == first[:, 1:]).astype(jnp.float32)
     return masked_mean(same, plans & rollout.healthy[:, None])

@@ -62,9 +62,9 @@ def pass_at(solved: np.ndarray, tries: np.ndarray, k: int) -> np.ndarray:
 
 
 def iqm(x: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the last axis: int(n / 4) values dropped at either end.
+    """Interquartile mean over the last axis, without int(n / 4) values at each end.
 
-    The definition of Agarwal et al. 2021 (arXiv:2108.13264); up to three values it is the mean.
+    The definition of Agarwal et al. 2021 (arXiv:2108.13264). For up to three values, the mean.
     """
     x = np.sort(np.asarray(x, np.float64), axis=-1)  # scipy's trimmed mean rounds differently
     cut = x.shape[-1] // 4
@@ -183,7 +183,7 @@ def equivalent(ours: np.ndarray, theirs: np.ndarray, margin: float) -> bool:
 def holm(p: Sequence[float]) -> np.ndarray:
     """Return p values adjusted for multiple tests, in the same order; nan: no test (Holm 1979).
 
-    Of m, the k-th smallest becomes max over j <= k of (m - j + 1) p_j, at most 1.
+    The k-th smallest of m becomes max over j <= k of (m - j + 1) p_j, at most 1.
     """
     values = np.asarray(p, np.float64)
     order = np.argsort(values)  # nan last

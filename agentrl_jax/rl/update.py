@@ -353,7 +353,7 @@ def update_step(
     Without state.critic_params a critic, if any, shares the backbone. Then critic.coef * value loss
     is added to the policy loss, and fns.value_head saves a forward pass. key: permutes the rows;
     None keeps their order. lr_scale: factor of both learning rates. frozen: for extensions. The
-    how.rows_per_episode rows of an episode are in one optimiser step and weigh as one sequence.
+    how.rows_per_episode rows of an episode are in one optimiser step and count as one sequence.
     """
     together, weights = how.rows_per_episode, how.algorithm.weights
     weigh = functools.partial(

@@ -3,8 +3,8 @@
   full     loss_t = sum_v p_v (log p_v - log q_v), p = pi(. | s_t), q = mean of the teachers'
            probabilities; p has a gradient, q and s_t have none (GKD's reverse KL, arXiv:2306.13649)
   sampled  A[b, t] = log q(y_t) - log pi_old(y_t) in PPO's clipped surrogate (Lu, 'On-Policy
-           Distillation', Thinking Machines 2025): at the first optimiser step the gradient of
-           `full` in expectation, by one draw of y_t instead of all
+           Distillation', Thinking Machines 2025): at the first optimiser step it has the expected
+           gradient of `full`, from one draw of y_t instead of all tokens
 Both are at rollout.temperature and, with rollout.constrain, over the legal tokens. All episodes
 have the same weight (seq_mean_token_mean), as in GKD and TCOD. opd.reward_coef * (R - group mean)
 is added to the advantages.
@@ -65,7 +65,7 @@ class OPD(Clipped):
     RULES = (
         must(
             'opd.teachers',
-            'checkpoints, or opd.privileged to what the policy does not read',
+            "checkpoints, or opd.privileged to 'plan'",
             lambda run: run.algorithm.other_models,
         ),
         Rule({'loss.kl_coef': 0}, 'the teachers replace the initial policy'),

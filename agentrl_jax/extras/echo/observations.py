@@ -36,7 +36,7 @@ class Markers(NamedTuple):
 
 
 def written(rollout: Rollout, markers: Markers, after: jax.Array | int = 0) -> jax.Array:
-    """Mask the tokens of observations in turns above `after` int32 [B]; bool [B, T].
+    """Return the mask of observation tokens in turns above `after` int32 [B]; bool [B, T].
 
     An observation token is between an unsampled start and an unsampled end of its turn, without
     other markers in between, after an earlier turn of its conversation. Environments cannot forge
@@ -58,7 +58,7 @@ def written(rollout: Rollout, markers: Markers, after: jax.Array | int = 0) -> j
 
 
 def answered(rollout: Rollout) -> jax.Array:
-    """Mask the turns with an earlier answer in their conversation; bool [B, K]."""
+    """Return the mask of turns with an earlier answer in their conversation; bool [B, K]."""
     index = jnp.arange(rollout.rewards.shape[1])
     if rollout.branch is None:
         return jnp.broadcast_to(index > 0, rollout.rewards.shape)
@@ -67,7 +67,7 @@ def answered(rollout: Rollout) -> jax.Array:
 
 
 def of_batch(rollout: Rollout, mask: jax.Array, markers: Markers) -> jax.Array:
-    """Mask the observation tokens of trained rows, without duplicates; bool [B, T].
+    """Return the mask of observation tokens in trained rows, without duplicates; bool [B, T].
 
     mask bool [B, T]: trained tokens. In a row that repeats the prefix of another one, only tokens
     after its first sampled turn count.

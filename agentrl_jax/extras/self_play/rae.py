@@ -1,8 +1,8 @@
 """RAE, role-conditioned advantages in self-play: a baseline per seat (arXiv:2506.24119).
 
   A[b, k] = R[b, s] - mean over the other healthy members c of the group of R[c, s],  s = seat[b, k]
-  R[b, s] = +- sum_k r[b, k] + sum over the turns of seat s of penalties and, where it is in the
-  reward, minus the KL;  + for seat 0, which moved first, - for seat 1: the game is zero-sum
+  R[b, s] = +- sum_k r[b, k] + penalties in the turns of seat s - their KL, if it is in the reward
+  + for seat 0, which moved first, - for seat 1: the game is zero-sum
 Every token of a seat's turns has the advantage of the seat, and the loss sums over tokens (the
 paper sums log-probabilities over the turns of each seat). With a common baseline for both seats,
 the mean of R and -R would be near 0 for any advantage of the first move.

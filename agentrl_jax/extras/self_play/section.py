@@ -47,7 +47,7 @@ class SelfPlay(Extension):
         Rule(IN_SELF_PLAY | {'self_play.snapshots': 0}),
         must(
             'algorithm',
-            'one that credits one player',
+            'an algorithm for one player',
             lambda run: not run.algorithm.CREDITS_SEATS,
             unless=IN_SELF_PLAY,
         ),
@@ -65,7 +65,7 @@ class SelfPlay(Extension):
                 'clone.episodes': 0,
                 'clone.file': '',
             },
-            'both seats of a game are the policy',
+            'the policy plays both seats of the game',
         ),
         Rule({'self_play.snapshots': 0, 'alarm.mi_every': 0}),
         must(

@@ -13,7 +13,7 @@ FORKS = 'forks'  # in Episodes.extra
 
 @struct.dataclass
 class Forks:
-    """F continuations of each of E episodes, in the order in which they are played."""
+    """F continuations of each of E episodes, in playing order."""
 
     turn: jax.Array  # int32 [E, F]  first turn of the continuation, never increasing along F; 0 =
     # none

@@ -49,7 +49,7 @@ class Forks(Extension):
                 'loss.reward_normalization': 'identity',
                 'loss.bootstrap_truncated': False,
             },
-            'the critic is compared with returns of later turns that are played again',
+            'the critic is compared with returns of replayed turns',
         ),
         Rule({'fork.value_every': 0} | KL_IN_LOSS, 'the critic is compared with returns'),
     )

@@ -72,7 +72,7 @@ class Vine(TurnGRPO):
             lambda run: known_turns(run.algorithm.turns, run.env.max_turns),
         ),
         Rule(KL_IN_LOSS, 'returns of continuations are compared'),
-        Rule(ON_DEVICE, 'episodes are played again from later turns'),
+        Rule(ON_DEVICE, 'episodes are continued from their later turns'),
         Rule({'reward.function': ''}, 'rewards of full episodes do not belong to turns'),
         must(
             'loss.aggregation',
