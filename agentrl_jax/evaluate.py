@@ -55,9 +55,9 @@ from agentrl_jax.records.progress import live_line
 from agentrl_jax.run import collecting, hosts, parts, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.migration import comparable, read_saved, saved_with
+from agentrl_jax.run.migration import canonical_json, read_saved, to_metadata
 from agentrl_jax.run.params import best_of, saved_policy
-from agentrl_jax.run.state import HOSTS_FREE, HOSTS_PLAYED, free_of_worlds
+from agentrl_jax.run.state import HOST_CONNECTION_FIELDS, HOST_TASK_FIELDS, changeable_world_fields
 from agentrl_jax.run.streams import EVALUATE, Streams
 from agentrl_jax.types import EpisodeStop
 
@@ -95,14 +95,14 @@ def evaluate(
             'but a trajectory only alternates between human and gpt: remove the flag'
         )
     if workdir:
-        saved = comparable(checkpoint.read_extra(workdir, step=origin.step))
+        saved = canonical_json(checkpoint.read_extra(workdir, step=origin.step))
         mixed = [name for name, _ in saved['env']['mix']]
         chosen = ('env.mix', 'env.name') if cfg.env.name in mixed else ()
-        now = comparable(saved_with(run.config_dict))
-        may_differ = (*MAY_DIFFER, *chosen, *free_of_worlds(cfg))
+        now = canonical_json(to_metadata(run.config_dict))
+        may_differ = (*MAY_DIFFER, *chosen, *changeable_world_fields(cfg))
         if transfer:
             rules = other_rules(saved, now, may_differ)
-            may_differ += what_is_played()
+            may_differ += environment_fields()
         checkpoint.check_config(saved, now, may_differ=may_differ, advice=ADVICE)
         params = saved_policy(cfg, run.model, run.mesh, params, workdir, step=origin.step)
         weights.check_finite(params, f'step {origin.step} of {workdir}')
@@ -119,7 +119,7 @@ def evaluate(
     hosts.check_replay(run, replay)
     log = Path(replay) if replay else folder / hosts.log_name(stem)
     if not replay:
-        hosts.set_aside(run, folder, stem)
+        hosts.archive_logs(run, folder, stem)
     watch = functools.partial(hosts.in_flight, run)
     with (
         hosts.playing(run, None if replay else folder, 0, stem=stem, replay=replay),
@@ -195,9 +195,9 @@ def with_tokenizer_of_run(given: Any, workdir: str, step: int | None) -> Any:
     return given
 
 
-def what_is_played() -> tuple[str, ...]:
+def environment_fields() -> tuple[str, ...]:
     """Return the config sections and fields that define the environment."""
-    return 'env', *HOSTS_PLAYED, *WORLDS
+    return 'env', *HOST_TASK_FIELDS, *WORLDS
 
 
 def other_rules(
@@ -212,7 +212,7 @@ def other_rules(
     return {
         name: x
         for name, x in tree.flat(now).items()
-        if checkpoint.is_free(name, what_is_played())
+        if checkpoint.is_free(name, environment_fields())
         and before.get(name) != x
         and not checkpoint.is_free(name, free)
     }
@@ -310,7 +310,7 @@ MAY_DIFFER = (
     'env.train_levels',
     'env.pool_seed',
     'rollout',
-    *HOSTS_FREE,
+    *HOST_CONNECTION_FIELDS,
     'filter',
     'loss',
     'reward',
@@ -349,7 +349,7 @@ def main() -> None:
                 args.transfer,
             )
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error, args.out or args.workdir or None), error)
+        usage.end(files.format_error(error, args.out or args.workdir or None), error)
 
 
 if __name__ == '__main__':

@@ -60,14 +60,14 @@ from agentrl_jax.records import model_card
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.migration import read_saved
-from agentrl_jax.run.params import BEST_FOLDER, base_is_given, best_of, saved_policy
+from agentrl_jax.run.params import BEST_FOLDER, base_is_in_model_path, best_of, saved_policy
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
 
 DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 MAX_SHARD_BYTES = 5 * 10**9
-KEPT_FIELDS = ('max_position_embeddings', 'bos_token_id')  # if the source has another model_type
+COPIED_FIELDS = ('max_position_embeddings', 'bos_token_id')  # if the source has another model_type
 
 
 def export_hf(
@@ -246,7 +246,7 @@ def _write_configs(
     """Write config.json and, with a tokenizer, generation_config.json."""
     known = {} if source is None else weights.open_source(source).hf_fields()
     if known.get('model_type') != hf['model_type']:
-        known = {name: known[name] for name in KEPT_FIELDS if name in known}
+        known = {name: known[name] for name in COPIED_FIELDS if name in known}
     # dtype and rope_parameters are newer names of fields that are written under their older names
     hf = {k: v for k, v in known.items() if k not in ('dtype', 'rope_parameters')} | hf
     if 'max_tokens' in budget:
@@ -271,7 +271,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 def base_is_folder(cfg: Config) -> bool:
     """Return whether model.path is the model under the adapters and PEFT can read it."""
     path = files.local_path(cfg.model.path)
-    return base_is_given(cfg) and path.is_dir() and not adapters.is_adapter(path)
+    return base_is_in_model_path(cfg) and path.is_dir() and not adapters.is_adapter(path)
 
 
 def export_checkpoint(
@@ -340,7 +340,7 @@ def main() -> None:
                 args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
             )
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error, Path(args.out).parent), error)
+        usage.end(files.format_error(error, Path(args.out).parent), error)
     print(folder)
 
 

@@ -193,7 +193,7 @@ def watch(
         say(f'\n\n{ending(task, EpisodeStop(int(host_rollout.episode_stop[0])), solved)}')
         say(f', return {total:g}\n')
         return total, solved
-    worlds = pages.worlds_of(host_rollout, np.arange(2), task, tokenizer, jax.random.key(seed))
+    worlds = pages.replay_states(host_rollout, np.arange(2), task, tokenizer, jax.random.key(seed))
     last = next(states for k, states in enumerate(worlds) if k == host_rollout.num_turns[0])
     stop = EpisodeStop(int(host_rollout.episode_stop[0]))
     say(f'\n\nThe end\n{board_of(task, jax.tree.map(lambda x: x[0], last))}')
@@ -255,7 +255,7 @@ def main() -> None:
         with usage.checked():
             play(args)
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error), error)
+        usage.end(files.format_error(error), error)
     except (EOFError, KeyboardInterrupt):
         print()
 

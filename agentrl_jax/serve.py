@@ -111,5 +111,5 @@ if __name__ == '__main__':
         with usage.checked():
             code = main()
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error), error)
+        usage.end(files.format_error(error), error)
     sys.exit(code)

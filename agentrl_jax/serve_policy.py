@@ -52,7 +52,7 @@ from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, shown
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.rollout.keepers import Pool, in_characters
+from agentrl_jax.rollout.keepers import Pool, without_surrogates
 from agentrl_jax.rollout.sampling import RowSampler
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy
@@ -66,7 +66,7 @@ from agentrl_jax.tokens.chat import build_chat
 
 FOREVER = 1e9  # seconds
 ROUND = 1024  # conversations per rollout; the next rollout starts when all of them are over
-MOST_TURNS = 64  # turns per conversation
+MAX_TURNS = 64  # turns per conversation
 
 
 class Desk:
@@ -86,7 +86,7 @@ class Desk:
 
     def ask(
         self, raw: bytes, retried: bool = False, caller: Caller | None = None
-    ) -> tuple[wire.Asked, dict]:
+    ) -> tuple[wire.ChatRequest, dict]:
         """Return the completion for a request."""
         request, digest = wire.read(raw, self.stops, serving=True), digest_of(raw)
         caller = caller or Caller()
@@ -121,7 +121,7 @@ class Desk:
         """Return conversations without a pending request, longest idle first."""
         return [one for one in self.open.values() if one.secret not in self.asking]
 
-    def _known(self, asked: wire.Asked) -> Episode | None:
+    def _known(self, asked: wire.ChatRequest) -> Episode | None:
         """Return the conversation that a request extends; parallel requests need their own."""
         for episode in reversed(self._idle()):
             if any(branch.extended_by(asked) is not None for branch in episode.branches):
@@ -154,24 +154,24 @@ class Client:
         messages = None
         while messages is None:
             self.episode = self.desk.waiting.get()
-            messages = self._heard()
+            messages = self._next_messages()
         with self.desk.lock:
             self.desk.seated += 1
         return messages
 
     def step(self, action: Answer) -> Reply:
         self.episode.answer(action)
-        messages = self._heard()
+        messages = self._next_messages()
         return Reply('', done=True) if messages is None else Reply(messages)
 
-    def _heard(self) -> Messages | None:
+    def _next_messages(self) -> Messages | None:
         """Return the next messages; None if the conversation is over, for example since the chat
         template rejects its messages."""
         event = self.episode.events.get()
         if isinstance(event, End):
             return None
         try:
-            self.read(in_characters(event.new))
+            self.read(without_surrogates(event.new))
         except Exception as error:  # the checkpoint's chat template may raise anything
             self.episode.refuse(Refused(400, 'unsupported_messages', str(error)))
             return None
@@ -201,8 +201,8 @@ class Clients(HostEnvironment):
 def build_served_task(cfg: Config, conversation: Conversation) -> HostTask:
     """Build the task of conversations, whose answers follow the run's grammar."""
     params = Clients().make_params(num_levels=1)
-    sizes = dict(max_turns=MOST_TURNS, max_response=cfg.rollout.max_response)
-    forms = cfg.forms_of(cfg.worlds[0]) if cfg.on_hosts else ()
+    sizes = dict(max_turns=MAX_TURNS, max_response=cfg.rollout.max_response)
+    forms = cfg.answer_forms(cfg.worlds[0]) if cfg.on_hosts else ()
     task = build_host_task(
         Clients(), params, conversation, forms=forms, spelling=cfg.rollout.constrain, **sizes
     )
@@ -230,7 +230,7 @@ def closing_of(cfg: Config) -> tuple[str, ...]:
     return () if closing == END else (closing.decode(),)
 
 
-def with_own_sampling(settings: RolloutSettings) -> RolloutSettings:
+def with_request_sampling(settings: RolloutSettings) -> RolloutSettings:
     """Return settings in which each answer uses its request's temperature and top_p."""
     sampler = RowSampler(**dataclasses.asdict(settings.sampler))
     return dataclasses.replace(settings, sampler=sampler)
@@ -282,7 +282,7 @@ class Served:
         )
         worlds = host.Worlds(pool, conversation)
         self.collect = parts.build_collect(
-            run, config, mesh, training=False, worlds=worlds, change=with_own_sampling
+            run, config, mesh, training=False, worlds=worlds, change=with_request_sampling
         )
 
     @property
@@ -333,7 +333,7 @@ def main() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             served.run()
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error, args.workdir or None), error)
+        usage.end(files.format_error(error, args.workdir or None), error)
 
 
 if __name__ == '__main__':

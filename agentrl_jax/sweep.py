@@ -12,7 +12,7 @@ SIGTERM or Ctrl-C (the runs have saved).
 if __name__ == '__main__':
     from agentrl_jax.run import interrupts
 
-    interrupts.stop_when_asked()
+    interrupts.exit_on_signals()
 
 from agentrl_jax.run import command, usage
 from agentrl_jax.sweeps.options import define_flags
@@ -47,7 +47,7 @@ from agentrl_jax.sweeps.status import Overrides, Run
 SCRIPT_FILE = 'sweep.sbatch'
 GRACE_S = 120  # seconds between SLURM's warning and a task's time limit
 PROGRAM = (sys.executable, '-m', 'agentrl_jax.sweep')
-SHOWN_NAMES = 3
+MAX_NAMES = 3
 
 
 def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
@@ -114,7 +114,7 @@ def prepare(
             files.write_atomic(path, text)
     existing = {path.parent.name for path in root.glob(f'*/{status.RUN_FILE}')}
     others = sorted(existing - {run.name for run in runs})
-    names = ', '.join(others[:SHOWN_NAMES]) + (', ...' if len(others) > SHOWN_NAMES else '')
+    names = ', '.join(others[:MAX_NAMES]) + (', ...' if len(others) > MAX_NAMES else '')
     notice = f'also holds {len(others)} runs of other sweeps or configs: {names}; not changed'
     return root, f'{workdir} {notice}' if others else ''
 
@@ -183,7 +183,7 @@ def launch_slurm(root: Path, script: str, submit: bool) -> int:
     variables = {
         name: value
         for name, value in os.environ.items()
-        if name != command.PLATFORMS or command.CHOSEN
+        if name != command.PLATFORMS or command.PLATFORM_WAS_SET
     }
     return subprocess.run(words, check=False, env=variables).returncode
 
@@ -234,7 +234,7 @@ def main() -> None:
         with usage.checked():
             code = run_sweep(flags.FLAGS)
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error, flags.FLAGS.workdir), error)
+        usage.end(files.format_error(error, flags.FLAGS.workdir), error)
     sys.exit(code)
 
 

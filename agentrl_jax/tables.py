@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with usage.checked():
             run(args)
     except (OSError, ValueError) as error:
-        usage.end(files.in_words(error), error)
+        usage.end(files.format_error(error), error)
 
 
 if __name__ == '__main__':

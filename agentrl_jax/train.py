@@ -14,7 +14,7 @@ import sys
 if __name__ == '__main__':
     from agentrl_jax.run import interrupts
 
-    interrupts.stop_when_asked()
+    interrupts.exit_on_signals()
 
 from absl import flags, logging
 from ml_collections import config_flags
@@ -59,10 +59,16 @@ from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.hooks import Moment
-from agentrl_jax.run.params import keep_best, player_of, policy_of
+from agentrl_jax.run.params import actor_params, policy_of, save_if_best
 from agentrl_jax.run.recorder import Played, Recorder
-from agentrl_jax.run.run import Run, Validation
-from agentrl_jax.run.state import RunState, next_iteration, open_run, saved_beside, space_needed
+from agentrl_jax.run.run import EvalPool, Run
+from agentrl_jax.run.state import (
+    RunState,
+    checkpoint_metadata,
+    disk_bytes_needed,
+    maybe_start_iteration,
+    open_run,
+)
 from agentrl_jax.run.streams import COLLECT, EVALUATE, SHUFFLE, Streams
 from agentrl_jax.types import Params, TrainState
 
@@ -82,7 +88,7 @@ def train_step(
     """
     check(f'the rollout of step {step}')
     cfg, programs, streams, frozen = run.config, run.training, opened.streams, opened.frozen
-    policy = player_of(state, frozen.model)
+    policy = actor_params(state, frozen.model)
     began = time.monotonic()
     horizon = cfg.turn_limit(step)
     limit = np.int32(horizon)  # an argument, so a new value does not recompile
@@ -125,7 +131,7 @@ def train_step(
     return state, measured, sampled, page
 
 
-def split_of(cfg: Config, pool: Validation) -> str:
+def split_of(cfg: Config, pool: EvalPool) -> str:
     """Return the split of a pool."""
     world = hosts.of_world(cfg, '', pool.task.env.name)
     other = pool.prefix.removeprefix('eval').removesuffix(world)
@@ -168,7 +174,7 @@ def train(given: Any, workdir: str, *, fallback: bool = False, replay: str = '')
     train from, without environments on hosts. Returns the exit code: 0; 1 if an alarm or steps
     without kept groups ended the run, or nothing was trained; 75 if preempted (rerun to resume).
     """
-    with processes.only_training(workdir) as alone_in:
+    with processes.exclusive_workdir(workdir) as alone_in:
         return resume(given, alone_in, fallback, replay)
 
 
@@ -177,7 +183,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     run = build(given, probe=False) if replay else build(given)
     cfg = run.config
     hosts.check_replay(run, replay)
-    files.check_workdir(workdir, min_free_bytes=space_needed(run, workdir))
+    files.check_workdir(workdir, min_free_bytes=disk_bytes_needed(run, workdir))
     if jax.process_index() == 0:
         pools = {pool.prefix: pool.task for pool in run.pools}
         report.write_reference(workdir, pools, len(cfg.env.worlds), cfg.env.eval_levels)
@@ -197,10 +203,10 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     # Hold until the state is saved: launchers resend signals
     with preemption, interrupts.answering(preemption.notice):
         try:
-            with hosts.playing(run, workdir, first, preemption.may_leave, replay=replay):
+            with hosts.playing(run, workdir, first, preemption.can_stop_now, replay=replay):
                 code, state = play(run, opened, checkpoints, workdir, preemption, curves)
                 if state is not None:  # before closing environments, which may be slow
-                    checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
+                    checkpoint.save(checkpoints, int(state.step), state, checkpoint_metadata(run))
         except (ValueError, OSError, RuntimeError):
             if jax.process_count() == 1:  # if there are others, they may be gone
                 with contextlib.suppress(ValueError, OSError, RuntimeError):  # already reported
@@ -234,7 +240,7 @@ def play(
     def save() -> None:
         """Save the state, unless its iteration has started: then it is already saved."""
         if not iteration_started:
-            checkpoint.save(checkpoints, int(state.step), state, saved_beside(run))
+            checkpoint.save(checkpoints, int(state.step), state, checkpoint_metadata(run))
 
     with (
         Recorder(run, workdir, first, work.rates) as record,
@@ -249,13 +255,13 @@ def play(
                     row |= validate(run, policy, streams, step, preemption.check)
                 if cfg.checkpoint.best:
                     success = {'step': step, 'eval/success': row['eval/success']}
-                    saved = saved_beside(run) | success
-                    keep_best(workdir, state.params, saved)
+                    saved = checkpoint_metadata(run) | success
+                    save_if_best(workdir, state.params, saved)
             if step < cfg.steps:  # the last iteration only evaluates
-                if step > first and cfg.begins_iteration(step):
+                if step > first and cfg.starts_iteration(step):
                     save()  # an iteration cannot start twice
-                iteration_started = cfg.begins_iteration(step)
-                state = next_iteration(run, state, step, workdir)
+                iteration_started = cfg.starts_iteration(step)
+                state = maybe_start_iteration(run, state, step, workdir)
                 with record.training():
                     state, measured, sampled, page = train_step(
                         run, opened, state, step, step == first, preemption.check
@@ -269,22 +275,24 @@ def play(
             collecting.check_tokens(row, sampled, where)
             record.advance()
             preemption.phase = f'the page of step {step}'
-            if not preemption.agreed():
+            if not preemption.any_requested():
                 curves.draw_if_due()
                 record.page(policy_of(state.params, model), page)
             if alarm:
                 record.say(f'step {step}: the run ends here ({alarm})')
                 return 1, state
-            if preemption.agreed():
+            if preemption.any_requested():
                 record.say(f'asked to stop: saving step {step + 1}')
                 save()
                 return processes.EXIT_PREEMPTED, state
             if (step + 1) % cfg.checkpoint.every == 0:
-                checkpoint.save(checkpoints, step + 1, state, saved_beside(run))
+                checkpoint.save(checkpoints, step + 1, state, checkpoint_metadata(run))
             if problem := collapse.starved(record.history, cfg.algorithm.filter.max_empty):
                 record.say(f'step {step}: {problem}')
                 return 1, state
-            if not cfg.algorithm.other_models and (advice := collapse.unvaried(record.history)):
+            if not cfg.algorithm.other_models and (
+                advice := collapse.no_variance_hint(record.history)
+            ):
                 record.say(f'step {step}: {advice}')
         if problem := collapse.untrained(record.history):
             record.say(problem)

@@ -240,7 +240,7 @@ class Demonstrations:
 
 
 @struct.dataclass
-class Frozen:
+class FrozenParams:
     """Parameters that a run reads but never changes."""
 
     model: Params  # base model under the adapters; {} without LoRA

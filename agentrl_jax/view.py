@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 page_html.write(page, document.read(source), max_episodes=args.max_episodes)
                 print(page)
     except (OSError, ValueError) as error:
-        usage.end(files.in_words(error), error)
+        usage.end(files.format_error(error), error)
 
 
 def serve(workdir: Path, port: int, *, open_it: bool) -> None:

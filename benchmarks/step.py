@@ -30,14 +30,14 @@ from agentrl_jax.machine import processes
 from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.rl import learn, update, widths
-from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.run import collecting, hooks, parts, streams
 from agentrl_jax.run import params as run_params
-from agentrl_jax.run.build import build, build_learning
+from agentrl_jax.run.build import build, build_update_settings
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.state import RunState, extra_arrays, start_state
 from agentrl_jax.run.streams import Streams
-from agentrl_jax.types import Frozen
+from agentrl_jax.types import FrozenParams
 from benchmarks import common
 
 CONFIG = pathlib.Path(__file__).resolve().parent / 'step_config.py'
@@ -51,7 +51,7 @@ class Session:
 
     run: Run
     state: Any
-    frozen: Frozen
+    frozen: FrozenParams
     rollout: Any = None
 
     @property
@@ -60,7 +60,7 @@ class Session:
 
     @property
     def policy(self) -> Any:
-        return run_params.player_of(self.state, self.frozen.model)
+        return run_params.actor_params(self.state, self.frozen.model)
 
     def collect_arguments(self) -> tuple:
         run = self.run
@@ -101,21 +101,21 @@ def open_session(cfg: Any) -> Session:
     if cfg.needs_reference:
         reference = jax.tree.map(jax.numpy.copy, run_params.policy_of(state.params, {}))
     model = run.params if cfg.lora.rank else {}
-    return Session(run, state, Frozen(model, reference, extra_arrays(run)))
+    return Session(run, state, FrozenParams(model, reference, extra_arrays(run)))
 
 
-def learning(run: Run) -> Learning:
+def learning(run: Run) -> UpdateSettings:
     """The settings of the run's update."""
     task = run.training.tasks[0]
     extras = hooks.extras_of(run.additions, task)
-    return build_learning(run.config, run.mesh, task, extras)
+    return build_update_settings(run.config, run.mesh, task, extras)
 
 
 def build_score(session: Session) -> Any:
     """score() -> the result of learn.prepare for the session's rollout, starting with a Batch."""
     run = session.run
     fns = on_base(parts.build_functions(run.config, run.model, run.mesh), session.frozen.model)
-    program = jax.jit(functools.partial(learn.prepare, fns=fns, how=learning(run)))
+    program = jax.jit(functools.partial(learn.prepare, fns=fns, settings=learning(run)))
     return lambda: program(session.state, session.frozen, session.rollout)
 
 
@@ -171,17 +171,17 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
     return out
 
 
-def trained_columns(how: Learning, batch: Any) -> np.ndarray:
+def trained_columns(settings: UpdateSettings, batch: Any) -> np.ndarray:
     """Columns of each micro-batch in one pass over a batch, int [parts]; 0 if it is skipped."""
-    parts, unit = how.microbatches, how.batch.prefix_rows
+    parts, unit = settings.microbatches, settings.batch.prefix_rows
     mask = batch.mask | batch.value_mask
-    menu, lengths = np.array(widths.menu(mask.shape[1], how.batch.widths)), widths.used(mask)
+    menu, lengths = np.array(widths.menu(mask.shape[1], settings.batch.widths)), widths.used(mask)
     needed = lengths
-    if how.batch.prefix_rows > 1:
+    if settings.batch.prefix_rows > 1:
         needed = prefixes.rest(batch.tokens, batch.attention_mask, lengths, unit)
-    columns, rows_of_step = [], how.rows_per_episode * how.batch.minibatch_rows
+    columns, rows_of_step = [], settings.rows_per_episode * settings.batch.minibatch_rows
     for rows in np.split(np.arange(len(mask)), len(mask) // rows_of_step):
-        if how.sparse:
+        if settings.sparse:
             rows = update.sort_trained_first(rows, batch.mask, parts, unit)
         if len(menu) > 1:
             rows = rows[widths.sorted_rows(needed[rows], parts=parts, unit=unit)]
@@ -190,7 +190,7 @@ def trained_columns(how: Learning, batch: Any) -> np.ndarray:
             np.asarray(x[rows]).reshape(-1, parts, unit).max((0, 2)) for x in (needed, lengths)
         )
         wide = menu[np.searchsorted(menu, longest)]
-        columns.append(np.where(trains > 0, wide, 0) if how.sparse else wide)
+        columns.append(np.where(trains > 0, wide, 0) if settings.sparse else wide)
     return np.concatenate(columns)
 
 
@@ -208,7 +208,7 @@ def trained_share(columns: np.ndarray, batch: Any, unit: int = 1) -> float:
     return float(used / computed) if computed else 0.0  # nothing trains
 
 
-def wanted_shares(
+def useful_shares(
     session: Session, columns: np.ndarray, batch: Any, counters: dict[str, Any]
 ) -> dict[str, float]:
     """Wanted shares of decoding slots, positions read and positions trained.
@@ -277,7 +277,7 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         'turns_per_s': int(session.rollout.num_turns.sum()) / times['step'],
         'programs': programs,
         'host_share': {'rollout': shares['play'], 'step': shares['step']},
-        'wanted': wanted_shares(session, columns, batch, counters),
+        'wanted': useful_shares(session, columns, batch, counters),
         'compile_s': counter.seconds,
         'peak_mib': peak_bytes() / MIB,
     }

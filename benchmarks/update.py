@@ -22,7 +22,7 @@ from agentrl_jax.models import Model
 from agentrl_jax.models.functions import model_functions
 from agentrl_jax.rl import update
 from agentrl_jax.rl.algorithm import KL, Clip
-from agentrl_jax.rl.learning import Batching, Learning, Optim
+from agentrl_jax.rl.learning import BatchSettings, Optim, UpdateSettings
 from agentrl_jax.types import Batch, TrainState
 from benchmarks import common, limits
 
@@ -70,15 +70,15 @@ def build_step(
 
     def step(state, batch):
         rows = len(batch.tokens)
-        how = Learning(
+        settings = UpdateSettings(
             GRPO(clip=Clip(CLIP, CLIP), kl=KL()),
-            batch=Batching(
+            batch=BatchSettings(
                 rows, rows // microbatches, head_chunk=chunk, widths=widths, prefix_rows=alike
             ),
             optim=OPTIM,
             max_response=new,
         )
-        return update.update_step(state, batch, fns=fns, how=how)
+        return update.update_step(state, batch, fns=fns, settings=settings)
 
     return step
 

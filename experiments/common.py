@@ -180,7 +180,7 @@ def sweep_file(runs: Sequence[Overrides], command: str) -> str:
     )
 
 
-def given_fields(words: Sequence[str]) -> set[str]:
+def overridden_fields(words: Sequence[str]) -> set[str]:
     """Return the config fields that a command line sets."""
     return {word.removeprefix(FIELD).split('=')[0] for word in words if word.startswith(FIELD)}
 
@@ -328,9 +328,9 @@ def arguments(
         parser.error(f'--publish needs results, which --scale={SECONDS} does not produce')
     if args.publish and args.first_seed:
         parser.error('--publish needs --first_seed=0; other seeds are for tuning')
-    if not small and MODEL not in given_fields(rest):
+    if not small and MODEL not in overridden_fields(rest):
         parser.error(f'--scale={args.scale} needs --config.{MODEL}=<folder or .gguf>')
-    others = sorted(given_fields(rest) - {MODEL})
+    others = sorted(overridden_fields(rest) - {MODEL})
     folder = folder_of(name, args.scale)
     if args.publish and others and (folder / tables_runs.COMPACT_FILE).exists():
         parser.error(
@@ -341,7 +341,7 @@ def arguments(
         args.workdir = files.local_path(args.workdir or f'runs/{name}/{args.scale}')
         files.check_workdir(args.workdir)
     except (ValueError, OSError) as error:
-        parser.error(files.in_words(error))
+        parser.error(files.format_error(error))
     return args, rest
 
 
@@ -359,7 +359,7 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
     command = f'python -m experiments.{name} --scale={args.scale} --seeds={args.seeds}'
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     try:
-        listed = list_runs(plan, seeds, given_fields(rest))
+        listed = list_runs(plan, seeds, overridden_fields(rest))
     except ValueError as error:
         print(f'error: {error}', file=sys.stderr)
         return EXIT_USAGE
@@ -390,6 +390,6 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
             page = first_page(doc, full_command, plan.tables)
             publish(plan, args.seeds, workdir, folder_of(name, args.scale), page, names)
     except (ValueError, OSError) as error:
-        print(f'error: {files.in_words(error)}', file=sys.stderr)
+        print(f'error: {files.format_error(error)}', file=sys.stderr)
         return 1
     return code

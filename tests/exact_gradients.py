@@ -206,7 +206,7 @@ def by_episode(played: Played, world: World, members: int, *, compare: Callable)
 
 def by_others(played: Played, world: World, members: int) -> jax.Array:
     """turn_grpo."""
-    return turn_credit.against_others(
+    return turn_credit.leave_one_out_to_go(
         played.all_rewards, played.num_turns, played.healthy, group_size=members
     )
 
@@ -230,7 +230,7 @@ def group_gradients(
 ) -> np.ndarray:
     """Return the policy gradient of each group, the mean over its members; [groups, K S A]."""
     turns, states, actions = world.logits.shape
-    taken = turn_credit.turns_played(played.num_turns, played.healthy, turns)
+    taken = turn_credit.reached_turns(played.num_turns, played.healthy, turns)
     weight = np.where(taken, np.asarray(advantages, np.float64), 0.0)[:, :, None]
     rows = len(weight)
     turn = np.arange(turns)[None, :]

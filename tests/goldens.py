@@ -32,9 +32,9 @@ from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.records import run_log
 from agentrl_jax.run import parts
 from agentrl_jax.run.build import build
-from agentrl_jax.run.params import player_of
+from agentrl_jax.run.params import actor_params
 from agentrl_jax.run.state import start_state
-from agentrl_jax.types import Frozen
+from agentrl_jax.types import FrozenParams
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 # name: (environment or config file, changes)
@@ -127,10 +127,12 @@ def lowered(run):
     key = jax.random.key(0)
     state = start_state(run, run.params)
     model = run.params if run.config.lora.rank else {}
-    frozen = Frozen(model=model, reference=state.params if run.config.needs_reference else None)
+    frozen = FrozenParams(
+        model=model, reference=state.params if run.config.needs_reference else None
+    )
     task, collect = run.training.tasks[0], run.training.collects[0]
     (episodes,) = run.training.draw(key, 0)
-    policy = player_of(state, frozen.model)
+    policy = actor_params(state, frozen.model)
     played = collect.lower(policy, task, episodes, key).as_text()
     rollout = jax.eval_shape(collect, policy, task, episodes, key)[0]
     base = None

@@ -91,7 +91,7 @@ def gap(params, out, temperature=1.0, found=None):
         rows = windows.split_turns(rows, found)
     trained, _ = score(temperature)(params, *rows)
     if found is not None:
-        trained = windows.put_back(trained, found, length)
+        trained = windows.scatter_back(trained, found, length)
     assert out.action_mask.sum() > 50
     return np.where(out.action_mask, np.abs(np.asarray(trained) - out.logprobs), 0.0).max()
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.rl.algorithm import Clip, Weights
-from agentrl_jax.rl.learning import Batching, Critic, Learning, Optim
+from agentrl_jax.rl.learning import BatchSettings, Critic, Optim, UpdateSettings
 from agentrl_jax.types import TrainState
 
 
@@ -21,7 +21,7 @@ class Given(Optim):
 
 
 @dataclasses.dataclass(frozen=True)
-class Split(Learning):
+class Split(UpdateSettings):
     """Update settings with configurable rows per episode and untrained rows."""
 
     together: int = 1
@@ -68,7 +68,7 @@ def settings(
     minibatch = rows // together // num_minibatches
     return Split(
         algorithm=algorithm,
-        batch=Batching(
+        batch=BatchSettings(
             minibatch_rows=minibatch,
             microbatch_rows=minibatch * together // num_microbatches,
             epochs=fields.pop('epochs', 1),

@@ -29,18 +29,22 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.rl.algorithm import KL_IN_LOSS, Exploring, build_batch, trained
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, WithEntropyBonus, build_batch, trained
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.settings.marks import FINITE, ZERO, At
+from agentrl_jax.settings.marks import FINITE, ZERO, ConfigName
 from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentEvol(Exploring):
-    threshold: Annotated[float, FINITE, At('evol.threshold')] = 0.0  # imitate episodes with a
+class AgentEvol(WithEntropyBonus):
+    threshold: Annotated[float, FINITE, ConfigName('evol.threshold')] = (
+        0.0  # imitate episodes with a
+    )
     # return above this
-    weigh_by: Annotated[Literal['reward', 'equal'], At('evol.weights')] = 'reward'  # weight of an
+    weigh_by: Annotated[Literal['reward', 'equal'], ConfigName('evol.weights')] = (
+        'reward'  # weight of an
+    )
     # episode: its return (reward), or equal for all
 
     RULES = (

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL, Clip, Filter, Weights, most_sampled
-from agentrl_jax.settings.marks import ZERO, From, Off, When
+from agentrl_jax.rl.algorithm import KL, Clip, Filter, Weights, max_sampled_tokens
+from agentrl_jax.settings.marks import ZERO, DefaultFrom, Neutral, OnlyIf
 from agentrl_jax.settings.rules import must
 
-PENALISES = When(lambda dapo: bool(dapo.max_length), 'loss.max_length')
+PENALISES = OnlyIf(lambda dapo: bool(dapo.max_length), 'loss.max_length')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +28,18 @@ class DAPO(GRPO):
     weights: Weights = Weights('token_mean')
     filter: Filter = Filter('varied', refill=9)  # at most ten rollouts, as in the DAPO recipe
     max_length: Annotated[
-        int | None, ZERO, Off(0), From(most_sampled, 'the most tokens that an episode can sample')
+        int | None,
+        ZERO,
+        Neutral(0),
+        DefaultFrom(max_sampled_tokens, 'the most tokens that an episode can sample'),
     ] = None  # sampled tokens of an episode with the full penalty; 0 = no penalty
     overlong_buffer: Annotated[
         int | None,
         ZERO,
         PENALISES,
-        From(lambda run: most_sampled(run) // 5, 'a fifth of the most that it can sample'),
+        DefaultFrom(
+            lambda run: max_sampled_tokens(run) // 5, 'a fifth of the most that it can sample'
+        ),
     ] = None  # length of the penalised range before max_length (paper: 4096 of 20480)
     overlong_coef: Annotated[float, ZERO, PENALISES] = 1.0  # penalty at max_length
 

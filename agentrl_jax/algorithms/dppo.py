@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import Comparison, Exploring
-from agentrl_jax.settings.marks import ONE, PART
+from agentrl_jax.rl.algorithm import Comparison, WithEntropyBonus
+from agentrl_jax.settings.marks import ONE, POSITIVE_FRACTION
 from agentrl_jax.types import Batch
 
 
@@ -26,13 +26,15 @@ class Trust:
     """Maximum change of the probability of a sampled token."""
 
     AT = 'loss.tv_'
-    low: Annotated[float, PART] = 0.2  # maximum decrease, for advantages that are not positive
-    high: Annotated[float, PART] = 0.2  # maximum increase, for positive advantages
+    low: Annotated[float, POSITIVE_FRACTION] = (
+        0.2  # maximum decrease, for advantages that are not positive
+    )
+    high: Annotated[float, POSITIVE_FRACTION] = 0.2  # maximum increase, for positive advantages
     bound: Annotated[float, ONE] = 20.0  # maximum weight of a token
 
 
 @dataclasses.dataclass(frozen=True)
-class DPPO(Exploring):
+class DPPO(WithEntropyBonus):
     tv: Trust = Trust()
     comparison: Comparison = Comparison()
 

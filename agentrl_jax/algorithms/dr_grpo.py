@@ -8,11 +8,11 @@ aggregation='token_sum_norm'. Its norm_length is the most tokens that an episode
 import dataclasses
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import Clipped, Weights, build_batch, trained
+from agentrl_jax.rl.algorithm import ClippedSurrogate, Weights, build_batch, trained
 
 
 @dataclasses.dataclass(frozen=True)
-class DrGRPO(Clipped):
+class DrGRPO(ClippedSurrogate):
     weights: Weights = Weights('token_sum_norm')
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):

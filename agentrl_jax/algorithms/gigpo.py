@@ -15,20 +15,22 @@ import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
-from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, trained
-from agentrl_jax.settings.marks import SHARE, At
+from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, trained
+from agentrl_jax.settings.marks import SHARE, ConfigName
 
 
 @dataclasses.dataclass(frozen=True)
-class GiGPO(Clipped):
+class GiGPO(ClippedSurrogate):
     kl: KL = KL(0.01)
     norm: Literal['std', 'mean'] = 'mean'  # normalisation in a group
-    turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma')] = 0.95  # discount per turn
+    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma')] = (
+        0.95  # discount per turn
+    )
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
-        reached = turn_credit.turns_played(rollout.num_turns, rows, rollout.rewards.shape[1])
+        reached = turn_credit.reached_turns(rollout.num_turns, rows, rollout.rewards.shape[1])
         rewards, scale = (
             jnp.where(reached, x, 0.0) for x in self.turn_rewards(rollout, scores, mask, kl_coef)
         )

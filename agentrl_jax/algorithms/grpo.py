@@ -12,12 +12,12 @@ import dataclasses
 import jax
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL, Clipped, Comparison, Weights, build_batch, trained
+from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, Comparison, Weights, build_batch, trained
 from agentrl_jax.types import Rollout, Scores
 
 
 @dataclasses.dataclass(frozen=True)
-class GRPO(Clipped):
+class GRPO(ClippedSurrogate):
     kl: KL = KL(0.04)
     weights: Weights = Weights('seq_mean_token_mean')
     comparison: Comparison = Comparison()

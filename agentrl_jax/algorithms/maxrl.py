@@ -12,14 +12,14 @@ import dataclasses
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL_IN_LOSS, Clipped, build_batch, trained
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, ClippedSurrogate, build_batch, trained
 from agentrl_jax.settings.rules import Rule, must
 
 WHY = 'returns are divided by the mean of their group, so they must not be negative'
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxRL(Clipped):
+class MaxRL(ClippedSurrogate):
     RULES = (
         Rule({'env.format_penalty': 0}, WHY),
         Rule(KL_IN_LOSS, WHY),

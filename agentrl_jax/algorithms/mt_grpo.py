@@ -44,27 +44,35 @@ import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
-from agentrl_jax.rl.algorithm import KL_IN_LOSS, Clipped, Comparison, build_batch, trained
-from agentrl_jax.settings.marks import FINITE, SHARE, At, OneOf, When
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, ClippedSurrogate, Comparison, build_batch, trained
+from agentrl_jax.settings.marks import FINITE, SHARE, ConfigName, NameIn, OnlyIf
 from agentrl_jax.settings.rules import Rule, must
 from agentrl_jax.types import EpisodeStop, Rollout
 
 PER_TURN = {'turn_credit.mode': set(turn_credit.MODES) - {'or', 'mt_v1'}}
-DISCOUNTS = When(lambda mt: mt.mode in ('gtpo', 'hybrid'), 'turn_credit.mode=gtpo or hybrid')
+DISCOUNTS = OnlyIf(lambda mt: mt.mode in ('gtpo', 'hybrid'), 'turn_credit.mode=gtpo or hybrid')
 
 
 @dataclasses.dataclass(frozen=True)
-class MTGRPO(Clipped):
-    mode: Annotated[str, OneOf(turn_credit.MODES), At('turn_credit.mode')] = 'mt_cumulative'  # how
+class MTGRPO(ClippedSurrogate):
+    mode: Annotated[str, NameIn(turn_credit.MODES), ConfigName('turn_credit.mode')] = (
+        'mt_cumulative'  # how
+    )
     # turns are credited: see agentrl_jax/algorithms/mt_grpo.py
     outcome: Annotated[
-        Literal['success', 'final', 'return', 'answer'], At('turn_credit.outcome')
+        Literal['success', 'final', 'return', 'answer'], ConfigName('turn_credit.outcome')
     ] = 'answer'  # answer, final, success, return: see agentrl_jax/algorithms/mt_grpo.py
-    turn_coef: Annotated[float, FINITE, At('turn_credit.turn_coef')] = 1.0  # weight of the turn
+    turn_coef: Annotated[float, FINITE, ConfigName('turn_credit.turn_coef')] = (
+        1.0  # weight of the turn
+    )
     # rewards
-    outcome_coef: Annotated[float, FINITE, At('turn_credit.outcome_coef')] = 1.0  # weight of the
+    outcome_coef: Annotated[float, FINITE, ConfigName('turn_credit.outcome_coef')] = (
+        1.0  # weight of the
+    )
     # outcome
-    turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma'), DISCOUNTS] = 0.9  # discount
+    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma'), DISCOUNTS] = (
+        0.9  # discount
+    )
     # per turn
     comparison: Comparison = Comparison(eps=1e-4)
 
@@ -114,7 +122,7 @@ class MTGRPO(Clipped):
         write before the first acting turn count as part of it. scale [B, K], outcome_scale [B]:
         magnitudes of the terms of r and o; None: |r| and |o|.
         """
-        reached = turn_credit.turns_played(num_turns, healthy, rewards.shape[1])
+        reached = turn_credit.reached_turns(num_turns, healthy, rewards.shape[1])
         scale = jnp.abs(rewards) if scale is None else scale
         outcome_scale = jnp.abs(outcome) if outcome_scale is None else outcome_scale
         r, r_scale = (jnp.where(reached, x, 0.0) for x in (rewards, scale))

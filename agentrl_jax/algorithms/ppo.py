@@ -18,34 +18,38 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, token_rewards, trained
-from agentrl_jax.settings.marks import SHARE, At, In, Off, OneOf, When
+from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, token_rewards, trained
+from agentrl_jax.settings.marks import SHARE, ConfigName, In, NameIn, Neutral, OnlyIf
 from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
 
-BY_TOKENS = When(lambda ppo: ppo.estimator != 'turn', 'loss.estimator=token or bi_level')
-BY_TURNS = When(lambda ppo: ppo.estimator != 'token', 'loss.estimator=turn or bi_level')
-PLACED_WHOLE = When(lambda ppo: ppo.reward_on == 'episode', 'loss.reward_on=episode')
+BY_TOKENS = OnlyIf(lambda ppo: ppo.estimator != 'turn', 'loss.estimator=token or bi_level')
+BY_TURNS = OnlyIf(lambda ppo: ppo.estimator != 'token', 'loss.estimator=turn or bi_level')
+EPISODE_REWARD = OnlyIf(lambda ppo: ppo.reward_on == 'episode', 'loss.reward_on=episode')
 
 
 @dataclasses.dataclass(frozen=True)
-class PPO(Clipped):
+class PPO(ClippedSurrogate):
     entropy_coef: float = 0.001
     kl: KL = KL(where='reward')
-    gamma: Annotated[float, SHARE, Off(1.0), BY_TOKENS] = 1.0  # discount per action token
-    lam: Annotated[float, SHARE, Off(1.0)] = 1.0  # lambda of GAE, per action token
-    reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
+    gamma: Annotated[float, SHARE, Neutral(1.0), BY_TOKENS] = 1.0  # discount per action token
+    lam: Annotated[float, SHARE, Neutral(1.0)] = 1.0  # lambda of GAE, per action token
+    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = (
+        'turn'  # turn: each reward at
+    )
     # the end of its turn; episode: the return at the last token
     whiten: bool = True  # normalise advantages to mean 0, variance 1 over action tokens
     reward_normalization: Annotated[
-        str, OneOf(adv.NORMALIZATIONS), Off('identity'), PLACED_WHOLE
+        str, NameIn(adv.NORMALIZATIONS), Neutral('identity'), EPISODE_REWARD
     ] = 'identity'  # normalisation of the returns of a group: identity, mean, mean_std or asym_clip
     estimator: Literal['token', 'turn', 'bi_level'] = 'token'  # recursion of GAE: token (skips
     # observations), turn (turn ends only, one advantage per turn), bi_level (turns with turn_gamma,
     # then tokens inside a turn)
-    turn_gamma: Annotated[float, SHARE, At('turn_credit.turn_gamma'), BY_TURNS] = 1.0  # discount
+    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma'), BY_TURNS] = (
+        1.0  # discount
+    )
     # per turn
-    bootstrap_truncated: Annotated[bool, Off(False)] = False  # after a cut by the turn or token
+    bootstrap_truncated: Annotated[bool, Neutral(False)] = False  # after a cut by the turn or token
     # budget, bootstrap with the critic's value; False: with 0
 
     RULES = (

@@ -11,15 +11,17 @@ import dataclasses
 from typing import Annotated, Literal
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, token_rewards, trained
-from agentrl_jax.settings.marks import SHARE, Off
+from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, token_rewards, trained
+from agentrl_jax.settings.marks import SHARE, Neutral
 
 
 @dataclasses.dataclass(frozen=True)
-class ReinforcePP(Clipped):
+class ReinforcePP(ClippedSurrogate):
     kl: KL = KL(0.01, 'reward')
-    gamma: Annotated[float, SHARE, Off(1.0)] = 1.0  # discount per action token
-    reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
+    gamma: Annotated[float, SHARE, Neutral(1.0)] = 1.0  # discount per action token
+    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = (
+        'turn'  # turn: each reward at
+    )
     # the end of its turn; episode: the return at the last token
 
     COMPARES_GROUPS = False

@@ -7,11 +7,11 @@ arXiv:2501.03262, the baseline variant of OpenRLHF and verl. The KL is a small l
 import dataclasses
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL, Clipped, build_batch, trained
+from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, trained
 
 
 @dataclasses.dataclass(frozen=True)
-class ReinforcePPBaseline(Clipped):
+class ReinforcePPBaseline(ClippedSurrogate):
     kl: KL = KL(1e-5, estimator='k2')
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):

@@ -9,11 +9,11 @@ optimiser step of a rollout; later steps clip token ratios.
 import dataclasses
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL, Clipped, Weights, build_batch, trained
+from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, Weights, build_batch, trained
 
 
 @dataclasses.dataclass(frozen=True)
-class RLOO(Clipped):
+class RLOO(ClippedSurrogate):
     kl: KL = KL(0.05, 'reward')
     weights: Weights = Weights('seq_mean_token_sum')
 

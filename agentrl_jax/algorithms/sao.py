@@ -25,24 +25,26 @@ import jax.numpy as jnp
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.algorithm import (
-    Exploring,
     Range,
+    WithEntropyBonus,
     build_batch,
     token_rewards,
     trained,
 )
-from agentrl_jax.settings.marks import POSITIVE, SHARE, Off
+from agentrl_jax.settings.marks import POSITIVE, SHARE, Neutral
 from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
-class SAO(Exploring):
+class SAO(WithEntropyBonus):
     clip: Range = Range(0.3, 5.0)
-    gamma: Annotated[float, SHARE, Off(1.0)] = 1.0  # discount per action token
+    gamma: Annotated[float, SHARE, Neutral(1.0)] = 1.0  # discount per action token
     lam_alpha: Annotated[float, POSITIVE] = 1.5  # lambda of GAE is 1 - 1 / (this x sampled tokens
     # of the episode)
-    reward_on: Annotated[Literal['turn', 'episode'], Off('turn')] = 'turn'  # turn: each reward at
+    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = (
+        'turn'  # turn: each reward at
+    )
     # the end of its turn; episode: the return at the last token
 
     RULES = (Rule({'loss.sampler_correction': 'off'}, 'its ratio is relative to the sampler'),)

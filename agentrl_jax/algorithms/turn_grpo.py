@@ -27,21 +27,23 @@ import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import turn_credit
-from agentrl_jax.rl.algorithm import Clipped, build_batch, trained
+from agentrl_jax.rl.algorithm import ClippedSurrogate, build_batch, trained
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.settings.marks import At
+from agentrl_jax.settings.marks import ConfigName
 
 
 @dataclasses.dataclass(frozen=True)
-class TurnGRPO(Clipped):
-    scale: Annotated[Literal['rms', 'none'], At('turn_credit.scale')] = 'rms'  # rms divides the
+class TurnGRPO(ClippedSurrogate):
+    scale: Annotated[Literal['rms', 'none'], ConfigName('turn_credit.scale')] = (
+        'rms'  # rms divides the
+    )
     # advantages by their rms in the batch, none leaves them in units of the return
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
         rewards, scale = self.turn_rewards(rollout, scores, mask, kl_coef)
-        per_turn = turn_credit.against_others(
+        per_turn = turn_credit.leave_one_out_to_go(
             rewards, rollout.num_turns, rows, group_size=group_size, scale=scale
         )
         advantages = self.scaled(adv.to_tokens(per_turn, rollout.turn, mask), mask)

@@ -13,7 +13,7 @@ from flax import struct
 
 from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
 from agentrl_jax.envs.splits import SPLITS
-from agentrl_jax.settings.marks import OneOf
+from agentrl_jax.settings.marks import NameIn
 
 
 def read_pairs(names: str) -> tuple[tuple[str, ...], ...]:
@@ -93,7 +93,7 @@ class Bandit(TextEnvironment):
     env_action maps a name to an arm of the current question.
     """
 
-    pairs: Annotated[str, OneOf(PAIRS)] = 'main'  # set of arm names
+    pairs: Annotated[str, NameIn(PAIRS)] = 'main'  # set of arm names
 
     REWARD_QUANTUM: ClassVar[float] = 0.1
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)

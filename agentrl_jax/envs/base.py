@@ -249,7 +249,7 @@ def read_world(
     flat = {shared.get(name, name): x for name, x in tree.flat({world.name: settings}).items()}
     known = tree.leaves(world, f'{world.name}.')
     if wrong := [name for name in flat if name not in known]:
-        raise ValueError('; '.join(tree.no_field(name, known) for name in wrong))
+        raise ValueError('; '.join(tree.unknown_field_message(name, known) for name in wrong))
     return tree.read(world, {'hosts': hosts, **flat}, f'{world.name}.')
 
 

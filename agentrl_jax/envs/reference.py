@@ -33,7 +33,7 @@ from agentrl_jax.envs.simulation import NoExpert
 
 BUDGETS = (5, 10, 15, 20, 25, 30, 35)
 
-AS_THEY_COME = dict(split=None, unique=False)  # all splits, repetitions included
+ALL_WITH_REPETITIONS = dict(split=None, unique=False)  # all splits, repetitions included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
     published: tuple[float, ...] = ()  # at `budgets`, measured with RAGEN's code; () = none
     boards: int = 256  # number of boards in the published measurement
     budgets: tuple[int, ...] = BUDGETS
-    pool: Mapping[str, Any] = dataclasses.field(default_factory=lambda: AS_THEY_COME)
+    pool: Mapping[str, Any] = dataclasses.field(default_factory=lambda: ALL_WITH_REPETITIONS)
 
 
 def lake(frozen: float, success_rate: float) -> FrozenLake:

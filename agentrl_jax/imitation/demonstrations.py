@@ -158,10 +158,10 @@ def demonstrate_on_hosts(
         report()
     player.close()
     rows = rows_of(prefix, conversations, window)
-    return pad_rows(rows, max_tokens, task.pad_id, bound_of(task, max_tokens)), cut
+    return pad_rows(rows, max_tokens, task.pad_id, budget_name(task, max_tokens)), cut
 
 
-def bound_of(task: HostTask, max_tokens: int) -> str:
+def budget_name(task: HostTask, max_tokens: int) -> str:
     """Return the setting that bounds a conversation with a host environment, for messages."""
     if task.env.context:
         return f'{task.env.name}.context={task.env.context}'
@@ -184,7 +184,7 @@ def rows_of(
     (rollout.windows; 0 = all) each turn with its context. Episodes without a turn have no row."""
     if not window:
         return [_row(prefix, turns) for turns in episodes if turns]
-    return [_seen(prefix, turns, k, window) for turns in episodes for k in range(len(turns))]
+    return [_window_row(prefix, turns, k, window) for turns in episodes for k in range(len(turns))]
 
 
 def _row(prefix: list[int], turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
@@ -195,7 +195,7 @@ def _row(prefix: list[int], turns: Sequence[Turn]) -> tuple[list[int], list[bool
     return row, train
 
 
-def _seen(
+def _window_row(
     prefix: list[int], turns: Sequence[Turn], k: int, window: int
 ) -> tuple[list[int], list[bool]]:
     """Return the row of turn k: its window, preceded by the last written turn before the window, up

@@ -30,7 +30,7 @@ import numpy as np
 from agentrl_jax.imitation.demonstrations import pad_rows
 from agentrl_jax.machine import files
 from agentrl_jax.tokens.chat import Chat, build_chat
-from agentrl_jax.tokens.tokenizer import MOST_IDS, Tokenizer
+from agentrl_jax.tokens.tokenizer import MAX_IDS, Tokenizer
 from agentrl_jax.types import Demonstrations, Rollout
 
 Record = dict[str, Any]
@@ -38,7 +38,7 @@ EXAMPLE = (
     '{"item_id": "lake_3", "conversations": [{"from": "human", "loss": null, "value": "P _ O"}, '
     '{"from": "gpt", "loss": true, "value": "<think></think><answer>Right</answer>"}]}'
 )
-LONGEST_SHOWN = 60  # maximum number of characters of a value in an error
+MAX_VALUE_CHARS = 60  # maximum number of characters of a value in an error
 SPEAKERS = {'user': 'human', 'assistant': 'gpt', 'chatgpt': 'gpt'}  # names in other formats
 ROLES = {'system': 'system', 'human': 'user', 'gpt': 'assistant'}
 NAMES = {role: name for name, role in ROLES.items()} | {'ipython': 'human'}  # Llama 3's tools
@@ -168,11 +168,11 @@ def _message_problem(message: Any) -> str:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f'{text[:LONGEST_SHOWN]}...'
+    return text if len(text) <= MAX_VALUE_CHARS else f'{text[:MAX_VALUE_CHARS]}...'
 
 
 def encode_record(
-    record: Record, chat: Chat, openings: tuple[str, ...], vocab_size: int = MOST_IDS
+    record: Record, chat: Chat, openings: tuple[str, ...], vocab_size: int = MAX_IDS
 ) -> tuple[list[int], list[bool]]:
     """Return (tokens, trained flags) of a checked record, formatted like a rollout.
 
@@ -227,7 +227,7 @@ def demonstrations_of(
     *,
     openings: tuple[str, ...],
     max_tokens: int,
-    vocab_size: int = MOST_IDS,
+    vocab_size: int = MAX_IDS,
 ) -> tuple[Demonstrations, int]:
     """Return (demonstrations, number of dropped records longer than max_tokens).
 
@@ -266,10 +266,10 @@ def _message(ids: np.ndarray, trained: np.ndarray, chat: Chat) -> Record:
     tokenizer = chat.tokenizer
     if not trained.any():
         end = int(np.argmax(ids == chat.end_id)) if (ids == chat.end_id).any() else len(ids)
-        role, value = chat.parted(ids[:end])
+        role, value = chat.split_message(ids[:end])
         return {'from': NAMES[role], 'loss': False if role == 'assistant' else None, 'value': value}
     sampled = ids[trained].tolist()
-    role, prefix = chat.parted(ids[: int(np.argmax(trained))])
+    role, prefix = chat.split_message(ids[: int(np.argmax(trained))])
     content = sampled[: len(sampled) - (sampled[-1] in tokenizer.eos_ids)]
     value = prefix + tokenizer.decode(content)
     return {'from': NAMES[role], 'loss': True, 'value': value, 'tokens': sampled}

@@ -324,7 +324,7 @@ def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
             at = older.pop()
 
 
-def set_aside_damaged(workdir: str | os.PathLike) -> None:
+def rename_damaged(workdir: str | os.PathLike) -> None:
     """Prepare a run to resume from fall_back's step: rename newer, damaged steps.
 
     They become <step>.damaged, and training writes these steps again. All processes must call

@@ -92,7 +92,7 @@ def check_workdir(path: str | os.PathLike, *, min_free_bytes: int = 0) -> pathli
     return workdir
 
 
-def in_words(error: Exception, workdir: str | os.PathLike | None = None) -> str:
+def format_error(error: Exception, workdir: str | os.PathLike | None = None) -> str:
     """Format an error as one line; system errors with the path, the free space and advice.
 
     workdir: the path to name if the error has none.
@@ -195,7 +195,7 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
     return value
 
 
-def in_line(text: str) -> str:
+def one_line_excerpt(text: str) -> str:
     """Shorten foreign text and escape its control characters, for one-line messages."""
     head = text if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]}...'
     return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in head)

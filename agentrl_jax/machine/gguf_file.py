@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 
-from agentrl_jax.machine.files import in_line
+from agentrl_jax.machine.files import one_line_excerpt
 
 MAGIC = b'GGUF'
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # of tensors, if the file has no general.alignment
-MOST_DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 SCALARS = dict(enumerate('BbHhIif?')) | {10: 'Q', 11: 'q', 12: 'd'}  # types of values
 STRING, ARRAY = 8, 9
 
@@ -50,7 +50,7 @@ def read(path: Path) -> GGUFFile:
     try:
         return _read(_Cursor(content))
     except ValueError as error:  # UnicodeDecodeError is one
-        why = in_line(str(error))
+        why = one_line_excerpt(str(error))
         raise ValueError(f'{path}: damaged, half-written or not a GGUF file ({why})') from error
 
 
@@ -110,7 +110,7 @@ def _read(cursor: _Cursor) -> GGUFFile:
         name, dimensions = cursor.text(), cursor.number('I')
         if name in infos:
             raise ValueError(f'tensor {name} occurs twice')
-        if not 1 <= dimensions <= MOST_DIMENSIONS:
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise ValueError(f'tensor {name} has {dimensions} dimensions')
         shape = tuple(cursor.number('Q') for _ in range(dimensions))[::-1]
         infos[name] = shape, cursor.number('I'), cursor.number('Q')

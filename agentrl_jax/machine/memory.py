@@ -8,7 +8,7 @@ import jax
 RSS_UNIT = 1 if sys.platform == 'darwin' else 1024  # bytes per unit of getrusage
 
 
-def peaks() -> dict[str, int]:
+def peak_memory() -> dict[str, int]:
     """Peak bytes of the process, and of its fullest device if the backend reports them."""
     peak = {'perf/host_peak_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT}
     known = [device.memory_stats() or {} for device in jax.local_devices()]

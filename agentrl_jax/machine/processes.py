@@ -135,11 +135,11 @@ def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None =
 
     Exits immediately: a normal exit would wait for failed threads, and for peers that wait for this
     process in a collective. Once it has exited, their collectives fail. workdir: the program's
-    output folder, see files.in_words.
+    output folder, see files.format_error.
     """
     if not isinstance(error, (ValueError, OSError)):
         traceback.print_exception(error)
-    print(f'error: {files.in_words(error, workdir)}', file=sys.stderr)
+    print(f'error: {files.format_error(error, workdir)}', file=sys.stderr)
     if jax.process_count() > 1:
         print(
             f'process {jax.process_index()} of {jax.process_count()} exits; if another one exited '
@@ -153,7 +153,7 @@ def fail(error: Exception, code: int = 1, *, workdir: str | os.PathLike | None =
 
 
 @contextlib.contextmanager
-def only_training(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+def exclusive_workdir(path: str | os.PathLike) -> Iterator[pathlib.Path]:
     """Create the workdir if needed and lock it for this run; process 0 holds the lock.
 
     Raises ValueError in all processes if another run uses it, or if it is not the same folder for
@@ -210,7 +210,7 @@ class Preemption:
         for step in ...:
             preemption.check(f'the rollout of step {step}')  # raises Interrupted
             ...
-            if preemption.agreed():
+            if preemption.any_requested():
                 save and return EXIT_PREEMPTED
     """
 
@@ -224,7 +224,7 @@ class Preemption:
         """last: called before a second Ctrl-C ends the process. silent: do not report signals."""
         self._signals, self._last, self._silent = signals, last, silent
         self._previous: dict[int, Any] = {}
-        self.requested = False  # in this process; see agreed() for all
+        self.requested = False  # in this process; see any_requested() for all
         self.phase = 'the start'  # the current phase; a stop waits for its end
         self._interrupts = 0
 
@@ -258,7 +258,7 @@ class Preemption:
             'a second Ctrl-C quits without saving'
         )
 
-    def agreed(self) -> bool:
+    def any_requested(self) -> bool:
         """Whether any process received a signal. All must call; all get the same answer.
 
         Gathers one byte per process, so no process exits while another waits in a collective.
@@ -269,10 +269,10 @@ class Preemption:
     def check(self, phase: str) -> None:
         """Raise Interrupted in all processes if any received a signal; else start `phase`."""
         self.phase = phase
-        if self.agreed():
+        if self.any_requested():
             raise Interrupted
 
-    def may_leave(self) -> bool:
+    def can_stop_now(self) -> bool:
         """Whether this process received a signal and can stop in the middle of a rollout.
 
         With several processes it cannot: its peers would wait for it in a collective.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from agentrl_jax.settings.marks import ZERO, OneOf
+from agentrl_jax.settings.marks import ZERO, NameIn
 
 LEVELS = ('ok', 'warn', 'alarm')
 BASELINE_STEPS = 10
@@ -149,7 +149,7 @@ def untrained(history: Sequence[Row]) -> str:
         for model, name in APPLIED.items()
     }
     if updates and not any(applied.values()):
-        return f'nothing was trained in {len(updates)} steps: {why_nothing(updates)}'
+        return f'nothing was trained in {len(updates)} steps: {explain_empty(updates)}'
     for model, known in applied.items():
         if known and not any(known):
             return (
@@ -164,10 +164,12 @@ def starved(history: Sequence[Row], patience: int) -> str:
     newest = [row for row in history if 'filter/empty' in row][-patience:]
     if not patience or len(newest) < patience or not all(row['filter/empty'] for row in newest):
         return ''
-    return f'the update kept nothing in {patience} steps (filter.max_empty): {why_nothing(newest)}'
+    return (
+        f'the update kept nothing in {patience} steps (filter.max_empty): {explain_empty(newest)}'
+    )
 
 
-def unvaried(history: Sequence[Row], patience: int = UNVARIED_STEPS) -> str:
+def no_variance_hint(history: Sequence[Row], patience: int = UNVARIED_STEPS) -> str:
     """Return a hint if no group varied in the last `patience` steps, once per streak; else ''.
 
     A policy that solves everything gets no hint.
@@ -182,7 +184,7 @@ def unvaried(history: Sequence[Row], patience: int = UNVARIED_STEPS) -> str:
     return f'no group varied in {patience} steps (group/zero_std_frac): {ALIKE}'
 
 
-def why_nothing(rows: Sequence[Row]) -> str:
+def explain_empty(rows: Sequence[Row]) -> str:
     """Return why steps had no token to train on: each reason with its number of steps."""
 
     def reason(row: Row) -> str:
@@ -226,9 +228,12 @@ def smoothed_z(history: Sequence[Row]) -> float:
 class Alarms:
     """Collapse monitoring."""
 
-    off: Annotated[tuple[str, ...], OneOf(SIGNALS)] = ()  # disabled signals (measure/README.md);
+    off: Annotated[tuple[str, ...], NameIn(SIGNALS)] = ()  # disabled signals (measure/README.md);
     # all others warn
-    stop: Annotated[tuple[str, ...], OneOf(SIGNALS)] = ('skipped', 'critic_skipped')  # signals that
+    stop: Annotated[tuple[str, ...], NameIn(SIGNALS)] = (
+        'skipped',
+        'critic_skipped',
+    )  # signals that
     # stop the run when they raise an alarm
     mi_every: Annotated[int, ZERO] = 0  # steps between measurements of mutual information (RAGEN-2:
     # 5); 0 = off

@@ -281,14 +281,14 @@ def trial_rewards(rollout: Rollout, number: int) -> jax.Array:
 
 def environment_metrics(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
     """Return means over healthy episodes of the metrics of the environment."""
-    values = own_figures(rollout, task)
+    values = env_metrics_of(rollout, task)
     metrics = {
         f'{task.env.name}/{name}': masked_mean(x, rollout.healthy) for name, x in values.items()
     }
     return _measured(metrics, rollout.healthy)
 
 
-def own_figures(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
+def env_metrics_of(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
     """Return the metrics that the environment measured in each episode, float32 [B] each."""
     if rollout.figures is not None:
         return dict(zip(task.env.FIGURES, rollout.figures.T, strict=True))

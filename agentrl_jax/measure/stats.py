@@ -140,7 +140,7 @@ def paired_difference(
     centre = float(gaps.mean())
     if _repeats(ours, theirs):
         return centre, centre, centre
-    if _alike(gaps):
+    if _are_equal(gaps):
         return centre, math.nan, math.nan
     low, high = scipy.stats.ttest_1samp(gaps, 0).confidence_interval(confidence)
     return centre, float(low), float(high)
@@ -154,7 +154,7 @@ def paired_p(ours: np.ndarray, theirs: np.ndarray) -> float:
     gaps = np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)
     if _repeats(ours, theirs):
         return 1.0
-    return math.nan if _alike(gaps) else float(scipy.stats.ttest_1samp(gaps, 0).pvalue)
+    return math.nan if _are_equal(gaps) else float(scipy.stats.ttest_1samp(gaps, 0).pvalue)
 
 
 def _repeats(ours: np.ndarray, theirs: np.ndarray) -> bool:
@@ -163,10 +163,10 @@ def _repeats(ours: np.ndarray, theirs: np.ndarray) -> bool:
     If all runs have the same value, such as 0, the metric is at a floor and cannot differ.
     """
     x, y = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    return x.size > 1 and bool((x == y).all()) and not _alike(x)
+    return x.size > 1 and bool((x == y).all()) and not _are_equal(x)
 
 
-def _alike(gaps: np.ndarray) -> bool:
+def _are_equal(gaps: np.ndarray) -> bool:
     """Whether numbers are equal up to rounding."""
     return bool(np.ptp(gaps) <= 1e-12 * np.abs(gaps).max())
 

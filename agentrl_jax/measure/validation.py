@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.measure.metrics import own_figures, trial_figures, unjudged
+from agentrl_jax.measure.metrics import env_metrics_of, trial_figures, unjudged
 from agentrl_jax.measure.stats import level_interval, pass_at
 from agentrl_jax.rl.masked import masked_sum
 from agentrl_jax.types import Rollout
@@ -20,7 +20,7 @@ def count(rollout: Rollout, task: Any, *, levels: int, samples: int = 1) -> dict
     healthy = rollout.healthy & (jnp.arange(rollout.tokens.shape[0]) < rows)
     index = jnp.arange(rollout.rewards.shape[1])[None]
     is_turn = (index < rollout.num_turns[:, None]) & healthy[:, None]
-    env_metrics = own_figures(rollout, task) | trial_figures(rollout, task.agent)
+    env_metrics = env_metrics_of(rollout, task) | trial_figures(rollout, task.agent)
     solved = rollout.success & healthy
     return {
         'episodes': healthy.sum(),

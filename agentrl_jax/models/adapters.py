@@ -27,7 +27,7 @@ def base_of(path: Path) -> Path:
             f'{path} is a PEFT adapter, but its {CONFIG} names no base model. Set '
             'base_model_name_or_path to the folder of its base'
         )
-    label = files.in_line(name)
+    label = files.one_line_excerpt(name)
     if not Path(name).is_dir():
         raise ValueError(
             f'{path} is a PEFT adapter of {label}, which is not a local folder: download it (hf '
@@ -61,7 +61,7 @@ class AdapterSource:
         try:
             tensors = safetensors.numpy.load_file(file)
         except safetensors.SafetensorError as error:
-            why = files.in_line(str(error))
+            why = files.one_line_excerpt(str(error))
             raise ValueError(f'{file}: damaged or half-written ({why})') from error
         self._parts: dict[str, dict[str, np.ndarray]] = {}
         for name, tensor in tensors.items():
@@ -69,15 +69,17 @@ class AdapterSource:
             target = f'{match[1]}.weight' if match else ''
             if target not in self.shapes:
                 raise ValueError(
-                    f'{file}: tensor {files.in_line(name)} is not a LoRA matrix of a weight of '
-                    f'{base.path}'
+                    f'{file}: tensor {files.one_line_excerpt(name)} is not a LoRA matrix of a '
+                    f'weight of {base.path}'
                 )
             self._parts.setdefault(target, {})[match[2]] = tensor.astype(np.float32)
         for target, parts in self._parts.items():
             a, b = parts.get('A'), parts.get('B')
             fits = a is not None and b is not None and a.ndim == b.ndim == 2
             if not fits or (b.shape[0], a.shape[1]) != self.shapes[target] or len(a) != b.shape[1]:
-                raise ValueError(f'{file}: the matrices of {files.in_line(target)} do not fit it')
+                raise ValueError(
+                    f'{file}: the matrices of {files.one_line_excerpt(target)} do not fit it'
+                )
             parts['B'] = b * np.float32(alpha / (len(a) ** 0.5 if rooted else len(a)))
 
     def config(self, **compute: Any) -> Any:

@@ -18,7 +18,7 @@ SCORE_BYTES = 3 << 19  # bytes of scores that attend_rows holds at a time on a C
 
 
 @struct.dataclass
-class Visible:
+class AttentionMask:
     """Keys that each query attends to."""
 
     mask: jax.Array  # bool [R, O, T]; for units: of the leads, the first T tokens of each row
@@ -72,7 +72,7 @@ def attend_rows(
 
 
 def attend_units(
-    q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, *, shards: int = 1
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: AttentionMask, *, shards: int = 1
 ) -> jax.Array:
     """attend() for units: q [R, O, Kh, G, Dh], k and v [R, O, Kh, Dh] with O = T + M * S."""
     length = visible.mask.shape[1]
@@ -91,7 +91,7 @@ def attend_units(
 
 
 def attend_cache(
-    q: jax.Array, k: jax.Array, v: jax.Array, visible: Visible, fused: str = ''
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: AttentionMask, fused: str = ''
 ) -> jax.Array:
     """attend() against a cache; mask[r, o] selects a prefix of the keys. fused: see kernels.py."""
     mask = visible.mask

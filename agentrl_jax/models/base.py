@@ -185,7 +185,7 @@ class Model(abc.ABC):
         if self.transposed:  # the head is [V, D], like the embedding
             embedding = params['model']['embed_tokens']['embedding']
             head = embedding if self.tie_embeddings else params['lm_head']['kernel']
-            out = times_rows(
+            out = matmul_transposed(
                 head.astype(self.dtype), hidden.reshape(-1, hidden.shape[-1]), jnp.float32
             )
             return out.reshape(*hidden.shape[:-1], -1)
@@ -201,7 +201,7 @@ class Model(abc.ABC):
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.abstract_params()))
 
 
-def times_rows(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+def matmul_transposed(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
     """Multiply x [N, in] by a kernel [out, in]; returns [N, out].
 
     XLA's CPU backend repacks the right factor of a product each time. With this order it repacks

@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models import kernels, layer_scan
-from agentrl_jax.models.attention import Visible, attend_cache, attend_rows, attend_units
-from agentrl_jax.models.base import KVCache, Model, times_rows
+from agentrl_jax.models.attention import AttentionMask, attend_cache, attend_rows, attend_units
+from agentrl_jax.models.base import KVCache, Model, matmul_transposed
 from agentrl_jax.types import Params
 
 
@@ -81,7 +81,7 @@ class _TransposedDense(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         zeros, size = nn.initializers.zeros_init(), (self.features, x.shape[-1])
         kernel = self.param('kernel', zeros, size, jnp.float32)
-        out = times_rows(kernel.astype(self.dtype), x.astype(self.dtype), self.dtype)
+        out = matmul_transposed(kernel.astype(self.dtype), x.astype(self.dtype), self.dtype)
         if self.use_bias:
             bias = self.param('bias', zeros, (self.features,), jnp.float32)
             out += bias.astype(self.dtype)[None]
@@ -120,7 +120,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, angles: jax.Array, visible: Visible, cached: Any, where: Any
+        self, x: jax.Array, angles: jax.Array, visible: AttentionMask, cached: Any, where: Any
     ) -> tuple[jax.Array, Any]:
         """x [R, O, D]; cached (k, v) [S, T, Kh * Dh] or None; returns (out [R, O, D], cached)."""
         c = self.config
@@ -164,7 +164,7 @@ class Layer(nn.Module):
         self,
         x: jax.Array,
         angles: jax.Array,
-        visible: Visible,
+        visible: AttentionMask,
         cached: Any = None,
         where: Any = None,
     ) -> tuple[jax.Array, Any]:
@@ -191,7 +191,7 @@ class Backbone(nn.Module):
         self,
         tokens: jax.Array,
         positions: jax.Array,
-        visible: Visible,
+        visible: AttentionMask,
         cache: Any = None,
         where: Any = None,
         row_sharding: NamedSharding | None = None,
@@ -289,7 +289,7 @@ class Decoder(Model):
         """Random float32 parameters: fan-in scaled kernels, residual outputs / sqrt(2 L)."""
         k_model, k_head = jax.random.split(key)
         one = jnp.zeros((1, 1), jnp.int32)
-        visible = Visible(jnp.ones((1, 1, 1), bool), jnp.ones(1, jnp.int32))
+        visible = AttentionMask(jnp.ones((1, 1, 1), bool), jnp.ones(1, jnp.int32))
         model = Backbone(self).init(k_model, one, one, visible)['params']
         model = dict(model)
         model['embed_tokens'] = {'embedding': model.pop('embedding')}
@@ -302,7 +302,7 @@ class Decoder(Model):
     def forward(self, params, tokens, positions, attention_mask, *, row_sharding=None):
         index = jnp.arange(tokens.shape[1])
         causal = index[:, None] >= index[None, :]
-        visible = Visible(causal[None] & attention_mask[:, None, :], attention_mask.sum(1))
+        visible = AttentionMask(causal[None] & attention_mask[:, None, :], attention_mask.sum(1))
         hidden, _ = Backbone(self).apply(
             _variables(params), tokens, positions, visible, row_sharding=row_sharding
         )
@@ -313,7 +313,7 @@ class Decoder(Model):
             _variables(params),
             tokens,
             positions,
-            Visible(lead, rest=rest),
+            AttentionMask(lead, rest=rest),
             row_sharding=row_sharding,
         )
         return hidden
@@ -323,6 +323,6 @@ class Decoder(Model):
         last = jnp.where(positions < length, positions, 0)  # padding attends to one entry only
         length = length if kv_length is None else min(kv_length, length)
         mask = jnp.arange(length)[None, None, :] <= last[:, :, None]
-        visible = Visible(mask, last[:, -1] + 1)
+        visible = AttentionMask(mask, last[:, -1] + 1)
         where = _Where(rows=rows, positions=positions, kv_length=length)
         return Backbone(self).apply(_variables(params), tokens, positions, visible, cache, where)

@@ -68,22 +68,22 @@ class GGUFSource:
             raise ValueError(f'{self.path}: metadata field {name} missing')
         return default[0]
 
-    def _own(self, name: str, *default: Any) -> Any:
+    def _architecture_field(self, name: str, *default: Any) -> Any:
         """Return architecture metadata, e.g. qwen2.block_count; `default` if it may be absent."""
         return self._field(f'{self._architecture}.{name}', *default)
 
     def _size(self, name: str, *default: Any) -> Any:
         """Return and check a number by its name in FIELDS."""
         field = FIELDS[name]
-        value = self._own(field.gguf, *default)
+        value = self._architecture_field(field.gguf, *default)
         return field.check(value, f'{self.path}: {self._architecture}.{field.gguf}')
 
     def _refuse_unsupported(self) -> None:
         if self._field('split.count', 1) not in (0, 1):
             raise ValueError(f'{self.path}: one of several split files; merge them into one first')
-        if self._own('expert_count', 0):
+        if self._architecture_field('expert_count', 0):
             raise ValueError(f'{self.path}: mixtures of experts are not supported')
-        scaling = self._own('rope.scaling.type', 'none')
+        scaling = self._architecture_field('rope.scaling.type', 'none')
         if scaling != 'none':
             raise ValueError(f'{self.path}: rope scaling {reprlib.repr(scaling)} is not supported')
         if 'rope_freqs.weight' in self.shapes:
@@ -95,7 +95,7 @@ class GGUFSource:
     def _heads(self) -> tuple[int, int]:
         """Return (query heads, key-value heads)."""
         for name in ('num_heads', 'num_kv_heads'):
-            if isinstance(self._own(FIELDS[name].gguf, 0), list):
+            if isinstance(self._architecture_field(FIELDS[name].gguf, 0), list):
                 raise ValueError(f'{self.path}: head counts that differ by layer are not supported')
         heads = self._size('num_heads')
         return heads, self._size('num_kv_heads', heads)
@@ -106,7 +106,7 @@ class GGUFSource:
         names = ('hidden_size', 'intermediate_size', 'num_layers', 'rms_norm_eps')
         sizes = {name: self._size(name) for name in names}
         head_dim = self._size('head_dim', sizes['hidden_size'] // heads)
-        if self._own('rope.dimension_count', head_dim) != head_dim:
+        if self._architecture_field('rope.dimension_count', head_dim) != head_dim:
             raise ValueError(f'{self.path}: rotary positions on part of a head are not supported')
         embedding = self.shapes.get('model.embed_tokens.weight')
         if embedding is None:
@@ -134,7 +134,7 @@ class GGUFSource:
         """Return the config.json fields other than sizes that the metadata contains."""
         fields = {'model_type': self._architecture}
         length = FIELDS['max_position_embeddings']
-        if self._own(length.gguf, None) is not None:
+        if self._architecture_field(length.gguf, None) is not None:
             fields[length.hf] = self._size('max_position_embeddings')
         begin = FIELDS['bos_token_id']
         if begin.gguf in self._fields:

@@ -177,7 +177,7 @@ def _is_embedding(source: Any) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    names = sorted(map(files.in_line, names))
+    names = sorted(map(files.one_line_excerpt, names))
     more = f' and {len(names) - LISTED} more' if len(names) > LISTED else ''
     return ', '.join(names[:LISTED]) + more
 
@@ -222,8 +222,8 @@ class SafetensorsSource:
             self.check_dtype(name)
             if len(self.shapes[name]) != 1 or self.read(name, (slice(None),)).any():
                 raise ValueError(
-                    f'{self.path}: attention_bias with a {files.in_line(name)} other than zero is '
-                    'not supported'
+                    f'{self.path}: attention_bias with a {files.one_line_excerpt(name)} other than '
+                    'zero is not supported'
                 )
             del self.shapes[name], self._files[name]
 
@@ -263,7 +263,7 @@ class SafetensorsSource:
         kind = self._files[name].get_slice(name).get_dtype()
         if kind not in DTYPES:
             raise ValueError(
-                f'{self.path}: tensor {files.in_line(name)} has type {kind}, not one of '
+                f'{self.path}: tensor {files.one_line_excerpt(name)} has type {kind}, not one of '
                 f'{", ".join(DTYPES)}'
             )
 
@@ -278,5 +278,5 @@ def _open(file: Path) -> Any:
     try:
         return safetensors.safe_open(file, framework='numpy')
     except safetensors.SafetensorError as error:
-        why = files.in_line(str(error))
+        why = files.one_line_excerpt(str(error))
         raise ValueError(f'{file}: damaged or half-written ({why})') from error

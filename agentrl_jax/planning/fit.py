@@ -93,7 +93,9 @@ def estimate(shapes: programs.Shapes) -> Estimate:
     )
     # The rollout plays the policy itself if it is float32 with the same layout and kernels
     same_layout = mesh.shape['fsdp'] == 1 and rules == sharding.ROLLOUT_RULES
-    same = playing == jnp.float32 and same_layout and not parts.transposes(config, mesh)
+    same = (
+        playing == jnp.float32 and same_layout and not parts.uses_transposed_kernels(config, mesh)
+    )
     rollout_params = [
         sharding.with_layout(x, sharding.specs(x, rules, mesh))
         for x in (state.params, frozen.model)

@@ -17,9 +17,9 @@ from agentrl_jax.models import sizes, weights
 from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
 from agentrl_jax.run import hooks, parts
-from agentrl_jax.run.build import build_learn, build_learning, build_setup
+from agentrl_jax.run.build import build_learn, build_setup, build_update_settings
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.params import holds_run, player_of, policy_of
+from agentrl_jax.run.params import actor_params, holds_run, policy_of
 from agentrl_jax.run.state import make_state
 
 OUT_OF_MEMORY = (  # error messages of libtpu 0.0.42
@@ -37,7 +37,7 @@ class Shapes:
     config: Any  # sizes of the model
     mesh: jax.sharding.Mesh
     state: Any  # TrainState
-    frozen: Any  # types.Frozen
+    frozen: Any  # types.FrozenParams
     collect: tuple  # (jitted, arguments)
     learn: tuple
 
@@ -71,7 +71,7 @@ def sizes_of(cfg: Config, model: str = '') -> Any:
         config = sizes_at(cfg.model.path)
     else:
         config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
-    return dataclasses.replace(config, **parts.execution(cfg))
+    return dataclasses.replace(config, **parts.compute_fields(cfg))
 
 
 def sizes_at(name: str) -> Any:
@@ -105,7 +105,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     state, frozen = state_of(cfg, config, mesh, txs)
     place = functools.partial(sharding.with_layout, layout=replicated)
     frozen = frozen.replace(extra=hooks.frozen_of(additions, on_host, place))
-    policy = player_of(state, frozen.model)
+    policy = actor_params(state, frozen.model)
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), replicated)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = jax.tree.map(np.asarray, every_level(episodes, 1, 1))
@@ -117,7 +117,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     rollout, _ = jax.eval_shape(collect, *collect_args)
     fns = parts.build_functions(cfg, config, mesh)
     extras = hooks.extras_of(additions, on_host)
-    learn = build_learn(fns, build_learning(cfg, mesh, on_host, extras))
+    learn = build_learn(fns, build_update_settings(cfg, mesh, on_host, extras))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), replicated)
@@ -134,13 +134,13 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
 
 
 def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
-    """Return the shapes of (TrainState, Frozen), as state.open_state creates them."""
+    """Return the shapes of (TrainState, FrozenParams), as state.restore_or_init creates them."""
     params = parameter_shapes(config, mesh)
     make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
     state = jax.eval_shape(make, params)
     state = sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, mesh))
     reference = policy_of(state.params, {}) if cfg.needs_reference else None
-    return state, types.Frozen(params if cfg.lora.rank else {}, reference)
+    return state, types.FrozenParams(params if cfg.lora.rank else {}, reference)
 
 
 def parameter_shapes(config: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -151,7 +151,7 @@ def parameter_shapes(config: Any, mesh: jax.sharding.Mesh) -> Any:
 
 def shapes_at(cfg: Config, mesh: jax.sharding.Mesh, path: Any) -> tuple[Any, Any]:
     """Return (sizes, parameter shapes) of another checkpoint or of a run's policy."""
-    config = dataclasses.replace(sizes_at(str(path)), **parts.execution(cfg))
+    config = dataclasses.replace(sizes_at(str(path)), **parts.compute_fields(cfg))
     return config, parameter_shapes(config, mesh)
 
 

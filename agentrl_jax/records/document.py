@@ -29,8 +29,8 @@ from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import EpisodeStop, Rollout, TurnStop
 
 VERSION = 3
-ACTION_SHOWN = 80  # characters of an action that is free text
-REPLY_SHOWN = 4000  # characters of an environment's text that is not in a prompt
+MAX_ACTION_CHARS = 80  # characters of an action that is free text
+MAX_REPLY_CHARS = 4000  # characters of an environment's text that is not in a prompt
 
 
 # ---- schema ------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def _turn(
         actions = []
     elif names is None:
         answer = tokenizer.decode(row['tokens'][row['action_mask'] & (row['turn'] == k)])
-        actions = [textwrap.shorten(answer, ACTION_SHOWN, placeholder=' ...')]
+        actions = [textwrap.shorten(answer, MAX_ACTION_CHARS, placeholder=' ...')]
     else:
         actions = [names[action] if action < len(names) else str(action) for action in action_ids]
     return {
@@ -335,8 +335,8 @@ def _replies(
     for line in lines:
         in_prompt = line is last[line['turn']] and line['turn'] in prompt_turns
         text = '' if in_prompt else line['observation']
-        if (left := len(text) - REPLY_SHOWN) > 0:
-            text = f'{text[:REPLY_SHOWN]} [... {left} more characters]'
+        if (left := len(text) - MAX_REPLY_CHARS) > 0:
+            text = f'{text[:MAX_REPLY_CHARS]} [... {left} more characters]'
         replies.append({name: line[name] for name in ('turn', 'seconds', 'tries', 'fault')})
         replies[-1]['text'] = text
     return replies

@@ -24,7 +24,7 @@ WIDTH, HEIGHT = 340, 180  # of a chart, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 22  # margins; long labels widen the left one
 CHARACTER = 6.2  # width of a letter
 LARGER = 1.7  # factor of text in a wide chart on a narrow screen
-MOST = 160  # maximum points per line
+MAX_POINTS = 160  # maximum points per line
 TICKS = 5  # maximum intervals per axis
 SPARK = (110, 20)  # size of a line without axes
 
@@ -65,7 +65,7 @@ def chart(
     lines = references or {}
     runs = {f'other {css}': more for css, more in others} | {'own': rows}
     panel = Panel('', metric, {css: [run] for css, run in runs.items()}, lines)
-    join = joined(panel, x, MOST)
+    join = joined(panel, x, MAX_POINTS)
     curves = {css: points(run, metric, x, join) for css, run in runs.items()}
     xs, heights = map(np.concatenate, zip(*curves.values(), strict=True))
     if not xs.size:

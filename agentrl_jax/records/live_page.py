@@ -98,7 +98,7 @@ def read(folder: Path) -> RunFiles:
         try:
             value = reader(path) if path.exists() else default
         except (OSError, ValueError) as error:
-            problems.append(files.in_words(error))
+            problems.append(files.format_error(error))
             return default
         return value if isinstance(value, type(default)) else default
 

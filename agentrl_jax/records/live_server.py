@@ -17,7 +17,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from agentrl_jax.machine import files
 from agentrl_jax.records import live_page, run_log
 
-MOST_RUNS = 20  # maximum number of other runs on a page; the newest are kept
+MAX_RUNS = 20  # maximum number of other runs on a page; the newest are kept
 COMMON = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'; "
 POLICY = f"{COMMON}script-src 'self'; connect-src 'self'; frame-src 'self'; frame-ancestors 'none'"
 ROLLOUT_POLICY = f"{COMMON}frame-ancestors 'self'"
@@ -68,7 +68,7 @@ def build_app(workdir: Path) -> fastapi.FastAPI:
     @app.get('/run/{name}/')
     def page(name: str, x: str = 'step') -> Response:
         others = other_runs(name)
-        runs = [live_page.read(workdir.parent / one) for one in [name, *others[:MOST_RUNS]]]
+        runs = [live_page.read(workdir.parent / one) for one in [name, *others[:MAX_RUNS]]]
         axis = x if x in live_page.AXES else 'step'
         left_out = len(others) - len(runs) + 1
         text = live_page.render(runs[0], runs[1:], left_out, axis)

@@ -71,7 +71,7 @@ def text(
 ) -> str:
     """Return the model card.
 
-    origin: saved_config.Origin.fields(); record: the folder of the run; opening: the text inserted
+    origin: saved_config.CheckpointInfo.fields(); record: folder of the run; opening: text inserted
     before answers; pattern: a regular expression of legal answers, '' = unconstrained.
     """
     noted = record / run_log.CONFIG_FILE

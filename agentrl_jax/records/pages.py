@@ -57,7 +57,7 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Tokeniz
     return parts, np.asarray(matched, bool)
 
 
-def worlds_of(
+def replay_states(
     rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Tokenizer, key: jax.Array
 ) -> Iterator[Any]:
     """Yield the states of all environments [B, ...] before each turn and after the last.
@@ -81,10 +81,10 @@ def replay(
 ) -> list[list]:
     """Boards before each turn and after the last: grids[b][k] = rows of cell names.
 
-    Arguments: see worlds_of.
+    Arguments: see replay_states.
     """
     grids: list[list] = [[] for _ in range(rollout.tokens.shape[0])]
-    for k, states in enumerate(worlds_of(rollout, streams, task, tokenizer, key)):
+    for k, states in enumerate(replay_states(rollout, streams, task, tokenizer, key)):
         for b in np.flatnonzero(rollout.num_turns >= k):
             grids[b].append(task.env.cells(jax.tree.map(lambda x, b=b: x[b], states)))
     return grids

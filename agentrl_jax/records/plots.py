@@ -36,7 +36,10 @@ REFERENCE_STYLES = ('--', ':', '-.')
 OTHERS_COLOUR = '#c4c4c4'  # means of other labels in small multiples
 MAX_TOGETHER = 3  # labels in one panel
 MULTIPLE_COLUMNS = (4, 3)  # of small multiples; the choice that leaves fewer cells empty is used
-LINES_APART = {8: 0.06, 7: 0.2}  # font size -> minimum distance of names, as a share of the y range
+MIN_LINE_GAP = {
+    8: 0.06,
+    7: 0.2,
+}  # font size -> minimum distance of names, as a share of the y range
 LETTER = 0.078  # inches; width of a letter at font size 9
 ENDINGS = ('png', 'svg')
 DPI = 150
@@ -155,7 +158,7 @@ def _draw_multiples(figure: Figure, panels: Sequence[Panel], look: Look) -> None
         panel, label = panels[j], labels[i]
         kinds, count = _draw_among(axis, panel, curves[j], label, i, look)
         shades |= kinds
-        _finish(axis, panel, _own_references(panel, label, labels), look)
+        _finish(axis, panel, _references_of(panel, label, labels), look)
         axis.tick_params(labelsize=8, labelbottom=alone or i == high - 1)
         if alone:
             axis.set_title(f'{label} (n = {count})', fontsize=9)
@@ -191,7 +194,7 @@ def _draw_among(
     return shades, counts[label]
 
 
-def _own_references(panel: Panel, label: str, labels: Sequence[str]) -> dict[str, float]:
+def _references_of(panel: Panel, label: str, labels: Sequence[str]) -> dict[str, float]:
     """References shared by all rows, and this row's references without its name."""
     of_others = tuple(f'{other}: ' for other in labels if other != label)
     return {
@@ -295,7 +298,7 @@ def _draw_references(axis: Axes, references: Mapping[str, float], look: Look) ->
     A line that is too close to the named line below it gets no name.
     """
     low, high = axis.get_ylim()
-    gap, named = LINES_APART[look.size] * (high - low), -float('inf')
+    gap, named = MIN_LINE_GAP[look.size] * (high - low), -float('inf')
     for index, (name, value) in enumerate(sorted(references.items(), key=lambda line: line[1])):
         style = REFERENCE_STYLES[index % len(REFERENCE_STYLES)]
         axis.axhline(value, color=REFERENCE_COLOUR, linewidth=1, linestyle=style)

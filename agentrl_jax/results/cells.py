@@ -41,7 +41,9 @@ LINE_NAMES = {
     RANDOM: 'random play',
     ORACLE: 'oracle',
 }
-PAYMENT = re.compile('reward|cost|penalty|graded')  # environment fields that do not change play
+REWARD_FIELDS = re.compile(
+    'reward|cost|penalty|graded'
+)  # environment fields that do not change play
 CLONE_FIELDS = (  # fields in which a clone and the runs it is compared with must agree
     'env.name',
     'env.pool_seed',
@@ -309,7 +311,7 @@ def _clones(table: Table, clones: Sequence[Run]) -> Entries:
             (None, i): _reading(clone, clone.rows[-1], spec, ())
             | {'finished': True, 'counts': True, **nothing}
             for i, clone in enumerate(valid)
-            if _sees_the_same(clone, run)
+            if _same_settings(clone, run)
         }
         for key, run in firsts.items()
     }
@@ -322,14 +324,14 @@ def _is_clone(run: Run, metric: str) -> bool:
     return cloned and is_finished_clone and math.isfinite(run.rows[-1].get(metric, math.nan))
 
 
-def _sees_the_same(clone: Run, run: Run) -> bool:
+def _same_settings(clone: Run, run: Run) -> bool:
     """Whether both have the same environment, levels, prompts, budgets and policy.
 
     Rewards may differ, because clones do not learn from them. Both have the fields of the same
     version. A field that is missing in one of them (its config cannot be read) is not compared.
     """
     world = f'{run.fields["env.name"]}.'
-    names = [n for n in run.fields if n.startswith(world) and not PAYMENT.search(n)]
+    names = [n for n in run.fields if n.startswith(world) and not REWARD_FIELDS.search(n)]
     known = [n for n in (*CLONE_FIELDS, *names) if n in clone.fields and n in run.fields]
     return all(clone.fields[name] == run.fields[name] for name in known)
 

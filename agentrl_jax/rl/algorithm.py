@@ -19,20 +19,20 @@ from agentrl_jax.settings.marks import (
     POSITIVE,
     SHARE,
     ZERO,
-    At,
-    From,
+    ConfigName,
+    DefaultFrom,
     In,
-    Off,
-    OneOf,
-    When,
+    NameIn,
+    Neutral,
+    OnlyIf,
 )
-from agentrl_jax.settings.tree import APART
+from agentrl_jax.settings.tree import NOT_A_SETTING
 from agentrl_jax.types import Batch, Rollout, Scores
 
 KL_IN_LOSS = {'loss.kl_coef': 0, 'loss.kl_in': 'loss'}  # required by rules: no KL in the reward
 
 
-def most_sampled(run: Any) -> int:
+def max_sampled_tokens(run: Any) -> int:
     """Return the maximum number of tokens that an episode can sample."""
     return run.env.max_turns * run.rollout.max_response
 
@@ -53,7 +53,9 @@ class Range:
 class Clip(Range):
     """A clipping range with an optional bound of the loss."""
 
-    dual: Annotated[float, At('loss.dual_clip'), In(1, open_low=True, also=(0,)), Off(0.0)] = 0.0
+    dual: Annotated[
+        float, ConfigName('loss.dual_clip'), In(1, open_low=True, also=(0,)), Neutral(0.0)
+    ] = 0.0
     # bound of the ratio for negative advantages (dual clip); 0 = none
 
     @property
@@ -68,11 +70,13 @@ class KL:
 
     AT = 'loss.kl_'
     coef: Annotated[float, ZERO] = 0.0  # weight of the KL to the initial policy; 0 = no reference
-    where: Annotated[Literal['loss', 'reward'], At('loss.kl_in')] = 'loss'  # where the KL enters
+    where: Annotated[Literal['loss', 'reward'], ConfigName('loss.kl_in')] = (
+        'loss'  # where the KL enters
+    )
     estimator: Annotated[
         str,
-        OneOf(losses.KL_ESTIMATORS),
-        When(lambda kl: kl.in_loss, 'loss.kl_coef > 0 and loss.kl_in=loss'),
+        NameIn(losses.KL_ESTIMATORS),
+        OnlyIf(lambda kl: kl.in_loss, 'loss.kl_coef > 0 and loss.kl_in=loss'),
     ] = 'k3'  # k1, k2, k3; k1+, k3+: value of k1, k3 with the gradient of k2
     target: Annotated[float, ZERO] = 0.0  # target KL per token of the adaptive coefficient (other
     # codebases count it per sequence: this value times the tokens of an answer); 0 = fixed
@@ -93,13 +97,13 @@ class Weights:
     """Weights of tokens in the loss (losses.token_weights)."""
 
     AT = 'loss.'
-    aggregation: Annotated[str, OneOf(losses.AGGREGATIONS)] = 'token_mean'  # how tokens are
+    aggregation: Annotated[str, NameIn(losses.AGGREGATIONS)] = 'token_mean'  # how tokens are
     # averaged: token_mean, seq_mean_token_mean, seq_mean_token_sum, token_sum_norm
     norm_length: Annotated[
         int | None,
         ONE,
-        From(most_sampled, 'the most tokens that an episode can sample'),
-        When(lambda w: w.aggregation == 'token_sum_norm', 'loss.aggregation=token_sum_norm'),
+        DefaultFrom(max_sampled_tokens, 'the most tokens that an episode can sample'),
+        OnlyIf(lambda w: w.aggregation == 'token_sum_norm', 'loss.aggregation=token_sum_norm'),
     ] = None  # denominator of token_sum_norm
 
 
@@ -108,8 +112,8 @@ class Comparison:
     """Comparison of the returns in a group (advantages.compare)."""
 
     AT = 'loss.'
-    norm: Annotated[str, OneOf(adv.NORMS)] = 'std'  # normalisation in a group: std, mean, none
-    eps: float = dataclasses.field(default=1e-6, metadata=APART)  # added to a group's std
+    norm: Annotated[str, NameIn(adv.NORMS)] = 'std'  # normalisation in a group: std, mean, none
+    eps: float = dataclasses.field(default=1e-6, metadata=NOT_A_SETTING)  # added to a group's std
 
 
 # ---- algorithms ----------------------------------------------------------------------------------
@@ -235,10 +239,10 @@ class Algorithm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exploring(Algorithm):
+class WithEntropyBonus(Algorithm):
     """An algorithm with an entropy bonus."""
 
-    entropy_coef: Annotated[float, FINITE, Off(0.0)] = 0.0  # weight of the entropy bonus
+    entropy_coef: Annotated[float, FINITE, Neutral(0.0)] = 0.0  # weight of the entropy bonus
 
     @property
     def entropy(self) -> float:
@@ -246,7 +250,7 @@ class Exploring(Algorithm):
 
 
 @dataclasses.dataclass(frozen=True)
-class Clipped(Exploring):
+class ClippedSurrogate(WithEntropyBonus):
     """An algorithm with PPO's clipped surrogate (losses.clipped_surrogate)."""
 
     clip: Clip = Clip()
@@ -283,10 +287,10 @@ def chosen(rollout: Rollout) -> jax.Array:
     if rollout.allowed is None:
         return rollout.action_mask
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[rollout.success.ndim :]), rollout)
-    return decided(flat).reshape(rollout.action_mask.shape)
+    return decision_tokens(flat).reshape(rollout.action_mask.shape)
 
 
-def decided(rollout: Rollout) -> jax.Array:
+def decision_tokens(rollout: Rollout) -> jax.Array:
     """Return the sampled tokens at which the grammar left a choice; bool [B, T].
 
     All other sampled tokens were the only allowed token: their log-probability is 0 for any policy.

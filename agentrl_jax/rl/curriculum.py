@@ -17,7 +17,7 @@ SciWorld 10, 20, 30 / 100; BabyAI 6, 13, 20 / 100. In the paper other stages wor
 import dataclasses
 from typing import Annotated
 
-from agentrl_jax.settings.marks import ONE, Words
+from agentrl_jax.settings.marks import ONE, MustBe
 
 
 def horizon(step: int, *, rounds: tuple[int, ...], stage_steps: int) -> int:
@@ -33,7 +33,7 @@ def horizon(step: int, *, rounds: tuple[int, ...], stage_steps: int) -> int:
 class Curriculum:
     """ScalingInter-RL in training; validation always plays env.max_turns."""
 
-    rounds: Annotated[tuple[int, ...], Words('whole numbers of turns')] = ()  # maximum turns per
+    rounds: Annotated[tuple[int, ...], MustBe('whole numbers of turns')] = ()  # maximum turns per
     # episode in each stage, such as (2, 3, 5); () = off
     stage_steps: Annotated[int, ONE] = 100  # steps per stage; the last stage lasts to the end
 

@@ -1,8 +1,8 @@
 """Base demonstrations and iterations of AgentEvol (arXiv:2406.04151).
 
-D_m u D_base: `draw` samples demonstrations for a step; `base_batch` and `join` mix them with its
-episodes. Iterations: `begin_iteration` makes the learnt policy the explorer and restarts learning.
-Everything else is an ordinary run of algorithms/agent_evol.py.
+D_m u D_base: `draw` samples demonstrations for a step; `demonstration_batch` and `join` mix them
+with its episodes. Iterations: `begin_iteration` makes the learnt policy the explorer and restarts
+learning. Everything else is an ordinary run of algorithms/agent_evol.py.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def draw(
     )
 
 
-def base_batch(base: Demonstrations, scores: Scores) -> Batch:
+def demonstration_batch(base: Demonstrations, scores: Scores) -> Batch:
     """Return the demonstrations as rows of a batch, each with weight 1."""
     zeros = jnp.zeros(base.tokens.shape, jnp.float32)
     return Batch(
@@ -79,7 +79,7 @@ def begin_iteration(
 
 
 @dataclasses.dataclass(frozen=True)
-class Evolution:
+class AgentEvolSettings:
     """AgentEvol's iterations and base demonstrations (algorithm=agent_evol)."""
 
     iteration: Annotated[int, ONE] = 50  # steps per iteration; the policy of its first step

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages, masked
-from agentrl_jax.settings.marks import PART, SHARE, ZERO, Off, OneOf, When
+from agentrl_jax.settings.marks import POSITIVE_FRACTION, SHARE, ZERO, NameIn, Neutral, OnlyIf
 from agentrl_jax.types import Rollout
 
 # ---- rules: scores [P] -> keep mask [P] ----------------------------------------------------------
@@ -106,9 +106,9 @@ def share(part: float, whole: int) -> int:
     return max(int(part * whole + 1e-9), 1)
 
 
-def by(default: float, *rules: str) -> tuple[Off, When]:
+def by(default: float, *rules: str) -> tuple[Neutral, OnlyIf]:
     """Return the marks of a field that only some filter rules read."""
-    return Off(default), When(lambda f: f.rule in rules, f'filter.rule={" or ".join(rules)}')
+    return Neutral(default), OnlyIf(lambda f: f.rule in rules, f'filter.rule={" or ".join(rules)}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +116,12 @@ class Filter:
     """Which groups train, by the std of their raw returns."""
 
     AT = 'filter.'
-    rule: Annotated[str, OneOf(RULES)] = 'top_k'  # top_k (a share of the groups; the rest is left
+    rule: Annotated[str, NameIn(RULES)] = 'top_k'  # top_k (a share of the groups; the rest is left
     # out of the update, while other rules give dropped groups weight 0), top_p and top_p_softmax (a
     # share of the summed spread), min_p, varied (all groups with a spread: DAPO), all
-    keep: Annotated[float, PART, *by(1.0, 'top_k')] = 1.0  # top_k: share of the groups to keep
+    keep: Annotated[float, POSITIVE_FRACTION, *by(1.0, 'top_k')] = (
+        1.0  # top_k: share of the groups to keep
+    )
     smallest: Annotated[bool, *by(False, 'top_k')] = False  # top_k: keep the groups with the
     # smallest spread instead
     p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = 0.9  # share of the
@@ -127,8 +129,8 @@ class Filter:
     refill: Annotated[
         int,
         ZERO,
-        Off(0),
-        When(lambda f: f.drops_groups, 'a filter.rule that drops groups, such as varied'),
+        Neutral(0),
+        OnlyIf(lambda f: f.drops_groups, 'a filter.rule that drops groups, such as varied'),
     ] = 0  # dynamic sampling: maximum number of extra rollouts, on other levels, to fill the batch
     # with kept groups; 0 = off
     max_empty: Annotated[int, ZERO] = 5  # stop the run after this many steps in a row that keep

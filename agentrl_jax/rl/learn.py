@@ -7,23 +7,23 @@ import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns, on_base
 from agentrl_jax.rl import evol, losses, update
-from agentrl_jax.rl.learning import Learning, Models
+from agentrl_jax.rl.learning import Models, UpdateSettings
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout.windows import split_batch
-from agentrl_jax.types import Batch, Demonstrations, Frozen, Rollout, TrainState
+from agentrl_jax.types import Batch, Demonstrations, FrozenParams, Rollout, TrainState
 
 
 def learn(
     state: TrainState,
-    frozen: Frozen,
+    frozen: FrozenParams,
     rollout: Rollout,
     key: jax.Array | None = None,
     lr_scale: float | jax.Array = 1.0,
     base: Demonstrations | None = None,
     *,
     fns: ModelFns,
-    how: Learning,
+    settings: UpdateSettings,
 ) -> tuple[TrainState, dict[str, jax.Array], jax.Array, jax.Array]:
     """Run one update from one rollout.
 
@@ -31,56 +31,58 @@ def learn(
     rows that did not train). key: shuffles rows; base: demonstrations to add to the batch.
     """
     fns = on_base(fns, frozen.model)
-    rates = update.learning_rates(state, lr_scale, how.optim, how.critic.updates)
-    batch, rows, advantages, metrics = prepare(state, frozen, rollout, base, fns=fns, how=how)
+    rates = update.learning_rates(state, lr_scale, settings.optim, settings.critic.updates)
+    batch, rows, advantages, metrics = prepare(
+        state, frozen, rollout, base, fns=fns, settings=settings
+    )
     state, measured = update.update_step(
-        state, batch, key, lr_scale, fns=fns, how=how, frozen=frozen
+        state, batch, key, lr_scale, fns=fns, settings=settings, frozen=frozen
     )
     return state, measured | metrics | rates, rows, advantages
 
 
 def prepare(
     state: TrainState,
-    frozen: Frozen,
+    frozen: FrozenParams,
     rollout: Rollout,
     base: Demonstrations | None = None,
     *,
     fns: ModelFns,
-    how: Learning,
+    settings: UpdateSettings,
 ) -> tuple[Batch, jax.Array, jax.Array, dict[str, jax.Array]]:
     """Return (batch, rollout rows int32 [b], their advantages float32 [b, T], metrics).
 
     With a context window the batch has one row per turn. Continuations that train follow the row of
     their episode. Advantages are nan in rows that do not train.
     """
-    models, algorithm = Models(fns, frozen), how.algorithm
+    models, algorithm = Models(fns, frozen), settings.algorithm
     reference = frozen.reference if algorithm.COMPARES_REFERENCE else None
     rollout, rows, keep, metrics = algorithm.filter.select(
-        rollout, groups=how.num_groups, group_size=how.group_size
+        rollout, groups=settings.num_groups, group_size=settings.group_size
     )
     update_rollout = algorithm.rows(rollout)
-    windows = None if how.context is None else how.context.windows(update_rollout)
+    windows = None if settings.context is None else settings.context.windows(update_rollout)
     scores = score(
         state.params,
         state.critic_params,
         reference,
         update_rollout,
         fns=fns,
-        how=how,
-        recompute=how.sampler.corrects,
+        settings=settings,
+        recompute=settings.sampler.corrects,
         windows=windows,
     )
-    for extra in how.extras:
-        scores = extra.score(update_rollout, scores, models, how, windows)
+    for extra in settings.extras:
+        scores = extra.score(update_rollout, scores, models, settings, windows)
     batch = algorithm.make_batch(
-        rollout, scores, group_size=how.group_size, keep=keep, kl_coef=state.kl_coef
+        rollout, scores, group_size=settings.group_size, keep=keep, kl_coef=state.kl_coef
     )
-    for extra in how.extras:
+    for extra in settings.extras:
         batch = batch.replace(
-            extra=batch.extra | extra.arrays(update_rollout, batch.mask, models, how)
+            extra=batch.extra | extra.arrays(update_rollout, batch.mask, models, settings)
         )
-    if how.sampler.corrects:
-        batch, measured = correct(batch, update_rollout.logprobs, how)
+    if settings.sampler.corrects:
+        batch, measured = correct(batch, update_rollout.logprobs, settings)
         metrics |= measured
     each = update_rollout.tokens.shape[0] // rollout.tokens.shape[0]
     advantages = jnp.where(batch.mask.any(1, keepdims=True), batch.advantages, jnp.nan)[::each]
@@ -89,21 +91,23 @@ def prepare(
         batch = split_batch(batch, windows)
     if base is not None:
         alone = fns.replace(values=None)
-        scores = score(state.params, None, reference, base, fns=alone, how=how, recompute=True)
-        batch = evol.join(batch, evol.base_batch(base, scores))
+        scores = score(
+            state.params, None, reference, base, fns=alone, settings=settings, recompute=True
+        )
+        batch = evol.join(batch, evol.demonstration_batch(base, scores))
     metrics['filter/empty'] = (~batch.mask.any()).astype(jnp.float32)
     return batch, rows, advantages, metrics
 
 
 def correct(
-    batch: Batch, sampler_logprobs: jax.Array, how: Learning
+    batch: Batch, sampler_logprobs: jax.Array, settings: UpdateSettings
 ) -> tuple[Batch, dict[str, jax.Array]]:
     """Multiply advantages by bounded pi_old / pi_sampler (losses.sampler_weights).
 
     Truncated importance sampling or IcePop, if sampler and trainer differ. Returns (batch,
     metrics). batch.old_logprobs are the trainer's; sampler_logprobs float32 [B, T].
     """
-    rows, sampler = (batch.old_logprobs, sampler_logprobs, batch.mask), how.sampler
+    rows, sampler = (batch.old_logprobs, sampler_logprobs, batch.mask), settings.sampler
     (low, high), drop = sampler.bounds, sampler.correction == 'icepop'
     weights = losses.sampler_weights(*rows, low=low, high=high, drop=drop)
     raw = losses.sampler_weights(*rows, low=0.0, high=jnp.inf, drop=False)
@@ -115,9 +119,9 @@ def correct(
     }
 
 
-def learning_of(run: Any, **task: Any) -> Learning:
+def update_settings_of(run: Any, **task: Any) -> UpdateSettings:
     """Return the update settings of a run; task: fields set by its environment and mesh."""
-    return Learning(
+    return UpdateSettings(
         algorithm=run.algorithm,
         batch=run.batch,
         critic=run.critic,

@@ -9,16 +9,25 @@ from jax.sharding import NamedSharding
 
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.algorithm import Algorithm
-from agentrl_jax.rollout.windows import Branches, Context, Windows
-from agentrl_jax.settings.marks import MOMENT, ONE, POSITIVE, SHARE, ZERO, At, Off, When
+from agentrl_jax.rollout.windows import Context, ConversationSpec, WindowIndex
+from agentrl_jax.settings.marks import (
+    DECAY,
+    ONE,
+    POSITIVE,
+    SHARE,
+    ZERO,
+    ConfigName,
+    Neutral,
+    OnlyIf,
+)
 from agentrl_jax.text.grammar import Bits
-from agentrl_jax.types import Batch, Frozen, Params, Rollout, Scores
+from agentrl_jax.types import Batch, FrozenParams, Params, Rollout, Scores
 
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Batching:
+class BatchSettings:
     """From the rows of a rollout to optimiser steps."""
 
     minibatch_rows: Annotated[int, ONE] = 32  # episodes per optimiser step
@@ -43,15 +52,19 @@ class Critic:
     updates: Annotated[int, ONE] = 1  # optimiser steps of a separate critic per policy step (SAO:
     # 2)
     freeze_attention: bool = False  # freeze the attention layers of a separate critic (SAO)
-    clip: Annotated[float, ZERO, At('loss.value_clip')] = 0.5  # clipping range of values around the
+    clip: Annotated[float, ZERO, ConfigName('loss.value_clip')] = (
+        0.5  # clipping range of values around the
+    )
     # old values; 0 = off
-    coef: Annotated[float, ZERO, At('loss.value_coef')] = 1.0  # weight of the value loss with
+    coef: Annotated[float, ZERO, ConfigName('loss.value_coef')] = (
+        1.0  # weight of the value loss with
+    )
     # critic.share_backbone. The loss scales with the squared return: for returns up to 10, use a
     # hundredth of the weight that suits returns up to 1
 
 
-CORRECTS = When(lambda sampler: sampler.corrects, 'loss.sampler_correction=tis or icepop')
-FALLS = When(lambda optim: optim.schedule != 'constant', 'optim.schedule=linear or cosine')
+CORRECTS = OnlyIf(lambda sampler: sampler.corrects, 'loss.sampler_correction=tis or icepop')
+FALLS = OnlyIf(lambda optim: optim.schedule != 'constant', 'optim.schedule=linear or cosine')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +95,20 @@ class Optim:
 
     lr: Annotated[float, POSITIVE] = 1e-6
     critic_lr: Annotated[float, POSITIVE] = 1e-5
-    beta1: Annotated[float, MOMENT] = 0.9
-    beta2: Annotated[float, MOMENT] = 0.999
+    beta1: Annotated[float, DECAY] = 0.9
+    beta2: Annotated[float, DECAY] = 0.999
     weight_decay: Annotated[float, ZERO] = 0.01
     max_grad_norm: Annotated[float, POSITIVE] = 1.0  # maximum global norm of the gradient
     warmup_steps: Annotated[int, ZERO] = 0  # optimiser steps of linear warm-up
     schedule: Literal['constant', 'linear', 'cosine'] = 'constant'  # schedule of both rates after
     # the warm-up
-    schedule_steps: Annotated[int, ZERO, Off(0), FALLS] = 0  # optimiser steps until the final rate;
+    schedule_steps: Annotated[int, ZERO, Neutral(0), FALLS] = (
+        0  # optimiser steps until the final rate;
+    )
     # required for linear and cosine, so that a longer run does not change the schedule
-    final_lr: Annotated[float, SHARE, Off(0.0), FALLS] = 0.0  # final rate of linear and cosine, as
+    final_lr: Annotated[float, SHARE, Neutral(0.0), FALLS] = (
+        0.0  # final rate of linear and cosine, as
+    )
     # a share of the initial rate
 
     def rate(self, lr: float, every: int = 1) -> optax.ScalarOrSchedule:
@@ -136,7 +153,7 @@ class Models(NamedTuple):
     """Functions of the policy model, and parameters that a run never changes."""
 
     fns: ModelFns
-    frozen: Frozen
+    frozen: FrozenParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,14 +167,14 @@ class Extra:
         rollout: Rollout,
         scores: Scores,
         models: Models,
-        how: 'Learning',
-        windows: Windows | None,
+        settings: 'UpdateSettings',
+        windows: WindowIndex | None,
     ) -> Scores:
         """Return the scores of a rollout, with any of them replaced."""
         return scores
 
     def arrays(
-        self, rollout: Rollout, mask: jax.Array, models: Models, how: 'Learning'
+        self, rollout: Rollout, mask: jax.Array, models: Models, settings: 'UpdateSettings'
     ) -> dict[str, jax.Array]:
         """Return arrays for Batch.extra; mask bool [B, T]: the trained tokens."""
         return {}
@@ -173,7 +190,7 @@ class Extra:
         weights: jax.Array,
         total: jax.Array | int,
         models: Models,
-        how: 'Learning',
+        settings: 'UpdateSettings',
     ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
         """Return (loss term, sums of METRICS) of a micro-batch.
 
@@ -184,11 +201,11 @@ class Extra:
 
 
 @dataclasses.dataclass(frozen=True)
-class Learning:
+class UpdateSettings:
     """All settings of an update, as one static argument of jit."""
 
     algorithm: Algorithm
-    batch: Batching = Batching()
+    batch: BatchSettings = BatchSettings()
     critic: Critic = Critic()
     sampler: Sampler = Sampler()
     optim: Optim = Optim()
@@ -198,7 +215,9 @@ class Learning:
     max_response: int | None = None  # maximum of sampled tokens per turn; None = no limit
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
-    context: Context | Branches | None = None  # the policy's context; None = the full episode
+    context: Context | ConversationSpec | None = (
+        None  # the policy's context; None = the full episode
+    )
     has_reference: bool = False
     extras: tuple[Extra, ...] = ()
     bits: Bits | None = None  # token bits of the grammar

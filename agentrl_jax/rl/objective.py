@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.learning import Forward, Learning
+from agentrl_jax.rl.learning import Forward, UpdateSettings
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.types import Batch, Params
 
@@ -36,7 +36,7 @@ def policy_loss(
     value_weights: jax.Array | None,
     kl_coef: jax.Array,
     fns: ModelFns,
-    how: Learning,
+    settings: UpdateSettings,
     extra_loss: Callable = no_extra,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """sum(weights * (surrogate - entropy_coef H + kl_coef KL)); returns (loss, metric sums).
@@ -46,7 +46,7 @@ def policy_loss(
     measured if there is a reference; it is in the loss if algorithm.kl.in_loss. extra_loss: see
     no_extra.
     """
-    algorithm, attention = how.algorithm, batch.attention_mask
+    algorithm, attention = settings.algorithm, batch.attention_mask
     rows = batch.tokens, positions_of(attention), attention
     hidden = fns.hidden(params, *rows)
     logprobs, entropy = losses.token_logprobs(
@@ -56,7 +56,7 @@ def policy_loss(
         with_entropy=True,
         mask=batch.mask,
         allowed=batch.allowed,
-        **how.head,
+        **settings.head,
     )
     per_token, fixed = algorithm.loss(logprobs, batch), jax.lax.stop_gradient(logprobs)
     sums = ratio_sums(fixed, batch)
@@ -66,7 +66,7 @@ def policy_loss(
     sums['policy/surrogate'] = losses.weighted_sum(weights, per_token)
     if algorithm.entropy:
         per_token = per_token - algorithm.entropy * jnp.where(batch.mask, entropy, 0.0)
-    if algorithm.kl.in_loss or how.has_reference:
+    if algorithm.kl.in_loss or settings.has_reference:
         estimator = algorithm.kl.estimator if algorithm.kl.in_loss else 'k3'
         kl = losses.kl_penalty(logprobs, batch.ref_logprobs, batch.mask, estimator=estimator)
         sums['policy/kl_ref'] = jax.lax.stop_gradient(kl).sum()
@@ -77,8 +77,8 @@ def policy_loss(
     if fns.value_head is None:
         return total, sums
     raw = fns.value_head(params, hidden)
-    value, more = value_loss(raw, batch, value_weights, clip_value=how.critic.clip or None)
-    return total + how.critic.coef * value, {**sums, **more, 'value/loss': value}
+    value, more = value_loss(raw, batch, value_weights, clip_value=settings.critic.clip or None)
+    return total + settings.critic.coef * value, {**sums, **more, 'value/loss': value}
 
 
 def value_loss(

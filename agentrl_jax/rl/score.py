@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.rl.masked import positions_of
-from agentrl_jax.rollout.windows import Windows, own_rows, put_back, split_turns
+from agentrl_jax.rollout.windows import WindowIndex, own_turn_mask, scatter_back, split_turns
 from agentrl_jax.types import Demonstrations, Params, Rollout, Scores
 
 
@@ -25,12 +25,12 @@ class TokenRows(NamedTuple):
     allowed: jax.Array | None  # uint32 [B, T, W]  as Rollout.allowed
 
     @classmethod
-    def of(cls, rollout: Rollout | Demonstrations, windows: Windows | None) -> 'TokenRows':
+    def of(cls, rollout: Rollout | Demonstrations, windows: WindowIndex | None) -> 'TokenRows':
         """Return the rows of a rollout; with windows, one row per turn, as the policy read it."""
         rows = cls(rollout.tokens, rollout.attention_mask, rollout.action_mask, rollout.allowed)
         if windows is None:
             return rows
-        mask = own_rows(rows.mask, windows)
+        mask = own_turn_mask(rows.mask, windows)
         return split_turns(rows._replace(mask=None), windows)._replace(mask=mask)
 
     def hidden(self, fns: ModelFns, params: Params) -> jax.Array:
@@ -38,10 +38,10 @@ class TokenRows(NamedTuple):
         attention = self.attention_mask
         return fns.hidden(params, self.tokens, positions_of(attention), attention)
 
-    def logprobs(self, hidden: jax.Array, head: jax.Array, how: Learning) -> jax.Array:
+    def logprobs(self, hidden: jax.Array, head: jax.Array, settings: UpdateSettings) -> jax.Array:
         """Return the log-probabilities [B, T] of the tokens from hidden states [B, T, D]."""
         masks = dict(mask=self.mask, allowed=self.allowed)
-        return losses.token_logprobs(hidden, head, self.tokens, **masks, **how.head)[0]
+        return losses.token_logprobs(hidden, head, self.tokens, **masks, **settings.head)[0]
 
 
 def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
@@ -73,14 +73,14 @@ def of_tokens(
     rows: tuple,
     *,
     rollout: Rollout | Demonstrations,
-    how: Learning,
-    windows: Windows | None,
+    settings: UpdateSettings,
+    windows: WindowIndex | None,
 ) -> Any:
     """Apply fn to slices of rows (TokenRows.of the rollout, further arrays); results [B, T]."""
-    scores = score_rows(fn, rows, how.batch.microbatch_rows)
+    scores = score_rows(fn, rows, settings.batch.microbatch_rows)
     if windows is None:
         return scores
-    return jax.tree.map(lambda x: put_back(x, windows, rollout.tokens.shape[1]), scores)
+    return jax.tree.map(lambda x: scatter_back(x, windows, rollout.tokens.shape[1]), scores)
 
 
 def score(
@@ -90,26 +90,26 @@ def score(
     rollout: Rollout | Demonstrations,
     *,
     fns: ModelFns,
-    how: Learning,
+    settings: UpdateSettings,
     recompute: bool,
-    windows: Windows | None = None,
+    windows: WindowIndex | None = None,
 ) -> Scores:
     """Score every token; zeros for a missing critic or reference.
 
     The old log-probabilities are the sampler's, or with `recompute` the trainer's (for a sampler of
     another precision). With windows, every token is scored in the context that the policy had.
     """
-    rows, with_next = TokenRows.of(rollout, windows), how.algorithm.bootstraps
+    rows, with_next = TokenRows.of(rollout, windows), settings.algorithm.bootstraps
 
     def logprobs(model):
-        return lambda rows: rows.logprobs(rows.hidden(fns, model), fns.head(model), how)
+        return lambda rows: rows.logprobs(rows.hidden(fns, model), fns.head(model), settings)
 
     def values(rows):
         model_inputs = rows.tokens, positions_of(rows.attention_mask), rows.attention_mask
         raw = fns.values(params, critic_params, *model_inputs)
         return (losses.token_values(raw), raw) if with_next else losses.token_values(raw)
 
-    every = functools.partial(of_tokens, rollout=rollout, how=how, windows=windows)
+    every = functools.partial(of_tokens, rollout=rollout, settings=settings, windows=windows)
     zeros = jnp.zeros_like(rollout.logprobs)
     old, ref, value, following = rollout.logprobs, zeros, zeros, None
     if recompute:

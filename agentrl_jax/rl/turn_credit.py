@@ -14,7 +14,7 @@ from agentrl_jax.rl import advantages as adv
 MODES = ('or', 'mr', 'mt_v1', 'mt_cumulative', 'mt_local', 'gtpo', 'hybrid', 'flattened')
 
 
-def turns_played(num_turns: jax.Array, healthy: jax.Array, turns: int) -> jax.Array:
+def reached_turns(num_turns: jax.Array, healthy: jax.Array, turns: int) -> jax.Array:
     """Mask of the turns that healthy episodes reached; bool [B, turns]."""
     return healthy[:, None] & (jnp.arange(turns)[None] < num_turns[:, None])
 
@@ -28,7 +28,7 @@ def discounted_to_go(
     return suffix + jnp.asarray(gamma, rewards.dtype) ** left * outcome[:, None]
 
 
-def against_others(
+def leave_one_out_to_go(
     rewards: jax.Array,
     num_turns: jax.Array,
     healthy: jax.Array,
@@ -42,7 +42,7 @@ def against_others(
     episode, including its decision to stop. scale [B, K]: magnitude of the terms of each reward;
     None: |rewards|.
     """
-    reached = turns_played(num_turns, healthy, rewards.shape[1])
+    reached = reached_turns(num_turns, healthy, rewards.shape[1])
     to_go, scale = _sums_to_go(rewards, scale, reached)
     members = jnp.broadcast_to(healthy[:, None], reached.shape)
     alone = adv.leave_one_out(to_go, members, group_size=group_size, scale=scale)

@@ -22,9 +22,9 @@ from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl import widths as row_widths
 from agentrl_jax.rl.advantages import equal
 from agentrl_jax.rl.algorithm import KL
-from agentrl_jax.rl.learning import Forward, Learning, Models, Optim
+from agentrl_jax.rl.learning import Forward, Models, Optim, UpdateSettings
 from agentrl_jax.rl.masked import masked_max, masked_mean, masked_var, positions_of
-from agentrl_jax.types import Batch, Frozen, Params, TrainState
+from agentrl_jax.types import Batch, FrozenParams, Params, TrainState
 
 GAP = 'sampler/logprob_gap'  # from the first optimiser step, which still has the sampling policy
 MAXIMA = ('policy/ratio_max', GAP)  # reduced by max; all other metrics are summed
@@ -122,10 +122,17 @@ class Slices(NamedTuple):
     alike: Callable | None = None  # ModelFns.rest, for units whose rows share a prefix
 
     @classmethod
-    def of(cls, how: Learning, fns: ModelFns) -> 'Slices':
-        unit = how.batch.prefix_rows
+    def of(cls, settings: UpdateSettings, fns: ModelFns) -> 'Slices':
+        unit = settings.batch.prefix_rows
         rest_of = fns.rest if unit > 1 else None
-        return cls(how.microbatches, how.layout, how.batch.widths, unit, how.sparse, rest_of)
+        return cls(
+            settings.microbatches,
+            settings.layout,
+            settings.batch.widths,
+            unit,
+            settings.sparse,
+            rest_of,
+        )
 
 
 def _add(a: dict, b: dict) -> dict:
@@ -158,7 +165,7 @@ def accumulate(
             rows = jax.tree.map(lambda x: x[order], rows)
 
         def value_and_grad(params, *rows):
-            return row_widths.at_width(
+            return row_widths.run_in_bucket(
                 of_rows, params, rows[:-2], rows[-1], every, cuts=rest_of is None
             )
 
@@ -205,33 +212,40 @@ def apply_if_finite(
     return params, opt_state, norm, finite, ok
 
 
-def functions_at(fns: ModelFns, how: Learning, room: int) -> ModelFns:
+def functions_at(fns: ModelFns, settings: UpdateSettings, room: int) -> ModelFns:
     """Return fns for rows with a shared prefix and `room` columns for the rest; room=0: fns."""
     if not room:
         return fns
-    shared = fns.sharing(unit=how.batch.prefix_rows, room=room)
+    shared = fns.sharing(unit=settings.batch.prefix_rows, room=room)
     return fns.replace(hidden=shared.hidden, values=fns.values and shared.values)
 
 
 def critic_step(
-    state: TrainState, batch: Batch, weights: jax.Array, lr_scale: Any, fns: ModelFns, how: Learning
+    state: TrainState,
+    batch: Batch,
+    weights: jax.Array,
+    lr_scale: Any,
+    fns: ModelFns,
+    settings: UpdateSettings,
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of a critic with separate parameters; (state, metrics, finite, applied).
 
     Frozen parameters have no gradient and no optimiser state and do not count in the gradient norm.
     """
-    trained, fixed = split_critic(state.critic_params, freeze_attention=how.critic.freeze_attention)
+    trained, fixed = split_critic(
+        state.critic_params, freeze_attention=settings.critic.freeze_attention
+    )
 
     def loss_of(trained, batch, weights, *, room=0):
         attention = batch.attention_mask
-        critic, row_fns = join_critic(trained, fixed), functions_at(fns, how, room)
+        critic, row_fns = join_critic(trained, fixed), functions_at(fns, settings, room)
         raw = row_fns.values(state.params, critic, batch.tokens, positions_of(attention), attention)
-        return objective.value_loss(raw, batch, weights, clip_value=how.critic.clip or None)
+        return objective.value_loss(raw, batch, weights, clip_value=settings.critic.clip or None)
 
-    rows, slices, tokens = (batch, weights), Slices.of(how, fns), batch.value_mask.sum()
+    rows, slices, tokens = (batch, weights), Slices.of(settings, fns), batch.value_mask.sum()
     loss, sums, grads = accumulate(loss_of, trained, rows, batch.value_mask, slices)
     params, opt_state, norm, finite, applied = apply_if_finite(
-        how.optim.tx(how.optim.critic_lr, how.critic.updates),
+        settings.optim.tx(settings.optim.critic_lr, settings.critic.updates),
         grads,
         state.critic_opt_state,
         trained,
@@ -245,13 +259,13 @@ def critic_step(
     return state, metrics, finite, applied
 
 
-def extra_terms(models: Models, how: Learning, totals: Sequence[jax.Array]) -> Callable:
+def extra_terms(models: Models, settings: UpdateSettings, totals: Sequence[jax.Array]) -> Callable:
     """Return a function that computes the loss terms of all extensions, see objective.no_extra."""
 
     def terms(forward: Forward, batch: Batch, weights: jax.Array) -> tuple[list, dict]:
         each = [
-            extra.loss(forward, batch, weights, total, models, how)
-            for extra, total in zip(how.extras, totals, strict=True)
+            extra.loss(forward, batch, weights, total, models, settings)
+            for extra, total in zip(settings.extras, totals, strict=True)
         ]
         sums = {name: x for _, sums in each for name, x in sums.items()}
         return [term for term, _ in each], jax.lax.stop_gradient(sums)
@@ -266,35 +280,35 @@ def policy_step(
     weights: jax.Array,
     value_weights: jax.Array,
     lr_scale: Any,
-    how: Learning,
+    settings: UpdateSettings,
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of the policy and a critic in its backbone; (state, metrics, finite, applied)."""
-    fns, read = models.fns, [extra.reads(batch) for extra in how.extras]
+    fns, read = models.fns, [extra.reads(batch) for extra in settings.extras]
     if state.critic_params is not None:  # updated by critic_step
         fns = fns.replace(value_head=None)
     mask = functools.reduce(jnp.logical_or, read, batch.mask | batch.value_mask)
     totals = [tokens.sum() for tokens in read]
-    extra_loss = extra_terms(models, how, totals)
+    extra_loss = extra_terms(models, settings, totals)
 
     def loss_of(params, *rows, room=0):
-        step_fns = functions_at(fns, how, room)
-        return objective.policy_loss(params, *rows, state.kl_coef, step_fns, how, extra_loss)
+        step_fns = functions_at(fns, settings, room)
+        return objective.policy_loss(params, *rows, state.kl_coef, step_fns, settings, extra_loss)
 
-    rows, slices = (batch, weights, value_weights), Slices.of(how, fns)
+    rows, slices = (batch, weights, value_weights), Slices.of(settings, fns)
     loss, sums, grads = accumulate(loss_of, state.params, rows, mask, slices)
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, applied = apply_if_finite(
-        how.optim.tx(how.optim.lr),
+        settings.optim.tx(settings.optim.lr),
         grads,
         state.opt_state,
         state.params,
         loss,
-        (tokens > 0) & (state.step >= how.critic.warmup_steps),
+        (tokens > 0) & (state.step >= settings.critic.warmup_steps),
         lr_scale,
     )
     counts = {name: value_tokens if name.startswith('value/') else tokens for name in sums}
     counts |= dict.fromkeys(NOT_PER_TOKEN, 1)
-    for extra, total in zip(how.extras, totals, strict=True):
+    for extra, total in zip(settings.extras, totals, strict=True):
         counts |= dict.fromkeys(extra.METRICS, total)
     metrics = {name: x / jnp.maximum(counts[name], 1) for name, x in sums.items()}
     metrics |= {'policy/loss': loss, 'policy/grad_norm': norm}
@@ -308,31 +322,35 @@ def one_step(
     batch: Batch,
     weigh: Callable,
     lr_scale: Any,
-    how: Learning,
+    settings: UpdateSettings,
 ) -> tuple[TrainState, dict]:
     """One mini-batch: critic steps, then the policy step; the metrics describe the last step."""
-    if how.sparse:
-        rows = sort_trained_first(rows, batch.mask, how.microbatches, how.batch.prefix_rows)
+    if settings.sparse:
+        rows = sort_trained_first(
+            rows, batch.mask, settings.microbatches, settings.batch.prefix_rows
+        )
     part = jax.tree.map(lambda x: x[rows], batch)
-    if how.layout is not None:
-        part = jax.lax.with_sharding_constraint(part, how.layout)
-    episode = None if how.rows_per_episode == 1 else rows // how.rows_per_episode
+    if settings.layout is not None:
+        part = jax.lax.with_sharding_constraint(part, settings.layout)
+    episode = None if settings.rows_per_episode == 1 else rows // settings.rows_per_episode
     weights, value_weights = (weigh(mask, episode=episode) for mask in (part.mask, part.value_mask))
     metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
-        for _ in range(how.critic.updates):
+        for _ in range(settings.critic.updates):
             state, metrics, finite, applied = critic_step(
-                state, part, value_weights, lr_scale, models.fns, how
+                state, part, value_weights, lr_scale, models.fns, settings
             )
             skipped += ~finite
         metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), applied, jnp.nan)
     state, measured, finite, applied = policy_step(
-        state, models, part, weights, value_weights, lr_scale, how
+        state, models, part, weights, value_weights, lr_scale, settings
     )
     state = state.replace(skipped=state.skipped + skipped + ~finite)
     metrics |= measured
     # nan, not 0: the critic's warm-up holds the policy on purpose
-    metrics['update/applied'] = jnp.where(state.step >= how.critic.warmup_steps, applied, jnp.nan)
+    metrics['update/applied'] = jnp.where(
+        state.step >= settings.critic.warmup_steps, applied, jnp.nan
+    )
     # Means exclude steps without a trained token
     trains = part.mask.any()
     return state, {name: jnp.where(trains, x, jnp.nan) for name, x in metrics.items()}
@@ -345,8 +363,8 @@ def update_step(
     lr_scale: jax.Array | float = 1.0,
     *,
     fns: ModelFns,
-    how: Learning,
-    frozen: Frozen | None = None,
+    settings: UpdateSettings,
+    frozen: FrozenParams | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Run the optimiser steps of a batch, with how.batch.epochs passes over its rows.
 
@@ -355,7 +373,7 @@ def update_step(
     None keeps their order. lr_scale: factor of both learning rates. frozen: for extensions. The
     how.rows_per_episode rows of an episode are in one optimiser step and count as one sequence.
     """
-    together, weights = how.rows_per_episode, how.algorithm.weights
+    together, weights = settings.rows_per_episode, settings.algorithm.weights
     weigh = functools.partial(
         losses.token_weights,
         aggregation=weights.aggregation,
@@ -365,20 +383,20 @@ def update_step(
     rows = minibatch_rows(
         key,
         rows=len(batch.tokens),
-        num_minibatches=len(batch.tokens) // (together * how.batch.minibatch_rows),
-        epochs=how.batch.epochs,
-        unit=math.lcm(how.batch.prefix_rows, together),
+        num_minibatches=len(batch.tokens) // (together * settings.batch.minibatch_rows),
+        epochs=settings.batch.epochs,
+        unit=math.lcm(settings.batch.prefix_rows, together),
     )
     before, models = state.skipped, Models(fns, frozen)
     state, steps = jax.lax.scan(
-        lambda s, r: one_step(s, r, models, batch, weigh, lr_scale, how), state, rows
+        lambda s, r: one_step(s, r, models, batch, weigh, lr_scale, settings), state, rows
     )
     metrics = reduce_steps(steps) | batch_metrics(batch, fns.values is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
     metrics['policy/kl_coef'] = state.kl_coef
-    if how.algorithm.kl.target:
-        adapted = adaptive_kl_coef(state, batch, how.algorithm.kl, together)
-        moves = state.step >= how.critic.warmup_steps  # during the warm-up the KL is 0
+    if settings.algorithm.kl.target:
+        adapted = adaptive_kl_coef(state, batch, settings.algorithm.kl, together)
+        moves = state.step >= settings.critic.warmup_steps  # during the warm-up the KL is 0
         state = state.replace(kl_coef=jnp.where(moves, adapted, state.kl_coef))
     return state.replace(step=state.step + 1), metrics
 

@@ -52,7 +52,7 @@ def cut(rows: Sequence[Any], width: int) -> tuple:
     return tuple(map(one, rows))
 
 
-def at_width(
+def run_in_bucket(
     fn: Callable, params: Any, rows: Any, lengths: jax.Array, widths: tuple, *, cuts: bool = True
 ) -> Any:
     """Call fn(params, *rows) with rows cut to the smallest of the ascending widths that fits.

@@ -141,8 +141,8 @@ def finish_turn(
 
 
 def begin_answers(
-    place: grammars.Place | None, task: text.TextTask, which: jax.Array, world: text.Episode
-) -> grammars.Place | None:
+    place: grammars.GrammarState | None, task: text.TextTask, which: jax.Array, world: text.Episode
+) -> grammars.GrammarState | None:
     """Reset the grammar state of slots `which` int32 [w] to the start of an offered answer."""
     if place is None:
         return None
@@ -347,12 +347,12 @@ def start(
     )
 
 
-def empty_place(task: text.TextTask, slots: int) -> grammars.Place | None:
+def empty_place(task: text.TextTask, slots: int) -> grammars.GrammarState | None:
     """Return the initial grammar state of all slots; None without a grammar."""
     if task.grammar is None:
         return None
     offered = (slots, grammars.words(len(task.env.ACTION_NAMES)))
-    return grammars.Place(jnp.zeros(slots, jnp.int32), jnp.zeros(offered, jnp.uint32))
+    return grammars.GrammarState(jnp.zeros(slots, jnp.int32), jnp.zeros(offered, jnp.uint32))
 
 
 def collect_on_mesh(mesh: jax.sharding.Mesh, settings: RolloutSettings) -> Callable:

@@ -26,8 +26,8 @@ from agentrl_jax.rollout import rewards, versions
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host_rollout import HostRollout
 from agentrl_jax.rollout.partial import PartialRollout
-from agentrl_jax.rollout.programs import Ends, Programs, build_programs
-from agentrl_jax.rollout.replies import LogOfSteps, ReplyLog
+from agentrl_jax.rollout.programs import Programs, StopRules, build_programs
+from agentrl_jax.rollout.replies import PerStepLog, ReplyLog
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls
 from agentrl_jax.text import stops
@@ -180,7 +180,7 @@ class HostCollect:
                 *np.zeros((2, (staleness + 1) * episodes), np.int32),
                 key,
                 pool=worlds.pool.another(),
-                log=LogOfSteps(worlds.log, episodes),
+                log=PerStepLog(worlds.log, episodes),
                 staleness=staleness,
                 first=step,
                 plan=worlds.plan and worlds.plan(step, episodes),
@@ -216,7 +216,7 @@ class HostCollect:
         """Create a rollout without playing it. level, stream: int32 [E] of its episodes."""
         task = jax.tree.map(lambda x: np.asarray(x), task)
         calls = WorldCalls(pool, self.policy, log=log, say=say, asked=self.worlds.asked)
-        ends = Ends(task.eos_ids, self.strings, task.grammar, task.answer)
+        ends = StopRules(task.eos_ids, self.strings, task.grammar, task.answer)
         return kind(
             self.programs(task),
             self.worlds.conversation,

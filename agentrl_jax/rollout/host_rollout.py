@@ -24,7 +24,7 @@ from agentrl_jax.rollout.host_slots import (
     figures_of,
 )
 from agentrl_jax.rollout.keepers import Request, Response
-from agentrl_jax.rollout.programs import READ_HEADER, REPORT_HEADER, Ends, Programs
+from agentrl_jax.rollout.programs import READ_HEADER, REPORT_HEADER, Programs, StopRules
 from agentrl_jax.rollout.world_calls import WorldCalls, WorldsFailed
 from agentrl_jax.text import agents
 from agentrl_jax.text.conversation import Conversation, HostTask, Prompt, action_hash
@@ -46,7 +46,7 @@ class HostRollout:
     params: Params
     key: jax.Array
     task: HostTask
-    ends: Ends
+    ends: StopRules
     level: np.ndarray
     stream: np.ndarray
     poll: int
@@ -171,10 +171,10 @@ class HostRollout:
     def poll_replies(self) -> None:
         """Take the replies that have arrived.
 
-        Wait for a reply if the device is idle, and otherwise for up to `grace` seconds.
+        Wait for a reply if the device is idle, and otherwise for up to `reply_wait_s` seconds.
         """
         began = time.monotonic()
-        until = began + self.grace()
+        until = began + self.reply_wait_s()
         busy = self.is_sampling() or self.is_due()
         while not self.is_over():
             response = self.calls.next(until if busy else math.inf, bool(self.live.any()))
@@ -186,11 +186,11 @@ class HostRollout:
             else:
                 self.on_reply(slot, response)
             busy = self.is_sampling() or self.is_due()  # copied rows sample immediately
-            until = time.monotonic() + self.grace()
+            until = time.monotonic() + self.reply_wait_s()
         if not self.is_sampling():
             self.counted['waited_s'] += time.monotonic() - began
 
-    def grace(self) -> float:
+    def reply_wait_s(self) -> float:
         """Return how long rows that could sample wait for another reply: one step, or 0 seconds.
 
         They wait if replies take less than a step or, if most rows are waiting, less than `poll`
@@ -210,7 +210,7 @@ class HostRollout:
         """Record a reply as the outcome of the last answer, if there was one."""
         reply, b, k, out = response.reply, slot.episode, slot.turn, self.out
         if slot.cut and reply.done:
-            self.on_earned(slot, response)
+            self.on_final_reward(slot, response)
             return
         self.note(slot, response)
         self.counted['cut'] += response.prompt.cut
@@ -256,7 +256,7 @@ class HostRollout:
             return
         if stop == EpisodeStop.NONE:
             prompt = self.prompt(slot)
-            missing = self.missing_end(slot, prompt)
+            missing = self.missing_eos(slot, prompt)
             longest = len(missing) + len(prompt.tokens) + self.most(prompt)
             if longest <= self.room(slot, prompt):
                 self.write_prompt(slot, prompt, missing)
@@ -278,7 +278,7 @@ class HostRollout:
         held = prefix + len(branch_places(self.out, slot.episode, prompt.branch, prefix))
         return min(left, self.task.env.context - held)
 
-    def missing_end(self, slot: Slot, prompt: Prompt) -> list[int]:
+    def missing_eos(self, slot: Slot, prompt: Prompt) -> list[int]:
         """Return the end token of the conversation's last answer if it was not sampled, else [].
 
         The prefix already ends with an end token.
@@ -295,7 +295,7 @@ class HostRollout:
         longest = self.settings.max_response
         return min(prompt.most or longest, longest)
 
-    def on_earned(self, slot: Slot, response: Response) -> None:
+    def on_final_reward(self, slot: Slot, response: Response) -> None:
         """Add a truncated episode's final reward to its last turn; without a turn it is faulty."""
         reply, b, out = response.reply, slot.episode, self.out
         if not slot.turn:
@@ -546,7 +546,7 @@ class HostRollout:
         action = self.conversation.said(sampled, slot.now.part)
         self.note(slot, (slot.now.part, action))
         if self.task.env.chats:
-            action = self.as_answer(slot, action, place)
+            action = self.with_token_info(slot, action, place)
         if slot.now.part == agents.ACT:
             out.actions[b, k, 0] = action_hash(action)
             slot.actions += (action,)
@@ -556,7 +556,7 @@ class HostRollout:
             out.judged[b, k] = True
             self.go_on(slot, *self.end_turn(slot, done=False))
 
-    def as_answer(self, slot: Slot, text: str, place: slice) -> Answer:
+    def with_token_info(self, slot: Slot, text: str, place: slice) -> Answer:
         """Return the answer at `place` with the details that model clients need."""
         b, out, prefix = slot.episode, self.out, len(self.task.prefix)
         answer, decode = Answer(text), self.conversation.chat.tokenizer.decode_bytes

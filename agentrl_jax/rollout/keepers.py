@@ -1,4 +1,4 @@
-"""The environments of a run, each in a thread (envs.hosts.world.Keeper), with their requests.
+"""The environments of a run, each in a thread (envs.hosts.world.WorldThread), with their requests.
 
 A keeper takes requests and puts responses into the pool's queue. It reports faults and leaves their
 handling to the rollout. It closes an environment that failed and creates a new one for the next
@@ -15,18 +15,18 @@ from typing import Any
 
 from agentrl_jax.envs.hosts.world import (
     BOUNDS,
-    Foreign,
-    Keeper,
     Messages,
     Reply,
     World,
     WorldDown,
     WorldError,
+    WorldThread,
     fits,
     shown,
+    world_errors,
 )
 
-REASON = 400  # maximum length of a fault, in characters
+MAX_FAULT_CHARS = 400  # maximum length of a fault, in characters
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,16 +65,16 @@ class Response:
 
     def say(self, reply: Reply, world: World) -> None:
         self.reply = reply
-        self.instruction = '' if self.request.actions else in_characters(world.instruction)
-        self.offers = tuple(map(in_characters, getattr(world, 'offers', ())))
+        self.instruction = '' if self.request.actions else without_surrogates(world.instruction)
+        self.offers = tuple(map(without_surrogates, getattr(world, 'offers', ())))
 
     def fail(self, error: Exception) -> None:
         self.reply, self.prompt = None, None
-        self.fault = shown(f'{type(error).__name__}: {error}')[:REASON]
+        self.fault = shown(f'{type(error).__name__}: {error}')[:MAX_FAULT_CHARS]
         self.down = isinstance(error, WorldDown)
 
 
-class PoolKeeper(Keeper):
+class PooledWorldThread(WorldThread):
     """Owns the environment of a slot, and creates a new one after each fault."""
 
     def __init__(
@@ -97,7 +97,7 @@ class PoolKeeper(Keeper):
 
     def _respond(self, request: Request) -> Response:
         began, response = time.monotonic(), Response(request)
-        with Foreign(response.fail):
+        with world_errors(response.fail):
             reply = self._ask(request)
             response.say(reply, self.world)
             response.prompt = self._read(reply.observation, response.instruction)
@@ -113,24 +113,24 @@ class PoolKeeper(Keeper):
         if fresh:
             self.world = self.make()
         if not request.actions and not request.cut:
-            return self._taken(Reply(self.world.reset(request.item)), request)
+            return self._checked(Reply(self.world.reset(request.item)), request)
         if fresh:
             self._repeat(request)
         if request.cut:
-            return self._taken(self.world.finish(request.cut), request)
-        return self._taken(self.world.step(request.actions[-1]), request)
+            return self._checked(self.world.finish(request.cut), request)
+        return self._checked(self.world.step(request.actions[-1]), request)
 
-    def _taken(self, reply: Reply, request: Request) -> Reply:
+    def _checked(self, reply: Reply, request: Request) -> Reply:
         """Return a reply after checks, with text that can be encoded."""
         check_reply(reply, f'{type(self.world).__name__}, item {request.item}')
-        return dataclasses.replace(reply, observation=in_characters(reply.observation))
+        return dataclasses.replace(reply, observation=without_surrogates(reply.observation))
 
     def _repeat(self, request: Request) -> None:
         """Replay the episode so far in a fresh environment."""
         if not self.world.deterministic:
             raise WorldError('the environment failed and cannot be replayed: not deterministic')
         rerun = [Reply(self.world.reset(request.item)), *map(self.world.step, request.actions[:-1])]
-        rerun = [self._taken(reply, request) for reply in rerun]
+        rerun = [self._checked(reply, request) for reply in rerun]
         for turn, (now, before) in enumerate(zip(rerun, request.replies, strict=True)):
             if now != before:
                 raise WorldError(
@@ -138,16 +138,16 @@ class PoolKeeper(Keeper):
                 )
 
 
-def in_characters(said: Any) -> Any:
+def without_surrogates(said: Any) -> Any:
     """Replace lone surrogates in all texts of a reply, because they cannot be encoded."""
     if isinstance(said, str):
         return said.encode('utf-8', 'replace').decode()
     if isinstance(said, Messages):
         texts = {'messages': said.messages, 'tools': said.tools, 'appended': said.appended}
-        return dataclasses.replace(said, **in_characters(texts))
+        return dataclasses.replace(said, **without_surrogates(texts))
     if isinstance(said, dict):
-        return {in_characters(name): in_characters(one) for name, one in said.items()}
-    return type(said)(map(in_characters, said)) if isinstance(said, list | tuple) else said
+        return {without_surrogates(name): without_surrogates(one) for name, one in said.items()}
+    return type(said)(map(without_surrogates, said)) if isinstance(said, list | tuple) else said
 
 
 def check_reply(reply: Reply, world: str) -> None:
@@ -162,7 +162,7 @@ def check_reply(reply: Reply, world: str) -> None:
     ):
         if not isinstance(getattr(reply, name, None), kinds):
             value = getattr(reply, name, 'missing')
-            raise WorldError(f'{world}: {name} of a reply is {value!r}'[:REASON])
+            raise WorldError(f'{world}: {name} of a reply is {value!r}'[:MAX_FAULT_CHARS])
     if not fits(reply.reward):
         raise WorldError(f'{world}: reward of a reply is {reply.reward!s:.100}, which {BOUNDS}')
     for figure in reply.figures:
@@ -173,12 +173,12 @@ def check_reply(reply: Reply, world: str) -> None:
 class Pool:
     """The environments of a run; its rollouts use the slots one after another."""
 
-    keeper = PoolKeeper
+    keeper = PooledWorldThread
 
     def __init__(self, make: Callable[[], World], read: Callable):
         self.done: queue.SimpleQueue = queue.SimpleQueue()  # Responses, also late ones
         self._make, self._read = make, read
-        self._keepers: dict[int, PoolKeeper] = {}
+        self._keepers: dict[int, PooledWorldThread] = {}
         self._closing = threading.Event()  # of these keepers
 
     def of_rollout(self, about: dict[str, int | str]) -> 'Pool':

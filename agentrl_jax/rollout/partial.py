@@ -65,7 +65,7 @@ class PartialRollout(HostRollout):
         while self.begun <= min(step + self.staleness, last):
             self.open(self.begun, *draw(self.begun))
             self.begun += 1
-        self.read_anew()
+        self.reread_pending()
         rows = self.block(step)
         self.play_until_healthy(list(range(rows.start, rows.stop)))
         self.finish_answers()
@@ -79,7 +79,7 @@ class PartialRollout(HostRollout):
         self.stream[rows], self.version[rows] = stream, -1
         self.episodes.extend(range(rows.start, rows.stop))
 
-    def read_anew(self) -> None:
+    def reread_pending(self) -> None:
         """Read all unanswered prompts again, from their start and under the new weights."""
         for ready in self.ready:
             ready.clear()

@@ -44,13 +44,15 @@ class State:
     tokens: jax.Array  # int32 [S, R]
     logprobs: jax.Array  # float32 [S, R]
     opened: jax.Array  # compute dtype [S, D]  final hidden state after the conversation's opening
-    place: grammars.Place | None = None  # state of the answer grammar; None without a grammar
-    parser: answers.AnswerState | None = None  # with Ends.answer
+    place: grammars.GrammarState | None = (
+        None  # state of the answer grammar; None without a grammar
+    )
+    parser: answers.AnswerState | None = None  # with StopRules.answer
     allowed: jax.Array | None = None  # uint32 [S, R, W]  as Rollout.allowed
 
 
 @struct.dataclass
-class Ends:
+class StopRules:
     """Conditions that end a turn."""
 
     eos_ids: jax.Array  # int32 [n]
@@ -72,7 +74,7 @@ class Ends:
 def start(
     params: Params,
     prefix: jax.Array,
-    ends: Ends,
+    ends: StopRules,
     *,
     settings: RolloutSettings,
     cache_tokens: int,
@@ -83,7 +85,7 @@ def start(
     if ends.grammar is not None:
         words, offers = ends.words
         grammar = dict(
-            place=grammars.Place(none, jnp.zeros((slots, offers), jnp.uint32)),
+            place=grammars.GrammarState(none, jnp.zeros((slots, offers), jnp.uint32)),
             allowed=jnp.zeros((slots, max_response, words), jnp.uint32),
         )
         if ends.answer is not None:
@@ -108,7 +110,7 @@ def start(
 def decode(
     state: State,
     params: Params,
-    ends: Ends,
+    ends: StopRules,
     key: jax.Array,
     until: jax.Array,
     limit: jax.Array,
@@ -191,7 +193,7 @@ def as_int(x: jax.Array) -> jax.Array:
 
 
 def read(
-    state: State, params: Params, ends: Ends, block: jax.Array, *, settings: RolloutSettings
+    state: State, params: Params, ends: StopRules, block: jax.Array, *, settings: RolloutSettings
 ) -> State:
     """Read a block int32 [w, READ_HEADER + offers + C], one line for each row with a chunk.
 
@@ -211,7 +213,7 @@ def read(
     return begin_answers(state.replace(rows=rows, opened=opened), ends, block[:, :text])
 
 
-def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
+def begin_answers(state: State, ends: StopRules, heads: jax.Array) -> State:
     """Start sampling in rows with a last chunk; heads int32 [w, READ_HEADER + offers]."""
     which, _, _, length, stream, last, part, max_new_tokens, *sampling_bits = heads[
         :, :READ_HEADER
@@ -240,7 +242,7 @@ def begin_answers(state: State, ends: Ends, heads: jax.Array) -> State:
     )
 
 
-def copy(state: State, ends: Ends, lines: jax.Array, *, settings: RolloutSettings) -> State:
+def copy(state: State, ends: StopRules, lines: jax.Array, *, settings: RolloutSettings) -> State:
     """Copy the start of caches to other rows; lines int32 [w, 1 + head].
 
     A line is the source row and the head of a line as in `read`. If the head marks the last chunk,

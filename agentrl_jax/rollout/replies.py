@@ -66,7 +66,7 @@ class ReplyLog:
             self._file.close()
 
 
-class LogOfSteps:
+class PerStepLog:
     """A log for episodes of several steps: each line has the step of its episode."""
 
     def __init__(self, log: ReplyLog, episodes: int):
@@ -234,7 +234,7 @@ class LoggedPool:
         if not lines:
             labels = [{k: x for k, x in line.items() if k not in FIELDS} for line in self._all]
             names = sorted({', '.join(f'{k}={x}' for k, x in label.items()) for label in labels})
-            listed = '; '.join(map(files.in_line, names[:LISTED])) or 'none'
+            listed = '; '.join(map(files.one_line_excerpt, names[:LISTED])) or 'none'
             description = ', '.join(f'{name}={x}' for name, x in about.items())
             raise ValueError(
                 f'{self._path} has no rollout with {description}; it has {len(names)}: {listed}'

@@ -15,7 +15,7 @@ import numpy as np
 from agentrl_jax.rollout import replies
 
 
-def path_beside(log: str | Path) -> Path:
+def versions_path(log: str | Path) -> Path:
     """Return versions.jsonl for replies.jsonl, versions_1.jsonl for replies_1.jsonl."""
     path = Path(log)
     return path.with_name(path.name.replace('replies', 'versions', 1))

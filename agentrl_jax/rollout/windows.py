@@ -3,11 +3,11 @@
 With a window of w turns, the context of turn k is the common prefix and turns k-w+1 .. k (RAGEN's
 limited_multi_turn; w = 1: no history). An episode of K turns then becomes K samples. split_turns
 creates them from arrays in the rollout layout [B, T]: each sample has the tokens in the policy's
-context and one trained answer. put_back is the inverse. Advantages are computed in the rollout
-layout, so credit still spans the full episode. Episodes with several conversations (Branches) are
-split in the same way, into one sample per conversation. For agents that write plans or reflections
-(text.agents), the last one before a turn stays in the context. If it is older than the window, it
-is inserted between the prefix and the first turn of the window.
+context and one trained answer. scatter_back is the inverse. Advantages are computed in the rollout
+layout, so credit still spans the full episode. Episodes with several conversations
+(ConversationSpec) are split in the same way, into one sample per conversation. For agents that
+write plans or reflections (text.agents), the last one before a turn stays in the context. If it is
+older than the window, it is inserted between the prefix and the first turn of the window.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from agentrl_jax.types import Batch, Rollout
 
 
 @struct.dataclass
-class Windows:
+class WindowIndex:
     """Index from samples, one per turn or branch, into the rows of a rollout."""
 
     index: jax.Array  # int32 [B, K, W]  position in the episode's row; T = none
@@ -35,7 +35,7 @@ def branch_of(turn: jax.Array, branch: jax.Array, xp: Any = jnp) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Branches:
+class ConversationSpec:
     """Episodes with several conversations, with one sample each (Rollout.branch)."""
 
     count: int  # maximum number per episode
@@ -51,7 +51,7 @@ class Branches:
         """Return the maximum number of turns per sample."""
         return turns
 
-    def windows(self, rollout: Rollout) -> Windows:
+    def windows(self, rollout: Rollout) -> WindowIndex:
         """Return the samples of a rollout; conversations that never started are empty."""
         length = rollout.tokens.shape[1]
         branch = branch_of(rollout.turn, rollout.branch)[:, None]
@@ -62,7 +62,7 @@ class Branches:
         index = jnp.sort(jnp.where(visible, place, length), axis=-1)
         index = index[..., : self.width or length]
         in_branch = jnp.take_along_axis(in_branch, jnp.minimum(index, length - 1), axis=-1)
-        return Windows(index=index, own=in_branch & (index < length))
+        return WindowIndex(index=index, own=in_branch & (index < length))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Context:
         del turns
         return 1
 
-    def windows(self, rollout: Rollout) -> Windows:
+    def windows(self, rollout: Rollout) -> WindowIndex:
         """Return the samples of a rollout: K per episode, empty for unplayed turns."""
         length, begin, prefix = rollout.tokens.shape[1], rollout.begin, self.prefix
         end = turn_ends(rollout.turn, begin.shape[1])
@@ -107,7 +107,7 @@ class Context:
         turn_mask = (turns < rollout.num_turns[:, None])[:, :, None]
         index = jnp.where(turn_mask & (index < end[:, :, None]), index, length)
         in_turn = take(rollout.turn, index, fill=-1) == turns[:, :, None]
-        return Windows(index=index, own=in_turn & (column >= prefix)[None, None])
+        return WindowIndex(index=index, own=in_turn & (column >= prefix)[None, None])
 
     @property
     def block(self) -> int:
@@ -184,7 +184,7 @@ def take(x: jax.Array, index: jax.Array, fill: Any = 0) -> jax.Array:
     return jnp.asarray(x).at[rows, index].get(mode='fill', fill_value=fill)
 
 
-def split_turns(x: Any, found: Windows) -> Any:
+def split_turns(x: Any, found: WindowIndex) -> Any:
     """Split every array [B, T, ...] of a tree into one row per turn, [B * K, W, ...]."""
 
     def one(a):
@@ -193,28 +193,28 @@ def split_turns(x: Any, found: Windows) -> Any:
     return jax.tree.map(one, x)
 
 
-def of_episode(x: jax.Array, found: Windows) -> jax.Array:
+def of_episode(x: jax.Array, found: WindowIndex) -> jax.Array:
     """Repeat a per-episode array [B, ...] for each sample of the episode: [B * K, ...]."""
     return jnp.repeat(x, found.index.shape[1], axis=0)
 
 
-def own_rows(mask: jax.Array, found: Windows) -> jax.Array:
+def own_turn_mask(mask: jax.Array, found: WindowIndex) -> jax.Array:
     """Split a mask bool [B, T] into [B * K, W], true only in each sample's own turn."""
     return split_turns(mask, found) & found.own.reshape(-1, found.own.shape[2])
 
 
-def split_batch(batch: Batch, found: Windows) -> Batch:
+def split_batch(batch: Batch, found: WindowIndex) -> Batch:
     """Split a batch into one row per turn, in which only the tokens of that turn are trained."""
-    masks = {name: own_rows(getattr(batch, name), found) for name in ('mask', 'value_mask')}
+    masks = {name: own_turn_mask(getattr(batch, name), found) for name in ('mask', 'value_mask')}
 
     def split(x):
-        return own_rows(x, found) if x.dtype == bool else of_episode(x, found)
+        return own_turn_mask(x, found) if x.dtype == bool else of_episode(x, found)
 
     extra = jax.tree.map(split, batch.extra)
     return split_turns(batch.replace(extra={}), found).replace(**masks, extra=extra)
 
 
-def put_back(x: jax.Array, found: Windows, length: int) -> jax.Array:
+def scatter_back(x: jax.Array, found: WindowIndex, length: int) -> jax.Array:
     """Scatter [B * K, W] of the samples back to [B, T]: each token's value in its own turn."""
     x = x.reshape(found.index.shape)
     index = jnp.where(found.own, found.index, length)

@@ -18,7 +18,7 @@ from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 
 RETRY_S, LONGEST_RETRY_S = 0.25, 30.0  # first and longest delay between retries
-LOOK_S = 0.5  # how often to check whether the run should stop
+OUTAGE_POLL_S = 0.5  # how often to check whether the run should stop
 
 
 class WorldsFailed(files.Failure):
@@ -114,7 +114,7 @@ class WorldCalls:
             down = ' while all environments are down' if self.down_since < math.inf else ''
             self.say(f'stop requested{down}: a resumed run repeats this step')
             raise processes.Interrupted
-        wait = min(wait, LOOK_S)
+        wait = min(wait, OUTAGE_POLL_S)
         try:
             return self.pool.done.get(timeout=wait) if wait > 0 else self.pool.done.get_nowait()
         except queue.Empty:

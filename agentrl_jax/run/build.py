@@ -12,8 +12,8 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics, mutual_information, validation
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl.learn import learn, learning_of
-from agentrl_jax.rl.learning import Extra, Learning
+from agentrl_jax.rl.learn import learn, update_settings_of
+from agentrl_jax.rl.learning import Extra, UpdateSettings
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import draw_episodes, every_level
@@ -21,7 +21,7 @@ from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, hooks, hosts, mixture, parts, usage
 from agentrl_jax.run.config import Config, effective, read
 from agentrl_jax.run.hooks import Moment, Parts, Probe
-from agentrl_jax.run.run import Run, Training, Validation
+from agentrl_jax.run.run import EvalPool, Run, TrainPrograms
 from agentrl_jax.run.streams import PAIRS
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
@@ -58,24 +58,28 @@ def scores_of(
     fns: ModelFns,
     *,
     recompute: bool,
-    how: Learning,
+    settings: UpdateSettings,
 ) -> Scores:
     """Return values [B, T] of a rollout's tokens, and recomputed log-probabilities if requested."""
-    windows = None if how.context is None else how.context.windows(rollout)
+    windows = None if settings.context is None else settings.context.windows(rollout)
     models = params, critic_params, None
-    return score(*models, rollout, fns=fns, how=how, recompute=recompute, windows=windows)
+    return score(*models, rollout, fns=fns, settings=settings, recompute=recompute, windows=windows)
 
 
-def rescore(params: Params, rollout: Rollout, *, fns: ModelFns, how: Learning) -> jax.Array:
+def rescore(
+    params: Params, rollout: Rollout, *, fns: ModelFns, settings: UpdateSettings
+) -> jax.Array:
     """Return log-probabilities [B, T] of a rollout's tokens under other parameters."""
     fns = fns.replace(values=None)
-    return scores_of(params, None, rollout, fns, recompute=True, how=how).old_logprobs
+    return scores_of(params, None, rollout, fns, recompute=True, settings=settings).old_logprobs
 
 
-def build_learning(cfg: Config, mesh: Mesh, task: Any, extras: tuple[Extra, ...] = ()) -> Learning:
+def build_update_settings(
+    cfg: Config, mesh: Mesh, task: Any, extras: tuple[Extra, ...] = ()
+) -> UpdateSettings:
     """Return the settings of an update. task: determines the prompt width if windows are cut."""
     answers = task.grammar if cfg.rollout.constrain else None
-    return learning_of(
+    return update_settings_of(
         cfg,
         context=context_of(cfg, task),
         bits=None if answers is None else answers.bits,
@@ -84,18 +88,18 @@ def build_learning(cfg: Config, mesh: Mesh, task: Any, extras: tuple[Extra, ...]
     )
 
 
-def context_of(cfg: Config, task: Any) -> windows.Context | windows.Branches | None:
+def context_of(cfg: Config, task: Any) -> windows.Context | windows.ConversationSpec | None:
     """Return the part of a task's episodes that the policy sees; None = everything."""
     if cfg.context.window:
         return windows.Context.of(task, cfg.context.window, cfg.rollout.max_response)
     if cfg.most_branches > 1:
-        return windows.Branches(cfg.most_branches, task.prefix.shape[0], task.env.context)
+        return windows.ConversationSpec(cfg.most_branches, task.prefix.shape[0], task.env.context)
     return None
 
 
-def build_learn(fns: ModelFns, how: Learning) -> Callable:
+def build_learn(fns: ModelFns, settings: UpdateSettings) -> Callable:
     """Return jitted learn(state, frozen, rollout, key, lr_scale, base), which donates the state."""
-    return jax.jit(functools.partial(learn, fns=fns, how=how), donate_argnums=0)
+    return jax.jit(functools.partial(learn, fns=fns, settings=settings), donate_argnums=0)
 
 
 def warn_of_random_start(cfg: Config, model: Model) -> None:
@@ -166,7 +170,7 @@ def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> 
 
     def load_policy(path):
         config, params = parts.load_policy(path, mesh=mesh)
-        return dataclasses.replace(config, **parts.execution(cfg)), params
+        return dataclasses.replace(config, **parts.compute_fields(cfg)), params
 
     return hooks.Setup(
         config=cfg,
@@ -235,7 +239,7 @@ def build_collects(
     return tuple(make(member, worlds=worlds.get(member.env.name)) for member in cfg.members)
 
 
-def build_play(
+def build_rollout_programs(
     cfg: Config, mesh: Mesh, tasks: tuple[Task, ...], collects: tuple[Callable, ...]
 ) -> tuple[Callable, Callable, Callable]:
     """Return (draw, collect, metrics of a rollout) of the training environments."""
@@ -272,44 +276,44 @@ def build_training(
     tasks: tuple[Task, ...],
     tokenizer: Tokenizer,
     worlds: dict[str, Worlds],
-) -> Training:
+) -> TrainPrograms:
     """Build the programs of a training step."""
     rows, replicated = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
     fns = parts.build_functions(cfg, config, mesh)
     extras = hooks.extras_of(additions, tasks[0])
-    how = build_learning(cfg, mesh, tasks[0], extras)
+    settings = build_update_settings(cfg, mesh, tasks[0], extras)
     collects = build_collects(cfg, mesh, config, worlds)
-    draw, collect, measure = build_play(cfg, mesh, tasks, collects)
+    draw, collect, measure = build_rollout_programs(cfg, mesh, tasks, collects)
     one = cfg.members[0]
     built = Parts(
         config=cfg,
         mesh=mesh,
         model=config,
         fns=fns,
-        learning=how,
+        learning=settings,
         task=tasks[0],
         tokenizer=tokenizer,
         draw=build_draw(one, tasks[0]),
         collect=lambda change: parts.build_collect(
             one, config, mesh, training=True, worlds=worlds.get(one.env.name), change=change
         ),
-        score=functools.partial(scores_of, recompute=False, how=how),
+        score=functools.partial(scores_of, recompute=False, settings=settings),
     )
     probes = [build_information(built)] if cfg.alarm.mi_every else []
     eval_probes = {}
     for extension in cfg.extensions:
         probes += extension.probes(built)
         eval_probes |= extension.eval_probes(built)
-    return Training(
+    return TrainPrograms(
         tasks=tasks,
         draw=draw,
         collect=collect,
         collects=collects,
-        pack=collecting.build_pack(how, rows, replicated),
+        pack=collecting.build_pack(settings, rows, replicated),
         metrics=measure,
         probes=tuple(probes),
-        learn=build_learn(fns, how),
-        rescore=jax.jit(functools.partial(rescore, fns=fns, how=how), out_shardings=rows),
+        learn=build_learn(fns, settings),
+        rescore=jax.jit(functools.partial(rescore, fns=fns, settings=settings), out_shardings=rows),
         eval_probes=eval_probes,
     )
 
@@ -351,7 +355,7 @@ def build_validations(
     held_out: dict[str, Task],
     additions: tuple[hooks.Addition, ...],
     worlds: dict[str, Worlds],
-) -> tuple[Validation, ...]:
+) -> tuple[EvalPool, ...]:
     """Build the programs of all pools: eval.samples episodes on each of env.eval_levels levels.
 
     Pools on the device share one collect.
@@ -366,7 +370,7 @@ def build_validations(
         pool = task.env.num_levels(task.env_params)
         count = functools.partial(validation.count, levels=levels, samples=samples)
         more = (addition.measure(task, context_of(cfg, task)) for addition in additions)
-        return Validation(
+        return EvalPool(
             prefix=prefix,
             task=task,
             episodes=jax.device_put(every_level(levels, pool, shards, samples), rows),

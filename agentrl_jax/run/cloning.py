@@ -13,7 +13,7 @@ from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
 from agentrl_jax.run import parts, usage
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.params import CLONED, trained_part
+from agentrl_jax.run.params import CLONED, trainable_params
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import BASE, CLONE, Streams
 from agentrl_jax.text import agents
@@ -40,11 +40,11 @@ def find_demonstrations(run: Run) -> Demonstrations:
 def demonstrations_of_all(run: Run) -> Demonstrations:
     """Return expert and random play of every training environment."""
     each = zip(run.config.members, run.training.tasks, strict=True)
-    parts = [own_demonstrations(run, *one) for one in each if one[0].clone.episodes]
+    parts = [demonstrate_levels(run, *one) for one in each if one[0].clone.episodes]
     return parts[0] if len(parts) == 1 else demonstrations.join(parts, run.tokenizer.pad_id)
 
 
-def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
+def demonstrate_levels(run: Run, cfg: Config, task: Task) -> Demonstrations:
     """Return expert and random play of one environment's training levels."""
     if cfg.clone.has_limits:
         cfg = cfg.with_clone_limits
@@ -66,7 +66,7 @@ def own_demonstrations(run: Run, cfg: Config, task: Task) -> Demonstrations:
         except WorldError as error:  # for example from a search server
             raise ValueError(f'an environment failed while demonstrating: {error}') from error
         if cut:
-            bound = demonstrations.bound_of(task, cfg.rollout.max_tokens)
+            bound = demonstrations.budget_name(task, cfg.rollout.max_tokens)
             usage.warn(
                 f'{cut} of {cfg.clone.episodes} demonstrated episodes of {cfg.env.name} '
                 f'do not fit into {bound}; they are cut before the first answer that does not fit'
@@ -126,7 +126,7 @@ def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
     cfg, fns = run.config, parts.build_functions(run.config, run.model, run.mesh)
     trained, frozen = run.params, None
     if cfg.clone.adapters:
-        make = functools.partial(trained_part, cfg=cfg, index=CLONED)
+        make = functools.partial(trainable_params, cfg=cfg, index=CLONED)
         layout = sharding.specs(jax.eval_shape(make, run.params), sharding.TRAIN_RULES, run.mesh)
         trained, frozen = jax.jit(make, out_shardings=layout)(run.params), run.params
     with Progress(cfg.clone.steps, 'cloning') as progress:

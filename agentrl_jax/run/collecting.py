@@ -15,7 +15,7 @@ import numpy as np
 
 from agentrl_jax.machine import files, processes
 from agentrl_jax.rl import filtering
-from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts
@@ -73,7 +73,7 @@ def play(
     """Play one rollout of a step: (rollout and its episodes, counters of each environment)."""
     hosts.label(run, step=step, split='train', number=number)
     if run.config.rollout.staleness:
-        return play_ahead(run, params, tasks, streams, step)
+        return collect_stale(run, params, tasks, streams, step)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
     drawn = run.training.draw(levels, step, number * run.config.rollout.episodes)
     rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
@@ -81,7 +81,7 @@ def play(
     return (rollout, drawn), counters
 
 
-def play_ahead(
+def collect_stale(
     run: Run, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
 ) -> tuple[Played, list[dict[str, Any]]]:
     """Play a rollout of the run's only environment while episodes of later steps are in flight.
@@ -160,16 +160,16 @@ def token_counts(counted: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def pack(
-    held: Played, count: jax.Array, played: Played, *, how: Learning
+    held: Played, count: jax.Array, played: Played, *, settings: UpdateSettings
 ) -> tuple[Played, jax.Array, jax.Array]:
     """Append the groups of `played` that the filter keeps to the `count` groups in `held`.
 
     Rows beyond these groups are marked as faulty, which excludes them from training. Returns
     (held, count, number of groups kept from `played`).
     """
-    group_size = how.group_size
-    _, keep = how.algorithm.filter.keep_rows(
-        played[0], groups=how.num_groups, group_size=group_size
+    group_size = settings.group_size
+    _, keep = settings.algorithm.filter.keep_rows(
+        played[0], groups=settings.num_groups, group_size=group_size
     )
     keep = keep.reshape(-1, group_size).any(1)
     held, count_after = filtering.refill(held, count, played, keep, group_size=group_size)
@@ -179,8 +179,8 @@ def pack(
     return (rollout.replace(episode_stop=stop), episodes), count_after, keep.sum()
 
 
-def build_pack(how: Learning, rows: Any, whole: Any) -> Any:
+def build_pack(settings: UpdateSettings, rows: Any, whole: Any) -> Any:
     """Return jitted `pack` over the mesh, or None without dynamic sampling."""
-    if not how.algorithm.filter.refill:
+    if not settings.algorithm.filter.refill:
         return None
-    return jax.jit(functools.partial(pack, how=how), out_shardings=(rows, whole, whole))
+    return jax.jit(functools.partial(pack, settings=settings), out_shardings=(rows, whole, whole))

@@ -30,11 +30,11 @@ from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import USERS
 
 PLATFORMS = 'JAX_PLATFORMS'  # environment variable of jax: where it computes
-CHOSEN = PLATFORMS in os.environ  # set by the caller
+PLATFORM_WAS_SET = PLATFORMS in os.environ  # set by the caller
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'  # environment variable of jax: cache of compiled programs
 HELP = ('--help', '-help', '-h', '--helpshort', '--helpfull')
 ACCELERATORS = ('accel*', 'vfio', 'nvidia[0-9]*', 'kfd', 'dxg')  # below /dev
-OWN_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of other modules are not listed
+FLAG_MODULES = ('__main__', 'agentrl_jax', sys.argv[0])  # flags of other modules are not listed
 GOOGLE = '0x1ae0'  # vendor of TPUs on the PCI bus
 
 
@@ -273,7 +273,7 @@ def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
         return ' '.join(text.split())
     pattern = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
     names = [match[1] for match in map(pattern.match, argv) if match]
-    return tree.no_field(names[0] if names else field[1], known_fields())
+    return tree.unknown_field_message(names[0] if names else field[1], known_fields())
 
 
 def show_frames_of(path: str) -> None:
@@ -294,7 +294,7 @@ def help_text(doc: str) -> str:
     """Return the help text: the command's docstring and its flags."""
     lines = [doc.strip(), '', 'flags:']
     for name in sorted(flags.FLAGS):
-        if not flags.FLAGS.find_module_defining_flag(name).startswith(OWN_MODULES):
+        if not flags.FLAGS.find_module_defining_flag(name).startswith(FLAG_MODULES):
             continue
         flag = flags.FLAGS[name]
         default = '' if flag.default in (None, '', False, []) else f' (default {flag.default})'

@@ -25,8 +25,8 @@ from agentrl_jax.measure.collapse import Alarms
 from agentrl_jax.models.lora import Lora
 from agentrl_jax.rl.algorithm import Algorithm
 from agentrl_jax.rl.curriculum import Curriculum
-from agentrl_jax.rl.evol import Evolution
-from agentrl_jax.rl.learning import Batching, Critic, Optim, Sampler
+from agentrl_jax.rl.evol import AgentEvolSettings
+from agentrl_jax.rl.learning import BatchSettings, Critic, Optim, Sampler
 from agentrl_jax.run import outside, rules, sections
 from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
@@ -58,19 +58,19 @@ class Config:
     sampler: Sampler = Sampler()
     critic: Critic = Critic()
     optim: Optim = Optim()
-    batch: Batching = Batching()
+    batch: BatchSettings = BatchSettings()
     mesh: MeshSizes = MeshSizes()
     clone: Clone = Clone()
-    evol: Evolution = Evolution()
+    evol: AgentEvolSettings = AgentEvolSettings()
     eval: sections.Eval = sections.Eval()
     checkpoint: sections.Checkpoint = sections.Checkpoint()
     alarm: Alarms = Alarms()
     log: sections.Log = sections.Log()
     extras: Annotated[Extras, Inline()] = Extras()  # sections of extensions
     # Settings of the training environments, in the order of env
-    worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.APART)
+    worlds: tuple[Any, ...] = dataclasses.field(default=(), metadata=tree.NOT_A_SETTING)
     # Data shards of the mesh; rules use it
-    shards: int = dataclasses.field(default=1, compare=False, metadata=tree.APART)
+    shards: int = dataclasses.field(default=1, compare=False, metadata=tree.NOT_A_SETTING)
 
     @property
     def extensions(self) -> tuple[Extension, ...]:
@@ -82,7 +82,7 @@ class Config:
     def algorithm_name(self) -> str:
         return Chosen(ALGORITHMS).key(self.algorithm)
 
-    def forms_of(self, world: Any) -> tuple[str, ...]:
+    def answer_forms(self, world: Any) -> tuple[str, ...]:
         """Return the templates of answers to an environment on a host (text.forms); () = any."""
         return (self.hosts.forms or world.forms) if self.rollout.constrain else ()
 
@@ -143,7 +143,7 @@ class Config:
         return '<think>' if self.env.think else '<answer>'
 
     @property
-    def worlds_at_once(self) -> int:
+    def max_concurrent_worlds(self) -> int:
         """Number of episodes on hosts that a run plays at once, over all processes."""
         evaluated = self.env.eval_levels * self.eval.samples  # at least at the start and the end
         limit = self.rollout.slots or max(self.rollout.episodes, evaluated)
@@ -154,8 +154,8 @@ class Config:
 
     @property
     def worlds_per_process(self) -> int:
-        """worlds_at_once per process, rounded up."""
-        return -(-self.worlds_at_once // jax.process_count())
+        """max_concurrent_worlds per process, rounded up."""
+        return -(-self.max_concurrent_worlds // jax.process_count())
 
     @property
     def shares_backbone(self) -> bool:
@@ -178,11 +178,11 @@ class Config:
         return not self.model.path and not self.clone.demonstrates
 
     @property
-    def keeps_start(self) -> bool:
+    def saves_initial_policy(self) -> bool:
         """Whether the policy of step 0 is kept on disk, as a reference or to restart from."""
         return self.needs_reference or self.explores
 
-    def begins_iteration(self, step: int) -> bool:
+    def starts_iteration(self, step: int) -> bool:
         """Return whether a new iteration (AgentEvol) starts at this step."""
         return self.explores and step > 0 and step % self.evol.iteration == 0
 
@@ -227,7 +227,7 @@ def get_config() -> Any:
     return cfg
 
 
-def section_of(cfg: Any, name: str) -> Any:
+def read_world_section(cfg: Any, name: str) -> Any:
     """Return the settings of an environment. A game's section exists only if a config adds it."""
     section = cfg[name].to_dict() if name in cfg else {}
     return read_world(WORLDS[name], files.in_mounts(section), files.in_mounts(cfg.hosts.to_dict()))
@@ -243,10 +243,10 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     known = tree.flat(get_config())  # games' sections are checked when read
     for name in sorted(tree.flat(cfg).keys() - known.keys()):
         if name.partition('.')[0] not in GAMES:
-            raise WrongUsage(tree.no_field(name, known))
+            raise WrongUsage(tree.unknown_field_message(name, known))
     with _impossible():
         run = _with_world_names(tree.read(Config, cfg))
-        worlds = tuple(section_of(cfg, name) for name in run.env.worlds if name in WORLDS)
+        worlds = tuple(read_world_section(cfg, name) for name in run.env.worlds if name in WORLDS)
     run = dataclasses.replace(run, worlds=worlds, shards=shards or 1)
     if shards is not None and (broken := rules.broken(run)):
         sentences = '; '.join(rule.sentence for rule in broken)

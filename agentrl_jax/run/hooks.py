@@ -12,14 +12,14 @@ from jax.sharding import Mesh
 
 from agentrl_jax.models.base import Model
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl.learning import Extra, Learning
+from agentrl_jax.rl.learning import Extra, UpdateSettings
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import RolloutSettings
-from agentrl_jax.rollout.windows import Branches, Context
+from agentrl_jax.rollout.windows import Context, ConversationSpec
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Frozen, Params, Rollout, TrainState
+from agentrl_jax.types import FrozenParams, Params, Rollout, TrainState
 
 Config = Any  # run.config.Config, which contains the sections of extensions
 
@@ -45,7 +45,7 @@ class Addition:
         return None
 
     def frozen(self, task: Task) -> dict[str, Any]:
-        """Return trees of arrays for Frozen.extra; NumPy arrays are replicated on all devices."""
+        """Return trees for FrozenParams.extra; NumPy arrays are replicated on all devices."""
         return {}
 
     def saved(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Addition:
     def check(self, saved: Mapping[str, Any]) -> None:
         """Raise a ValueError if a run cannot resume from a checkpoint with these entries."""
 
-    def measure(self, task: Task, context: Context | Branches | None) -> Callable | None:
+    def measure(self, task: Task, context: Context | ConversationSpec | None) -> Callable | None:
         """Return jitted (params, rollout) -> validation sums (measure.validation.summarise)."""
         return None
 
@@ -68,7 +68,7 @@ class Parts:
     mesh: Mesh
     model: Model
     fns: ModelFns
-    learning: Learning
+    learning: UpdateSettings
     task: Task  # of the first environment
     tokenizer: Tokenizer
     draw: Callable  # (key, step) -> episodes of a step, drawn without extensions
@@ -81,7 +81,7 @@ class Moment:
     """A training step between its rollout and its update."""
 
     state: TrainState
-    frozen: Frozen
+    frozen: FrozenParams
     policy: Params  # the policy that played
     tasks: tuple[Task, ...]  # with the turn limit of the step
     rollout: Rollout
@@ -148,7 +148,7 @@ class Extension:
 
 
 def frozen_of(additions: tuple[Addition, ...], task: Task, place: Callable) -> dict[str, Any]:
-    """Return Frozen.extra of a run. place: puts NumPy arrays on the devices."""
+    """Return FrozenParams.extra of a run. place: puts NumPy arrays on the devices."""
     arrays = {n: x for addition in additions for n, x in addition.frozen(task).items()}
     return jax.tree.map(lambda x: place(x) if isinstance(x, np.ndarray) else x, arrays)
 

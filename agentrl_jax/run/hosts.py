@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
-from agentrl_jax.envs.hosts.world import Foreign
+from agentrl_jax.envs.hosts.world import world_errors
 from agentrl_jax.machine import processes
 from agentrl_jax.rollout import host, replies, versions
 from agentrl_jax.rollout.keepers import Request, Response
@@ -54,7 +54,7 @@ def probe(env: HostEnvironment, tries: int) -> None:
         return
     for _ in range(tries):
         response = Response(Request(slot=-1, stream=-1, item=-1))
-        with Foreign(response.fail):
+        with world_errors(response.fail):
             env.make().close()
         if not response.fault or response.down:
             return
@@ -83,11 +83,11 @@ def playing(
         yield
 
 
-def set_aside(run: Run, folder: Path, stem: str) -> None:
+def archive_logs(run: Run, folder: Path, stem: str) -> None:
     """Rename the logs of earlier evaluations, which are needed to replay them."""
     for name in run.worlds:
         path = folder / log_name(of_world(run.config, stem, name))
-        for log in (path, versions.path_beside(path)):
+        for log in (path, versions.versions_path(path)):
             if log.exists():
                 log.rename(replies.free_name(log, 'earlier'))
 
@@ -109,9 +109,9 @@ def logged(
     if replay:
         read = worlds.conversation.prompt
         worlds.pool = replies.LoggedPool(replies.read_log(replay), read, replay)
-        worlds.plan = functools.partial(versions.Plan, versions.path_beside(replay))
+        worlds.plan = functools.partial(versions.Plan, versions.versions_path(replay))
     if path:
-        worlds.version_log = versions.path_beside(path)
+        worlds.version_log = versions.versions_path(path)
         worlds.restarted = replies.begun(path, step)
         replies.cut(path, step)
         replies.cut(worlds.version_log, step, versions.line_of)

@@ -14,13 +14,13 @@ from typing import NoReturn
 
 EXIT_STOPPED, EXIT_KILLED = 75, 130  # processes.EXIT_PREEMPTED; the shell's code for Ctrl-C
 RESUMES = 'the same command resumes'
-BEGINS = 'the same command starts over'
+STARTS_OVER = 'the same command starts over'
 LAST: list[Callable[[], None]] = []  # called before a second Ctrl-C ends the process
 NOTICES: list[Callable[[], str]] = []  # the last one answers a training run's first signal
 _listens = threading.Event()
 
 
-def stop_when_asked() -> None:
+def exit_on_signals() -> None:
     """Make SIGTERM or Ctrl-C outside of training end the process at once with EXIT_STOPPED.
 
     A thread waits for signals, since Python's handlers are delayed while a program runs or
@@ -37,7 +37,7 @@ def stop_when_asked() -> None:
 
 
 def listens() -> bool:
-    """Return whether the thread of stop_when_asked reports signals."""
+    """Return whether the thread of exit_on_signals reports signals."""
     return _listens.is_set()
 
 
@@ -82,7 +82,7 @@ def what_is_left(argv: Sequence[str]) -> str:
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if any(name.isdigit() for name in names):
         return f'step {max(int(name) for name in names if name.isdigit())} is saved, and {RESUMES}'
-    return f'nothing is saved yet, and {BEGINS}'
+    return f'nothing is saved yet, and {STARTS_OVER}'
 
 
 def _leave(sentence: str, code: int) -> NoReturn:

@@ -175,31 +175,31 @@ def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
     return cfg
 
 
-def saved_in(extra: Mapping[str, Any]) -> Mapping[str, Any]:
+def config_json_in(extra: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the JSON config in a checkpoint's metadata; ValueError if there is none."""
     if not isinstance(extra.get('config'), Mapping):
         raise ValueError('the checkpoint has no run config: another program wrote it')
     return extra['config']
 
 
-def of_checkpoint(extra: Mapping[str, Any]) -> Any:
-    """Return that config as a ConfigDict of this version; errors as in saved_in and migrate."""
-    return migrate(saved_in(extra), extra.get('version', 0))
+def from_metadata(extra: Mapping[str, Any]) -> Any:
+    """Return that config in this version; errors as in config_json_in and migrate."""
+    return migrate(config_json_in(extra), extra.get('version', 0))
 
 
-def saved_with(cfg: Any) -> dict[str, Any]:
+def to_metadata(cfg: Any) -> dict[str, Any]:
     """Return the checkpoint metadata that holds a ConfigDict."""
     return {'config': config.as_json(cfg), 'version': VERSION}
 
 
 def read_saved(extra: Mapping[str, Any]) -> config.Config:
     """Return the Config of the run that wrote a checkpoint. extra: the checkpoint's metadata."""
-    return config.read(of_checkpoint(extra), None)
+    return config.read(from_metadata(extra), None)
 
 
-def comparable(extra: Mapping[str, Any]) -> dict[str, Any]:
+def canonical_json(extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's config as JSON for comparisons: fields without effect are None."""
-    cfg = config.effective(of_checkpoint(extra))
+    cfg = config.effective(from_metadata(extra))
     if not cfg.loss.kl_coef:
         cfg.loss.kl_in = None
     return config.as_json(cfg)

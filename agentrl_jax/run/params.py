@@ -35,12 +35,12 @@ DIGITS = 6  # compared digits: a .gguf stores the numbers of a config.json in fl
 _known: list[Any] = []  # cached base_digest: a weak reference to the first parameter, the digest
 
 
-def player_of(state: TrainState, base: Params) -> Params:
+def actor_params(state: TrainState, base: Params) -> Params:
     """Return the parameters that play episodes: the policy, or AgentEvol's explorer."""
     return policy_of(state.params if state.explorer is None else state.explorer, base)
 
 
-def trained_part(params: Params, cfg: Config, index: int) -> Params:
+def trainable_params(params: Params, cfg: Config, index: int) -> Params:
     """Return a model's trainable part: all of it, or adapters (0: policy, 1: critic, CLONED)."""
     if not cfg.lora.rank:
         return dict(params)
@@ -49,9 +49,9 @@ def trained_part(params: Params, cfg: Config, index: int) -> Params:
     return {'lora': lora.init(key, params['model'], rank=cfg.lora.rank, targets=targets)}
 
 
-def trained_policy(params: Params, cfg: Config, config: Model) -> Params:
+def initial_trainable_params(params: Params, cfg: Config, config: Model) -> Params:
     """Return TrainState.params at step 0: policy parameters, plus a value head if one is shared."""
-    trained = trained_part(params, cfg, 0)
+    trained = trainable_params(params, cfg, 0)
     if cfg.shares_backbone:
         trained['value_head'] = critic.init_head(config)
     return trained
@@ -62,7 +62,7 @@ def holds_run(path: Path) -> bool:
     return (path / checkpoint.FOLDER).is_dir() or bool(checkpoint.steps(path))
 
 
-def base_is_given(cfg: Config) -> bool:
+def base_is_in_model_path(cfg: Config) -> bool:
     """Return whether the base comes unchanged from model.path, so that it need not be saved.
 
     False for a run's workdir: its weights may still change.
@@ -71,13 +71,13 @@ def base_is_given(cfg: Config) -> bool:
     return bool(path) and not cfg.clone.demonstrates and not holds_run(files.local_path(path))
 
 
-def keep_base(cfg: Config, workdir: Path, params: Params) -> None:
+def save_base(cfg: Config, workdir: Path, params: Params) -> None:
     """Save the parameters under the adapters, unless model.path holds them."""
-    if cfg.lora.rank and not base_is_given(cfg):
+    if cfg.lora.rank and not base_is_in_model_path(cfg):
         frozen.keep(workdir / BASE_FOLDER, params)
 
 
-def open_base(cfg: Config, workdir: Path | str, params: Params, extra: Mapping[str, Any]) -> Params:
+def load_base(cfg: Config, workdir: Path | str, params: Params, extra: Mapping[str, Any]) -> Params:
     """Return the frozen parameters of a run; {} without LoRA.
 
     ValueError if model.path holds different parameters. params: from cfg.model.path, or with the
@@ -86,7 +86,7 @@ def open_base(cfg: Config, workdir: Path | str, params: Params, extra: Mapping[s
     """
     if not cfg.lora.rank:
         return {}
-    if (Path(workdir) / BASE_FOLDER).is_dir() or not base_is_given(read_saved(extra)):
+    if (Path(workdir) / BASE_FOLDER).is_dir() or not base_is_in_model_path(read_saved(extra)):
         return frozen.load(Path(workdir) / BASE_FOLDER, sharding.abstract_of(params))
     if 'base' in extra and extra['base'] != base_digest(params):
         raise ValueError(
@@ -112,7 +112,7 @@ def start_of(cfg: Config, config: Model, params: Params) -> dict[str, Any]:
     """Return a checkpoint's metadata about the initial model: sizes that no tensor of the state
     shows, and a digest of the parameters that are not saved."""
     start = {'sizes': sizes_of(config)}
-    if cfg.lora.rank and base_is_given(cfg):
+    if cfg.lora.rank and base_is_in_model_path(cfg):
         start['base'] = base_digest(params)
     return start
 
@@ -149,7 +149,7 @@ def _path_in(extra: Mapping[str, Any]) -> str:
     return read_saved(extra).model.path
 
 
-def open_start(workdir: Path, abstract: Params) -> Params:
+def load_initial_policy(workdir: Path, abstract: Params) -> Params:
     """Load the policy of step 0, which is saved next to the checkpoints."""
     return frozen.load(workdir / REFERENCE_FOLDER, sharding.abstract_of(abstract))
 
@@ -159,7 +159,7 @@ def best_of(workdir: str | Path) -> str:
     return str(files.local_path(workdir) / BEST_FOLDER)
 
 
-def keep_best(workdir: Path, params: Params, saved: dict[str, Any]) -> None:
+def save_if_best(workdir: Path, params: Params, saved: dict[str, Any]) -> None:
     """Save the trainable parameters if eval/success in `saved` is better than the saved best.
 
     A validation that lost all its episodes (nan) never counts. A best policy saved at this step or
@@ -189,16 +189,18 @@ def saved_policy(
     *,
     step: int | None = None,
 ) -> Params:
-    """Load the policy of a checkpoint, with adapters and base. config, params: as in open_base.
+    """Load the policy of a checkpoint, with adapters and base. config, params: as in load_base.
 
     ValueError if they do not belong to the run's initial model.
     """
     extra = checkpoint.read_extra(workdir, step=step)
     check_sizes(cfg, config, extra)
-    abstract = jax.eval_shape(functools.partial(trained_policy, cfg=cfg, config=config), params)
+    abstract = jax.eval_shape(
+        functools.partial(initial_trainable_params, cfg=cfg, config=config), params
+    )
     layout = sharding.specs(abstract, sharding.TRAIN_RULES, mesh)
     abstract = sharding.with_layout(abstract, layout)
     trained = checkpoint.load_params_only(workdir, abstract, step=step)
     of_run = files.local_path(workdir)
     of_run = of_run.parent if of_run.name == BEST_FOLDER else of_run
-    return policy_of(trained, open_base(cfg, of_run, params, extra))
+    return policy_of(trained, load_base(cfg, of_run, params, extra))

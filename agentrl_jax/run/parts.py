@@ -125,7 +125,7 @@ def host_task(cfg: Config, tokenizer: Tokenizer, split: str) -> HostTask:
         env_params,
         build_conversation(cfg, tokenizer, env),
         max_turns=cfg.env.max_turns,
-        forms=cfg.forms_of(env),
+        forms=cfg.answer_forms(env),
         spelling=cfg.rollout.constrain,
         max_response=cfg.rollout.max_response,
     )
@@ -140,7 +140,7 @@ def answer_pattern(cfg: Config) -> str:
     for world in cfg.worlds:
         if world.name in HOSTS:
             prefix = cfg.hosts.answer_prefix
-            rests = [form.removeprefix(prefix) for form in cfg.forms_of(world)]
+            rests = [form.removeprefix(prefix) for form in cfg.answer_forms(world)]
             patterns[forms.pattern(rests)] = None
         else:
             limit, opening = cfg.env.max_actions_per_turn, cfg.of_world(world).answer_opening
@@ -219,7 +219,7 @@ def build_tokenizer(cfg: Config) -> Any:
     return load_tokenizer(tokenizer_source(cfg))
 
 
-def execution(cfg: Config) -> dict[str, Any]:
+def compute_fields(cfg: Config) -> dict[str, Any]:
     """Return the fields of Model that configure how it computes, independent of its sizes."""
     names = ('dtype', 'remat', 'scan_layers')
     return {name: getattr(cfg.model, name) for name in names} | {'lora_scale': cfg.lora.scale}
@@ -232,7 +232,7 @@ def random_model_config(cfg: Config, tokenizer: Tokenizer) -> Model:
         vocab_size=-(-tokenizer.vocab_size // 64) * 64,
         head_dim=cfg.model.hidden_size // cfg.model.num_heads,
         **sizes,
-        **execution(cfg),
+        **compute_fields(cfg),
     )
 
 
@@ -241,7 +241,7 @@ def build_model(cfg: Config, tokenizer: Tokenizer, mesh: Any) -> tuple[Model, An
     if cfg.model.path:
         config, params = load_policy(files.local_path(cfg.model.path), mesh=mesh)
         check_fits(tokenizer, config.vocab_size)
-        return dataclasses.replace(config, **execution(cfg)), params
+        return dataclasses.replace(config, **compute_fields(cfg)), params
     config = random_model_config(cfg, tokenizer)
     key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
     return config, sharding.init_sharded(config.init, key, sharding.TRAIN_RULES, mesh)
@@ -293,7 +293,7 @@ def fused(cfg: Config, config: Model, mesh: Any) -> str:
     return kernels.kind_for(mesh.devices.flat[0].platform, config.dtype, config.head_dim)
 
 
-def transposes(config: Model, mesh: Any) -> bool:
+def uses_transposed_kernels(config: Model, mesh: Any) -> bool:
     """Return whether rollouts use transposed copies of the kernels."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu' and mesh.shape['tensor'] == 1
     return on_cpu and config.param_count() >= TRANSPOSE_FROM
@@ -350,7 +350,7 @@ def rollout_settings(cfg: Config, model: Model, mesh: Any, *, training: bool) ->
     model = dataclasses.replace(
         model,
         dtype=cfg.rollout.sampler_dtype or model.dtype,
-        transposed=transposes(model, mesh),
+        transposed=uses_transposed_kernels(model, mesh),
     )
     model = dataclasses.replace(model, fused=fused(cfg, model, mesh))
     sampler = Sampler(cfg.rollout.temperature)

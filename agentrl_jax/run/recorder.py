@@ -124,7 +124,7 @@ class Recorder(contextlib.ExitStack):
         row |= totals.so_far(
             self.history, row, step, sampled=sampled or 0, episodes=cfg.rollout.episodes
         )
-        row |= memory.peaks()
+        row |= memory.peak_memory()
         self.history.append(run_log.plain_row(step, row))
         alarms = self.check_alarms()
         self.log.write(step, self.history[-1])

@@ -121,7 +121,7 @@ CHECKS = {  # (field, valid values): whether its value is valid
     ),
     ('rollout.constrain', "'any', since answers contain free text"): lambda run: (
         run.rollout.constrain != 'own'
-        or not any('{}' in form for world in _hosts(run) for form in run.forms_of(world))
+        or not any('{}' in form for world in _hosts(run) for form in run.answer_forms(world))
     ),
     ('eval.also', 'splits other than eval.split'): lambda run: run.eval.split not in run.eval.also,
     (
@@ -151,7 +151,9 @@ CHECKS = {  # (field, valid values): whether its value is valid
     (
         'hosts.forms',
         "templates of answers, such as ('Action: {}',), for rollout.constrain",
-    ): lambda run: not run.rollout.constrain or all(run.forms_of(world) for world in _hosts(run)),
+    ): lambda run: (
+        not run.rollout.constrain or all(run.answer_forms(world) for world in _hosts(run))
+    ),
     ('alarm.mi_every', '1 or more, for information_drop in alarm.stop'): lambda run: (
         run.alarm.mi_every or 'information_drop' not in run.alarm.stop
     ),

@@ -20,7 +20,7 @@ from agentrl_jax.types import Params, Rollout
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class TrainPrograms:
     """The training environments as text, and the programs of a step."""
 
     tasks: tuple[Task, ...]  # one per environment
@@ -36,7 +36,7 @@ class Training:
 
 
 @dataclasses.dataclass(frozen=True)
-class Validation:
+class EvalPool:
     """A pool of validation levels as text, its episodes, and the programs that play them."""
 
     prefix: str  # of the pool's metrics
@@ -67,12 +67,12 @@ class Run:
     additions: tuple[Addition, ...]  # from extensions
     txs: tuple[optax.GradientTransformation, optax.GradientTransformation | None]  # optimisers of
     # policy and critic
-    training: Training
-    validation: Validation  # pool of eval.split, for the first environment of env.mix
-    also: tuple[Validation, ...]  # pools of the other environments, and of eval.also
+    training: TrainPrograms
+    validation: EvalPool  # pool of eval.split, for the first environment of env.mix
+    also: tuple[EvalPool, ...]  # pools of the other environments, and of eval.also
     worlds: dict[str, Worlds]  # environments on hosts by name
 
     @property
-    def pools(self) -> tuple[Validation, ...]:
+    def pools(self) -> tuple[EvalPool, ...]:
         """All validation pools."""
         return (self.validation, *self.also)

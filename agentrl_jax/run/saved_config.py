@@ -21,7 +21,7 @@ HASH_SHOWN = 12  # printed digits of a config's hash and of a commit
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class CheckpointInfo:
     """The origin of a result or an exported folder: its checkpoint, config and commit."""
 
     workdir: str  # '' = no run: the initial model of the config
@@ -35,16 +35,18 @@ class Origin:
         return dataclasses.asdict(self) | {'skipped': list(self.skipped)}
 
 
-def origin(workdir: str, face: Any, *, step: int | None = None) -> Origin:
+def origin(workdir: str, face: Any, *, step: int | None = None) -> CheckpointInfo:
     """Find the checkpoint of `step`, or the newest finished one, and describe it.
 
     face: the ConfigDict, which supplies the hash if there is no run.
     """
     if not workdir:
-        return Origin('', None, files.config_hash(config.as_json(face)), provenance.commit())
+        return CheckpointInfo(
+            '', None, files.config_hash(config.as_json(face)), provenance.commit()
+        )
     folder = checkpoint.find_step(workdir, step=step)
-    saved = migration.saved_in(checkpoint.read_extra(folder))
-    return Origin(
+    saved = migration.config_json_in(checkpoint.read_extra(folder))
+    return CheckpointInfo(
         workdir=str(workdir),
         step=checkpoint.number_of(folder),
         config_hash=files.config_hash(saved),
@@ -58,7 +60,10 @@ def check_model(extra: Mapping[str, Any], face: Any) -> None:
 
     Tensors do not show heads, the base of rotary embeddings or alpha. extra: the metadata.
     """
-    saved, now = migration.comparable(extra), migration.comparable(migration.saved_with(face))
+    saved, now = (
+        migration.canonical_json(extra),
+        migration.canonical_json(migration.to_metadata(face)),
+    )
     shaping = ('model', 'lora')
     checkpoint.check_config(
         {name: saved[name] for name in shaping},
@@ -91,7 +96,7 @@ def unfinished(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def say(found: Origin) -> None:
+def say(found: CheckpointInfo) -> None:
     """Print the checkpoint, and a warning about skipped checkpoints."""
     step = 'untrained' if found.step is None else f'step {found.step} of {found.workdir}'
     commit, dash, modified = (found.commit or 'no checkout').partition('-')
@@ -122,7 +127,7 @@ def default(argv: Sequence[str]) -> str | None:
                 folder = readable(folder)
             get_config(str(folder))
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error), error)
+        usage.end(files.format_error(error), error)
     return f'{__file__}:{folder}'
 
 
@@ -140,8 +145,8 @@ def get_config(folder: str) -> Any:
     """Return the config in a checkpoint as a ConfigDict of this version."""
     extra = checkpoint.read_extra(folder)
     try:
-        cfg = migration.of_checkpoint(extra)
+        cfg = migration.from_metadata(extra)
     except ValueError as error:
         raise ValueError(f'{folder}: {error}') from error
-    cfg.update(migration.comparable(extra))
+    cfg.update(migration.canonical_json(extra))
     return cfg

@@ -11,20 +11,22 @@ from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.settings.marks import (
     MANY,
     ONE,
-    PART,
     POSITIVE,
+    POSITIVE_FRACTION,
     WORD,
     ZERO,
     In,
     Inline,
-    OneOf,
-    Words,
+    MustBe,
+    NameIn,
 )
 from agentrl_jax.text import agents
 
 SPLITS = ('train', 'validation', 'test')
 DTYPES = Literal['float32', 'bfloat16']
-MIX = Words("pairs of an environment and its share, such as (('frozen_lake', .5), ('sokoban', .5))")
+MIX = MustBe(
+    "pairs of an environment and its share, such as (('frozen_lake', .5), ('sokoban', .5))"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Env:
 class Agent:
     """Turns that plan or reflect, and trials of a level."""
 
-    name: Annotated[str, OneOf(agents.NAMES)] = 'act'  # plan: write a plan before a trial's first
+    name: Annotated[str, NameIn(agents.NAMES)] = 'act'  # plan: write a plan before a trial's first
     # action; reflect: write a reflection after a failed trial; act and react: neither
     trials: Annotated[int, ONE] = 1  # attempts at a level, which share env.max_turns evenly
     plan_every: Annotated[int, ZERO] = 0  # acting turns until a new plan is written; 0 = never
@@ -192,11 +194,11 @@ class Eval:
         0.5  # as in RAGEN; 0 = greedy
     )
     top_k: Annotated[int, ZERO] = 0  # 0 = all
-    top_p: Annotated[float, PART] = 1.0
+    top_p: Annotated[float, POSITIVE_FRACTION] = 1.0
     samples: Annotated[int, ONE] = 1  # episodes per level: eval/success is their mean (mean@k),
     # eval/pass_at_k the share of levels that at least one of them solves
     also: Annotated[
-        tuple[str, ...], OneOf(SPLITS)
+        tuple[str, ...], NameIn(SPLITS)
     ] = ()  # additional splits to play at every validation, such as ('test',)
 
 

@@ -17,41 +17,41 @@ from agentrl_jax.rl import evol
 from agentrl_jax.run import hooks
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.migration import comparable, following, saved_with
+from agentrl_jax.run.migration import canonical_json, following, to_metadata
 from agentrl_jax.run.params import (
     BASE_FOLDER,
     BEST_FOLDER,
     REFERENCE_FOLDER,
-    base_is_given,
+    base_is_in_model_path,
     check_sizes,
-    keep_base,
-    open_base,
-    open_start,
+    initial_trainable_params,
+    load_base,
+    load_initial_policy,
     policy_of,
+    save_base,
     start_of,
-    trained_part,
-    trained_policy,
+    trainable_params,
 )
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.run.usage import WrongUsage, checked
-from agentrl_jax.types import Demonstrations, Frozen, Params, TrainState
+from agentrl_jax.types import Demonstrations, FrozenParams, Params, TrainState
 
 # How environments on hosts are reached, and timeouts
 REACHED = 'timeout_s tries outage_s min_healthy token call_s launch room'
-HOSTS_FREE = tuple(f'hosts.{name}' for name in REACHED.split())
+HOST_CONNECTION_FIELDS = tuple(f'hosts.{name}' for name in REACHED.split())
 # Fields that define those environments
-HOSTS_PLAYED = tuple(
+HOST_TASK_FIELDS = tuple(
     f'hosts.{name}' for name in 'instruction prompt num_items deterministic'.split()
 )
 # Fields that a resumed run may change
 CHANGEABLE_ON_RESUME = (
     *('steps', 'log', 'checkpoint', 'mesh', 'alarm', 'fork.value_every'),
-    *HOSTS_FREE,
+    *HOST_CONNECTION_FIELDS,
 )
 
 # Fields of an environment on hosts: its address, and timeouts
-ACCESS = ('urls', 'url', 'workers', 'start_s', 'silent_s', 'port')
+CONNECTION_FIELDS = ('urls', 'url', 'workers', 'start_s', 'silent_s', 'port')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,25 +59,25 @@ class RunState:
     """The state that a run continues from."""
 
     state: TrainState
-    frozen: Frozen
+    frozen: FrozenParams
     base: Demonstrations | None  # demonstrations that are added to batches (AgentEvol)
     streams: Streams
 
 
-def free_of_worlds(cfg: Config) -> set[str]:
+def changeable_world_fields(cfg: Config) -> set[str]:
     """Return the environment fields that may change: connections of the run's environments, and
     all fields of other environments, since their defaults may change between versions."""
     free = WORLDS.keys() - set(cfg.env.worlds)
-    free |= set() if HOSTS.keys() & cfg.env.worlds else set(HOSTS_PLAYED)
-    free |= {f'{name}.{field}' for name in cfg.env.worlds for field in ACCESS}
+    free |= set() if HOSTS.keys() & cfg.env.worlds else set(HOST_TASK_FIELDS)
+    free |= {f'{name}.{field}' for name in cfg.env.worlds for field in CONNECTION_FIELDS}
     if any(getattr(world, 'corpus', '').startswith('http') for world in cfg.worlds):
         free |= {f'{name}.corpus' for name in cfg.env.worlds}
     return free
 
 
-def saved_beside(run: Run) -> dict[str, Any]:
+def checkpoint_metadata(run: Run) -> dict[str, Any]:
     """Return the metadata that a checkpoint holds in addition to the state."""
-    saved = saved_with(run.config_dict) | start_of(run.config, run.model, run.params)
+    saved = to_metadata(run.config_dict) | start_of(run.config, run.model, run.params)
     for addition in run.additions:
         saved |= addition.saved()
     return saved
@@ -85,9 +85,13 @@ def saved_beside(run: Run) -> dict[str, Any]:
 
 def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
     """Return the state of step 0 with the given policy parameters; a pure function."""
-    policy, critic_params, critic_opt_state = trained_policy(params, cfg, config), None, None
+    policy, critic_params, critic_opt_state = (
+        initial_trainable_params(params, cfg, config),
+        None,
+        None,
+    )
     if cfg.algorithm.USES_CRITIC and not cfg.critic.share_backbone:
-        critic_params = critic.init(trained_part(params, cfg, 1), config)
+        critic_params = critic.init(trainable_params(params, cfg, 1), config)
         trained, _ = split_critic(critic_params, freeze_attention=cfg.critic.freeze_attention)
         critic_opt_state = txs[1].init(trained)
     return TrainState(
@@ -128,12 +132,12 @@ def open_run(
     fallback: use an older checkpoint if newer ones are damaged, instead of checkpoint.Damaged.
     """
     if fallback:
-        checkpoint.set_aside_damaged(workdir)
+        checkpoint.rename_damaged(workdir)
     checkpoints = checkpoint.open_checkpoints(workdir, keep=run.config.checkpoint.keep)
-    return checkpoints, open_state(run, checkpoints, Streams(run.config.seed))
+    return checkpoints, restore_or_init(run, checkpoints, Streams(run.config.seed))
 
 
-def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
+def restore_or_init(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
     """Restore the newest checkpoint, or make the state of step 0."""
     workdir = checkpoints.directory.parent
     joins = run.config.base_rows > 0
@@ -142,8 +146,8 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
         clones = run.config.clone.demonstrates
         params = cloned_policy(run, examples) if clones else run.params
         state = start_state(run, params)
-        keep_base(run.config, workdir, params)  # before the checkpoint, which is useless without it
-        checkpoint.save(checkpoints, 0, state, saved_beside(run))
+        save_base(run.config, workdir, params)  # before the checkpoint, which is useless without it
+        checkpoint.save(checkpoints, 0, state, checkpoint_metadata(run))
         if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
             checkpoint.wait(checkpoints)
         model = params if run.config.lora.rank else {}
@@ -159,8 +163,8 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
                 f'{workdir} was rolled back to an earlier checkpoint after an alarm, which this '
                 'version does not support; commit 55cb303 is the last one that resumes it'
             )
-        before, now = comparable(saved), comparable(saved_with(run.config_dict))
-        free = [*CHANGEABLE_ON_RESUME, *free_of_worlds(run.config)]
+        before, now = canonical_json(saved), canonical_json(to_metadata(run.config_dict))
+        free = [*CHANGEABLE_ON_RESUME, *changeable_world_fields(run.config)]
         free += [name for part in run.config.extensions for name in part.FREE_ON_RESUME]
         with checked():
             follow = following(before, now)
@@ -169,25 +173,25 @@ def open_state(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) 
                 addition.check(saved)
             check_sizes(run.config, run.model, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
-        model = open_base(run.config, workdir, run.params, saved)
+        model = load_base(run.config, workdir, run.params, saved)
     reference = open_reference(run, workdir, state)
     return RunState(
         state=state,
-        frozen=Frozen(model, reference, extra_arrays(run)),
+        frozen=FrozenParams(model, reference, extra_arrays(run)),
         base=jax.device_get(examples) if joins else None,
         streams=streams,
     )
 
 
 def extra_arrays(run: Run) -> dict[str, Any]:
-    """Return Frozen.extra of a run."""
+    """Return FrozenParams.extra of a run."""
     place = functools.partial(sharding.replicate, mesh=run.mesh)
     return hooks.frozen_of(run.additions, run.training.tasks[0], place)
 
 
 def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
     """Return the policy of step 0 if a loss needs it; save it first if the run is at step 0."""
-    if not run.config.keeps_start:
+    if not run.config.saves_initial_policy:
         return None
     policy = policy_of(state.params, {})
     folder = workdir / REFERENCE_FOLDER
@@ -199,23 +203,25 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
             'Restore it, or start over in another workdir'
         )
     # AgentEvol's start policy stays on disk until the next iteration starts
-    return open_start(workdir, policy) if run.config.needs_reference else None
+    return load_initial_policy(workdir, policy) if run.config.needs_reference else None
 
 
-def next_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> TrainState:
+def maybe_start_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> TrainState:
     """Replace explorer and learner if an AgentEvol iteration starts at this step."""
     cfg = run.config
-    if not cfg.begins_iteration(step):
+    if not cfg.starts_iteration(step):
         return state
-    start = open_start(workdir, policy_of(state.params, {}))
+    start = load_initial_policy(workdir, policy_of(state.params, {}))
     return evol.begin_iteration(state, run.txs[0], start)
 
 
-def space_needed(run: Run, workdir: Path) -> int:
+def disk_bytes_needed(run: Run, workdir: Path) -> int:
     """Return the bytes that a run still needs in its workdir, at its peak."""
     cfg, state = run.config, jax.eval_shape(functools.partial(start_state, run), run.params)
-    base = run.params if cfg.lora.rank and not base_is_given(cfg) else {}
-    policies = cfg.keeps_start + 2 * cfg.checkpoint.best  # a new best is saved before the old goes
+    base = run.params if cfg.lora.rank and not base_is_in_model_path(cfg) else {}
+    policies = (
+        cfg.saves_initial_policy + 2 * cfg.checkpoint.best
+    )  # a new best is saved before the old goes
     need = checkpoint.state_bytes(state) * (cfg.checkpoint.keep + 1) + checkpoint.state_bytes(base)
     need += checkpoint.state_bytes(state.params) * policies
     folders = (checkpoint.FOLDER, BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER)

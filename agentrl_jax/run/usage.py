@@ -64,7 +64,7 @@ def checked() -> Iterator[None]:
     except ImportError as error:
         raise WrongUsage(missing(error)) from error
     except (ValueError, *NAMED) as error:
-        raise WrongUsage(files.in_words(error)) from error
+        raise WrongUsage(files.format_error(error)) from error
 
 
 def missing(error: ImportError) -> str:

@@ -52,35 +52,35 @@ class In:
 ONE, ZERO, FINITE = In(low=1), In(low=0), In()
 POSITIVE = In(low=0, open_low=True)
 SHARE = In(low=0, high=1)  # a probability, a discount or a fraction
-PART = In(low=0, high=1, open_low=True)  # a fraction above 0
-MOMENT = In(low=0, high=1, open_high=True)  # decay of a running mean
+POSITIVE_FRACTION = In(low=0, high=1, open_low=True)  # a fraction above 0
+DECAY = In(low=0, high=1, open_high=True)  # decay of a running mean
 MANY = In(low=1, high=2**31 - 1)  # counted in int32
 WORD = In(low=0, high=2**32 - 1)  # folded into a random key
 
 
 @dataclasses.dataclass(frozen=True)
-class OneOf:
+class NameIn:
     """The value must be a name in a registry. Use Literal for names that no registry lists."""
 
     names: Collection[str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class MustBe:
     """A description of the valid values, if the type alone does not explain them."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
-class At:
+class ConfigName:
     """The name in the ConfigDict, if it is not the class's AT plus the attribute."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True)
-class When:
+class OnlyIf:
     """Condition under which the field has an effect: a test of its dataclass, and its text."""
 
     test: Callable[[Any], bool]
@@ -88,14 +88,14 @@ class When:
 
 
 @dataclasses.dataclass(frozen=True)
-class Off:
+class Neutral:
     """The value that disables the field; classes without the field accept it."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True)
-class From:
+class DefaultFrom:
     """The default of an unset field, computed from earlier fields of the root."""
 
     of: Callable[[Any], Any]

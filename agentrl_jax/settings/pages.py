@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl_jax.settings import tree
-from agentrl_jax.settings.marks import When
+from agentrl_jax.settings.marks import OnlyIf
 
 
 @functools.cache
@@ -71,6 +71,6 @@ def table(root: type, section: str = '') -> str:
     rows = ['| field | default | must be | |', '| --- | --- | --- | --- |']
     for name, leaf in tree.defaults(root, section and f'{section}.').items():
         value = '' if leaf.default is None else f'`{leaf.default!r}`'
-        needs = f' Needs {leaf.marks[When].words}.' if When in leaf.marks else ''
+        needs = f' Needs {leaf.marks[OnlyIf].words}.' if OnlyIf in leaf.marks else ''
         rows.append(f'| `{name}` | {value} | {leaf.rule} | {doc(leaf)}{needs} |')
     return '\n'.join(rows)

@@ -1,6 +1,6 @@
 """Settings are frozen dataclasses, which users change through a ConfigDict.
 
-A field declares its type, default, and choices (Literal, OneOf) or bounds (In). Its comment is its
+A field declares its type, default, and choices (Literal, NameIn) or bounds (In). Its comment is its
 documentation. `config_dict` makes the ConfigDict; `read` builds the dataclasses from it and
 reports every error. For a Chosen field, the ConfigDict holds the name of the class. Fields of these
 classes are placeholders, unless all of the classes have them with the same default.
@@ -20,19 +20,19 @@ import ml_collections
 from ml_collections.config_dict import placeholder
 
 from agentrl_jax.settings.marks import (
-    At,
     Chosen,
-    From,
+    ConfigName,
+    DefaultFrom,
     In,
     Inline,
-    Off,
-    OneOf,
-    When,
-    Words,
+    MustBe,
+    NameIn,
+    Neutral,
+    OnlyIf,
     suggestion,
 )
 
-APART = types.MappingProxyType({'apart': True})  # metadata of fields that are not settings
+NOT_A_SETTING = types.MappingProxyType({'apart': True})  # metadata of fields that are not settings
 LARGEST = 2**31 - 1  # integers are int32, unless their field has an upper bound
 SYNONYMS = {  # other libraries' field names -> ours
     'learning_rate': 'lr',
@@ -64,7 +64,7 @@ class Leaf:
     @property
     def names(self) -> Collection[Any]:
         """The values to choose from; () if the field has no choices."""
-        named = self.marks.get(OneOf) or self.marks.get(Chosen)
+        named = self.marks.get(NameIn) or self.marks.get(Chosen)
         if named:
             return named.names
         return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
@@ -72,8 +72,8 @@ class Leaf:
     @property
     def rule(self) -> str:
         """A description of the valid values."""
-        if Words in self.marks:
-            return self.marks[Words].text
+        if MustBe in self.marks:
+            return self.marks[MustBe].text
         if self.names:
             among = 'some' if self.kind is tuple else 'one'
             return f'{among} of {", ".join(map(str, self.names))}'
@@ -86,13 +86,13 @@ class Leaf:
         try:
             value = cast(value, self.hint)
         except TypeError:
-            other = self.marks[Words].text if Words in self.marks else str(self.hint)
+            other = self.marks[MustBe].text if MustBe in self.marks else str(self.hint)
             words = WORDS.get(self.kind, other)
             raise ValueError(f'{self.name}={value!r} must be {words}') from None
         inside = self.kind not in (int, float) or self.marks.get(In, In()).holds(value)
         literal = typing.get_origin(self.hint) is not Literal or value in typing.get_args(self.hint)
         chosen = value if isinstance(value, tuple) else (value,)
-        known = OneOf not in self.marks or set(chosen) <= set(self.marks[OneOf].names)
+        known = NameIn not in self.marks or set(chosen) <= set(self.marks[NameIn].names)
         if not (inside and literal and known):
             close = suggestion(value, self.names)
             raise ValueError(f'{self.name}={value!r} must be {self.rule}{close}')
@@ -112,10 +112,12 @@ class Leaf:
 
     def asks(self, given: Mapping[str, Any]) -> bool:
         """Return whether the field is set to a value that would have an effect."""
-        return self.name in given and given[self.name] != self.marks.get(Off, Off(None)).value
+        return (
+            self.name in given and given[self.name] != self.marks.get(Neutral, Neutral(None)).value
+        )
 
-    def useless(self, value: Any, why: str) -> str:
-        other = f' or set it to {self.marks[Off].value}' if Off in self.marks else ''
+    def no_effect_message(self, value: Any, why: str) -> str:
+        other = f' or set it to {self.marks[Neutral].value}' if Neutral in self.marks else ''
         return f'{self.name}={value!r} has no effect{why} leave it unset{other}'
 
 
@@ -170,7 +172,7 @@ def walk(cls: type, at: str = '', default: Any = None) -> Iterator[tuple[str, An
         if dataclasses.is_dataclass(value) and Chosen not in marks:
             yield field.name, (type(value), at if Inline in marks else f'{at}{field.name}.', value)
         else:
-            name = marks[At].name if At in marks else at + field.name
+            name = marks[ConfigName].name if ConfigName in marks else at + field.name
             yield field.name, Leaf(name, field.name, cls, kind, marks, value)
 
 
@@ -235,7 +237,7 @@ def read(cls: type, cfg: Any, at: str = '', *, idle: bool = False) -> Any:
             if every[name].asks(entries):
                 users = ', '.join(key for key, has in each.items() if name in has)
                 why = f' with {leaf.name}={entries[leaf.name]!r}, only with {users}:'
-                errors.append(every[name].useless(entries[name], why))
+                errors.append(every[name].no_effect_message(entries[name], why))
     if errors:
         raise ValueError('; '.join(errors))
     return settings
@@ -251,24 +253,24 @@ def _read(
             values[name] = _read(*leaf, given, above, wrong, free)
             continue
         values[name] = leaf.default
-        whens += [leaf] if When in leaf.marks else []
+        whens += [leaf] if OnlyIf in leaf.marks else []
         try:
             if Chosen in leaf.marks:
                 values[name] = _read(leaf.chosen(given), '', None, given, above, wrong, free)
             elif leaf.name in given:
                 values[name] = leaf.take(given[leaf.name])
-            elif From in leaf.marks and leaf.default is None:
-                values[name] = leaf.marks[From].of(types.SimpleNamespace(**above))
+            elif DefaultFrom in leaf.marks and leaf.default is None:
+                values[name] = leaf.marks[DefaultFrom].of(types.SimpleNamespace(**above))
         except ValueError as error:
             wrong.append(str(error))
     if len(wrong) > before:
         return default or cls()
     settings = cls(**values) if default is None else dataclasses.replace(default, **values)
-    idle = [leaf for leaf in whens if not leaf.marks[When].test(settings)]
+    idle = [leaf for leaf in whens if not leaf.marks[OnlyIf].test(settings)]
     for leaf in idle:
         if leaf.asks(given) and not free:
-            why = f': it needs {leaf.marks[When].words};'
-            wrong.append(leaf.useless(given[leaf.name], why))
+            why = f': it needs {leaf.marks[OnlyIf].words};'
+            wrong.append(leaf.no_effect_message(given[leaf.name], why))
     # Fields without effect get their defaults: other values would recompile jitted functions
     return dataclasses.replace(settings, **{leaf.attribute: leaf.default for leaf in idle})
 
@@ -282,12 +284,12 @@ def values(made: Any, at: str = '') -> dict[str, Any]:
         elif Chosen in leaf.marks:
             fields |= {leaf.name: leaf.marks[Chosen].key(leaf.default)} | values(leaf.default)
         else:
-            works = When not in leaf.marks or leaf.marks[When].test(made)
+            works = OnlyIf not in leaf.marks or leaf.marks[OnlyIf].test(made)
             fields[leaf.name] = leaf.default if works else None
     return fields
 
 
-def no_field(name: str, known: Iterable[str]) -> str:
+def unknown_field_message(name: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown dotted name, with suggestions."""
     section, dot, field = name.rpartition('.')
     known, message = list(known), f'the config has no field {name}'

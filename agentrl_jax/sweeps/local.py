@@ -26,7 +26,7 @@ POLL_S = 0.2  # between checks of the children
 REFRESH_S = 2.0  # between checks of all files
 PROGRAMS_FOLDER = 'programs'  # compiled programs of all runs, in the workdir
 LAST_LINES, LAST_BYTES = 8, 4000  # of a failure's output
-ASKED_TO_STOP = (processes.EXIT_PREEMPTED, -signal.SIGTERM)  # -SIGTERM: before its handler is set
+STOP_CODES = (processes.EXIT_PREEMPTED, -signal.SIGTERM)  # -SIGTERM: before its handler is set
 
 
 @dataclasses.dataclass
@@ -146,7 +146,7 @@ def fill(plan: Plan) -> None:
     waiting = [run for run in _unfinished(plan) if run.name not in children]
     waiting.sort(key=lambda run: len(sweep_status.read_attempts(plan.workdir / run.name)))
     # An orphan still uses the memory and the GPUs of its slot.
-    orphans = [sweep_status.orphan(plan.workdir / run.name) for run in waiting]
+    orphans = [sweep_status.orphan_holder(plan.workdir / run.name) for run in waiting]
     free = set(range(len(plan.slots))) - {child.slot for child in plan.children}
     free -= {holder['slot'] for holder in orphans if holder}
     for run in waiting:
@@ -201,7 +201,7 @@ def finish(child: Child, plan: Plan) -> str:
     """Record the end of a child and release its run; return a report if it failed, else ''."""
     code, name = child.process.returncode, child.run.name
     # Files on disk take precedence over the exit code.
-    outcome = 'preempted' if code in ASKED_TO_STOP else 'failed'
+    outcome = 'preempted' if code in STOP_CODES else 'failed'
     if sweep_status.is_done(child.run, child.folder):
         outcome = 'done'
     sweep_status.end_attempt(child.folder, code, outcome, time.monotonic() - child.began)

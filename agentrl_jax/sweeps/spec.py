@@ -151,7 +151,7 @@ def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides
                 f'{where} sets {name}, which is a group: set one field of it, such as {inside[0]}'
             )
         if name not in known:
-            raise ValueError(f'{where} sets {name}, but {tree.no_field(name, known)}')
+            raise ValueError(f'{where} sets {name}, but {tree.unknown_field_message(name, known)}')
         *groups, leaf = name.split('.')
         parent = functools.reduce(lambda part, key: part[key], groups, cfg)
         value, old = _plain(value), parent[leaf]
@@ -162,7 +162,7 @@ def resolve(base: Any, overrides: Overrides, where: str) -> tuple[Any, Overrides
         except (TypeError, ValueError) as error:
             raise ValueError(f'{where} sets {name}={value!r}: {error}') from error
         settings[name] = _plain(parent[leaf])
-        if not _can_be_given(settings[name]):
+        if not _fits_command_line(settings[name]):
             raise ValueError(f'{where} sets {name}={value!r}: command lines cannot express it')
     return cfg, settings
 
@@ -174,9 +174,9 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, 'item') else value
 
 
-def _can_be_given(value: Any) -> bool:
+def _fits_command_line(value: Any) -> bool:
     if isinstance(value, tuple):
-        return all(_can_be_given(part) for part in value)
+        return all(_fits_command_line(part) for part in value)
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, ON_COMMAND_LINE) and '\0' not in str(value)

@@ -111,7 +111,7 @@ def sign(descriptor: int, **holder: Any) -> None:
     os.pwrite(descriptor, json.dumps(holder).encode() + b'\n', 0)
 
 
-def orphan(folder: Path) -> dict[str, Any] | None:
+def orphan_holder(folder: Path) -> dict[str, Any] | None:
     """The lock's holder if the run is training here but its sweep has died; else None."""
     if not is_locked(folder):
         return None

@@ -21,7 +21,7 @@ PARTS = ('act', 'plan', 'reflection')  # names of kinds of turns
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class WrittenTurn:
     """A kind of turn with text as its answer."""
 
     asks: str  # field of a PromptStyle with the request, which replaces the request for actions
@@ -30,8 +30,8 @@ class Part:
 
 
 WRITTEN = {
-    PLAN: Part('plan', '<plan>', '</plan>'),
-    REFLECT: Part('reflect', '<reflect>', '</reflect>'),
+    PLAN: WrittenTurn('plan', '<plan>', '</plan>'),
+    REFLECT: WrittenTurn('reflect', '<reflect>', '</reflect>'),
 }
 
 

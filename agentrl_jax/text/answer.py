@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-MOST_BEGINNINGS = 8000  # limit on prefixes of action names; each adds up to four states
+MAX_NAME_PREFIXES = 8000  # limit on prefixes of action names; each adds up to four states
 UNKNOWN, ABSENT = -1, -2  # a part that names no action; no part
 SEPARATOR = b'||'
 END = b'\x03'  # the token that ends a turn
@@ -289,10 +289,10 @@ def _check_names(names: list[str]) -> list[bytes]:
         if not low or low != low.strip() or SEPARATOR in low or OTHER in low or b'<' in low:
             raise ValueError(f'the action name {name!r} cannot be parsed from an answer')
     prefixes = {name[:end] for name in lowered for end in range(1, len(name) + 1)}
-    if len(prefixes) > MOST_BEGINNINGS:
+    if len(prefixes) > MAX_NAME_PREFIXES:
         raise ValueError(
             f'the action names have {len(prefixes)} distinct prefixes, more than the limit of '
-            f'{MOST_BEGINNINGS} for an automaton with 16-bit states'
+            f'{MAX_NAME_PREFIXES} for an automaton with 16-bit states'
         )
     if len(set(lowered)) < len(lowered):
         raise ValueError(f'action names must differ in more than case: {sorted(names)}')

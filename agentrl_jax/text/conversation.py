@@ -130,7 +130,7 @@ class Conversation:
         the preamble. now: progress of the episode; None: a turn of the first trial that acts.
         """
         if isinstance(observation, Messages):
-            return self.prompt_of(observation)
+            return self.messages_prompt(observation)
         observation = plain(observation)
         known = instruction in ('', self.preamble)
         text = observation if known else f'{plain(instruction)}\n{observation}'
@@ -142,7 +142,7 @@ class Conversation:
             before = RAGEN.again.format(trial=now.trial + 1)
         text = before + text + after
         opened, role = self.chat.user_open, len(self.chat.user_open(''))
-        text, long = ends_of(text, BYTES * self.max_observation)
+        text, long = cut_middle(text, BYTES * self.max_observation)
         # Tokenise with the role, because the tokenizer may merge across the newline between them.
         ids = opened(text)
         over = len(ids) - role > self.max_observation
@@ -157,7 +157,7 @@ class Conversation:
             cut=long or over,
         )
 
-    def prompt_of(self, said: Messages) -> Prompt:
+    def messages_prompt(self, said: Messages) -> Prompt:
         """Return the prompt of a harness's messages, without truncation."""
         written = json.dumps([said.messages, said.tools])  # keeps the order of keys for templates
         ids = list(_tokens(self.chat, written, said.opens))
@@ -219,7 +219,7 @@ def plain(text: str) -> str:
     return CONTROLS.sub('', text)
 
 
-def ends_of(text: str, most_bytes: int) -> tuple[str, bool]:
+def cut_middle(text: str, most_bytes: int) -> tuple[str, bool]:
     """Return (the text, or its first and last most_bytes of UTF-8 around CUT; whether it was cut).
 
     The bound is in bytes, because a character may be many tokens. Without a bound, a hostile text

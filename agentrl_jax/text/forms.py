@@ -67,7 +67,7 @@ def build_automaton(forms: Sequence[str]) -> Bytes:
     return Bytes(pieces, first)
 
 
-def ways_out(table: np.ndarray, ends: np.ndarray) -> list[bytes | None]:
+def shortest_endings(table: np.ndarray, ends: np.ndarray) -> list[bytes | None]:
     """Return the shortest text from each state to an end; None if it cannot reach one.
 
     table: int32 [Q, 256] of a Bytes; ends: bool [Q].
@@ -90,7 +90,7 @@ def _roots(table: np.ndarray, ends: np.ndarray, tokens: Tokens) -> list[Spelling
     spell = functools.cache(lambda way: tuple(tokens.spelling(way)))
     ways = [{} for _ in table]
     for kind, some in enumerate(ends.T):
-        for kinds, way in zip(ways, ways_out(table, some), strict=True):
+        for kinds, way in zip(ways, shortest_endings(table, some), strict=True):
             if way is not None:
                 kinds[spell(way)] = kinds.get(spell(way), 0) | 1 << kind
     # A single ending is shared by all remaining forms.

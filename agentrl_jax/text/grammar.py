@@ -54,7 +54,7 @@ from agentrl_jax.tokens.tokenizer import Tokenizer
 
 SPELLINGS = ('own', 'any')
 BETWEEN = f' {SEPARATOR} '  # as in demonstrations
-MOST_ANSWERS = 50_000  # limit for 'own', which spells all answers one by one
+MAX_ANSWERS = 50_000  # limit for 'own', which spells all answers one by one
 NEVER = -1e30  # logit of tokens that are not allowed; finite, because 0 * -inf is nan
 
 
@@ -113,13 +113,13 @@ class Bits:
 
 
 @struct.dataclass
-class Place:
+class GrammarState:
     """Grammar state of S rows."""
 
     state: jax.Array  # int32 [S]
     offered: jax.Array  # uint32 [S, N / 32]  bits of the actions on offer in the turn
 
-    def put(self, rows: jax.Array, new: 'Place') -> 'Place':
+    def put(self, rows: jax.Array, new: 'GrammarState') -> 'GrammarState':
         """Replace the state of rows int32 [w]; rows >= S are dropped."""
         return jax.tree.map(lambda old, x: old.at[rows].set(x, mode='drop'), self, new)
 
@@ -138,17 +138,17 @@ def pattern(names: Sequence[str], *, max_actions: int, opening: str) -> str:
 # ---- while sampling ------------------------------------------------------------------------------
 
 
-def begin(grammar: Grammar, part: jax.Array, offered: jax.Array) -> Place:
+def begin(grammar: Grammar, part: jax.Array, offered: jax.Array) -> GrammarState:
     """Return the state at the start of answers of kinds part int32 [w], 0 = acts.
 
     offered uint32 [w, N / 32]: bits of the actions on offer; no bits = all actions.
     """
     acts = grammar.first if grammar.thinks < 0 else grammar.thinks
     some = jnp.where((offered == 0).all(1, keepdims=True), ~jnp.uint32(0), offered)
-    return Place(state=jnp.where(part == 0, acts, grammar.opened), offered=some)
+    return GrammarState(state=jnp.where(part == 0, acts, grammar.opened), offered=some)
 
 
-def allowed(grammar: Grammar, place: Place) -> jax.Array:
+def allowed(grammar: Grammar, place: GrammarState) -> jax.Array:
     """Return the columns that may follow, bool [S, C]."""
     legal = jnp.asarray(grammar.after)[place.state] >= 0
     if grammar.through is None:
@@ -158,8 +158,8 @@ def allowed(grammar: Grammar, place: Place) -> jax.Array:
 
 
 def advance(
-    grammar: Grammar, place: Place, token: jax.Array, live: jax.Array, left: jax.Array
-) -> Place:
+    grammar: Grammar, place: GrammarState, token: jax.Array, live: jax.Array, left: jax.Array
+) -> GrammarState:
     """Advance live rows bool [S] by a token int32 [S]; left int32 [S]: remaining tokens."""
     column = jnp.minimum(grammar.column(token), grammar.after.shape[1] - 1)
     state = jnp.asarray(grammar.after)[place.state, column].astype(jnp.int32)
@@ -171,8 +171,12 @@ def advance(
 
 
 def open_actions(
-    grammar: Grammar, before: Place, after: Place, table: AnswerTable, parser: AnswerState
-) -> Place:
+    grammar: Grammar,
+    before: GrammarState,
+    after: GrammarState,
+    table: AnswerTable,
+    parser: AnswerState,
+) -> GrammarState:
     """Move rows at the end of their thoughts to the start of their actions.
 
     before, after: state without and with the last token; parser: state with that token.
@@ -335,7 +339,7 @@ def spellings(
 ) -> Spellings:
     """Return all answers as the tokenizer encodes them."""
     count = sum(len(names) ** k for k in range(1, max_actions + 1))
-    if count > MOST_ANSWERS:
+    if count > MAX_ANSWERS:
         raise ValueError(
             f'{count} answers are too many to spell one by one: set rollout.constrain to any, or '
             'lower env.max_actions_per_turn'

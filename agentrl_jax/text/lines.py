@@ -63,11 +63,11 @@ def build_line_table(
         raise ValueError(f'a line must end in a newline: {broken[0]!r}')
     extra_rows = list(extra_rows or [])
     rows = [*tokenizer.encode_batch(lines), *extra_rows]
-    heads = [open_end(tokenizer, row) for row in extra_rows]
+    heads = [trailing_text(tokenizer, row) for row in extra_rows]
     heads = [head if head.endswith('\n') else '' for head in heads]  # '': no line can follow
     starts = _shortest((line[:3], line) for line in lines if line not in pieces.inner)
     ends = [text for text in [*heads, *lines] if text.endswith('\n')]
-    looking = looking_ahead(tokenizer, ends, list(starts.values()))
+    looking = context_dependent(tokenizer, ends, list(starts.values()))
     if not looking:
         return _table(rows)
     kinds, examples = _kinds(tokenizer, list(looking.values()), starts)
@@ -138,7 +138,7 @@ def _shortest(named: Iterable[tuple[str, str]]) -> dict[str, str]:
     return shortest
 
 
-def looking_ahead(tokenizer: Tokenizer, texts: list[str], starts: list[str]) -> dict[str, str]:
+def context_dependent(tokenizer: Tokenizer, texts: list[str], starts: list[str]) -> dict[str, str]:
     """Return texts with other tokens in front of some start than alone, by their last characters.
 
     Tries all pairs of an ending and a start. If there are more than TRIED, it tries a start for
@@ -201,7 +201,7 @@ def _kinds(
     return kinds, list(examples.values())
 
 
-def open_end(tokenizer: Tokenizer, row: Ids) -> str:
+def trailing_text(tokenizer: Tokenizer, row: Ids) -> str:
     """Return the text after the last special token of a row, directly in front of the next line."""
     pieces = tokenizer.token_bytes()
     cuts = [i for i, token in enumerate(row) if not pieces[token]]

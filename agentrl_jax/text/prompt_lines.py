@@ -27,7 +27,7 @@ def system_text(env: Any, style: PromptStyle, max_actions: int, opening: str = '
 def prefix_tokens(tokenizer, chat, env, style, families, max_actions, opening) -> list[int]:
     """Return the tokens in front of every first observation."""
     ids = chat.episode_prefix(system_text(env, style, max_actions, opening), style.lead)
-    text = line_tables.open_end(tokenizer, ids)
+    text = line_tables.trailing_text(tokenizer, ids)
     next_lines = [
         *(families['past_summary'] if 'past_summary' in families else ()),
         *families['header'],
@@ -43,7 +43,9 @@ def check_hints(tokenizer, families) -> None:
     """Raise ValueError if the tokens of a hint depend on the prompt that follows it."""
     lines = [*families['hint'], *families['hint_action']]
     next_lines = [line for name in ('header', 'observation') for line in families[name]]
-    if moved := line_tables.looking_ahead(tokenizer, lines, [line for line in next_lines if line]):
+    if moved := line_tables.context_dependent(
+        tokenizer, lines, [line for line in next_lines if line]
+    ):
         raise ValueError(
             f'the tokens of the hint line {next(iter(moved.values()))!r} depend on the next '
             'line: set env.hint and opd.privileged to none, or use another tokenizer'

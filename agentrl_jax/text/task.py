@@ -60,7 +60,7 @@ class TextTask:
     prefix: jax.Array  # int32 [P]  tokens in front of every first observation
     answer: answers.AnswerTable
     eos_ids: jax.Array  # int32 [n]  tokens that end a turn
-    no_past: jax.Array | None  # int32 [m, P]  initial history; None: prompts have no history
+    empty_history: jax.Array | None  # int32 [m, P]  initial history; None: prompts have no history
     turn_limit: jax.Array  # int32 []  turns of an episode, up to max_turns (see curriculum)
     env: Any = struct.field(pytree_node=False)
     offsets: Offsets = struct.field(pytree_node=False)
@@ -115,7 +115,7 @@ def begin(task: TextTask, level: jax.Array) -> Episode:
         used=jnp.int32(0),
         reward=jnp.float32(0.0),
         warn=jnp.bool_(False),
-        past=task.no_past,
+        past=task.empty_history,
         level=jnp.asarray(level, jnp.int32),
         agent=_as_arrays(agents.begin(task.agent)),
     )
@@ -457,7 +457,9 @@ def build_task(
         prefix=jnp.asarray(prefix, jnp.int32),
         answer=answer,
         eos_ids=jnp.asarray(tokenizer.eos_ids, jnp.int32),
-        no_past=history.empty(past_turns, len(env.line_slots(env_params)), max_actions_per_turn),
+        empty_history=history.empty(
+            past_turns, len(env.line_slots(env_params)), max_actions_per_turn
+        ),
         turn_limit=jnp.int32(max_turns),
         env=env,
         offsets=offsets,

@@ -165,7 +165,7 @@ class Chat:
         role_end = self.tokenizer.special(wording.role_end)
         return [self.start_id, *encode(role), role_end, *encode(wording.space + text)]
 
-    def parted(self, ids: Sequence[int]) -> tuple[str, str]:
+    def split_message(self, ids: Sequence[int]) -> tuple[str, str]:
         """Return (role, text) of a message's ids, from after start_id to the end of its text."""
         role, _, text = self.tokenizer.decode(ids).partition(self.wording.space)
         return role, text.removeprefix(self.preface) if role == 'system' else text
@@ -331,7 +331,7 @@ def render(
     try:
         return rendering.render(template or tokenizer.chat_template, messages, tools=tools, **names)
     except rendering.TemplateError as error:
-        why = files.in_line(str(error))
+        why = files.one_line_excerpt(str(error))
         raise ValueError(f'the chat template of {tokenizer.source} fails: {why}') from error
 
 

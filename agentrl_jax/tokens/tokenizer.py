@@ -15,7 +15,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.tokens.wording import END_OF_TEXT, IM_END, IM_START, Wording, wording_of
 
 CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
-MOST_IDS = 2**22  # limit on ids, larger than any vocabulary; lists have one entry per id
+MAX_IDS = 2**22  # limit on ids, larger than any vocabulary; lists have one entry per id
 
 
 class Tokenizer:
@@ -66,7 +66,7 @@ class Tokenizer:
     def _id(self, token: int | str) -> int:
         if isinstance(token, str):
             return self.special(token)
-        if type(token) is not int or not 0 <= token < MOST_IDS:
+        if type(token) is not int or not 0 <= token < MAX_IDS:
             raise ValueError(f'{self.source}: {reprlib.repr(token)} is not a valid token id')
         return token
 
@@ -74,7 +74,7 @@ class Tokenizer:
         """Return the id of a special token such as '<|im_end|>'."""
         if name not in self._specials:
             raise ValueError(
-                f'{self.source}: the tokenizer has no special token {files.in_line(name)}'
+                f'{self.source}: the tokenizer has no special token {files.one_line_excerpt(name)}'
             )
         return self._specials[name]
 
@@ -129,8 +129,8 @@ class BytePairTokenizer(Tokenizer):
         specials = {token.content: i for i, token in added.items() if token.special}
         vocab = backend.get_vocab(with_added_tokens=True)
         largest = max(vocab.values(), default=0)
-        if largest >= MOST_IDS:
-            raise ValueError(f'{source}: a token has id {largest:,}; the largest is {MOST_IDS:,}')
+        if largest >= MAX_IDS:
+            raise ValueError(f'{source}: a token has id {largest:,}; the largest is {MAX_IDS:,}')
         pieces = [b''] * (largest + 1)
         byte_of = {char: value for value, char in enumerate(gpt2_byte_characters())}
         for text, i in vocab.items():
@@ -179,4 +179,6 @@ def library_errors(source: str) -> Iterator[None]:
     except BaseException as error:
         if type(error) is not Exception and type(error).__name__ != 'PanicException':
             raise
-        raise ValueError(f'{source}: invalid tokenizer ({files.in_line(str(error))})') from error
+        raise ValueError(
+            f'{source}: invalid tokenizer ({files.one_line_excerpt(str(error))})'
+        ) from error

@@ -31,16 +31,24 @@ EXPERT = {
     'algorithm': 'grpo',
     'steps': 0,
 }
-SEEN = ('env', 'model', 'rollout', 'search', 'hosts', 'library', 'bandit')  # fix the policy's task
+TASK_FIELDS = (
+    'env',
+    'model',
+    'rollout',
+    'search',
+    'hosts',
+    'library',
+    'bandit',
+)  # fix the policy's task
 ROWS = ('env.name', 'env.max_turns')
 
 
 def world(module, name, config=''):
-    """Return the SEEN fields of an experiment's first run in an environment."""
+    """Return the TASK_FIELDS fields of an experiment's first run in an environment."""
     plan = module.tiny()
     cell = next(cell for cell in plan.cells if cell.get('env.name', name) == name)
     fields = common.difference(BASE, config or plan.config) | cell
-    return {field: value for field, value in fields.items() if field.split('.')[0] in SEEN}
+    return {field: value for field, value in fields.items() if field.split('.')[0] in TASK_FIELDS}
 
 
 WORLDS = {

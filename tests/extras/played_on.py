@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.extras.vine.credit import against_continuations
+from agentrl_jax.extras.vine.credit import vine_advantages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ def by_continuations(played, members, *, times, weighted):
     """Return [(turns that train, their advantages [B, K])] of vine with `times` continuations."""
     rows, turns = played.states.shape
     turn = jnp.broadcast_to(jnp.repeat(jnp.arange(turns), times)[None], (rows, turns * times))
-    own, forked, count = against_continuations(
+    own, forked, count = vine_advantages(
         played.all_rewards,
         played.num_turns,
         played.healthy,

@@ -21,10 +21,10 @@ from agentrl_jax.extras.distillation.distilling import Distilling
 from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.rl import objective, update
 from agentrl_jax.rl.algorithm import Clip
-from agentrl_jax.rl.learning import Batching, Learning, Models
+from agentrl_jax.rl.learning import BatchSettings, Models, UpdateSettings
 from agentrl_jax.rollout.windows import Context
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Frozen
+from agentrl_jax.types import FrozenParams
 
 pytestmark = pytest.mark.soak
 
@@ -154,11 +154,11 @@ def read_by_hand(params, rollout, b, t):
 
 
 def frozen(teachers=(), reference=None, hints=HINTS):
-    return Frozen({}, reference, {'teachers': tuple(teachers), 'hints': jnp.asarray(hints)})
+    return FrozenParams({}, reference, {'teachers': tuple(teachers), 'hints': jnp.asarray(hints)})
 
 
 def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint():
-    rollout, how = hinted_rollout(), Learning(OPEN, batch=Batching(microbatch_rows=4))
+    rollout, how = hinted_rollout(), UpdateSettings(OPEN, batch=BatchSettings(microbatch_rows=4))
     models = Models(test_opd.TOY, frozen(test_opd.TEACHERS))
     extra = Distilling(full=False, teachers=(test_opd.TOY,) * 2, prefix=PREFIX)
     before = toy.scores_of(rollout)
@@ -181,7 +181,7 @@ def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
     rollout, params = hinted_rollout(), toy.toy_params(0)
     extra = Distilling(full=True, teachers=(test_opd.TOY,) * count, prefix=PREFIX)
     models = Models(test_opd.TOY, frozen(test_opd.TEACHERS[:count], params))
-    taught, how = list(test_opd.TEACHERS[:count]) or [params], Learning(HOW, extras=(extra,))
+    taught, how = list(test_opd.TEACHERS[:count]) or [params], UpdateSettings(HOW, extras=(extra,))
     batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
     batch = batch.replace(extra=extra.arrays(rollout, batch.mask, models, how))
     weights = jnp.where(batch.mask, 1.0, 0.0)

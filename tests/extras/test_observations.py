@@ -18,7 +18,7 @@ from agentrl_jax.extras.echo import observations
 from agentrl_jax.extras.echo.observations import Markers, ObservationLoss
 from agentrl_jax.extras.echo.section import markers_of
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl.learning import Batching, Forward, Learning, Models
+from agentrl_jax.rl.learning import BatchSettings, Forward, Models, UpdateSettings
 from agentrl_jax.rollout import windows
 from agentrl_jax.types import EpisodeStop
 
@@ -105,7 +105,7 @@ def test_the_texts_of_real_worlds_are_those_between_user_and_the_end(name):
 def test_each_token_of_a_world_is_learnt_once_among_windows():
     out, found = context_runs.played(2)
     mask = observations.written(out, markers_of(tiny.tokenizer()))
-    rows = windows.own_rows(mask, found)
+    rows = windows.own_turn_mask(mask, found)
     assert out.num_turns.max() > 2 and int(rows.sum()) == int(mask.sum()) > 0
     tokens = np.asarray(windows.split_turns(out.tokens, found))[np.asarray(rows)]
     assert sorted(tokens) == sorted(np.asarray(out.tokens)[np.asarray(mask)])
@@ -126,7 +126,7 @@ def test_the_loss_adds_the_mean_cross_entropy_by_hand():
     batch = batch_of(rollout, 1).replace(extra={'observed': observed})
     fns = ModelFns(lambda *_: None, lambda _: jnp.log(jnp.array([[1.0, 3.0]])))
     extra = ObservationLoss(0.5, PLAIN)
-    how = Learning(algorithm=GRPO(), temperature=0.7)
+    how = UpdateSettings(algorithm=GRPO(), temperature=0.7)
     given = Forward({}, jnp.ones((1, 6, 1)), None), batch, None, extra.reads(batch).sum()
     term, sums = extra.loss(*given, Models(fns, None), how)
     # At temperature 1, for any sampling temperature: -ln(3/4) - ln(1/4) = 1.673976
@@ -193,13 +193,13 @@ def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
         markers=markers,
         context=windows.Context.of(task, window, tiny.MAX_RESPONSE) if window else None,
         rows=12,
-        batch=Batching(microbatch_rows=24, head_chunk=256),  # 16 rows, or 48 with windows
+        batch=BatchSettings(microbatch_rows=24, head_chunk=256),  # 16 rows, or 48 with windows
     )
     sums = measure(jax.tree.map(jnp.asarray, out))
     mask = np.asarray(observations.written(out, markers)) & (np.arange(16) < 12)[:, None]
     tokens, attention = jnp.asarray(out.tokens), jnp.asarray(out.attention_mask)
     if window:
-        mask = np.asarray(windows.own_rows(jnp.asarray(mask), found))
+        mask = np.asarray(windows.own_turn_mask(jnp.asarray(mask), found))
         tokens, attention = windows.split_turns((tokens, attention), found)
     place = jnp.maximum(jnp.cumsum(attention, axis=1) - 1, 0)
     logits = tiny.hidden(params, tokens, place, attention) @ tiny.head(params)

@@ -18,9 +18,9 @@ from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import learn, losses, objective, update
 from agentrl_jax.rl.algorithm import Clip
-from agentrl_jax.rl.learning import Learning, Models
+from agentrl_jax.rl.learning import Models, UpdateSettings
 from agentrl_jax.text.grammar import Bits
-from agentrl_jax.types import Frozen, Scores
+from agentrl_jax.types import FrozenParams, Scores
 
 pytestmark = pytest.mark.soak
 
@@ -103,8 +103,8 @@ def every_token(how, taught):
     old, ref = (jnp.stack([jnp.zeros(V), jax.nn.log_softmax(z)], axis=1) for z in (STUDENT, taught))
     batch = how.make_batch(rollout, Scores(old, ref, jnp.zeros_like(old)), group_size=V)
     weights = jnp.where(batch.mask, jnp.exp(old), 0.0)
-    settings = Learning(algorithm=how, extras=(Distilling(how.divergence == 'full', (ONE,)),))
-    models = Models(ONE, Frozen({}, None, {'teachers': (taught,)}))
+    settings = UpdateSettings(algorithm=how, extras=(Distilling(how.divergence == 'full', (ONE,)),))
+    models = Models(ONE, FrozenParams({}, None, {'teachers': (taught,)}))
     extra_loss = update.extra_terms(models, settings, [batch.mask.sum()])
 
     def loss(params):
@@ -151,10 +151,10 @@ def test_advantages_are_what_teachers_say_and_what_episodes_earned():
 
 # ---- full updates --------------------------------------------------------------------------------
 
-FROZEN = Frozen({}, None, {'teachers': TEACHERS})
+FROZEN = FrozenParams({}, None, {'teachers': TEACHERS})
 LEARN = jax.jit(
     learn.learn,
-    static_argnames=('fns', 'how'),
+    static_argnames=('fns', 'settings'),
     compiler_options={'xla_backend_optimization_level': 0},
 )
 
@@ -181,7 +181,7 @@ def step(how, *, frozen=FROZEN, teachers=(TOY, TOY), prefix=0, rollout=None, dev
     )
     given = jax.device_put((state, frozen), whole)
     rollout = toy.random_rollout(1) if rollout is None else rollout
-    state, measured, *_ = LEARN(*given, jax.device_put(rollout, rows), fns=TOY, how=settings)
+    state, measured, *_ = LEARN(*given, jax.device_put(rollout, rows), fns=TOY, settings=settings)
     return jax.device_get((state.params, measured['policy/kl_teacher'], measured['policy/loss']))
 
 

@@ -12,7 +12,7 @@ import tiny_agents as tiny
 from agentrl_jax.extras.games.connect_four import ConnectFour
 from agentrl_jax.extras.games.leduc import Leduc
 from agentrl_jax.extras.self_play import choices
-from agentrl_jax.extras.self_play.player import Pair, Seated, WithOpponent
+from agentrl_jax.extras.self_play.player import ActorAndOpponent, Seated, WithOpponent
 from agentrl_jax.rollout import device, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import choose
@@ -103,7 +103,7 @@ def played():
 
 
 def run(params):
-    player = (WithOpponent if isinstance(params, Pair) else Seated)(tiny.config())
+    player = (WithOpponent if isinstance(params, ActorAndOpponent) else Seated)(tiny.config())
     game, rows = task('leduc'), jnp.arange(2 * GAMES, dtype=jnp.int32)
     episodes = Episodes(level=rows // 2, token_stream=rows, world_stream=rows)
     collect = jax.jit(
@@ -195,9 +195,9 @@ def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones()
     """Against itself the policy plays as in self-play; each seat uses its model."""
     params = tiny.untrained()
     alone, _ = played()
-    same, _ = run(Pair(params, params))
+    same, _ = run(ActorAndOpponent(params, params))
     other = jax.tree.map(lambda x: x + 0.5 * jax.random.normal(KEY, x.shape), params)
-    mixed, _ = run(Pair(params, other))
+    mixed, _ = run(ActorAndOpponent(params, other))
     for found in (same, mixed):
         np.testing.assert_array_equal(found.extra['learner'], np.arange(2 * GAMES) % 2)
         turn = np.maximum(found.turn, 0)
@@ -214,7 +214,7 @@ def test_a_snapshot_answers_the_other_seat_and_its_tokens_are_not_sampled_ones()
             'norm': jax.tree.map(lambda x: 1e4 * x, params['model']['norm']),
         }
     }
-    found, _ = run(Pair(params, sure))
+    found, _ = run(ActorAndOpponent(params, sure))
     likeliest = {True: [], False: []}
     for k, world in enumerate(replayed(found)):
         best = np.asarray(ask()(sure, task('leduc'), world)).argmax(1)

@@ -11,7 +11,7 @@ import toy_rollouts as toy
 from played_on import by_continuations, play_on
 
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
-from agentrl_jax.extras.vine.credit import against_continuations
+from agentrl_jax.extras.vine.credit import vine_advantages
 from agentrl_jax.extras.vine.forks import with_continuations
 from agentrl_jax.extras.vine.section import Forks
 from agentrl_jax.extras.vine.vine import Vine
@@ -32,7 +32,7 @@ def by_hand(healthy=(True, True), faulty=()):
     usable = np.ones((2, 2), bool)
     for at in faulty:
         usable[at] = False
-    return against_continuations(
+    return vine_advantages(
         jnp.array([[1.0, 2], [0, 4]]),
         jnp.array([2, 2]),
         jnp.asarray(healthy),

@@ -273,11 +273,11 @@ def test_compiles_are_counted_and_known_shapes_add_none(ckpts):
 def test_sigterm_asks_once_and_handlers_are_given_back(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     with processes.Preemption() as preemption:
-        assert not preemption.agreed() and not preemption.may_leave()
+        assert not preemption.any_requested() and not preemption.can_stop_now()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert preemption.agreed() and preemption.may_leave()
+        assert preemption.any_requested() and preemption.can_stop_now()
         with monkeypatch.context() as patch:
             patch.setattr(jax, 'process_count', lambda: 2)
-            assert not preemption.may_leave()  # the second process would wait for this one
+            assert not preemption.can_stop_now()  # the second process would wait for this one
     assert signal.getsignal(signal.SIGTERM) is before

@@ -178,7 +178,7 @@ def test_a_config_file_imports_its_neighbours_from_any_folder(tmp_path):
 STARTING = """
 import hashlib, os, signal, sys, time
 from agentrl_jax.run import interrupts
-interrupts.stop_when_asked()
+interrupts.exit_on_signals()
 if sys.argv[1] == 'starting':
     from agentrl_jax import train
 if sys.argv[1] == 'training':
@@ -252,7 +252,7 @@ def test_a_run_that_is_stopped_says_whether_anything_is_saved(tmp_path):
 STOPPING = """
 import hashlib, sys
 from agentrl_jax.run import interrupts
-interrupts.stop_when_asked()
+interrupts.exit_on_signals()
 from agentrl_jax.machine import processes
 preemption = processes.Preemption(silent=interrupts.listens())
 with preemption, interrupts.answering(preemption.notice):
@@ -316,14 +316,14 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         saved.append(step)
 
     monkeypatch.setattr(train, 'build', lambda cfg: run)
-    monkeypatch.setattr(train, 'space_needed', lambda *_: 0)
+    monkeypatch.setattr(train, 'disk_bytes_needed', lambda *_: 0)
     monkeypatch.setattr(train.report, 'write_reference', lambda *_: None)
     checkpoints = checkpoint.open_checkpoints(tmp_path, keep=1)
     opened = checkpoints, types.SimpleNamespace(state=state)
     monkeypatch.setattr(train, 'open_run', lambda *_, **how: opened)
     monkeypatch.setattr(train.hosts, 'playing', lambda *_, **how: contextlib.nullcontext())
     monkeypatch.setattr(train, 'play', lambda *_: (processes.EXIT_PREEMPTED, state))
-    monkeypatch.setattr(train, 'saved_beside', lambda *_: {})
+    monkeypatch.setattr(train, 'checkpoint_metadata', lambda *_: {})
     monkeypatch.setattr(train.checkpoint, 'save', save)
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, lambda *heard_: heard.append(heard_)) for number in numbers]

@@ -101,7 +101,7 @@ def test_checkpoints_of_older_versions_load_with_a_warning(folder, capsys):
 
 
 def test_the_newest_whole_step_is_found_and_the_others_are_set_aside(tmp_path, capsys):
-    checkpoint.set_aside_damaged(tmp_path)  # a new run: nothing to do
+    checkpoint.rename_damaged(tmp_path)  # a new run: nothing to do
     folder = save_steps(tmp_path, (1, 2, 3))
     assert checkpoint.fall_back(tmp_path) == 3 and capsys.readouterr().err == ''
     damaged = [files(folder / str(step))[0] for step in (2, 3)]
@@ -111,12 +111,12 @@ def test_the_newest_whole_step_is_found_and_the_others_are_set_aside(tmp_path, c
     said = capsys.readouterr().err.splitlines()
     assert [str(file) in line for file, line in zip(damaged[::-1], said, strict=True)] == [True] * 2
     assert checkpoint.fall_back(tmp_path, step=1) == 1
-    checkpoint.set_aside_damaged(tmp_path)
+    checkpoint.rename_damaged(tmp_path)
     assert checkpoint.steps(folder) == [1] and (folder / '3.damaged').is_dir()
     save_steps(tmp_path, (1, 2, 3))  # training writes them again
     assert checkpoint.fall_back(tmp_path) == 3
     files(folder / '3')[1].write_bytes(b'x')
-    checkpoint.set_aside_damaged(tmp_path)  # replaces the older damaged copy
+    checkpoint.rename_damaged(tmp_path)  # replaces the older damaged copy
     assert checkpoint.steps(folder) == [1, 2]
     for step in (1, 2):
         files(folder / str(step))[0].write_bytes(b'x')

@@ -36,7 +36,7 @@ def test_a_disk_that_fills_while_writing_says_what_to_do(small_disk, monkeypatch
         checkpoint.wait(opened)
     assert caught.value.errno == errno.ENOSPC
     assert checkpoint.latest_step(opened) == 1
-    said = files.in_words(caught.value)
+    said = files.format_error(caught.value)
     assert str(small_disk / checkpoint.FOLDER) in said and '4,000,000 bytes' in said
     assert bool((checkpoint.restore(opened, abstract(noise[:200]))[0]['w'] == noise[:200]).all())
 

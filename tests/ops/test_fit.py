@@ -34,7 +34,7 @@ def qwen(**changes):
     cfg.update_from_flattened_dict(fixed | {'batch.microbatch_rows': 1} | changes)
     cfg = effective(cfg)
     named = sizes.named('Qwen2.5-0.5B')
-    return estimate(cfg, dataclasses.replace(named, **parts.execution(read_config(cfg, None))))
+    return estimate(cfg, dataclasses.replace(named, **parts.compute_fields(read_config(cfg, None))))
 
 
 def test_heads_that_tensor_does_not_divide_are_counted_whole():

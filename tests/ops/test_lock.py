@@ -132,7 +132,10 @@ def test_a_disk_that_fills_does_not_end_a_lease(tmp_path, monkeypatch):
 
 def test_training_holds_its_workdir_and_removes_one_that_stayed_empty(tmp_path):
     for left in ([], ['kept']):
-        with contextlib.suppress(KeyError), processes.only_training(tmp_path / 'run') as workdir:
+        with (
+            contextlib.suppress(KeyError),
+            processes.exclusive_workdir(tmp_path / 'run') as workdir,
+        ):
             assert lock.is_held(workdir) and lock.read_lease(workdir)['pid'] == os.getpid()
             for name in left:
                 (workdir / name).touch()

@@ -58,7 +58,7 @@ for _ in range(2):
 assert [np.asarray(x.data).tobytes() for x in resumed['w'].addressable_shards] == direct
 step = 5
 with runtime.Preemption() as preemption:
-    while not preemption.agreed():
+    while not preemption.any_requested():
         resumed, step = step_fn(resumed), step + 1
         print(step, flush=True)
         assert step < 3000
@@ -71,7 +71,7 @@ sys.exit(runtime.EXIT_PREEMPTED)
 
 ADD_UP = """
 try:
-    with runtime.only_training(workdir):
+    with runtime.exclusive_workdir(workdir):
         print('sum', int(runtime.gather(np.array(1 + jax.process_index())).sum()), flush=True)
 except ValueError as error:
     runtime.fail(error)
@@ -79,7 +79,7 @@ except ValueError as error:
 
 TRAIN_ALONE = """
 try:
-    with runtime.only_training(workdir):
+    with runtime.exclusive_workdir(workdir):
         state = jax.block_until_ready(step_fn(init()))  # from here on they are connected
         print('trains', flush=True)
         while True:

@@ -18,7 +18,7 @@ from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Demonstrations, Frozen
+from agentrl_jax.types import Demonstrations, FrozenParams
 
 NO_LIBTPU = importlib.util.find_spec('libtpu') is None
 
@@ -73,7 +73,7 @@ def test_shapes_are_those_of_a_real_run(rank):
     run = build(cfg)
     state = start.start_state(run, run.params)
     base = run.params if rank else {}
-    real = (state, Frozen(base, run_params.policy_of(state.params, {})))
+    real = (state, FrozenParams(base, run_params.policy_of(state.params, {})))
     planned = (shapes.state, shapes.frozen)
     jax.tree.map(assert_laid_out_alike, planned, real)
     device = jax.devices()[0]
@@ -84,7 +84,7 @@ def test_shapes_are_those_of_a_real_run(rank):
         if part.device == device
     )
     assert programs.device_bytes(planned) == held
-    policy = programs.device_bytes(run_params.player_of(shapes.state, shapes.frozen.model))
+    policy = programs.device_bytes(run_params.actor_params(shapes.state, shapes.frozen.model))
     assert programs.beside('collect', shapes) == held - policy
 
 

@@ -401,7 +401,7 @@ def test_slurm_writes_a_script_of_sweeps_of_one_run_and_submits_it(
     sbatch.chmod(0o755)
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
     for chosen, platform in ((True, ' cpu'), (False, '')):  # False: only this process uses the CPU
-        monkeypatch.setattr(command, 'CHOSEN', chosen)
+        monkeypatch.setattr(command, 'PLATFORM_WAS_SET', chosen)
         assert cli(*words, '--submit') == 4
         assert (tmp_path / 'submitted').read_text() == f'{workdir}/sweep.sbatch{platform}\n'
 

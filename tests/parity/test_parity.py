@@ -13,7 +13,7 @@ import tiny_agents as tiny
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import learn
-from agentrl_jax.rl.learning import Learning, Sampler
+from agentrl_jax.rl.learning import Sampler, UpdateSettings
 from agentrl_jax.rollout import episodes
 from agentrl_jax.run import build
 from agentrl_jax.run import parts as assemble
@@ -29,7 +29,7 @@ def test_corrections_by_hand():
     batch = GRPO().make_batch(out, scores, group_size=1)
 
     def correct(*fields):
-        how = Learning(algorithm=GRPO(), sampler=Sampler(*fields))
+        how = UpdateSettings(algorithm=GRPO(), sampler=Sampler(*fields))
         return learn.correct(batch, sampled, how)
 
     tis, measured = correct('tis')  # at most 2
@@ -55,8 +55,8 @@ def batch_of(sampler, **correction):
     out, _ = play(params, task, listed, jax.random.key(3))
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))
     fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
-    how = build.build_learning(run, mesh, None)
-    program = functools.partial(learn.prepare, fns=fns, how=how)
+    how = build.build_update_settings(run, mesh, None)
+    program = functools.partial(learn.prepare, fns=fns, settings=how)
     state = tiny_steps.fresh().replace(params=params)
     batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(
         state, tiny_steps.NOTHING_FROZEN, out

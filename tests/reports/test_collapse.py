@@ -140,7 +140,7 @@ def test_a_run_in_which_no_group_varies_says_what_helps_and_says_it_once():
 
     def said(*alike, solved=0.0):
         rows = [empty_row(alike=x, **{'group/all_pass_frac': solved}) for x in alike]
-        return [n for n in range(1, len(rows) + 1) if collapse.unvaried(rows[:n])]
+        return [n for n in range(1, len(rows) + 1) if collapse.no_variance_hint(rows[:n])]
 
     assert said(*[1.0] * 12) == [5]
     assert said(1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1) == [10]

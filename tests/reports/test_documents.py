@@ -174,7 +174,7 @@ def test_replies_of_worlds_on_hosts_are_those_of_the_log():
     rollout = small_rollout().replace(begin=np.array([[1, 5], [1, 0]]))
     line = {'turn': 0, 'seconds': 0.5, 'tries': 1, 'fault': '', 'observation': 'shown', 'item': 7}
     end = line | {'turn': 1, 'seconds': 2.5, 'tries': 3}
-    long = end | {'observation': 'x' * (documents.REPLY_SHOWN + 5)}
+    long = end | {'observation': 'x' * (documents.MAX_REPLY_CHARS + 5)}
 
     def of(*replies, **more):
         return document_of(rollout, None, replies=replies, **more)
@@ -183,7 +183,7 @@ def test_replies_of_worlds_on_hosts_are_those_of_the_log():
     # Reply 1 of the first episode opens a prompt; that of the second ended it unseen.
     texts = [[reply['text'] for reply in episode['replies']] for episode in made['episodes']]
     assert texts[0] == ['', ''] and texts[1][0] == ''
-    assert texts[1][1] == 'x' * documents.REPLY_SHOWN + ' [... 5 more characters]'
+    assert texts[1][1] == 'x' * documents.MAX_REPLY_CHARS + ' [... 5 more characters]'
     said = made['episodes'][0]['replies'][1]
     assert said == {'turn': 1, 'seconds': 2.5, 'tries': 3, 'fault': '', 'text': ''}
     figures = {'replies': 4, 'seconds': 1.5, 'slowest': 2.5, 'retries': 4, 'faults': 0}

@@ -60,7 +60,7 @@ def test_seeds_are_as_asked_and_the_command_line_wins_over_the_plan():
         {'seed': 101, 'steps': 4},
     ]
     words = ['--config.optim.lr=3e-4', '--gpus=0', '--config.model.path=/a=b']
-    assert common.given_fields(words) == {'optim.lr', 'model.path'}
+    assert common.overridden_fields(words) == {'optim.lr', 'model.path'}
     with pytest.raises(ValueError, match='--config.steps makes arms 1 and 3 the same run'):
         cells = ({'steps': 3}, {'optim.lr': 1.0}, {'steps': 4})
         common.list_runs(common.Plan('configs/demo.py', cells, {}), range(1), taken={'steps'})

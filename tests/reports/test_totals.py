@@ -127,9 +127,9 @@ def test_a_share_is_of_a_peak_that_is_known_and_of_nothing_else():
 
 
 def test_peak_memory_is_the_device_s_where_it_says_so(monkeypatch):
-    here = memory.peaks()
+    here = memory.peak_memory()
     assert list(here) == ['perf/host_peak_bytes'] and 1e7 < here['perf/host_peak_bytes'] < 1e12
     stats = [{'peak_bytes_in_use': 7, 'bytes_in_use': 3}, {'peak_bytes_in_use': 9}, None]
     devices = [types.SimpleNamespace(memory_stats=lambda x=x: x) for x in stats]
     monkeypatch.setattr(jax, 'local_devices', lambda: devices)
-    assert memory.peaks()['perf/device_peak_bytes'] == 9
+    assert memory.peak_memory()['perf/device_peak_bytes'] == 9

@@ -116,7 +116,7 @@ def test_returns_to_go_against_the_others_by_hand():
     # rewards 1 2 | 3 (stopped) | -1 4; to go 3 2 | 3 0 | 3 4; others 3, 3, 3 and 2, 3, 1
     rewards = jnp.array([[1.0, 2], [3, 0], [-1, 4]])
     turns, healthy = jnp.array([2, 1, 2]), jnp.ones(3, bool)
-    credit = functools.partial(turn_credit.against_others, rewards, group_size=3)
+    credit = functools.partial(turn_credit.leave_one_out_to_go, rewards, group_size=3)
     np.testing.assert_allclose(credit(turns, healthy), [[0, 0], [0, 0], [0, 3]], atol=1e-6)
     # a faulty member leaves the means: others 3 and 3, 4 and 2
     out = credit(turns, jnp.array([True, False, True]))

@@ -107,7 +107,7 @@ def test_demonstrations_are_spread_over_the_batch_and_weigh_one():
     scores = toy.scores_of(rollout)
     batch = AgentEvol().make_batch(rollout, scores, group_size=3)
     data = evol.draw(toy_demonstrations(3, 8), jax.random.key(1), rows=3, max_tokens=8, pad_id=0)
-    shown = evol.base_batch(data, jax.tree.map(lambda x: x[:3] - 1.0, scores))
+    shown = evol.demonstration_batch(data, jax.tree.map(lambda x: x[:3] - 1.0, scores))
     mixed = evol.join(batch, shown)
     demonstrated = [any((row == d).all() for d in data.tokens) for row in mixed.tokens]
     assert demonstrated == [False, True, False] * 3  # one in each third

@@ -110,11 +110,11 @@ def test_a_window_changes_what_the_policy_sees_only_from_the_turn_on_that_it_cut
 def test_put_back_undoes_split_turns_on_every_answer():
     out, found = played(2)
     mask = jnp.asarray(out.action_mask)
-    back = windows.put_back(
+    back = windows.scatter_back(
         windows.split_turns(jnp.asarray(out.logprobs), found), found, mask.shape[1]
     )
     np.testing.assert_array_equal(np.where(mask, back, 0.0), out.logprobs)
-    own = windows.own_rows(mask, found)
+    own = windows.own_turn_mask(mask, found)
     assert own.sum() == mask.sum()  # each sampled token is trained in one sample
 
 

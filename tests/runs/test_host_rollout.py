@@ -187,7 +187,7 @@ def test_rows_are_changed_in_place():
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     settings = tiny.settings(slots=4, serve_rows=2, max_tokens=2048, max_response=4)
     made = programs.build_programs(mesh, settings, width=8, cache_tokens=2048)
-    ends = programs.Ends(np.full(1, END, np.int32), hosts.table('</'))
+    ends = programs.StopRules(np.full(1, END, np.int32), hosts.table('</'))
     state = jax.eval_shape(made.start, tiny.untrained(), np.zeros(5, np.int32), ends)
     block = np.zeros((2, programs.READ_HEADER + 8), np.int32)
     given, bound = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)), np.int32(1)

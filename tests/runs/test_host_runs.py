@@ -26,7 +26,7 @@ from agentrl_jax.rollout import replies, world_calls
 from agentrl_jax.run import parts, state, usage
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.run.migration import comparable, saved_with
+from agentrl_jax.run.migration import canonical_json, to_metadata
 
 
 def config(**changes):
@@ -346,24 +346,24 @@ SEARCH = {'env.name': 'search', 'search.corpus': 'http://one:1'}
 def test_a_run_resumes_with_servers_elsewhere_and_no_other_world():
     def saved(**changes):
         cfg = config(**SERVED | changes)
-        return read_config(cfg), comparable(saved_with(cfg))
+        return read_config(cfg), canonical_json(to_metadata(cfg))
 
     _, old = saved()
     cfg, now = saved(**{'sciworld.urls': ('http://other:2',), 'hosts.call_s': 90.0})
-    free = (*state.CHANGEABLE_ON_RESUME, *state.free_of_worlds(cfg))
+    free = (*state.CHANGEABLE_ON_RESUME, *state.changeable_world_fields(cfg))
     checkpoint.check_config(old, now, may_differ=free)
     with pytest.raises(ValueError, match='sciworld.simplification'):
         other = saved(**{'sciworld.simplification': 'openDoors'})[1]
         checkpoint.check_config(old, other, may_differ=free)
     cfg, now = saved(**SEARCH | {'search.corpus': 'http://other:1'})
-    free = (*state.CHANGEABLE_ON_RESUME, *state.free_of_worlds(cfg))
+    free = (*state.CHANGEABLE_ON_RESUME, *state.changeable_world_fields(cfg))
     checkpoint.check_config(saved(**SEARCH)[1], now, may_differ=free)
 
 
 def test_servers_of_a_run_hold_all_that_is_played_at_once():
     craft = {'env.name': 'textcraft', 'hosts.launch': 2, 'clone.episodes': 0}
-    needed = read_config(config(**craft), None).worlds_at_once
-    assert read_config(config(**craft | {'eval.every': 0}), None).worlds_at_once == needed
+    needed = read_config(config(**craft), None).max_concurrent_worlds
+    assert read_config(config(**craft | {'eval.every': 0}), None).max_concurrent_worlds == needed
     with pytest.raises(ValueError, match=f'hosts.room=.* {needed} episodes'):
         read_config(config(**craft | {'hosts.room': needed // 4}))
     read_config(config(**craft | {'hosts.room': needed // 2}))

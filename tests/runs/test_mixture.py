@@ -21,7 +21,7 @@ from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.state import start_state
 from agentrl_jax.text import agents, conversation
-from agentrl_jax.types import Demonstrations, Frozen
+from agentrl_jax.types import Demonstrations, FrozenParams
 
 pytestmark = pytest.mark.usefixtures('quick_runs')
 MIX = (('frozen_lake', 0.5), ('catch', 0.5))
@@ -163,7 +163,9 @@ def test_continuations_plans_and_further_trials_are_played_in_every_world():
     for name in ('agent/trials', 'agent/plan_tokens', 'agent/success_second'):
         each = [measured[name.replace('/', f'_{world}/')] for world in MIX_NAMES]
         np.testing.assert_allclose(measured[name], np.mean(each), rtol=1e-5)
-    state, learned, *_ = run.training.learn(start_state(run, run.params), Frozen({}, None), rollout)
+    state, learned, *_ = run.training.learn(
+        start_state(run, run.params), FrozenParams({}, None), rollout
+    )
     assert int(state.step) == 1 and learned['batch/trained_rows'] == 16
     assert np.isfinite(learned['policy/loss'])
 

@@ -177,7 +177,7 @@ def test_a_window_is_of_one_version(tmp_path):
         rows = windows.split_turns((out.tokens, out.attention_mask), found)
         for which in np.unique(own[own >= 0]):
             scores, _ = tiny.score(1.4)(weights(int(which)), *rows)
-            scores = windows.put_back(scores, found, out.tokens.shape[1])
+            scores = windows.scatter_back(scores, found, out.tokens.shape[1])
             of_it = np.take_along_axis(own, np.maximum(out.turn, 0), 1) == which
             gap = np.abs(np.where(out.action_mask & of_it, scores - out.logprobs, 0.0))
             assert gap.max() < 1e-5

@@ -101,7 +101,7 @@ def train(algorithm, world, *, turns, steps, lr=0.2):
             values = jnp.where(rollout.action_mask, losses.token_values(raw), 0.0)
         scores = Scores(old_logprobs=logprobs, ref_logprobs=zeros, values=values)
         batch = algorithm.make_batch(rollout, scores, group_size=GROUP_SIZE)
-        state, _ = update.update_step(state, batch, fns=fns, how=how)
+        state, _ = update.update_step(state, batch, fns=fns, settings=how)
         return state, (rollout.returns.mean(), state.params['table'])
 
     def run(key):

@@ -28,7 +28,7 @@ from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.run.state import space_needed, start_state
+from agentrl_jax.run.state import disk_bytes_needed, start_state
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 CLONED_LONGER = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
@@ -479,7 +479,7 @@ def test_a_world_on_hosts_trains_beside_one_on_the_device(finished):
 def base_of(run):
     """(parameters under the adapters, initial parameters)."""
     built = train.build(run.cfg)
-    base = run_params.open_base(
+    base = run_params.load_base(
         built.config, run.workdir, built.params, checkpoint.read_extra(run.workdir)
     )
     return jax.device_get(base), built.params
@@ -504,7 +504,7 @@ def test_a_run_asks_for_the_space_of_what_it_keeps_and_has_not_yet(tmp_path):
         run = train.build(micro_runs.plain('frozen_lake', **changes | more))
         state = jax.eval_shape(functools.partial(start_state, run), run.params)
         sizes = (state, state.params, run.params)
-        return space_needed(run, tmp_path), *map(checkpoint.state_bytes, sizes)
+        return disk_bytes_needed(run, tmp_path), *map(checkpoint.state_bytes, sizes)
 
     need, state, adapters, base = needed(**{'checkpoint.keep': 2})
     assert need == 3 * state + base
@@ -520,7 +520,7 @@ def test_a_run_without_its_base_or_with_another_is_refused(finished, tmp_path):
     cfg, workdir, _ = finished('adapters')
     shutil.copytree(workdir, tmp_path, dirs_exist_ok=True)
     with pytest.raises(ValueError, match='holds the parameters of another run'):
-        run_params.keep_base(read_config(cfg, None), tmp_path, train.build(cfg).params)
+        run_params.save_base(read_config(cfg, None), tmp_path, train.build(cfg).params)
     shutil.rmtree(tmp_path / run_params.BASE_FOLDER)
     with pytest.raises(FileNotFoundError, match='base'):
         train.train(cfg, str(tmp_path))

@@ -40,12 +40,12 @@ def saved(tmp_path_factory, one_device):
     checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
     state = start.start_state(run, run.params)
     for step in (2, 4):
-        checkpoint.save(checkpoints, step, state, start.saved_beside(run))
+        checkpoint.save(checkpoints, step, state, start.checkpoint_metadata(run))
     poisoned = state.replace(params=jax.tree.map(lambda x: x.at[0].set(np.nan), state.params))
     checkpoint.close(checkpoints)
     dead = tmp_path_factory.mktemp('dead')
     checkpoints = checkpoint.open_checkpoints(dead, keep=3)
-    checkpoint.save(checkpoints, 3, poisoned, start.saved_beside(run))
+    checkpoint.save(checkpoints, 3, poisoned, start.checkpoint_metadata(run))
     checkpoint.close(checkpoints)
     (workdir / 'checkpoints' / '6').mkdir()
     return cfg, workdir, dead
@@ -172,7 +172,7 @@ def resume(cfg, workdir):
     """Start or resume the run."""
     checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
     try:
-        start.open_state(build(cfg), checkpoints, Streams(cfg.seed))
+        start.restore_or_init(build(cfg), checkpoints, Streams(cfg.seed))
     finally:
         checkpoint.close(checkpoints)
 

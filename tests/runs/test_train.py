@@ -20,7 +20,7 @@ from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Demonstrations, Frozen
+from agentrl_jax.types import Demonstrations, FrozenParams
 
 ROOT = micro_runs.ROOT
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
@@ -70,18 +70,18 @@ def trace(cfg, *, with_rollout):
         each = (member.rollout.episodes for member in cfg.members)
         listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
         collects = build_module.build_collects(cfg, mesh, found[0], {})
-        _, collect, _ = build_module.build_play(cfg, mesh, tasks, collects)
+        _, collect, _ = build_module.build_rollout_programs(cfg, mesh, tasks, collects)
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, base)
         made, _ = jax.eval_shape(collect, policy, tasks, listed, key)
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
     fns = parts.build_functions(cfg, found[0], mesh)
-    how = build_module.build_learning(cfg, mesh, tasks[0])
-    learn = functools.partial(build_module.learn, fns=fns, how=how)
+    how = build_module.build_update_settings(cfg, mesh, tasks[0])
+    learn = functools.partial(build_module.learn, fns=fns, settings=how)
     shape = (cfg.base_rows, cfg.rollout.max_tokens)
     shown = [jax.ShapeDtypeStruct(shape, kind) for kind in (jnp.int32, bool, bool)]
     joined = dict(base=Demonstrations(*shown)) if shape[0] else {}
-    frozen = Frozen(base, reference)
+    frozen = FrozenParams(base, reference)
     after, measured, *_ = jax.eval_shape(learn, state, frozen, out, **joined)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     return measured

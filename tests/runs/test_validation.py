@@ -14,7 +14,7 @@ from agentrl_jax.machine import checkpoint
 from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.rl.learning import Optim
 from agentrl_jax.run import params
-from agentrl_jax.run.migration import comparable, saved_with
+from agentrl_jax.run.migration import canonical_json, to_metadata
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.agents import ONLY_ACTS
 
@@ -62,7 +62,7 @@ def test_a_validation_that_lost_all_of_its_episodes_measured_nothing(tmp_path):
     assert found.keys() == counted([1, 1, 1], samples=1).keys()
     assert {name for name, x in found.items() if not np.isnan(x)} == {'eval/env_error'}
     assert found['eval/env_error'] == 1
-    params.keep_best(tmp_path, {}, {'step': 0} | found)
+    params.save_if_best(tmp_path, {}, {'step': 0} | found)
     assert not list(tmp_path.iterdir())
 
 
@@ -75,7 +75,7 @@ def test_the_best_is_compared_with_what_is_kept(tmp_path):
 
     def validated(step, success):
         saved = {'step': step, 'eval/success': success}
-        params.keep_best(tmp_path, {'w': jnp.float32(step)}, saved)
+        params.save_if_best(tmp_path, {'w': jnp.float32(step)}, saved)
 
     for step, success in ((0, 0.3), (10, 0.7), (20, 0.4), (30, 0.7)):
         validated(step, success)
@@ -234,12 +234,12 @@ def test_rates_rise_in_the_warm_up_then_follow_their_schedule(schedule, expected
 
 def test_a_checkpoint_from_before_a_field_goes_on_with_its_default():
     cfg = micro_runs.config('frozen_lake')
-    older = saved_with(cfg)
+    older = to_metadata(cfg)
     del older['version']
     fields = older['config']
     del fields['eval']['samples'], fields['optim']['schedule'], fields['library']
-    now = saved_with(cfg)
-    checkpoint.check_config(comparable(older), comparable(now))
+    now = to_metadata(cfg)
+    checkpoint.check_config(canonical_json(older), canonical_json(now))
     now['config']['optim']['schedule'] = 'linear'
     with pytest.raises(ValueError, match='optim.schedule: "constant" in the checkpoint'):
-        checkpoint.check_config(comparable(older), comparable(now))
+        checkpoint.check_config(canonical_json(older), canonical_json(now))

@@ -34,7 +34,7 @@ from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses, score, turn_credit
 from agentrl_jax.rl.algorithm import KL, Clip, Comparison, Filter, Range
-from agentrl_jax.rl.learning import Batching, Learning
+from agentrl_jax.rl.learning import BatchSettings, UpdateSettings
 from agentrl_jax.rollout import windows
 from agentrl_jax.types import EpisodeStop
 
@@ -156,7 +156,9 @@ def test_values_after_tokens_are_those_before_the_next_ones():
         None,
         rollout,
         fns=ModelFns(toy.toy_hidden, toy.toy_head, toy.toy_values, None),
-        how=Learning(PPO(bootstrap_truncated=True), batch=Batching(microbatch_rows=4)),
+        settings=UpdateSettings(
+            PPO(bootstrap_truncated=True), batch=BatchSettings(microbatch_rows=4)
+        ),
         recompute=False,
     )
     both = np.asarray(rollout.action_mask[:, :-1] & rollout.action_mask[:, 1:])
@@ -498,13 +500,13 @@ def test_advantages_do_not_depend_on_the_number_of_rows_of_an_episode(how):
     whole = batch_of(how, rollout, 4, scores)
     several = batch_of(how, rollout.replace(branch=branch), 4, scores)
     jax.tree.map(np.testing.assert_array_equal, whole, several)
-    found = windows.Branches(3, 0).windows(rollout.replace(branch=branch))
+    found = windows.ConversationSpec(3, 0).windows(rollout.replace(branch=branch))
     rows = windows.split_batch(several, found)
     assert rows.mask.sum() == whole.mask.sum() and (
         rows.mask.any(1).sum() > whole.mask.any(1).sum()
     )
     trained = jnp.where(rows.mask, rows.advantages, 0.0)
-    back = windows.put_back(trained, found, rollout.tokens.shape[1])
+    back = windows.scatter_back(trained, found, rollout.tokens.shape[1])
     np.testing.assert_array_equal(back, jnp.where(whole.mask, whole.advantages, 0.0))
 
 

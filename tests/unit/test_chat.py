@@ -71,8 +71,8 @@ def test_llama_3_s_pieces_are_its_template_s_but_for_white_space_around_texts():
     assert tokenizer.eos_ids[0] == chat.end_id == tokenizer.special('<|eot_id|>')
     assert len(tokenizer.eos_ids) == 3
     start = chat.user_open('U\n\nV')[1:]
-    assert chat.parted(start) == ('user', 'U\n\nV')
-    assert chat.parted(chat.system_message('S')[2:-1]) == ('system', 'S')
+    assert chat.split_message(start) == ('user', 'U\n\nV')
+    assert chat.split_message(chat.system_message('S')[2:-1]) == ('system', 'S')
 
 
 OPENS = (
@@ -92,7 +92,7 @@ def test_a_template_may_open_the_thought_of_an_answer(thought):
     whole = tokenize(tokenizer, render(tokenizer, [message('user', 'U')]))
     talk = Conversation(chat, '', 48)
     shown = Messages([message('user', 'U')], tools=[], branch=0, opens=True)
-    assert [*talk.prompt_of(shown).tokens] == whole[1:]
+    assert [*talk.messages_prompt(shown).tokens] == whole[1:]
     assert talk.prompt('U').tokens[-len(tokenizer.encode(thought)) :] == tokenizer.encode(thought)
     assert talk.said(tokenizer.encode('so')) == f'{thought}so'
     exported = with_template(plain_template('', thought))

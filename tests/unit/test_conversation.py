@@ -8,7 +8,7 @@ import pytest
 import tiny_agents as tiny
 
 from agentrl_jax.text import agents
-from agentrl_jax.text.conversation import BYTES, CUT, Conversation, ends_of, plain, prefix_of
+from agentrl_jax.text.conversation import BYTES, CUT, Conversation, cut_middle, plain, prefix_of
 from agentrl_jax.text.prompts import RAGEN
 from agentrl_jax.tokens.chat import build_chat
 
@@ -120,10 +120,10 @@ def test_of_a_hostile_text_a_bounded_number_of_bytes_is_tokenised(letter):
 def test_a_text_of_few_bytes_for_each_token_is_not_cut_before_it_is_tokenised():
     limit = 2 * 320
     for text in ('é' * (limit // 2), 'a' * limit, 'a'):
-        assert ends_of(text, limit // 2) == (text, False)
-    assert ends_of('a' * (limit + 1), limit // 2) == (f'{"a" * 320}{CUT}{"a" * 320}', True)
+        assert cut_middle(text, limit // 2) == (text, False)
+    assert cut_middle('a' * (limit + 1), limit // 2) == (f'{"a" * 320}{CUT}{"a" * 320}', True)
     whole = 'é' * 159  # 319 bytes end in the middle of a character
-    assert ends_of('é' * limit, 319) == (f'{whole}{CUT}{whole}', True)
+    assert cut_middle('é' * limit, 319) == (f'{whole}{CUT}{whole}', True)
 
 
 def test_what_an_agent_is_told_stays_whole_where_an_observation_is_cut():

@@ -14,12 +14,12 @@ import updates
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import learn as learning
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Frozen
+from agentrl_jax.types import FrozenParams
 
 # Four groups of four episodes; unbiased stds .5 (one of four is 1), 0, 1.5 (one is 3), 1 (one is 2)
 RETURNS = np.array([1, 0, 0, 0, 2, 2, 2, 2, 3, 0, 0, 0, 2, 0, 0, 0], np.float32)
 STDS = [0.5, 0.0, 1.5, 1.0]
-NOTHING_FROZEN = Frozen(model={}, reference=None)
+NOTHING_FROZEN = FrozenParams(model={}, reference=None)
 
 
 def rollout_of(returns=RETURNS):
@@ -39,9 +39,11 @@ def values(params, critic_params, *rows):
 def parts_of(algorithm, changes):
     """Build the arguments of learn for a toy model and a config."""
     run = read_config(micro_runs.config('frozen_lake', algorithm=algorithm, **changes))
-    how = dataclasses.replace(learning.learning_of(run), optim=updates.Given(of=optax.adam(0.01)))
+    how = dataclasses.replace(
+        learning.update_settings_of(run), optim=updates.Given(of=optax.adam(0.01))
+    )
     own = values if how.algorithm.USES_CRITIC else None
-    return dict(fns=ModelFns(toy.toy_hidden, toy.toy_head, own), how=how)
+    return dict(fns=ModelFns(toy.toy_hidden, toy.toy_head, own), settings=how)
 
 
 def learn(rollout=None, algorithm='grpo', **changes):

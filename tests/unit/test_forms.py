@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from agentrl_jax import train
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.webshop.world import WebShop
-from agentrl_jax.rl.algorithm import decided
+from agentrl_jax.rl.algorithm import decision_tokens
 from agentrl_jax.rollout import replies
 from agentrl_jax.run import parts
 from agentrl_jax.run.config import read
@@ -74,7 +74,7 @@ def test_the_shortest_way_out_ends_an_answer(forms):
     automaton = languages.build_automaton(forms)
     table = automaton.table()
     ends = np.array([bool(automaton.ends(state)) for state in range(len(table))])
-    for state, way in enumerate(languages.ways_out(table, ends)):
+    for state, way in enumerate(languages.shortest_endings(table, ends)):
         assert ends[functools.reduce(lambda now, byte: table[now, byte], way, state)]
 
 
@@ -217,7 +217,7 @@ def test_the_trainer_has_the_samplers_probabilities():
     found, _ = score(tiny.untrained(), out.tokens, out.attention_mask, out.allowed)
     gap = np.where(out.action_mask, found - out.logprobs, 0.0)
     assert np.abs(gap).max() <= 1e-5
-    choice = np.asarray(decided(jax.tree.map(jnp.asarray, out)))
+    choice = np.asarray(decision_tokens(jax.tree.map(jnp.asarray, out)))
     forced = out.action_mask & (np.unpackbits(out.allowed.view(np.uint8), axis=-1).sum(-1) == 1)
     assert forced.any() and np.abs(out.logprobs[forced]).max() == 0.0
     ends = [(b, k) for b, k, _ in turns_of(out)]

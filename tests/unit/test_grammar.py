@@ -16,7 +16,7 @@ import tiny_agents as tiny
 
 from agentrl_jax import train
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import chosen, decided, trained
+from agentrl_jax.rl.algorithm import chosen, decision_tokens, trained
 from agentrl_jax.text import agents
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
@@ -367,13 +367,13 @@ def test_a_token_without_a_choice_is_in_no_mean_but_where_a_turn_has_no_other():
         num_turns=jnp.array([2]),
         episode_stop=jnp.array([EpisodeStop.TERMINATED]),
     )
-    assert decided(out)[0].tolist() == [0, 1, 0, 0, 0, 0, 1, 0]
+    assert decision_tokens(out)[0].tolist() == [0, 1, 0, 0, 0, 0, 1, 0]
     rows, mask = trained(out, None)
-    assert rows.all() and (mask == decided(out)).all()
+    assert rows.all() and (mask == decision_tokens(out)).all()
     assert trained(out.replace(allowed=None), None)[1].sum() == 5
     assert not trained(out, jnp.array([False]))[1].any()
     continued = jax.tree.map(lambda x: jnp.stack([x, x], 1), out)  # [B, F, ...], like continuations
-    assert (chosen(continued) == decided(out)[:, None].repeat(2, 1)).all()
+    assert (chosen(continued) == decision_tokens(out)[:, None].repeat(2, 1)).all()
 
 
 def test_sampled_tokens_without_a_legal_one_are_counted():

@@ -22,7 +22,7 @@ from agentrl_jax.run import build as build_module
 from agentrl_jax.run import cloning, parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.types import Demonstrations, Frozen
+from agentrl_jax.types import Demonstrations, FrozenParams
 
 SCALE = 1.5
 TINY = dataclasses.replace(tiny_models.TINY, lora_scale=SCALE)
@@ -246,11 +246,11 @@ def updated(name, shape=(1, 1, 1), rank=2):
     cfg, config, mesh, params = run.config, run.model, run.mesh, run.params
     state = start.start_state(run, params)
     reference = jax.tree.map(jnp.copy, state.params) if cfg.needs_reference else None
-    frozen = Frozen({'model': params['model']} if rank else {}, reference)
+    frozen = FrozenParams({'model': params['model']} if rank else {}, reference)
     before = jax.device_get((state, frozen))
     fns = parts.build_functions(cfg, config, mesh)
-    how = build_module.build_learning(cfg, mesh, None)
-    learn = functools.partial(build_module.learn, fns=fns, how=how)
+    how = build_module.build_update_settings(cfg, mesh, None)
+    learn = functools.partial(build_module.learn, fns=fns, settings=how)
     rollout = jax.device_put(toy.random_rollout(3), sharding.shard_rows(mesh))
     after, metrics, *_ = jax.jit(learn, compiler_options=QUICK)(state, frozen, rollout)
     return *before, *jax.device_get((after, frozen, metrics))

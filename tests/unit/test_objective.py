@@ -10,7 +10,7 @@ from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl.algorithm import KL, Clip
-from agentrl_jax.rl.learning import Learning
+from agentrl_jax.rl.learning import UpdateSettings
 
 CLIP = Clip(0.2, 0.28)
 
@@ -45,7 +45,7 @@ def test_policy_loss_adds_entropy_and_kl_by_hand(where):
         ModelFns(
             lambda *_: jnp.ones((1, 3, 1)), lambda _: jnp.log(jnp.array([[1.0, 3]])), None, None
         ),
-        Learning(algorithm=how, has_reference=True),
+        UpdateSettings(algorithm=how, has_reference=True),
     )
     entropy = -(np.exp(logp) * logp).sum()
     # ratio 1: -1 per token; entropy the same for both; k1 = .5, k3 = e^-.5 + .5 - 1

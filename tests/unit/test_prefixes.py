@@ -140,7 +140,9 @@ def step_of(batch, fns, critic=False, mesh=None, **fields):
         skipped=jnp.int32(0),
     )
     how = updates.settings(len(batch.tokens), tx=tx, kl_estimator='k3', entropy_coef=0.01, **fields)
-    run = jax.jit(functools.partial(update.update_step, fns=fns, how=how), compiler_options=QUICK)
+    run = jax.jit(
+        functools.partial(update.update_step, fns=fns, settings=how), compiler_options=QUICK
+    )
     if mesh is not None:
         state = jax.device_put(state, NamedSharding(mesh, P()))
         batch = jax.device_put(batch, how.layout)

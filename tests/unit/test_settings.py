@@ -18,12 +18,12 @@ from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
 from agentrl_jax.rl.filtering import share
-from agentrl_jax.rl.learn import learning_of
+from agentrl_jax.rl.learn import update_settings_of
 from agentrl_jax.run import config, migration
 from agentrl_jax.run.config import Config, effective
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.settings.marks import In, Off, OneOf
+from agentrl_jax.settings.marks import In, NameIn, Neutral
 from agentrl_jax.sweeps import spec
 from configs import small
 from experiments import common
@@ -72,7 +72,9 @@ def test_bounds_by_hand(interval, inside, outside, text):
 def choices(leaf):
     """Return the allowed strings of a field; () if it has none."""
     literal = typing.get_origin(leaf.hint) is typing.Literal
-    return typing.get_args(leaf.hint) if literal else tuple(leaf.marks.get(OneOf, OneOf(())).names)
+    return (
+        typing.get_args(leaf.hint) if literal else tuple(leaf.marks.get(NameIn, NameIn(())).names)
+    )
 
 
 def test_each_bound_and_choice_is_enforced():
@@ -260,7 +262,7 @@ def behaviour(run):
             'value_clip': run.critic.clip or None,
             'value_coef': run.critic.coef,
             'num_minibatches': kept // size.minibatch_rows,
-            'num_microbatches': learning_of(run).microbatches,
+            'num_microbatches': update_settings_of(run).microbatches,
             'epochs': size.epochs,
             'rule': how.filter.rule,
             'keep': share(how.filter.keep, rows.num_groups),
@@ -316,7 +318,7 @@ def test_what_would_do_nothing_or_harm_is_refused(algorithm, changes, words):
 
 @EVERY
 def test_a_value_that_asks_for_nothing_goes_with_every_algorithm(name):
-    neutral = {n: x.marks[Off].value for n, x in LEAVES.items() if Off in x.marks}
+    neutral = {n: x.marks[Neutral].value for n, x in LEAVES.items() if Neutral in x.marks}
     read = config.read(given(name, **neutral | {'filter.rule': 'top_k'}))
     assert read.algorithm_name == name and len(neutral) > 5
 

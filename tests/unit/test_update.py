@@ -51,7 +51,7 @@ def toy_batch(seed=0, **kwargs):
 
 
 QUICK = {'xla_backend_optimization_level': 0}
-COMPILED = jax.jit(update.update_step, static_argnames=('fns', 'how'), compiler_options=QUICK)
+COMPILED = jax.jit(update.update_step, static_argnames=('fns', 'settings'), compiler_options=QUICK)
 SHARED = ModelFns(toy.toy_hidden, toy.toy_head, toy.toy_values)
 WITH_HEAD = SHARED.replace(value_head=toy.toy_value_head)
 ALONE = ModelFns(toy.toy_hidden, toy.toy_head)
@@ -62,7 +62,7 @@ def toy_update(tx=TX, fns=SHARED, **fields):
 
     def run(state, batch, key=None):
         how = updates.settings(len(batch.tokens), tx=tx, **fields)
-        return COMPILED(state, batch, key, fns=fns, how=how)
+        return COMPILED(state, batch, key, fns=fns, settings=how)
 
     return run
 
@@ -541,7 +541,7 @@ def test_a_bf16_qwen_keeps_float32_masters_and_donates_its_state():
     how = updates.settings(8, num_microbatches=2, head_chunk=32)
     tx = how.optim.tx(1e-6)
     fns = ModelFns(hidden=config.forward, head=config.head_kernel)
-    step = functools.partial(update.update_step, fns=fns, how=how)
+    step = functools.partial(update.update_step, fns=fns, settings=how)
     run = jax.jit(step, donate_argnums=0, compiler_options=QUICK)
     state = state_of(params, tx=tx)
     before = jax.device_get(state.params)

@@ -30,4 +30,4 @@ def test_rows_take_the_narrowest_width_that_holds_the_longest():
     rows = (jnp.zeros((2, 30)), jnp.arange(2))
     for longest, width in ((0, 8), (8, 8), (9, 16), (30, 30)):
         lengths = jnp.asarray([0, longest])
-        assert widths.at_width(fn, 0, rows, lengths, (8, 16, 30)) == (width, 1)
+        assert widths.run_in_bucket(fn, 0, rows, lengths, (8, 16, 30)) == (width, 1)

@@ -85,11 +85,11 @@ def played(
 def scored(rollout, count, width=0):
     """Return the trainer's log-probabilities, one row per conversation."""
     rollout = jax.tree.map(jnp.asarray, rollout)
-    found = windows.Branches(count, PREFIX, width).windows(rollout)
+    found = windows.ConversationSpec(count, PREFIX, width).windows(rollout)
     tokens, attention = windows.split_turns((rollout.tokens, rollout.attention_mask), found)
     states = tiny.hidden(tiny.untrained(), tokens, positions_of(attention), attention)
     logprobs, _ = losses.token_logprobs(states, tiny.head(tiny.untrained()), tokens)
-    return np.asarray(windows.put_back(logprobs, found, rollout.tokens.shape[1])), found
+    return np.asarray(windows.scatter_back(logprobs, found, rollout.tokens.shape[1])), found
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_trainer_has_the_samplers_probabilities(run, branches, ahead):
     gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
     assert out.action_mask.sum() > 50 and np.abs(gap).max() <= 1e-5
     # Each sampled token is trained once
-    rows = windows.own_rows(jnp.asarray(out.action_mask), found)
+    rows = windows.own_turn_mask(jnp.asarray(out.action_mask), found)
     assert int(rows.sum()) == out.action_mask.sum()
 
 

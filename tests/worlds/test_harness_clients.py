@@ -16,7 +16,7 @@ import pytest
 
 from agentrl_jax.envs.hosts.harness.episode import End, Episode
 from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, Task, endpoint
-from agentrl_jax.envs.hosts.world import Answer, Foreign
+from agentrl_jax.envs.hosts.world import Answer, world_errors
 
 openai = pytest.importorskip('openai')
 ROOT = pathlib.Path(__file__).parents[2]
@@ -39,7 +39,9 @@ def play(harness, answers, branches=4, **episode):
     task = Task(3, f'{server.open(own)}/v1', own.secret)
 
     def run():
-        with Foreign(lambda error: own.events.put(End(error=f'{type(error).__name__}: {error}'))):
+        with world_errors(
+            lambda error: own.events.put(End(error=f'{type(error).__name__}: {error}'))
+        ):
             returned = harness(task)
             if inspect.iscoroutine(returned):
                 returned = asyncio.run(returned)

@@ -104,7 +104,7 @@ def test_a_call_of_an_answer_is_the_same_call_in_a_history():
         made = wire.complete(said, asked, 'x')
         message = made.body['choices'][0]['message']
         assert isinstance(json.loads(message['tool_calls'][0]['function']['arguments']), dict)
-        assert wire.said_by(json.loads(json.dumps(message))) == made.forms[0]
+        assert wire.read_message(json.loads(json.dumps(message))) == made.forms[0]
 
 
 # ---- fields of requests --------------------------------------------------------------------------

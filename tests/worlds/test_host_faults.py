@@ -226,7 +226,7 @@ def test_half_a_character_of_a_world_is_none_of_the_run_s(tmp_path):
     lines = replies.read_log(path)
     assert lines and all('?' in line['observation'] for line in lines if not line['turn'])
     messages = Messages(({'role': 'user', 'content': ['\ud800']},), tools=({'\ud800': 1},))
-    cleaned = keepers.in_characters(messages)
+    cleaned = keepers.without_surrogates(messages)
     assert cleaned.messages == ({'role': 'user', 'content': ['?']},) and cleaned.tools == (
         {'?': 1},
     )

@@ -34,14 +34,14 @@ def judge(state: EnvState, action: jax.Array) -> tuple[EnvState, jax.Array, jax.
     # The half that must be done first: B in `A after you B`.
     first = jnp.where(state.order == AFTER, 1, 0)
     ask_first = ~(twofold & state.half_done)
-    state, won, failed = ask_half(state, first, met, broken, ask_first)
+    state, won, failed = check_half(state, first, met, broken, ask_first)
     half_done = state.half_done | (twofold & won)
     state = state.replace(half_done=half_done)
-    state, last_won, last_failed = ask_half(state, 1 - first, met, broken, half_done)
+    state, last_won, last_failed = check_half(state, 1 - first, met, broken, half_done)
     return state, jnp.where(twofold, last_won, won), failed | last_failed
 
 
-def ask_half(
+def check_half(
     state: EnvState, half: jax.Array, met: jax.Array, broken: jax.Array, asked: jax.Array
 ) -> tuple[EnvState, jax.Array, jax.Array]:
     """Return (state, success, failure) of one half (0 or 1); no effect unless `asked`.

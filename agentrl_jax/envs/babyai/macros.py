@@ -34,7 +34,7 @@ TURN_LEFT, TURN_RIGHT, MOVE_FORWARD, DROP, TOGGLE, CHECK = range(6)
 NO_CHANGE, UNKNOWN, BARRIER, OCCUPIED, EMPTY_HANDED, LIST = range(6)  # replies without a name
 DOORS, THINGS = len(DOOR_NAMES), len(THING_NAMES)
 FRONT = (VIEW - 2) * VIEW + REACH  # place of the cell in front
-MOST_DOORS = 8  # in sight at once; room walls are at least four cells from each other
+MAX_DOORS = 8  # in sight at once; room walls are at least four cells from each other
 
 
 NO_WAY = 'as there is no path leading to it'
@@ -169,7 +169,7 @@ def menu(sight: Sight, offer: Offers) -> list[jax.Array]:
     numbers = (sight.name - DOORS, offer.go_to)
     enter = block('through', offer.through, sight.name, sight.number)
     opened = block('toggle_through', offer.toggle_through, sight.name, sight.number)
-    door = compact(jnp.maximum(enter, opened), MOST_DOORS)
+    door = compact(jnp.maximum(enter, opened), MAX_DOORS)
     # Only the door in front can be toggled; it is the first in the list.
     return [
         single(MOVE_FORWARD, offer.forward),

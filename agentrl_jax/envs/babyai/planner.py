@@ -29,7 +29,7 @@ from agentrl_jax.envs.babyai.words import (
 )
 
 PATIENCE = 40  # obstacles removed on one path before it counts as blocked
-MOST_STEPS = 600  # limit of a plan; the longest successful one had 250
+MAX_STEPS = 600  # limit of a plan; the longest successful one had 250
 THROUGH_BOX, THROUGH_OBJECT, THROUGH_LOCK = 3, 12, 40  # path cost through each obstacle
 Goal = Callable[[int, int], bool]  # (cell in front, cell of the agent)
 
@@ -83,7 +83,7 @@ class Map:
     def play(self, actions: Iterable[int]) -> None:
         for action in actions:
             self.play_one(action)
-            if len(self.played) > MOST_STEPS:
+            if len(self.played) > MAX_STEPS:
                 raise Stuck
 
     def play_one(self, action: int) -> None:

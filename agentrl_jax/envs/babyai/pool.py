@@ -30,7 +30,7 @@ LEVELS = tuple(
         'BossLevel BossLevelNoUnlock'
     ).split()
 )
-FIRST_SEEDS, BLOCK_SEEDS, MOST_BLOCKS = 250, 256, 20
+FIRST_SEEDS, BLOCK_SEEDS, MAX_BLOCKS = 250, 256, 20
 MORE_SEEDS = {'GoToLocalS8N7': 1500, 'PickupLoc': 1500}  # first seeds of the demo's levels
 FIRST_FILE = Path(__file__).with_name('levels.npz')
 
@@ -106,7 +106,7 @@ def share(name: str, split: str | None, count: int, *, seed: int) -> dict[str, n
     """Return `count` levels of one name, reading blocks until there are enough."""
     candidates, blocks, known = [], 0, set()
     while len(candidates) < count:
-        if blocks == MOST_BLOCKS:
+        if blocks == MAX_BLOCKS:
             raise ValueError(
                 f'num_levels: {name} has {len(candidates)} different levels of split {split} among '
                 f'{blocks} blocks of seeds, not {count}: use fewer levels'

@@ -16,7 +16,7 @@ LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE = range(6)
 VIEW = 7  # side of the view in cells; the agent is in the middle of the last row
 REACH = VIEW // 2  # cells to either side
 STEPS = (1, SIDE, -1, -SIDE)  # change of the cell index facing right, down, left, up
-OWN_PLACE = VIEW * VIEW - 1 - REACH
+AGENT_PLACE = VIEW * VIEW - 1 - REACH
 UNSEEN, EMPTY, WALL = range(3)  # minigrid's cell codes; door 4, key 5, ball 6, box 7
 FIRST_CODE, GREY = 4, 5
 ALL = np.uint32(2**VIEW - 1)  # bits of a row of the view
@@ -208,7 +208,7 @@ def image(state: EnvState) -> jax.Array:
     fresh = (state.laid >= 0) & (state.steps == 0)
     mine = jnp.arange(state.name.shape[0]) == jnp.where(fresh, -1, state.held)
     place = jnp.where(in_view.place < 0, VIEW * VIEW, in_view.place)  # out of bounds: dropped
-    place = jnp.where(mine, OWN_PLACE, place)
+    place = jnp.where(mine, AGENT_PLACE, place)
     things = jnp.stack([kinds(state) + FIRST_CODE, state.name % 6, state.door], -1)
     cells = cells.reshape(VIEW * VIEW, 3).at[place].set(things.astype(jnp.int32), mode='drop')
     return jnp.swapaxes(cells.reshape(VIEW, VIEW, 3), 0, 1).astype(jnp.uint8)

@@ -152,7 +152,7 @@ def long_slots(clauses: np.ndarray, *, most: int, agentgym: bool) -> list[range]
     """Return the possible lines at each index of long_ids; clauses int [levels, 4]."""
     lines = long_lines(agentgym)
     slots = lines.slots
-    actions = 3 + 2 * most + macros.MOST_DOORS
+    actions = 3 + 2 * most + macros.MAX_DOORS
     objects = range(slots['object'].start, slots['listed'].stop) if agentgym else slots['object']
     listed = actions - most if agentgym else actions
     return [

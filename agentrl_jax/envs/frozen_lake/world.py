@@ -21,7 +21,7 @@ from agentrl_jax.envs.frozen_lake.levels import (
     make_maps,
 )
 from agentrl_jax.envs.frozen_lake.solver import MOVES, lake_plans, lake_values
-from agentrl_jax.settings.marks import SHARE, In, OneOf
+from agentrl_jax.settings.marks import SHARE, In, NameIn
 from agentrl_jax.settings.rules import Rule
 
 SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on goal
@@ -75,7 +75,7 @@ class FrozenLake(TextEnvironment):
     """
 
     size: Annotated[int, In(2, 8)] = 4  # side of the map
-    observation_format: Annotated[str, OneOf(boards.FORMATS)] = 'grid'  # cells (' P _'): for BPE
+    observation_format: Annotated[str, NameIn(boards.FORMATS)] = 'grid'  # cells (' P _'): for BPE
     frozen: Annotated[float, SHARE] = of_pool(0.8)  # probability that a cell is ice (RAGEN: or .9)
     success_rate: Annotated[float, SHARE] = of_pool(1.0 / 3.0)  # probability of the intended move
 

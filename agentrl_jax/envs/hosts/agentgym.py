@@ -26,7 +26,7 @@ from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
 ACCEPTED = "OK. I'll follow your instructions and try my best to solve the task."
 CLOSE_S, CLOSE_TRIES = 2.0, 3  # for a close; otherwise the lease of the world expires
 MOST_BYTES = 2**20  # per reply
-MOST_LEFT = 1000  # worlds per server that are remembered for closing
+MAX_UNCLOSED = 1000  # worlds per server that are remembered for closing
 SAME = (('search', 'searchqa'), ('shop', 'webshop'), ('web', 'webarena'))  # our names, AgentGym's
 
 
@@ -186,7 +186,7 @@ class Servers:
         """Remember a world that could not be closed; the next world opened there tries again."""
         with self._lock:
             if tries:
-                self._left[url] = [*self._left[url][-MOST_LEFT:], (body, tries - 1)]
+                self._left[url] = [*self._left[url][-MAX_UNCLOSED:], (body, tries - 1)]
 
     def take_left(self, url: str) -> list[tuple[dict, int]]:
         with self._lock:

@@ -16,7 +16,7 @@ import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.world import Reply
-from agentrl_jax.settings.marks import At
+from agentrl_jax.settings.marks import ConfigName
 from agentrl_jax.settings.rules import must
 
 ANSWER = re.compile('<answer>(.*?)</answer>', re.DOTALL)
@@ -99,7 +99,7 @@ class Gymnasium(HostEnvironment):
     id: str = ''  # such as FrozenLake-v1
     keywords: str = '{}'  # of gymnasium.make, as JSON, such as {"render_mode": "ansi"}
     actions: tuple[str, ...] = ()  # names of numbered actions; () = their numbers
-    instruction: Annotated[str, At('hosts.instruction')] = ''
+    instruction: Annotated[str, ConfigName('hosts.instruction')] = ''
 
     name = 'gymnasium'
     RULES = (

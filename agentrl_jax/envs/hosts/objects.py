@@ -8,7 +8,7 @@ import numpy as np
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.settings.marks import MANY, At
+from agentrl_jax.settings.marks import MANY, ConfigName
 from agentrl_jax.settings.rules import importable
 
 MAKER = 'objects.make_object'
@@ -57,9 +57,9 @@ class Objects(HostEnvironment):
     """Worlds made by a callable, one per thread."""
 
     make_object: str = ''  # package.module:callable, called once per world
-    instruction: Annotated[str, At('hosts.instruction')] = ''
-    deterministic: Annotated[bool, At('hosts.deterministic')] = True
-    num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000
+    instruction: Annotated[str, ConfigName('hosts.instruction')] = ''
+    deterministic: Annotated[bool, ConfigName('hosts.deterministic')] = True
+    num_items: Annotated[int, MANY, ConfigName('hosts.num_items')] = 1000
 
     name = 'objects'
     RULES = (importable('make_object'),)

@@ -17,7 +17,7 @@ import pydantic
 from agentrl_jax.envs.hosts.base import HostEnvironment, hashed
 from agentrl_jax.envs.hosts.connection import StepReply, Text, parsed, read, split
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
-from agentrl_jax.settings.marks import MANY, POSITIVE, At
+from agentrl_jax.settings.marks import MANY, POSITIVE, ConfigName
 
 FULL = 'CAPACITY_REACHED'  # all max_concurrent_envs sessions are in use: retry later
 MOST_BYTES = 2**20  # per message
@@ -32,10 +32,10 @@ class Play:
     action_field: str = ''  # field of Action for the policy's text
     observation_field: str = ''  # field of Observation for the policy; '' = all of it, as JSON
     item_field: str = 'seed'  # field of reset for the item
-    instruction: Annotated[str, At('hosts.instruction')] = ''
-    deterministic: Annotated[bool, At('hosts.deterministic')] = False
+    instruction: Annotated[str, ConfigName('hosts.instruction')] = ''
+    deterministic: Annotated[bool, ConfigName('hosts.deterministic')] = False
     errors_are_shown: bool = False  # errors of an action become observations
-    timeout_s: Annotated[float, POSITIVE, At('hosts.call_s')] = 60.0
+    timeout_s: Annotated[float, POSITIVE, ConfigName('hosts.call_s')] = 60.0
 
 
 class Message(pydantic.BaseModel):
@@ -143,7 +143,7 @@ class OpenEnv:
 class OpenEnvEnvironment(Play, HostEnvironment):
     """Any OpenEnv environment on a server."""
 
-    num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000
+    num_items: Annotated[int, MANY, ConfigName('hosts.num_items')] = 1000
 
     name, here = 'openenv', False  # Play is the first base: its instruction is a field
 

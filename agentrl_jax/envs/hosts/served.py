@@ -19,7 +19,7 @@ from agentrl_jax.envs.hosts.launch import Launched
 from agentrl_jax.envs.hosts.world import World
 from agentrl_jax.envs.splits import SPLITS
 from agentrl_jax.settings import tree
-from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, At
+from agentrl_jax.settings.marks import ONE, POSITIVE, ZERO, ConfigName
 from agentrl_jax.settings.rules import Rule, must
 
 STEP_S = 60.0  # minimum step timeout of a server
@@ -54,8 +54,8 @@ def checked(name: str, settings: Settings) -> Settings:
 class Calls:
     """Settings of server calls, from the config's hosts section."""
 
-    token: Annotated[str, At('hosts.token')] = ''
-    timeout_s: Annotated[float, POSITIVE, At('hosts.call_s')] = 60.0
+    token: Annotated[str, ConfigName('hosts.token')] = ''
+    timeout_s: Annotated[float, POSITIVE, ConfigName('hosts.call_s')] = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +130,8 @@ class AgentGymEnvironment(Remote):
     """Any AgentGym environment, on its servers."""
 
     env: str = ''  # a name in agentgym.ENVIRONMENTS
-    wording: Annotated[str, At('hosts.instruction')] = ''  # '' = AgentGym's, if we have it
-    num_items: Annotated[int, ZERO, At('hosts.num_items')] = 0  # if there are no files
+    wording: Annotated[str, ConfigName('hosts.instruction')] = ''  # '' = AgentGym's, if we have it
+    num_items: Annotated[int, ZERO, ConfigName('hosts.num_items')] = 0  # if there are no files
 
     name = 'agentgym'
     RULES = (
@@ -162,15 +162,15 @@ class AgentGymEnvironment(Remote):
 class Served(Remote):
     """Worlds in this process, or on servers that the run may start."""
 
-    launch: Annotated[int, ZERO, At('hosts.launch')] = 0
-    room: Annotated[int, ONE, At('hosts.room')] = 64
+    launch: Annotated[int, ZERO, ConfigName('hosts.launch')] = 0
+    room: Annotated[int, ONE, ConfigName('hosts.room')] = 64
 
     WORLD: ClassVar[Any]  # class; its PLAY is the dataclass of its keywords
     PROMPTS: ClassVar[Mapping[str, str]] = {}  # its instructions, keyed by the field prompt
     RUN_RULES = (
         must(
             'rollout.slots',
-            lambda run: f'less, or hosts.room to more (for {run.worlds_at_once} episodes)',
+            lambda run: f'less, or hosts.room to more (for {run.max_concurrent_worlds} episodes)',
             lambda run: not 0 < run.worlds[0].local_server_capacity < run.worlds_per_process,
         ),
     )

@@ -24,11 +24,11 @@ from agentrl_jax.envs.hosts.answers import Read
 from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.world import Reply, package_folder
 from agentrl_jax.envs.splits import level_split
-from agentrl_jax.settings.marks import ONE, ZERO, At, OneOf
+from agentrl_jax.settings.marks import ONE, ZERO, ConfigName, NameIn
 
 SHORT_PROMPT = 'Get what cannot be crafted, craft the rest by the recipes, until the goal is made.'
 PROMPTS = {'agentgym': agentgym_prompts.TEXTCRAFT, 'short': SHORT_PROMPT}
-MOST_DIGITS = 9  # of a number in a command
+MAX_DIGITS = 9  # of a number in a command
 USES = 10  # distractor candidates per ingredient of the goal's recipes
 COUNTED = re.compile(r'([0-9]+) ([^,]+?)(?= using |,|$)')  # a number of something, in a command
 FEW = 12  # minimum number of words from which names are drawn
@@ -291,7 +291,7 @@ class _Refused(Exception):
 class Play:
     """Settings of a world."""
 
-    prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'agentgym'  # or short
+    prompt: Annotated[str, NameIn(PROMPTS), ConfigName('hosts.prompt')] = 'agentgym'  # or short
     wording: Literal['agentgym', 'plain', 'drawn'] = 'agentgym'  # plain: names as typed; drawn:
     # single words, drawn per item
     distractors: Annotated[int, ZERO] = 10  # recipes in the prompt that the goal does not need
@@ -338,7 +338,7 @@ class TextCraft:
         if self.drawn:
             self._draw(lines, f'{variant} {self.goal}')
         return 'Crafting commands:\n{}\n\nGoal: craft {}.'.format(
-            '\n'.join(map(self._told, lines)), self._spoken(self.goal)
+            '\n'.join(map(self._translate, lines)), self._spoken(self.goal)
         )
 
     def _draw(self, lines: list[str], mark: str) -> None:
@@ -354,7 +354,7 @@ class TextCraft:
         self.called = dict(zip(things, words))  # noqa: B905 - surplus words name nothing
         self.meant = {word: thing for thing, word in self.called.items()}
 
-    def _told(self, line: str) -> str:
+    def _translate(self, line: str) -> str:
         """Translate a command to the names of this episode."""
         if not self.drawn:
             return line
@@ -383,7 +383,9 @@ class TextCraft:
 
     def plan(self) -> list[str]:
         """Return commands that craft the goal from the current inventory."""
-        return [self._told(command) for command in self.recipes.plan(self.goal, self.inventory)]
+        return [
+            self._translate(command) for command in self.recipes.plan(self.goal, self.inventory)
+        ]
 
     def _act(self, action: str) -> tuple[str, str]:
         """Return (observation, new item). Commands are recognised by their prefix."""
@@ -397,7 +399,7 @@ class TextCraft:
         raise _Refused(f'Could not execute {action}')
 
     def _get(self, action: str, digits: str, words: str) -> tuple[str, str]:
-        if len(digits) > MOST_DIGITS:
+        if len(digits) > MAX_DIGITS:
             raise _Refused(f'Could not execute {action}')
         item = self._named(words)
         if not self.recipes.fetchable(item):
@@ -412,7 +414,7 @@ class TextCraft:
         totals: collections.Counter[str] = collections.Counter()
         for part in using.split(','):
             match = re.match(r'([0-9]+) (.*)', part.strip())
-            if not match or len(match[1]) > MOST_DIGITS or len(count) > MOST_DIGITS:
+            if not match or len(match[1]) > MAX_DIGITS or len(count) > MAX_DIGITS:
                 raise _Refused(f'Wrong item format: {part.strip()}')
             ingredients_used.append((self._named(match[2]), int(match[1])))
             totals[ingredients_used[-1][0]] += ingredients_used[-1][1]

@@ -23,13 +23,13 @@ from typing import Any
 
 from agentrl_jax.envs.hosts.world import (
     BOUNDS,
-    Foreign,
-    Keeper,
     Reply,
     World,
     WorldError,
+    WorldThread,
     fits,
     shown,
+    world_errors,
 )
 from agentrl_jax.machine import children
 from agentrl_jax.settings.callables import import_module
@@ -109,7 +109,7 @@ def print_error(error: Exception) -> None:
         print(part.rstrip('\n') if is_frame else shown(part.strip('\n')), file=sys.stderr)
 
 
-class WorkerKeeper(Keeper):
+class WorkerKeeper(WorldThread):
     """Execute orders for a world; print errors of its code, which end only this world."""
 
     def __init__(self, make: Callable[[], World], send: Callable[..., None], most_chars: int):
@@ -121,7 +121,7 @@ class WorkerKeeper(Keeper):
 
     def play(self, order: dict) -> None:
         message = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
-        with Foreign(self.failed):
+        with world_errors(self.failed):
             try:
                 answer = self.execute(order)
                 json.dumps(answer, allow_nan=False)  # a value that is not JSON is the world's error

@@ -161,7 +161,7 @@ class World(Protocol):
         """Release all resources; idempotent."""
 
 
-class Foreign:
+class world_errors:
     """Context manager for foreign code: `failed` handles any error, and the caller continues."""
 
     def __init__(self, failed: Callable[[Exception], None]):
@@ -176,7 +176,7 @@ class Foreign:
         return isinstance(error, Exception)
 
 
-class Keeper(threading.Thread):
+class WorldThread(threading.Thread):
     """A thread that owns a world and executes one order at a time; it may block or hang."""
 
     def __init__(self, make: Callable[[], World]):
@@ -198,7 +198,7 @@ class Keeper(threading.Thread):
     def close(self) -> None:
         world, self.world = self.world, None
         if world is not None:
-            with Foreign(self.failed):
+            with world_errors(self.failed):
                 world.close()
 
 

@@ -15,7 +15,7 @@ from agentrl_jax.envs import boards
 from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.envs.sokoban.levels import make_pool
 from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
-from agentrl_jax.settings.marks import ONE, In, OneOf
+from agentrl_jax.settings.marks import ONE, In, NameIn
 from agentrl_jax.settings.rules import must
 
 BOX_ON_TARGET, BOX, PLAYER, PLAYER_ON_TARGET = range(3, 7)
@@ -73,7 +73,7 @@ class Sokoban(TextEnvironment):
     dim: Annotated[int, In(4, 8)] = 6  # side of the room, including walls
     num_boxes: Annotated[int, In(1, 3)] = 1  # number of boxes and of targets
     search_depth: Annotated[int, ONE] = of_pool(300)  # of reverse play (RAGEN: 300, 30, 10)
-    observation_format: Annotated[str, OneOf(boards.FORMATS)] = 'grid'  # cells (' # P'): for BPE
+    observation_format: Annotated[str, NameIn(boards.FORMATS)] = 'grid'  # cells (' # P'): for BPE
     symbols: str = SYMBOLS  # wall, floor, target, box on target, box, player, on target
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Up', 'Down', 'Left', 'Right')

@@ -21,7 +21,9 @@ class Distilling(Extra):
     """KL to teachers in the loss (full), or their log-probabilities instead of the reference's."""
 
     full: bool
-    teachers: tuple[ModelFns, ...] = ()  # functions of Frozen.extra['teachers']; (): the policy of
+    teachers: tuple[
+        ModelFns, ...
+    ] = ()  # functions of FrozenParams.extra['teachers']; (): the policy of
     # step 0 is the teacher
     prefix: int = 0  # length of the prefix of every episode, after which teachers read hints
 
@@ -33,11 +35,11 @@ class Distilling(Extra):
             return ((models.fns, models.frozen.reference),)
         return tuple(zip(self.teachers, models.frozen.extra['teachers'], strict=True))
 
-    def score(self, rollout, scores, models, how, windows):
+    def score(self, rollout, scores, models, settings, windows):
         if self.full:
             return scores
         rows = TokenRows.of(rollout, windows)
-        hint = self.arrays(rollout, rollout.action_mask, models, how).get('hint')
+        hint = self.arrays(rollout, rollout.action_mask, models, settings).get('hint')
         if hint is not None and windows is not None:
             hint = of_episode(hint, windows)
 
@@ -46,20 +48,22 @@ class Distilling(Extra):
             return mixture(
                 [
                     rows.logprobs(
-                        read_hint(fns, params, *read, prefix=self.prefix), fns.head(params), how
+                        read_hint(fns, params, *read, prefix=self.prefix),
+                        fns.head(params),
+                        settings,
                     )
                     for fns, params in self.models(models)
                 ]
             )
 
-        ref = of_tokens(mean, (rows, hint), rollout=rollout, how=how, windows=windows)
+        ref = of_tokens(mean, (rows, hint), rollout=rollout, settings=settings, windows=windows)
         return scores.replace(ref_logprobs=jnp.where(rollout.action_mask, ref, 0.0))
 
-    def arrays(self, rollout, mask, models, how):
+    def arrays(self, rollout, mask, models, settings):
         hints = models.frozen.extra.get('hints')
         return {} if hints is None else {'hint': hints[rollout.level]}
 
-    def loss(self, forward, batch: Batch, weights, total, models, how):
+    def loss(self, forward, batch: Batch, weights, total, models, settings):
         if not self.full:
             gap = losses.log_ratio(forward.logprobs, batch.ref_logprobs, batch.mask)
             return jnp.zeros(()), {'policy/kl_teacher': gap.sum()}
@@ -70,7 +74,9 @@ class Distilling(Extra):
         ]
         student = forward.hidden, models.fns.head(forward.params)
         masks = dict(mask=batch.mask, allowed=batch.allowed)
-        (kl,) = losses.of_logits(divergence, [student, *each], batch.tokens, **masks, **how.head)
+        (kl,) = losses.of_logits(
+            divergence, [student, *each], batch.tokens, **masks, **settings.head
+        )
         kl = jnp.where(batch.mask, kl, 0.0)
         return losses.weighted_sum(weights, kl), {'policy/kl_teacher': kl.sum()}
 

@@ -39,8 +39,8 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import Clip, Clipped, Weights, build_batch, trained
-from agentrl_jax.settings.marks import POSITIVE, ZERO, At, In, Words
+from agentrl_jax.rl.algorithm import Clip, ClippedSurrogate, Weights, build_batch, trained
+from agentrl_jax.settings.marks import POSITIVE, ZERO, ConfigName, In, MustBe
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 
 WITHOUT = (
@@ -49,17 +49,21 @@ WITHOUT = (
 
 
 @dataclasses.dataclass(frozen=True)
-class OPD(Clipped):
+class OPD(ClippedSurrogate):
     weights: Weights = Weights('seq_mean_token_mean')
     teachers: Annotated[
-        tuple[str, ...], At('opd.teachers'), Words("paths, such as ('runs/teacher',)")
+        tuple[str, ...], ConfigName('opd.teachers'), MustBe("paths, such as ('runs/teacher',)")
     ] = ()  # HuggingFace folders, .gguf or workdirs of runs, of any size, with the same vocabulary;
     # with opd.privileged, () = the policy of step 0
-    privileged: Annotated[Literal['none', 'plan'], At('opd.privileged')] = 'none'  # extra text for
+    privileged: Annotated[Literal['none', 'plan'], ConfigName('opd.privileged')] = (
+        'none'  # extra text for
+    )
     # teachers only: plan, the first prompt of env.hint=plan
-    divergence: Annotated[Literal['full', 'sampled'], At('opd.divergence')] = 'full'  # reverse KL
+    divergence: Annotated[Literal['full', 'sampled'], ConfigName('opd.divergence')] = (
+        'full'  # reverse KL
+    )
     # over all tokens (full), or at the sampled token
-    reward_coef: Annotated[float, ZERO, At('opd.reward_coef')] = 0.0  # weight of the
+    reward_coef: Annotated[float, ZERO, ConfigName('opd.reward_coef')] = 0.0  # weight of the
     # return minus the group mean, added to the KL
 
     RULES = (

@@ -41,16 +41,16 @@ class Teachers(Addition):
     models: tuple[tuple[Model, Params], ...]
 
     def extra(self, task):
-        how, width = self.setup.config.algorithm, self.setup.model.vocab_size
+        settings, width = self.setup.config.algorithm, self.setup.model.vocab_size
 
         def functions(model):  # cut the padding of the head to the student's size
             fns = self.setup.functions(model)
             return fns.replace(head=lambda params: model.head_kernel(params)[:, :width])
 
         return Distilling(
-            full=how.divergence == 'full',
+            full=settings.divergence == 'full',
             teachers=tuple(functions(model) for model, _ in self.models),
-            prefix=task.prefix.shape[0] if how.privileged != 'none' else 0,
+            prefix=task.prefix.shape[0] if settings.privileged != 'none' else 0,
         )
 
     def frozen(self, task):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.learning import Batching, Extra
+from agentrl_jax.rl.learning import BatchSettings, Extra
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rl.score import score_rows
 from agentrl_jax.rollout import windows
@@ -97,14 +97,14 @@ class ObservationLoss(Extra):
 
     METRICS = ('policy/observation_nll',)
 
-    def arrays(self, rollout, mask, models, how):
+    def arrays(self, rollout, mask, models, settings):
         return {'observed': of_batch(rollout, mask, self.markers)}
 
     def reads(self, batch):
         return batch.extra['observed']
 
-    def loss(self, forward, batch, weights, total, models, how):
-        head, size = models.fns.head(forward.params), how.batch.head_chunk
+    def loss(self, forward, batch, weights, total, models, settings):
+        head, size = models.fns.head(forward.params), settings.batch.head_chunk
         arguments = batch.tokens, batch.extra['observed'], size
         surprise = -log_likelihood(forward.hidden, head, *arguments).sum()
         return self.coef * surprise / jnp.maximum(total, 1), {'policy/observation_nll': surprise}
@@ -116,9 +116,9 @@ def measure(
     *,
     fns: ModelFns,
     markers: Markers,
-    context: windows.Context | windows.Branches | None,
+    context: windows.Context | windows.ConversationSpec | None,
     rows: int,
-    batch: Batching,
+    batch: BatchSettings,
 ) -> dict[str, jax.Array]:
     """Return the sum of -log p over observation tokens and their number.
 
@@ -130,7 +130,7 @@ def measure(
     each = (rollout.tokens, rollout.attention_mask, mask)
     if context is not None:
         index = context.windows(rollout)
-        each = (*windows.split_turns(each[:2], index), windows.own_rows(mask, index))
+        each = (*windows.split_turns(each[:2], index), windows.own_turn_mask(mask, index))
 
     def of_rows(tokens, attention, mask):
         hidden = fns.hidden(params, tokens, positions_of(attention), attention)

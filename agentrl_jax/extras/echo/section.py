@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from agentrl_jax.extras.echo import observations
 from agentrl_jax.run.hooks import Addition, Extension, Setup
-from agentrl_jax.settings.marks import ZERO, At, In
+from agentrl_jax.settings.marks import ZERO, ConfigName, In
 from agentrl_jax.settings.rules import exclude
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
@@ -21,9 +21,9 @@ SEES_ANSWERS = {'env.max_turns': In(low=2), 'context.window': In(low=2, also=(0,
 class Echo(Extension):
     """Observation losses."""
 
-    coef: Annotated[float, ZERO, At('loss.observation_coef')] = 0.0  # weight of the mean
+    coef: Annotated[float, ZERO, ConfigName('loss.observation_coef')] = 0.0  # weight of the mean
     # cross-entropy over tokens of observations (ECHO: .1); 0 = off
-    validates: Annotated[bool, At('eval.observations')] = False  # measure the likelihood of
+    validates: Annotated[bool, ConfigName('eval.observations')] = False  # measure the likelihood of
     # observations (eval/observation_nll)
 
     RULES = (

@@ -242,7 +242,7 @@ def main() -> None:
             how = dict(games=options.games, seed=options.seed, out=options.out)
             print(table(elo(options.workdir, options.against, steps, **how)))
     except (ValueError, OSError) as error:
-        usage.end(files.in_words(error), error)
+        usage.end(files.format_error(error), error)
 
 
 if __name__ == '__main__':

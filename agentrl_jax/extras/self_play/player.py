@@ -21,7 +21,7 @@ LEARNER = 'learner'  # int32 [B]  seat of the policy if a snapshot plays the oth
 
 
 @struct.dataclass
-class Pair:
+class ActorAndOpponent:
     """A value for the policy and one for its opponent, a snapshot of the policy."""
 
     policy: Any
@@ -43,7 +43,7 @@ class Seated(Player):
 
 @dataclasses.dataclass(frozen=True)
 class WithOpponent(Seated):
-    """A snapshot plays one seat; parameters and caches are a Pair.
+    """A snapshot plays one seat; parameters and caches are an ActorAndOpponent.
 
     Every token goes through both models, with separate caches. A row uses the hidden states of the
     model that plays its turn (Rows.player bool [S]: the opponent). The policy has seat 0 in
@@ -51,10 +51,12 @@ class WithOpponent(Seated):
     rollout. Requires context.window=1.
     """
 
-    def each(self, function: Callable[[Params], Any], params: Pair) -> Pair:
-        return Pair(function(params.policy), function(params.other))
+    def each(self, function: Callable[[Params], Any], params: ActorAndOpponent) -> ActorAndOpponent:
+        return ActorAndOpponent(function(params.policy), function(params.other))
 
-    def empty_cache(self, params: Pair, prefix: jax.Array, rows: int, cache_tokens: int) -> Pair:
+    def empty_cache(
+        self, params: ActorAndOpponent, prefix: jax.Array, rows: int, cache_tokens: int
+    ) -> ActorAndOpponent:
         empty = super().empty_cache
         return self.each(lambda one: empty(one, prefix, rows, cache_tokens), params)
 
@@ -62,7 +64,12 @@ class WithOpponent(Seated):
         return jnp.zeros(rows, bool)
 
     def forward(
-        self, rows: Rows, params: Pair, tokens: jax.Array, position: jax.Array, which: Any
+        self,
+        rows: Rows,
+        params: ActorAndOpponent,
+        tokens: jax.Array,
+        position: jax.Array,
+        which: Any,
     ) -> tuple[jax.Array, KVCache]:
         hidden, cache = zip(
             *(
@@ -75,10 +82,10 @@ class WithOpponent(Seated):
             strict=True,
         )
         other = rows.player if which is None else rows.player.at[which].get(mode='clip')
-        return jnp.where(other[:, None, None], hidden[1], hidden[0]), Pair(*cache)
+        return jnp.where(other[:, None, None], hidden[1], hidden[0]), ActorAndOpponent(*cache)
 
-    def logits(self, rows: Rows, params: Pair, head: Any = None) -> jax.Array:
-        heads = Pair(None, None) if head is None else head
+    def logits(self, rows: Rows, params: ActorAndOpponent, head: Any = None) -> jax.Array:
+        heads = ActorAndOpponent(None, None) if head is None else head
         policy = self.model.logits(params.policy, rows.hidden, heads.policy)
         other = self.model.logits(params.other, rows.hidden, heads.other)
         return jnp.where(rows.player[:, None], other, policy)

@@ -26,12 +26,12 @@ import jax.numpy as jnp
 
 from agentrl_jax.extras.self_play.player import LEARNER, SEATS
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import Clipped, Weights, build_batch, trained
+from agentrl_jax.rl.algorithm import ClippedSurrogate, Weights, build_batch, trained
 from agentrl_jax.settings.rules import must
 
 
 @dataclasses.dataclass(frozen=True)
-class RAE(Clipped):
+class RAE(ClippedSurrogate):
     weights: Weights = Weights('seq_mean_token_sum')
 
     RULES = (

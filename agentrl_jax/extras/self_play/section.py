@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.envs import GAMES
 from agentrl_jax.extras.self_play import choices, exploitability
-from agentrl_jax.extras.self_play.player import Pair, Seated, WithOpponent
+from agentrl_jax.extras.self_play.player import ActorAndOpponent, Seated, WithOpponent
 from agentrl_jax.extras.self_play.rae import RAE
 from agentrl_jax.models.base import Model
 from agentrl_jax.models.functions import policy_of
@@ -96,11 +96,11 @@ class SelfPlay(Extension):
 
     def actor(
         self, policy: Params, state: TrainState, base: Params, streams: Streams, step: int
-    ) -> Params | Pair:
+    ) -> Params | ActorAndOpponent:
         if not self.snapshots:
             return policy
         number = streams.draw(OPPONENT, step, self.snapshots)
-        return Pair(policy, policy_of(state.extra[SNAPSHOTS][number], base))
+        return ActorAndOpponent(policy, policy_of(state.extra[SNAPSHOTS][number], base))
 
     def eval_probes(self, parts: Parts) -> dict[str, Callable[[Params], float]]:
         if parts.config.env.name != 'leduc' or choices.unknown(parts.config):

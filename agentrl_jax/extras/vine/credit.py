@@ -18,7 +18,7 @@ def continued(
     return jnp.where(at, returns[:, :, None], 0.0).sum(1), at.sum(1)
 
 
-def against_continuations(
+def vine_advantages(
     rewards: jax.Array,
     num_turns: jax.Array,
     healthy: jax.Array,
@@ -39,11 +39,11 @@ def against_continuations(
       advantage                  target minus the mean target of the M others; for the trunk these
                                  are the M continuations, so the baseline excludes its return
     A turn without continuations, such as the first, is compared with the other group members, which
-    count as 0 after they stop (against_others). scales [B, K], [B, F]: magnitudes of the terms of
-    rewards and returns; None: |rewards| and |returns|.
+    count as 0 after they stop (leave_one_out_to_go). scales [B, K], [B, F]: magnitudes of the terms
+    of rewards and returns; None: |rewards| and |returns|.
     """
     turns = rewards.shape[1]
-    reached = turn_credit.turns_played(num_turns, healthy, turns)
+    reached = turn_credit.reached_turns(num_turns, healthy, turns)
     usable = usable & healthy[:, None]
     scales = (jnp.abs(rewards), jnp.abs(returns)) if scales is None else scales
 

@@ -52,7 +52,7 @@ def with_continuations(rollout: Rollout) -> Rollout:
 
 
 @struct.dataclass
-class Bank:
+class ForkState:
     """Turn starts of the trunks in S slots, K per trunk, and their pending continuations."""
 
     world: text.Episode  # [S, K, ...]  the environment at the start of the turn
@@ -64,7 +64,7 @@ class Bank:
 
 
 @struct.dataclass
-class Work:
+class ForkAssignment:
     """Continuations that w slots start."""
 
     begins: jax.Array  # bool [w]  whether the slot starts a continuation
@@ -72,11 +72,11 @@ class Work:
     number: jax.Array  # int32 [w]  index among the continuations of the trunk, in [0, F)
 
 
-def empty_bank(world: text.Episode, forks: Forks, turns: int) -> Bank:
+def empty_bank(world: text.Episode, forks: Forks, turns: int) -> ForkState:
     """Return a bank without turn starts; world: of S slots."""
     slots = jax.tree.leaves(world)[0].shape[0]
     grid = (slots, turns)
-    return Bank(
+    return ForkState(
         world=jax.tree.map(lambda x: jnp.zeros((*grid, *x.shape[1:]), x.dtype), world),
         length=jnp.zeros(grid, jnp.int32),
         sampled_end=jnp.zeros(grid, bool),
@@ -85,7 +85,7 @@ def empty_bank(world: text.Episode, forks: Forks, turns: int) -> Bank:
     )
 
 
-def turns(bank: Bank, forks: Forks) -> jax.Array:
+def turns(bank: ForkState, forks: Forks) -> jax.Array:
     """Return the first turn of each continuation; int32 [E, F]."""
     return forks.turn if bank.turn is None else bank.turn
 
@@ -117,8 +117,8 @@ def trunk_of(row: jax.Array, forks: Forks) -> jax.Array:
 
 
 def remember(
-    bank: Bank, rows: jax.Array, world: text.Episode, length: jax.Array, sampled_end: jax.Array
-) -> Bank:
+    bank: ForkState, rows: jax.Array, world: text.Episode, length: jax.Array, sampled_end: jax.Array
+) -> ForkState:
     """Record the start of the next turn of the slots `rows` int32 [w].
 
     Continuations are recorded too, but only at turns that no pending continuation starts from.
@@ -136,14 +136,14 @@ def remember(
 
 
 def finish(
-    bank: Bank,
+    bank: ForkState,
     forks: Forks,
     rows: jax.Array,
     episode: jax.Array,
     over: jax.Array,
     played: jax.Array,
     out: Rollout,
-) -> Bank:
+) -> ForkState:
     """Mark the continuations of finished trunks as pending, for turns that the trunk reached.
 
     episode int32 [w]: rows of out that the slots played; played int32 [w]: their number of turns.
@@ -162,15 +162,15 @@ def finish(
     return bank.replace(pending=bank.pending.at[at].set(pending, mode='drop'))
 
 
-def own_work(bank: Bank, rows: jax.Array) -> jax.Array:
+def has_own_forks(bank: ForkState, rows: jax.Array) -> jax.Array:
     """Return whether the trunk of each slot has pending continuations; bool [w]."""
     return bank.pending.at[rows].get(mode='fill', fill_value=False).any(1)
 
 
-def assign(bank: Bank, rows: jax.Array, free: jax.Array) -> tuple[Bank, Work]:
+def assign(bank: ForkState, rows: jax.Array, free: jax.Array) -> tuple[ForkState, ForkAssignment]:
     """Assign free slots the next continuation of their trunk or, without one, of another slot."""
     slots, count = bank.pending.shape
-    serves = free & own_work(bank, rows)
+    serves = free & has_own_forks(bank, rows)
     mine = jnp.argmax(bank.pending[jnp.minimum(rows, slots - 1)], axis=1)
     pending = bank.pending.at[jnp.where(serves, rows, slots), mine].set(False, mode='drop')
     helps = free & ~serves & (rows < slots)
@@ -179,7 +179,7 @@ def assign(bank: Bank, rows: jax.Array, free: jax.Array) -> tuple[Bank, Work]:
     helps &= item < slots * count
     at = jnp.where(helps, item, slots * count)
     pending = pending.reshape(-1).at[at].set(False, mode='drop').reshape(slots, count)
-    work = Work(
+    work = ForkAssignment(
         begins=serves | helps,
         source=jnp.where(helps, item // count, jnp.minimum(rows, slots - 1)),
         number=jnp.where(helps, item % count, mine),
@@ -187,14 +187,16 @@ def assign(bank: Bank, rows: jax.Array, free: jax.Array) -> tuple[Bank, Work]:
     return bank.replace(pending=pending), work
 
 
-def copy_caches(cache_rows: token_rows.Rows, rows: jax.Array, work: Work) -> token_rows.Rows:
+def copy_caches(
+    cache_rows: token_rows.Rows, rows: jax.Array, work: ForkAssignment
+) -> token_rows.Rows:
     """Copy caches to the slots that continue the trunk of another slot."""
     helps = work.begins & (work.source != rows)
     (which,) = jnp.nonzero(helps, size=rows.shape[0], fill_value=0)
     return token_rows.copy(cache_rows, work.source[which], rows[which], helps.sum())
 
 
-def copy_beginning(
+def copy_prefix(
     out: Rollout, row: jax.Array, trunk: jax.Array, turn: jax.Array, length: jax.Array
 ) -> Rollout:
     """Copy the part of the trunk before `turn` to the row of its continuation; int32 [w].
@@ -220,8 +222,13 @@ def copy_beginning(
 
 
 def begin(
-    bank: Bank, out: Rollout, episode: jax.Array, forks: Forks, rows: jax.Array, free: jax.Array
-) -> tuple[Bank, Work, Rollout, Turns]:
+    bank: ForkState,
+    out: Rollout,
+    episode: jax.Array,
+    forks: Forks,
+    rows: jax.Array,
+    free: jax.Array,
+) -> tuple[ForkState, ForkAssignment, Rollout, Turns]:
     """Start continuations in the free slots among `rows` int32 [w].
 
     episode int32 [S]: the row of out that each slot played last. Returns (bank, work, out with the
@@ -235,7 +242,7 @@ def begin(
     length, world = bank.length[at], jax.tree.map(lambda x: x[at], bank.world)
     row = trunks + trunk * count + work.number
     row = jnp.where(work.begins, row, out.tokens.shape[0])
-    out = copy_beginning(out, row, trunk, turn, length)
+    out = copy_prefix(out, row, trunk, turn, length)
     return bank, work, out, Turns(row, world, length, bank.sampled_end[at])
 
 
@@ -256,7 +263,7 @@ def split(out: Rollout, begun: jax.Array) -> Rollout:
 class State:
     """State of the schedule."""
 
-    bank: Bank
+    bank: ForkState
     inner: Any  # state of the inner schedule
 
 
@@ -274,7 +281,7 @@ class Forked(Schedule):
         """Return the slots with the state of the inner schedule."""
         return slots.replace(schedule=slots.schedule.inner)
 
-    def around(self, slots: Slots, bank: Bank) -> Slots:
+    def around(self, slots: Slots, bank: ForkState) -> Slots:
         """Return the slots of the inner schedule with the state of this one."""
         return slots.replace(schedule=State(bank, slots.schedule))
 
@@ -312,7 +319,7 @@ class Forked(Schedule):
     ) -> tuple[Slots, Turns]:
         forks, episode = episodes.extra[FORKS], slots.episode[which]
         bank = finish(slots.schedule.bank, forks, which, episode, over, turns.world.turn, slots.out)
-        free = over & ~own_work(bank, which)
+        free = over & ~has_own_forks(bank, which)
         slots, turns = super().next_turns(slots, task, episodes, which, free, turns)
         left = over & ~(free & (turns.episode < slots.out.tokens.shape[0]))
         bank, work, out, fork_turns = begin(bank, slots.out, slots.episode, forks, which, left)

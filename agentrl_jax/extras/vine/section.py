@@ -21,17 +21,19 @@ from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.hooks import Extension, Moment, Parts, Probe
 from agentrl_jax.run.rules import ON_DEVICE
 from agentrl_jax.run.streams import COLLECT, LEVELS
-from agentrl_jax.settings.marks import ZERO, At, In
+from agentrl_jax.settings.marks import ZERO, ConfigName, In
 from agentrl_jax.settings.rules import Must, Rule, exclude
 from agentrl_jax.text.task import TextTask
-from agentrl_jax.types import Frozen, Params, Rollout, TrainState
+from agentrl_jax.types import FrozenParams, Params, Rollout, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
 class Forks(Extension):
     """Measurement of the critic: the episodes of a step are played again with continuations."""
 
-    value_every: Annotated[int, At('fork.value_every'), ZERO] = 0  # ppo: steps between measurements
+    value_every: Annotated[int, ConfigName('fork.value_every'), ZERO] = (
+        0  # ppo: steps between measurements
+    )
     # of the critic (value/vine_error) with two continuations per turn after the first; 0 = off
 
     RULES = (
@@ -113,7 +115,7 @@ def forked(settings: RolloutSettings) -> RolloutSettings:
 
 def measure_critic(
     state: TrainState,
-    frozen: Frozen,
+    frozen: FrozenParams,
     policy: Params,
     task: TextTask,
     step: jax.Array,

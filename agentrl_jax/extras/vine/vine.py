@@ -36,13 +36,13 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
-from agentrl_jax.extras.vine.credit import against_continuations
+from agentrl_jax.extras.vine.credit import vine_advantages
 from agentrl_jax.extras.vine.draw import fork_turns, forks_of_each
 from agentrl_jax.extras.vine.forks import CONTINUATIONS, with_continuations
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl.algorithm import KL_IN_LOSS, build_batch, chosen, trained
 from agentrl_jax.run.rules import ON_DEVICE
-from agentrl_jax.settings.marks import ONE, At, In
+from agentrl_jax.settings.marks import ONE, ConfigName, In
 from agentrl_jax.settings.rules import Rule, must
 
 
@@ -55,12 +55,18 @@ def known_turns(turns: str, max_turns: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Vine(TurnGRPO):
-    turns: Annotated[str, At('fork.turns')] = 'every'  # turns with continuations: every, ahead (one
+    turns: Annotated[str, ConfigName('fork.turns')] = (
+        'every'  # turns with continuations: every, ahead (one
+    )
     # per episode, drawn before it is played), unsure (one per episode, with the least likely
     # tokens), or numbers such as 1,2; the first turn is 0
-    forks: Annotated[int, ONE, At('fork.continuations')] = 2  # continuations from each of these
+    forks: Annotated[int, ONE, ConfigName('fork.continuations')] = (
+        2  # continuations from each of these
+    )
     # turns that an episode reaches
-    train: Annotated[Literal['weighted', 'trunks'], At('fork.train')] = 'weighted'  # weighted: the
+    train: Annotated[Literal['weighted', 'trunks'], ConfigName('fork.train')] = (
+        'weighted'  # weighted: the
+    )
     # first turns of continuations train too, with weight 1 / (1 + continuations) each; trunks: only
     # episodes train
 
@@ -95,7 +101,7 @@ class Vine(TurnGRPO):
         continuations = rollout.extra[CONTINUATIONS]
         forks, turn = continuations.rollout, continuations.turn
         usable = (turn > 0) & forks.healthy & rows[:, None]
-        trunk_advantages, forked, count = against_continuations(
+        trunk_advantages, forked, count = vine_advantages(
             rollout.turn_returns,
             rollout.num_turns,
             rows,

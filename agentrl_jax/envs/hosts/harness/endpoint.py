@@ -35,7 +35,7 @@ CLOSED_S = 0.001  # for the event loop to notice that a client closed its connec
 MODEL = {'id': 'policy', 'object': 'model', 'created': 0, 'owned_by': 'agentrl_jax'}
 EVENTS = {'Content-Type': 'text/event-stream', 'Cache-Control': 'no-cache'}
 # (body, is a retry, client) -> (request, completion), for one episode or many conversations
-Ask = Callable[[bytes, bool, Caller], tuple[wire.Asked, dict]]
+Ask = Callable[[bytes, bool, Caller], tuple[wire.ChatRequest, dict]]
 CODES = {404: 'not_found', 405: 'method_not_allowed'}
 
 

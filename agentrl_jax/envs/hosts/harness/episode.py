@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl_jax.envs.hosts.harness import wire
 from agentrl_jax.envs.hosts.harness.calls import END_OF_THOUGHT
-from agentrl_jax.envs.hosts.harness.wire import Asked, Completion, Refused, Said
+from agentrl_jax.envs.hosts.harness.wire import ChatRequest, Completion, Refused, Said
 from agentrl_jax.envs.hosts.world import Answer, Messages, fits, is_truth
 
 OVER = Refused(410, 'episode_over', 'this episode is over or unknown')  # SDKs retry a 409
@@ -26,7 +26,7 @@ OVER = Refused(410, 'episode_over', 'this episode is over or unknown')  # SDKs r
 class Request:
     """A turn waiting for its answer."""
 
-    asked: Asked
+    asked: ChatRequest
     branch: 'Branch'
     new: Messages
     answer: Future = dataclasses.field(default_factory=Future)
@@ -60,7 +60,7 @@ class Branch:
         if not new.opens:
             del self.known[len(self.known) - len(new.messages) :]
 
-    def extended_by(self, asked: Asked) -> str | None:
+    def extended_by(self, asked: ChatRequest) -> str | None:
         """Return the text that a request appends to the newest answer; None if it differs."""
         count = len(self.known)
         if asked.tools != self.tools or len(asked.messages) <= count:
@@ -121,7 +121,7 @@ class Episode:
 
     def ask(
         self, raw: bytes, retried: bool = False, caller: Caller | None = None
-    ) -> tuple[Asked, dict]:
+    ) -> tuple[ChatRequest, dict]:
         """Wait for the completion that answers a request."""
         try:
             request = wire.read(raw, self.stops)
@@ -140,8 +140,8 @@ class Episode:
         return call if call is not None and (retried or call.caller.left) else None
 
     def answer_once(
-        self, asked: Asked, digest: bytes, retried: bool, caller: Caller
-    ) -> tuple[Asked, dict]:
+        self, asked: ChatRequest, digest: bytes, retried: bool, caller: Caller
+    ) -> tuple[ChatRequest, dict]:
         """Answer a request; a repeated request gets the same answer.
 
         A request is repeated if it is marked as retried, or if the client left before the first
@@ -168,7 +168,7 @@ class Episode:
             call.answer.cancel()  # waiters must not hang if this thread ends early
         return call.answer.result()
 
-    def _answered(self, asked: Asked) -> dict:
+    def _answered(self, asked: ChatRequest) -> dict:
         with self._one:
             with self._state:
                 if self.refusal is not None:
@@ -178,7 +178,7 @@ class Episode:
                 self.events.put(request)
             return request.answer.result()
 
-    def place(self, asked: Asked) -> Request:
+    def place(self, asked: ChatRequest) -> Request:
         """Place a request in the longest branch that it extends, or in a new branch."""
         matches = [(branch, branch.extended_by(asked)) for branch in self.branches]
         matches = [one for one in matches if one[1] is not None]
@@ -209,7 +209,7 @@ class Episode:
         )
         return Request(asked, branch, messages)
 
-    def _opened(self, asked: Asked) -> Branch:
+    def _opened(self, asked: ChatRequest) -> Branch:
         """Open a branch; its random stream depends on its first messages, not on timing.
 
         Branches with the same first messages are numbered in order.

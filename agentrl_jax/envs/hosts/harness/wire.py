@@ -135,7 +135,7 @@ class Fields(pydantic.BaseModel):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ChatRequest:
     """A parsed request."""
 
     fields: Fields
@@ -152,7 +152,7 @@ def invalid(param: str, sentence: str, code: str = 'invalid_request') -> Refused
     return Refused(400, code, sentence, param)
 
 
-def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
+def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> ChatRequest:
     """Parse the body of a request; raise Refused if it is invalid or not supported.
 
     stops: strings that may end an answer. serving: the request sets temperature, top_p and seed,
@@ -164,7 +164,7 @@ def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
         raise Refused(400, 'invalid_json', f'the body is not JSON: {error}') from error
     fields = _fields(body)
     ignored = _check_fields(body, serving)
-    messages = tuple(map(said_by, fields.messages))
+    messages = tuple(map(read_message, fields.messages))
     if not messages or messages[-1].role == 'assistant':
         raise invalid('messages', 'the last message is from the assistant', 'unsupported_prefill')
     ignored += dict.fromkeys(f'messages.{key}' for key in _unread_keys(fields.messages))
@@ -174,7 +174,7 @@ def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> Asked:
         setting = '--stop' if serving else 'hosts.stop'
         raise invalid('stop', f'{setting} lacks the stop string {unknown[0]!r}', 'unknown_stop')
     sampling = Sampling(fields.temperature, fields.top_p, fields.seed)
-    return Asked(
+    return ChatRequest(
         fields=fields,
         messages=messages,
         tools=tuple(tools),
@@ -231,7 +231,7 @@ def _fields(body: Any) -> Fields:
         raise invalid(name, f'{name}={value!r:.50} is invalid: {first["msg"]}') from error
 
 
-def said_by(message: Any) -> Said:
+def read_message(message: Any) -> Said:
     """Parse a message of a request."""
     role = message.get('role') if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
@@ -285,7 +285,7 @@ class Completion:
     bad_calls: int  # that could not be parsed
 
 
-def complete(answer: Answer, asked: Asked, name: str) -> Completion:
+def complete(answer: Answer, asked: ChatRequest, name: str) -> Completion:
     """Return the chat.completion of an answer; name: part of the ids of the answer and its calls.
 
     If a call cannot be parsed, the answer stays text, as in vLLM, and the call is counted.
@@ -312,7 +312,7 @@ def complete(answer: Answer, asked: Asked, name: str) -> Completion:
             }
             for number, call in enumerate(functions)
         ]
-    forms = [said_by(message)]
+    forms = [read_message(message)]
     if text != full_text:
         forms += [Said('assistant', text + stop) for stop in asked.stop]
         forms.append(Said('assistant', full_text))

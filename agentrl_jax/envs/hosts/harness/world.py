@@ -21,7 +21,7 @@ from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.workers import Lease, Workers
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, WorldError, shown
 from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, At, In
+from agentrl_jax.settings.marks import MANY, ONE, POSITIVE, ZERO, ConfigName, In
 from agentrl_jax.settings.rules import Rule, exclude, importable, must
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class HarnessEnvironment(HostEnvironment):
     # are killed if they hang; 0 = threads of the run
     expert: str = ''  # package.module:function that answers instead of the policy, for behaviour
     # cloning: (messages, tools, item) -> the text of an answer; '' = none
-    num_items: Annotated[int, MANY, At('hosts.num_items')] = 1000
+    num_items: Annotated[int, MANY, ConfigName('hosts.num_items')] = 1000
     branches: Annotated[int, ONE] = 1  # conversations per episode; a request that extends no
     # conversation opens a new one
     context: Annotated[int, ZERO] = 0  # tokens per conversation; 0 = rollout.max_tokens, the limit
@@ -222,7 +222,7 @@ class HarnessEnvironment(HostEnvironment):
     silent_s: Annotated[float, POSITIVE] = 60.0  # between later requests, and until the end
     blames: tuple[str, ...] = ()  # names of harness errors that count as errors of the policy, ...
     blamed_reward: float = 0.0  # ... and the reward of such an episode
-    stop: Annotated[tuple[str, ...], At('hosts.stop')] = ()
+    stop: Annotated[tuple[str, ...], ConfigName('hosts.stop')] = ()
     host: Literal['127.0.0.1', '0.0.0.0'] = '127.0.0.1'  # listening address of the endpoint
     port: Annotated[int, In(low=0, high=65535)] = 0  # 0 = any
     public_url: str = ''  # address of the endpoint for harnesses, such as https://proxy:8443; '' =

@@ -21,11 +21,11 @@ from agentrl_jax.envs.hosts.search.scoring import ERROR, NORMALISERS, REWARDS, G
 from agentrl_jax.envs.hosts.served import Calls, Served, checked
 from agentrl_jax.envs.hosts.world import Reply
 from agentrl_jax.envs.splits import SPLITS, level_split
-from agentrl_jax.settings.marks import ZERO, In, Off, OneOf, When
+from agentrl_jax.settings.marks import ZERO, In, NameIn, Neutral, OnlyIf
 from agentrl_jax.settings.rules import must
 
 NAME = r'[A-Z]\w*(?: [A-Z]\w*)*|\d+'
-DRAWN = When(lambda play: play.questions == (drawn.NAME,), f"search.questions=('{drawn.NAME}',)")
+DRAWN = OnlyIf(lambda play: play.questions == (drawn.NAME,), f"search.questions=('{drawn.NAME}',)")
 FIGURES = ('tool_success', 'answer_presence', 'exact_match', 'format')
 
 
@@ -43,16 +43,16 @@ def bank(files: tuple[str, ...] = (), known: int = 0) -> tuple[Question, ...]:
 class Play(Calls):
     """Settings of a world."""
 
-    dialect: Annotated[str, OneOf(DIALECTS)] = 'plain'  # of calls and answers
-    rewards: Annotated[str, OneOf(REWARDS)] = 'exact'  # exact match; format: Search-R1 v0.3's
-    normaliser: Annotated[str, OneOf(NORMALISERS)] = 'squad'  # for comparing answers
+    dialect: Annotated[str, NameIn(DIALECTS)] = 'plain'  # of calls and answers
+    rewards: Annotated[str, NameIn(REWARDS)] = 'exact'  # exact match; format: Search-R1 v0.3's
+    normaliser: Annotated[str, NameIn(NORMALISERS)] = 'squad'  # for comparing answers
     retries: bool = True  # the policy may answer again after a wrong answer, as in AgentGym
     turns: Annotated[int, ZERO] = 0  # the last of them earns the outcome; 0: env.max_turns cuts
     calls: Annotated[int, ZERO] = 0  # this call ends an episode unanswered (MT-GRPO: 2); 0 = none
     topk: Annotated[int, ZERO] = 0  # documents per result; 0 = the dialect's: 3, MT-GRPO 1
     corpus: str = ''  # http://... of a retriever, folder of an index, or file; '' = countries
     questions: tuple[str, ...] = ()  # train, validation and test files; () = about countries
-    known: Annotated[int, In(0, len(drawn.REGIONS)), Off(0), DRAWN] = 0  # regions of drawn
+    known: Annotated[int, In(0, len(drawn.REGIONS)), Neutral(0), DRAWN] = 0  # regions of drawn
     # questions with a fixed country
 
 

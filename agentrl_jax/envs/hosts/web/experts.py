@@ -95,7 +95,7 @@ def tab(seen: Seen) -> str:
     return seen.named(re.search(r'Tab #\d+', seen.task)[0], 'link').click
 
 
-def link_behind(role: str, shown: str) -> Callable[[Seen], str]:
+def link_inside(role: str, shown: str) -> Callable[[Seen], str]:
     """Return an expert that opens tabs in order until it finds the link."""
 
     def play(seen: Seen) -> str:
@@ -106,8 +106,8 @@ def link_behind(role: str, shown: str) -> Callable[[Seen], str]:
     return play
 
 
-tab_of_link = link_behind('link', 'selected')
-section_of_link = link_behind('tab', 'expanded')
+tab_of_link = link_inside('link', 'selected')
+section_of_link = link_inside('tab', 'expanded')
 
 
 def section(seen: Seen) -> str:
@@ -186,7 +186,7 @@ def spinner(seen: Seen) -> str:
     return 'press [ArrowUp]' if value < target else 'press [ArrowDown]'
 
 
-def cell_beside(seen: Seen) -> str:
+def adjacent_cell(seen: Seen) -> str:
     """Copy the cell next to its label into each field; the task names the label of a lone field."""
     cells = seen.of('cell')
     rows = {a.name: b.name for a, b in zip(cells[0::2], cells[1::2], strict=True)}
@@ -241,7 +241,7 @@ BY_PAGES = (  # experts and the names of their pages; items are numbered in this
     (sum_of, 'simple-arithmetic'),
     (unknown, 'simple-algebra'),
     (spinner, 'use-spinner'),
-    (cell_beside, 'read-table read-table-2'),
+    (adjacent_cell, 'read-table read-table-2'),
     (word, 'find-word'),
     (copy, 'copy-paste copy-paste-2'),
     (odd_or_even, 'odd-or-even'),

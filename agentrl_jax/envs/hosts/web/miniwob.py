@@ -17,7 +17,7 @@ from agentrl_jax.envs.hosts.base import hashed
 from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.web import actions, chromium, experts, tabs
 from agentrl_jax.envs.hosts.world import Reply, WorldError, package_folder
-from agentrl_jax.settings.marks import ONE, At, OneOf
+from agentrl_jax.settings.marks import ONE, ConfigName, NameIn
 
 PROMPT = (
     'You use a web page. Each round shows you the task and the page as lines "[id] role \'name\'"; '
@@ -65,7 +65,7 @@ def filling_words() -> list[str]:
 class Play:
     """Settings of a world, in process or on a server."""
 
-    prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
+    prompt: Annotated[str, NameIn(PROMPTS), ConfigName('hosts.prompt')] = 'long'  # or short
     tasks: tuple[str, ...] = ()  # names of pages; () = all that have an expert
 
 

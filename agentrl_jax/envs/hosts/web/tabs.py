@@ -19,7 +19,7 @@ from agentrl_jax.envs.hosts.world import WorldError
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, CDPSession, Dialog, Page
 
-MOST_TABS = 8
+MAX_TABS = 8
 SETTLE_S = 10.0  # maximum time for a page to finish loading
 NOT_LOADED = 'chrome-error:'
 DRAWN = (
@@ -259,8 +259,8 @@ class Visitor:
 
     def open(self) -> None:
         """Open a new tab and bring it to the front."""
-        if len(self.tabs) >= MOST_TABS:
-            raise Unreadable(f'there are {MOST_TABS} tabs, and no more are opened')
+        if len(self.tabs) >= MAX_TABS:
+            raise Unreadable(f'there are {MAX_TABS} tabs, and no more are opened')
         self._add(self.browser.run(self.context.new_page()))
 
     def _add(self, page: 'Page') -> None:
@@ -340,7 +340,7 @@ class Visitor:
         for page in pages:
             if page in [tab.page for tab in self.tabs]:
                 continue
-            if len(self.tabs) < MOST_TABS:
+            if len(self.tabs) < MAX_TABS:
                 self._add(page)
                 self.tab.settle(self.settle_s)
             else:

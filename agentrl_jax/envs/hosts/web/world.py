@@ -21,7 +21,7 @@ from agentrl_jax.envs.hosts.web.tasks import Task, read_sites, read_tasks
 from agentrl_jax.envs.hosts.world import Reply, WorldError
 from agentrl_jax.envs.splits import level_split
 from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.settings.marks import ONE, POSITIVE, At, OneOf
+from agentrl_jax.settings.marks import ONE, POSITIVE, ConfigName, NameIn
 
 PROMPT = (
     'You use a web browser to reach an objective. Each round shows you the open tabs, the part of '
@@ -67,7 +67,7 @@ class Play:
     tasks: str = ''  # file of tasks, such as test.raw.json of libwebarena
     sites: tuple[str, ...] = ()  # name=address: the only addresses that pages can reach
     states: str = ''  # folder of login cookies; '' = no logins
-    prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
+    prompt: Annotated[str, NameIn(PROMPTS), ConfigName('hosts.prompt')] = 'long'  # or short
     judge: str = ''  # module:function that compares answers that need not be literal; '' = none
     login: str = 'admin:admin1234'  # of the shop's administrator, for evaluators
 

@@ -28,7 +28,7 @@ LIMITS = tuple(10.0 * n for n in range(1, 100))  # possible price limits of a go
 NEAREST = 4  # number of limits above the price from which one is drawn
 ANY_PRICE = 1_000_000.0
 SHUFFLED = 233  # seed of the goal order in AgentGym and WebShop
-MOST_GOALS = 2**24
+MAX_GOALS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +144,8 @@ def goals_of(products: Sequence[Product]) -> tuple[Goal, ...]:
                 goals.append(Goal(product, options, limit_of(product, options)))
     if not goals:
         raise ValueError('the shop has no goals: no product has an instruction')
-    if len(goals) > MOST_GOALS:
-        raise ValueError(f'{len(goals)} goals exceed the maximum of {MOST_GOALS}')
+    if len(goals) > MAX_GOALS:
+        raise ValueError(f'{len(goals)} goals exceed the maximum of {MAX_GOALS}')
     random.Random(SHUFFLED).shuffle(goals)
     return tuple(goals)
 

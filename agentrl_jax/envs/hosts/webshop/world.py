@@ -26,7 +26,7 @@ from agentrl_jax.envs.hosts.webshop import catalogue, products, scoring
 from agentrl_jax.envs.hosts.webshop.products import Goal, Product
 from agentrl_jax.envs.hosts.world import ANY, Reply, package_folder
 from agentrl_jax.envs.splits import level_split
-from agentrl_jax.settings.marks import ONE, ZERO, At, OneOf
+from agentrl_jax.settings.marks import ONE, ZERO, ConfigName, NameIn
 
 PROMPT = (
     'You shop on a website. Each round shows you a page; you answer with one action: '
@@ -98,7 +98,7 @@ class Page:
 class Play:
     """Settings of a world."""
 
-    prompt: Annotated[str, OneOf(PROMPTS), At('hosts.prompt')] = 'long'  # or short
+    prompt: Annotated[str, NameIn(PROMPTS), ConfigName('hosts.prompt')] = 'long'  # or short
     rewards: Literal['score', 'success'] = 'score'  # of the purchase; success: 1 for a score of 1,
     # else 0 (RAGEN)
     list_actions: bool = True  # below each page; AgentGym does not
