@@ -98,11 +98,11 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     config = dataclasses.replace(config, num_layers=layers or config.num_layers)
     on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # programs include its grammar
     task = sharding.with_layout(on_host, replicated)
-    txs = parts.build_optimisers(cfg)
+    optimizers = parts.build_optimisers(cfg)
     shaped = build_setup(cfg, config, tokenizer, mesh)
     shaped = dataclasses.replace(shaped, load_policy=functools.partial(shapes_at, cfg, mesh))
     additions = tuple(extension.load(shaped, learns=True) for extension in cfg.extensions)
-    state, frozen = state_of(cfg, config, mesh, txs)
+    state, frozen = state_of(cfg, config, mesh, optimizers)
     place = functools.partial(sharding.with_layout, layout=replicated)
     frozen = frozen.replace(extra=hooks.frozen_of(additions, on_host, place))
     policy = actor_params(state, frozen.model)
@@ -133,10 +133,12 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     )
 
 
-def state_of(cfg: Config, config: Any, mesh: jax.sharding.Mesh, txs: tuple) -> tuple[Any, Any]:
+def state_of(
+    cfg: Config, config: Any, mesh: jax.sharding.Mesh, optimizers: tuple
+) -> tuple[Any, Any]:
     """Return the shapes of (TrainState, FrozenParams), as state.restore_or_init creates them."""
     params = parameter_shapes(config, mesh)
-    make = functools.partial(make_state, cfg=cfg, config=config, txs=txs)
+    make = functools.partial(make_state, cfg=cfg, config=config, optimizers=optimizers)
     state = jax.eval_shape(make, params)
     state = sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, mesh))
     reference = policy_of(state.params, {}) if cfg.needs_reference else None

@@ -142,7 +142,7 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
             warn_of_random_start(cfg, model)
         setup = build_setup(cfg, model, tokenizer, mesh)
         additions = tuple(extension.load(setup, learns=learns) for extension in cfg.extensions)
-    txs = parts.build_optimisers(cfg)
+    optimizers = parts.build_optimisers(cfg)
     worlds = {
         member.env.name: parts.build_worlds(member, tokenizer)
         for member in cfg.members
@@ -157,7 +157,7 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         model=model,
         params=params,
         additions=additions,
-        txs=txs,
+        optimizers=optimizers,
         training=build_training(cfg, mesh, model, additions, tasks, tokenizer, worlds),
         validation=validations[0],
         also=validations[1:],

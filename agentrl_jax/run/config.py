@@ -33,9 +33,9 @@ from agentrl_jax.run.hooks import Extension
 from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.settings import pages, tree
 from agentrl_jax.settings.marks import (
-    Chosen,
     In,
     Inline,
+    Variant,
 )
 
 
@@ -54,7 +54,7 @@ class Config:
     rollout: sections.Sampling = sections.Sampling()
     curriculum: Curriculum = Curriculum()
     context: sections.Context = sections.Context()
-    algorithm: Annotated[Algorithm, Chosen(ALGORITHMS)] = PPO()  # or module:Class
+    algorithm: Annotated[Algorithm, Variant(ALGORITHMS)] = PPO()  # or module:Class
     sampler: Sampler = Sampler()
     critic: Critic = Critic()
     optim: Optim = Optim()
@@ -80,7 +80,7 @@ class Config:
 
     @property
     def algorithm_name(self) -> str:
-        return Chosen(ALGORITHMS).key(self.algorithm)
+        return Variant(ALGORITHMS).key(self.algorithm)
 
     def answer_forms(self, world: Any) -> tuple[str, ...]:
         """Return the templates of answers to an environment on a host (text.forms); () = any."""

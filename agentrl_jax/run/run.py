@@ -65,7 +65,9 @@ class Run:
     model: Model
     params: Params  # initial parameters before cloning; only shapes once a state holds them
     additions: tuple[Addition, ...]  # from extensions
-    txs: tuple[optax.GradientTransformation, optax.GradientTransformation | None]  # optimisers of
+    optimizers: tuple[
+        optax.GradientTransformation, optax.GradientTransformation | None
+    ]  # optimisers of
     # policy and critic
     training: TrainPrograms
     validation: EvalPool  # pool of eval.split, for the first environment of env.mix

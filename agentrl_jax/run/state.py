@@ -83,7 +83,7 @@ def checkpoint_metadata(run: Run) -> dict[str, Any]:
     return saved
 
 
-def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
+def make_state(params: Any, cfg: Config, config: Any, optimizers: tuple) -> TrainState:
     """Return the state of step 0 with the given policy parameters; a pure function."""
     policy, critic_params, critic_opt_state = (
         initial_trainable_params(params, cfg, config),
@@ -93,11 +93,11 @@ def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
     if cfg.algorithm.USES_CRITIC and not cfg.critic.share_backbone:
         critic_params = critic.init(trainable_params(params, cfg, 1), config)
         trained, _ = split_critic(critic_params, freeze_attention=cfg.critic.freeze_attention)
-        critic_opt_state = txs[1].init(trained)
+        critic_opt_state = optimizers[1].init(trained)
     return TrainState(
         step=jnp.int32(0),
         params=policy,
-        opt_state=txs[0].init(policy),
+        opt_state=optimizers[0].init(policy),
         critic_params=critic_params,
         critic_opt_state=critic_opt_state,
         kl_coef=jnp.float32(cfg.algorithm.kl.coef),
@@ -108,7 +108,9 @@ def make_state(params: Any, cfg: Config, config: Any, txs: tuple) -> TrainState:
 
 
 def _make_state(run: Run) -> Callable[[Params], TrainState]:
-    return functools.partial(make_state, cfg=run.config, config=run.model, txs=run.txs)
+    return functools.partial(
+        make_state, cfg=run.config, config=run.model, optimizers=run.optimizers
+    )
 
 
 def start_state(run: Run, params: Any) -> TrainState:
@@ -212,7 +214,7 @@ def maybe_start_iteration(run: Run, state: TrainState, step: int, workdir: Path)
     if not cfg.starts_iteration(step):
         return state
     start = load_initial_policy(workdir, policy_of(state.params, {}))
-    return evol.begin_iteration(state, run.txs[0], start)
+    return evol.begin_iteration(state, run.optimizers[0], start)
 
 
 def disk_bytes_needed(run: Run, workdir: Path) -> int:

@@ -103,7 +103,7 @@ class DefaultFrom:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen:
+class Variant:
     """The ConfigDict holds the name of one of these classes; its sections hold their fields."""
 
     by: Mapping[str, type]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.settings.marks import Chosen, In
+from agentrl_jax.settings.marks import In, Variant
 
 FIELD = re.compile(r'\b[a-z]\w*(?:\.\w+)+')
 
@@ -108,8 +108,8 @@ def settings_of(made: Any, at: str = '') -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, leaf in tree.leaves(type(made), at, made).items():
         values[name] = leaf.default
-        if Chosen in leaf.marks:
-            key = leaf.marks[Chosen].key(leaf.default)
+        if Variant in leaf.marks:
+            key = leaf.marks[Variant].key(leaf.default)
             values |= {name: key} | settings_of(leaf.default)
     return values
 

@@ -20,7 +20,6 @@ import ml_collections
 from ml_collections.config_dict import placeholder
 
 from agentrl_jax.settings.marks import (
-    Chosen,
     ConfigName,
     DefaultFrom,
     In,
@@ -29,6 +28,7 @@ from agentrl_jax.settings.marks import (
     NameIn,
     Neutral,
     OnlyIf,
+    Variant,
     suggestion,
 )
 
@@ -64,7 +64,7 @@ class Leaf:
     @property
     def names(self) -> Collection[Any]:
         """The values to choose from; () if the field has no choices."""
-        named = self.marks.get(NameIn) or self.marks.get(Chosen)
+        named = self.marks.get(NameIn) or self.marks.get(Variant)
         if named:
             return named.names
         return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
@@ -102,7 +102,7 @@ class Leaf:
 
     def chosen(self, given: Mapping[str, Any]) -> type:
         """Return the class that the config names, for a Chosen field."""
-        by = self.marks[Chosen].by
+        by = self.marks[Variant].by
         if given.get(self.name) is None:
             return type(self.default)
         if given[self.name] not in by:
@@ -169,7 +169,7 @@ def walk(cls: type, at: str = '', default: Any = None) -> Iterator[tuple[str, An
         if 'apart' in field.metadata:
             continue
         (kind, marks), value = hints(cls)[field.name], getattr(default, field.name)
-        if dataclasses.is_dataclass(value) and Chosen not in marks:
+        if dataclasses.is_dataclass(value) and Variant not in marks:
             yield field.name, (type(value), at if Inline in marks else f'{at}{field.name}.', value)
         else:
             name = marks[ConfigName].name if ConfigName in marks else at + field.name
@@ -187,8 +187,8 @@ def leaves(cls: type, at: str = '', default: Any = None) -> dict[str, Leaf]:
 def variants(cls: type, at: str = '') -> Iterator[tuple[Leaf, dict[str, dict[str, Leaf]], dict]]:
     """Yield (leaf of a Chosen, {choice: its leaves}, the leaves of all choices)."""
     for leaf in leaves(cls, at).values():
-        if Chosen in leaf.marks:
-            each = {key: leaves(one) for key, one in leaf.marks[Chosen].by.items()}
+        if Variant in leaf.marks:
+            each = {key: leaves(one) for key, one in leaf.marks[Variant].by.items()}
             yield leaf, each, functools.reduce(lambda a, b: b | a, each.values())
 
 
@@ -205,7 +205,7 @@ def defaults(root: type, at: str = '') -> dict[str, Leaf]:
     """Return every field by its dotted name, with its default in the ConfigDict (None: unset)."""
     known = leaves(root, at)
     for leaf, each, every in variants(root, at):
-        name = leaf.marks[Chosen].key(leaf.default)
+        name = leaf.marks[Variant].key(leaf.default)
         known[leaf.name] = dataclasses.replace(leaf, hint=str, default=name)
         for name, one in every.items():
             same = all(name in has and has[name].default == one.default for has in each.values())
@@ -232,7 +232,7 @@ def read(cls: type, cfg: Any, at: str = '', *, idle: bool = False) -> Any:
     errors: list[str] = []
     settings = _read(cls, at, None, entries, None, errors, idle)
     for leaf, each, every in variants(cls, at) if not idle else ():
-        fields = each.get(entries.get(leaf.name, leaf.marks[Chosen].key(leaf.default)), every)
+        fields = each.get(entries.get(leaf.name, leaf.marks[Variant].key(leaf.default)), every)
         for name in every.keys() - fields.keys():
             if every[name].asks(entries):
                 users = ', '.join(key for key, has in each.items() if name in has)
@@ -255,7 +255,7 @@ def _read(
         values[name] = leaf.default
         whens += [leaf] if OnlyIf in leaf.marks else []
         try:
-            if Chosen in leaf.marks:
+            if Variant in leaf.marks:
                 values[name] = _read(leaf.chosen(given), '', None, given, above, wrong, free)
             elif leaf.name in given:
                 values[name] = leaf.take(given[leaf.name])
@@ -281,8 +281,8 @@ def values(made: Any, at: str = '') -> dict[str, Any]:
     for name, leaf in walk(type(made), at, made):
         if not isinstance(leaf, Leaf):
             fields |= values(getattr(made, name), leaf[1])
-        elif Chosen in leaf.marks:
-            fields |= {leaf.name: leaf.marks[Chosen].key(leaf.default)} | values(leaf.default)
+        elif Variant in leaf.marks:
+            fields |= {leaf.name: leaf.marks[Variant].key(leaf.default)} | values(leaf.default)
         else:
             works = OnlyIf not in leaf.marks or leaf.marks[OnlyIf].test(made)
             fields[leaf.name] = leaf.default if works else None

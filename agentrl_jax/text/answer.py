@@ -162,7 +162,7 @@ def reasoning_length(table: AnswerTable, tokens: jax.Array, live: jax.Array) -> 
     return jnp.where(ended, before_tag, live.sum(1)).astype(jnp.int32)
 
 
-def spilling(table: AnswerTable) -> np.ndarray:
+def tokens_across_tag(table: AnswerTable) -> np.ndarray:
     """Return tokens that may span the opening tag of the actions and the text after it, bool [V].
 
     That text is part of an action, the start of a mark, or the closing tag.

@@ -151,7 +151,7 @@ def build_forms(
         forced=jnp.asarray(forced),
         reserve=jnp.asarray(reserve),
         first=int(states[0]),
-        thinks=-1,
+        think_state=-1,
         opened=opened,
         answers=(0, 0),
     )

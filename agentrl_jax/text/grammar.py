@@ -73,7 +73,7 @@ class Grammar:
     # tokens are left; None: no free text
     reserve: jax.Array | None  # int32 [Q]
     first: int = struct.field(pytree_node=False)  # state before the actions
-    thinks: int = struct.field(pytree_node=False)  # state of thoughts; thinks + 1 is the state
+    think_state: int = struct.field(pytree_node=False)  # state of thoughts; thinks + 1 is the state
     # within the tags that end them; -1: no thoughts
     opened: int = struct.field(pytree_node=False)  # state of a written turn: allows everything
     answers: tuple[int, int] = struct.field(pytree_node=False)  # number of legal answers, and the
@@ -143,7 +143,7 @@ def begin(grammar: Grammar, part: jax.Array, offered: jax.Array) -> GrammarState
 
     offered uint32 [w, N / 32]: bits of the actions on offer; no bits = all actions.
     """
-    acts = grammar.first if grammar.thinks < 0 else grammar.thinks
+    acts = grammar.first if grammar.think_state < 0 else grammar.think_state
     some = jnp.where((offered == 0).all(1, keepdims=True), ~jnp.uint32(0), offered)
     return GrammarState(state=jnp.where(part == 0, acts, grammar.opened), offered=some)
 
@@ -181,14 +181,14 @@ def open_actions(
 
     before, after: state without and with the last token; parser: state with that token.
     """
-    if grammar.thinks < 0:
+    if grammar.think_state < 0:
         return after
     stage = jnp.asarray(table.stage)[parser.tag]
 
     def thinking(place):
-        return (place.state == grammar.thinks) | (place.state == grammar.thinks + 1)
+        return (place.state == grammar.think_state) | (place.state == grammar.think_state + 1)
 
-    free = jnp.where(stage == LAST_TAG, grammar.thinks + 1, grammar.thinks)
+    free = jnp.where(stage == LAST_TAG, grammar.think_state + 1, grammar.think_state)
     state = jnp.where(thinking(after), free, after.state)
     opens = thinking(before) & (stage == ANSWERING)
     return after.replace(state=jnp.where(opens, grammar.first, state))
@@ -249,7 +249,7 @@ def build_grammar(
     spelling: str,
     offers: bool = False,
     writes: bool = False,
-    spilling: Sequence[int] | np.ndarray = (),
+    tokens_across_tag: Sequence[int] | np.ndarray = (),
 ) -> Grammar:
     """Build the grammar of answers of up to `longest` tokens, including their end.
 
@@ -258,10 +258,10 @@ def build_grammar(
     that cannot end thoughts (text.answer). Takes seconds for thousands of answers.
     """
     form, ends = FORMS.get(opening), list(tokenizer.eos_ids)
-    react, thinks = opening == 'Thought:', form is not None and form.before is not None
+    react, think_state = opening == 'Thought:', form is not None and form.before is not None
     tail = '' if react or form is None else form.closing.decode()
     heads = [' ' if react else '']
-    if thinks:
+    if think_state:
         heads.append('\nAction: ' if react else form.before.decode())
     tokens, table = Tokens(tokenizer.token_bytes()), Table(ends[0])
     if spelling == 'own':
@@ -275,9 +275,9 @@ def build_grammar(
             for head in heads
         ]
     budgets = [longest]
-    if thinks and spelling == 'own':
+    if think_state and spelling == 'own':
         budgets = [table.longest(*automaton) for automaton in automata]
-    elif thinks:  # the tokenizer's own spelling, not the longest one, which is byte by byte
+    elif think_state:  # the tokenizer's own spelling, not the longest one, which is byte by byte
         longest_texts = [
             [head + BETWEEN.join([name] * max_actions) + tail for name in names] for head in heads
         ]
@@ -288,7 +288,7 @@ def build_grammar(
             'the tokenizer has no tokens for some actions: set rollout.constrain to "" or use '
             'another tokenizer'
         )
-    if thinks:
+    if think_state:
         budgets = [max([left, *x.values()]) for left, x in zip(budgets, least, strict=True)]
         if max(budgets) >= longest:
             raise ValueError(
@@ -302,10 +302,10 @@ def build_grammar(
         )
     starts = [table.add(*x, left) for x, left in zip(automata, budgets, strict=True)]
     columns, closed, loose = table.tokens(), [], {}
-    if thinks:
-        spilling = np.asarray(spilling, int)
-        merged = [i for i in spilling if form.before in b''.join(tokens.texts[i].split())]
-        closed = [[*ends, *merged], [*ends, *spilling]]
+    if think_state:
+        tokens_across_tag = np.asarray(tokens_across_tag, int)
+        merged = [i for i in tokens_across_tag if form.before in b''.join(tokens.texts[i].split())]
+        closed = [[*ends, *merged], [*ends, *tokens_across_tag]]
     for never in [*closed, *([[]] if writes else [])]:
         some, state = np.delete(np.arange(len(tokens.texts)), never), table.state()
         loose[state] = Loose(some, np.full(len(some), state))
@@ -316,19 +316,19 @@ def build_grammar(
     )
     free = [*loose]
     forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
-    if thinks:
+    if think_state:
         forced[free[:2]], reserve[free[:2]] = starts[-1], max(budgets)
     total = sum(len(names) ** k for k in range(1, max_actions + 1))
-    legal = total if thinks or spelling != 'own' else _count(after, starts[0])
+    legal = total if think_state or spelling != 'own' else _count(after, starts[0])
     return Grammar(
         columns=jnp.asarray(columns, jnp.int32),
         classes=None if classes is None else jnp.asarray(classes, jnp.int32),
         after=jnp.asarray(after),
         through=None if through is None else jnp.asarray(through),
-        forced=jnp.asarray(forced) if thinks else None,
-        reserve=jnp.asarray(reserve) if thinks else None,
+        forced=jnp.asarray(forced) if think_state else None,
+        reserve=jnp.asarray(reserve) if think_state else None,
         first=starts[0],
-        thinks=free[0] if thinks else -1,
+        think_state=free[0] if think_state else -1,
         opened=free[-1] if writes else starts[0],
         answers=(legal, total) if spelling == 'own' else (0, 0),
     )

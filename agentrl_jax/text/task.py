@@ -527,7 +527,7 @@ def build_answers(
         spelling=constrain,
         offers=offers,
         writes=writes,
-        spilling=np.flatnonzero(answers.spilling(table)),
+        tokens_across_tag=np.flatnonzero(answers.tokens_across_tag(table)),
     )
 
 

@@ -42,8 +42,8 @@ def trace(cfg, *, with_rollout):
         return params
 
     params = jax.eval_shape(init)
-    txs = parts.build_optimisers(cfg)
-    run = types.SimpleNamespace(config=cfg, model=found[0], mesh=mesh, txs=txs)
+    optimizers = parts.build_optimisers(cfg)
+    run = types.SimpleNamespace(config=cfg, model=found[0], mesh=mesh, optimizers=optimizers)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
     base = params if cfg.lora.rank else {}
     reference = run_params.policy_of(state.params, {}) if cfg.needs_reference else None

@@ -159,15 +159,15 @@ def test_budgets_and_answers_without_a_grammar_are_rejected(names, settings, fie
 
 def test_worlds_that_share_columns_keep_their_answers():
     lake, other = build(LAKE), build(['pull Pilot', 'name A 1'], 'own')
-    thinks = build(LAKE, opening='<think>', longest=30)
-    for group in ((lake, other), (lake, other, thinks)):
+    think_state = build(LAKE, opening='<think>', longest=30)
+    for group in ((lake, other), (lake, other, think_state)):
         shared = grammars.share_columns(group)
         assert len({(x.columns.shape, x.after.shape[1]) for x in shared}) == 1
-        assert all(x.free == any(g is thinks for g in group) for x in shared)
+        assert all(x.free == any(g is think_state for g in group) for x in shared)
         for before, after in zip(group, shared, strict=True):
             assert sorted(legal(after, after.first)) == sorted(legal(before, before.first))
     every = np.arange(tiny.tokenizer().vocab_size)
-    free = np.asarray(shared[2].after)[shared[2].thinks, np.asarray(shared[2].column(every))]
+    free = np.asarray(shared[2].after)[shared[2].think_state, np.asarray(shared[2].column(every))]
     ends = np.isin(every, tiny.tokenizer().eos_ids)
     assert (free[ends] == -1).all() and (free[~ends] >= 0).all()
 
@@ -297,7 +297,7 @@ def test_thoughts_are_free_until_what_is_left_holds_no_more_than_an_answer():
     turns = [(b, k) for b in range(16) for k in range(int(out.num_turns[b]))]
     lengths = [int((free[b] & (out.turn[b] == k)).sum()) for b, k in turns]
     assert (
-        max(lengths) == LONGEST['<think>'] - grammar.reserve[grammar.thinks]
+        max(lengths) == LONGEST['<think>'] - grammar.reserve[grammar.think_state]
     )  # random weights do not stop
     assert not np.isin(out.tokens[free], tiny.tokenizer().eos_ids).any()
 
@@ -308,8 +308,8 @@ def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
     tokenizer = qwen.qwen_tokenizer()
     ends = answers.with_ends(tokenizer.token_bytes(), tokenizer.eos_ids)
     table = answers.build_answer_table(ends, LAKE, max_actions=2, opening='<think>')
-    spilling = np.flatnonzero(answers.spilling(table))
-    texts = [tokenizer.decode_bytes([i]) for i in spilling]
+    tokens_across_tag = np.flatnonzero(answers.tokens_across_tag(table))
+    texts = [tokenizer.decode_bytes([i]) for i in tokens_across_tag]
     assert {b'>L', b'><', b'></'} <= {*texts} and b'>' not in texts and b'>\n' not in texts
     assert all(text[:1] == b'>' for text in texts)
     grammar = grammars.build_grammar(
@@ -319,7 +319,7 @@ def test_no_token_of_qwen_ends_thoughts_and_begins_an_action():
         opening='<think>',
         longest=40,
         spelling='own',
-        spilling=spilling,
+        tokens_across_tag=tokens_across_tag,
     )
     place = grammars.begin(grammar, jnp.zeros(1, jnp.int32), jnp.zeros((1, 1), jnp.uint32))
     parser = answers.init_answer(table, 1)

@@ -74,7 +74,7 @@ def build(tokenizer, names, opening, spelling, longest, most, table=None):
         longest=longest,
         spelling=spelling,
         offers=True,
-        spilling=() if table is None else np.flatnonzero(answers.spilling(table)),
+        tokens_across_tag=() if table is None else np.flatnonzero(answers.tokens_across_tag(table)),
     )
 
 

@@ -165,8 +165,10 @@ def built(fields, shape):
     """Build a run up to its model."""
     cfg, mesh = read_config(micro_runs.config('frozen_lake', **fields), None), mesh_of(*shape)
     config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
-    txs = parts.build_optimisers(cfg)
-    return types.SimpleNamespace(config=cfg, model=config, mesh=mesh, params=params, txs=txs)
+    optimizers = parts.build_optimisers(cfg)
+    return types.SimpleNamespace(
+        config=cfg, model=config, mesh=mesh, params=params, optimizers=optimizers
+    )
 
 
 @functools.cache

@@ -136,7 +136,7 @@ class Hidden(World):
 
 
 @dataclasses.dataclass(frozen=True)
-class Chosen(TextEnvironment):
+class Variant(TextEnvironment):
     pairs: str = 'main'
     sizes: tuple[int, ...] = ()
     depth: int = of_pool(1)
@@ -160,11 +160,11 @@ class Chosen(TextEnvironment):
     ],
 )
 def test_what_is_wrong_with_a_section_is_named(settings, said):
-    env = read_world(Chosen, dict(depth=3, sizes=[1, 2]))
-    assert env.sizes == (1, 2) and hash(env) == hash(Chosen(sizes=(1, 2)))
+    env = read_world(Variant, dict(depth=3, sizes=[1, 2]))
+    assert env.sizes == (1, 2) and hash(env) == hash(Variant(sizes=(1, 2)))
     assert build(env, 'test', num_levels=2, seed=5) == (env, ('test', 2, 5, 3))
     with pytest.raises(ValueError, match=said):
-        build(read_world(Chosen, settings), 'train', num_levels=2, seed=0)
+        build(read_world(Variant, settings), 'train', num_levels=2, seed=0)
 
 
 # ---- an environment with or without an expert, possibly with wrong rewards --------------------
