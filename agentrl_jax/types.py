@@ -70,7 +70,7 @@ class Rollout:
     branch: jax.Array | None = None  # int32 [B, K]  conversation of a turn, if an episode may have
     # several: their tokens are stored in the order of turns; None: one conversation
     figures: jax.Array | None = None  # float32 [B, F]  metrics reported by an environment on a host
-    valid_known: jax.Array | None = None  # bool [B, K]  whether the environment on a host reported
+    judged: jax.Array | None = None  # bool [B, K]  whether the environment on a host reported
     # validity; None: known for all turns
     staleness: jax.Array | None = None  # int32 [B, K]  number of updates between the weights that
     # sampled a turn and the weights that train on it; None: 0

@@ -340,9 +340,7 @@ def unjudged(rollout: Rollout, played: jax.Array) -> jax.Array:
     A single one makes the share unknown: unparsable answers are always known, so turns with known
     validity are a biased sample.
     """
-    return (
-        jnp.sum(played & ~rollout.valid_known) if rollout.valid_known is not None else jnp.int32(0)
-    )
+    return jnp.sum(played & ~rollout.judged) if rollout.judged is not None else jnp.int32(0)
 
 
 def _group_metrics(rollout: Rollout, group_size: int) -> dict[str, jax.Array]:

@@ -217,7 +217,7 @@ class HostRollout:
         slot.heard, stop, fresh = response, EpisodeStop.NONE, False
         if slot.actions and not slot.cut:
             out.rewards[b, k] = reply.reward
-            out.valid[b, k], out.valid_known[b, k] = bool(reply.valid), reply.valid is not None
+            out.valid[b, k], out.judged[b, k] = bool(reply.valid), reply.valid is not None
             out.num_actions[b, k] = 1
             of_trial = out.trial[b, : k + 1] == slot.now.trial
             self.record_outcome(b, reply, out.rewards[b, : k + 1][of_trial])
@@ -553,7 +553,7 @@ class HostRollout:
             self.ask(slot)
         else:
             out.valid[b, k] = agents.WRITTEN[int(slot.now.part)].closing in action
-            out.valid_known[b, k] = True
+            out.judged[b, k] = True
             self.go_on(slot, *self.end_turn(slot, done=False))
 
     def with_token_info(self, slot: Slot, text: str, place: slice) -> Answer:

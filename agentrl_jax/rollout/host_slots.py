@@ -53,7 +53,7 @@ def empty_record(task: HostTask, level: np.ndarray, max_tokens: int, words: int)
     )
     figures = np.zeros((len(level), len(task.env.FIGURES)), np.float32)
     return out.replace(
-        valid_known=np.zeros_like(out.valid),
+        judged=np.zeros_like(out.valid),
         branch=np.zeros_like(out.part) if task.env.chats else None,
         figures=figures if task.env.FIGURES else None,
     )

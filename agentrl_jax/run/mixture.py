@@ -31,18 +31,18 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
     actions = max(part.actions.shape[2] for part in parts)
     measured = [part.figures for part in parts if part.figures is not None]
     figures = max((x.shape[1] for x in measured), default=0)
-    doubts = any(part.valid_known is not None for part in parts)
+    doubts = any(part.judged is not None for part in parts)
 
     def widened(part):
         more = actions - part.actions.shape[2]
         rows = jnp.pad(part.actions, ((0, 0), (0, 0), (0, more)), constant_values=-1)
         padded = jnp.zeros((len(rows), 0)) if part.figures is None else part.figures
         padded = jnp.pad(padded, ((0, 0), (0, figures - padded.shape[1])))
-        valid_known = jnp.ones_like(part.valid) if part.valid_known is None else part.valid_known
+        judged = jnp.ones_like(part.valid) if part.judged is None else part.judged
         return part.replace(
             actions=rows,
             figures=padded if measured else None,
-            valid_known=valid_known if doubts else None,
+            judged=judged if doubts else None,
         )
 
     return jax.tree.map(lambda *x: jnp.concatenate(x), *map(widened, parts))

@@ -145,7 +145,7 @@ def test_the_interval_on_a_page_takes_levels_as_independent_and_not_their_episod
 
 def test_a_turn_whose_world_does_not_say_if_it_is_valid_has_no_badge():
     """It was called valid, beside "No such action", and counted among 0 invalid answers."""
-    doubtful = small_rollout().replace(valid_known=np.array([[False, False], [True, False]]))
+    doubtful = small_rollout().replace(judged=np.array([[False, False], [True, False]]))
     made = document_of(doubtful, group_size=2)
     assert [episode['turns'][0]['valid'] for episode in made['episodes']] == [None, False]
     assert made['totals']['invalid'] is None

@@ -193,6 +193,6 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
     assert_same(found[2].figures, two.figures)
     assert mixture.joined((plain, plain)).figures is None
     # Validity is known on the device, and for some environments on hosts
-    assert whole.valid_known is None
-    doubtful = one.replace(valid_known=jnp.zeros_like(one.valid))
-    assert mixture.joined((plain, doubtful)).valid_known.tolist() == [[True]] * 2 + [[False]] * 2
+    assert whole.judged is None
+    doubtful = one.replace(judged=jnp.zeros_like(one.valid))
+    assert mixture.joined((plain, doubtful)).judged.tolist() == [[True]] * 2 + [[False]] * 2

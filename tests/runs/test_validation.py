@@ -191,12 +191,12 @@ def test_evaluations_of_other_settings_and_checkpoints_are_kept_beside_each_othe
 def test_valid_format_is_nan_where_a_turn_is_not_known_to_be_valid():
     """Environments on hosts that do not report validity were 100 % valid."""
     out = toy.rollout_of([[(1, 1)]] * 2, np.zeros((2, 1)), length=3)
-    for valid_known, share in ((None, 1.0), ([[1], [1]], 1.0), ([[1], [0]], np.nan)):
-        known = None if valid_known is None else jnp.asarray(valid_known, bool)
-        sums = validation.count(out.replace(valid_known=known), _NoMetrics, levels=2)
+    for judged, share in ((None, 1.0), ([[1], [1]], 1.0), ([[1], [0]], np.nan)):
+        known = None if judged is None else jnp.asarray(judged, bool)
+        sums = validation.count(out.replace(judged=known), _NoMetrics, levels=2)
         np.testing.assert_equal(validation.summarise(sums)['eval/valid_format'], share)
         played = jnp.ones((2, 1), bool)
-        found = metrics.valid_format(out.replace(valid_known=known), played)
+        found = metrics.valid_format(out.replace(judged=known), played)
         np.testing.assert_equal(float(found), share)
 
 
