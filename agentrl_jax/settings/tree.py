@@ -42,7 +42,7 @@ SYNONYMS = {  # other libraries' field names -> ours
     'gradient_checkpointing': 'remat',
     'num_episodes': 'num_groups',
 }
-WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a text'}
+WORDS = {int: 'an integer', float: 'a number', bool: 'True or False', str: 'a string'}
 
 
 @dataclasses.dataclass(frozen=True)
