@@ -19,7 +19,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from agentrl_jax.machine import files, processes
-from agentrl_jax.records.run_log import NOW_FILE
+from agentrl_jax.records.run_log import COMPILED_FILE, NOW_FILE
 
 PLAIN_LINES = 20  # lines of a job without a bar
 LONG_S = 2.0  # shorter compilations are not reported
@@ -46,11 +46,16 @@ def _line(label: str, watch: Watch) -> Text:
 class Compiling:
     """Reports each program that XLA compiles for LONG_S or more, and its compile time.
 
-    A second thread polls, because the compiling thread is blocked until it is done.
+    A second thread polls, because the compiling thread is blocked until it is done. workdir: where
+    to keep the times for the next start; None: nowhere.
     """
 
-    def __init__(self, say: Callable[[str], None], *, long_s: float = LONG_S):
+    def __init__(
+        self, say: Callable[[str], None], *, workdir: Path | None = None, long_s: float = LONG_S
+    ):
         self._say, self._long_s = say, long_s
+        self._file = workdir and workdir / COMPILED_FILE
+        self._last = read_times(self._file) if self._file else {}
         self._reported = False  # the current program
         self.phase = ''  # suffix of the program's title: 'of validation'
         self._lock, self._stop = threading.Lock(), threading.Event()
@@ -84,7 +89,12 @@ class Compiling:
         with self._lock:
             reported, self._reported = self._reported, False
         if reported or seconds >= self._long_s:
-            self._say(f'compiled {self._title(name)}: {seconds:.0f} s')
+            title = self._title(name)
+            self._say(f'compiled {title}: {seconds:.0f} s')
+            self._last[title] = round(seconds, 1)
+            with contextlib.suppress(OSError):  # such as a full disk
+                if self._file:
+                    files.write_atomic(self._file, json.dumps(self._last) + '\n')
 
     def _poll(self) -> None:
         while not self._stop.wait(self._long_s / 4):
@@ -93,7 +103,17 @@ class Compiling:
                 is_new = seconds >= self._long_s and not self._reported
                 self._reported |= is_new
             if is_new:
-                self._say(f'compiling {self._title(name)}')
+                title = self._title(name)
+                last = f' ({self._last[title]:.0f} s last time)' if title in self._last else ''
+                self._say(f'compiling {title}{last}')
+
+
+def read_times(path: Path) -> dict[str, float]:
+    """Return the compile times of the last start; {} if none can be read."""
+    try:
+        return {title: float(seconds) for title, seconds in files.read_json(path).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 @contextlib.contextmanager
@@ -152,10 +172,19 @@ class Bar(RichProgress):
 class Progress(contextlib.ExitStack):
     """with Progress(total, label) as progress: progress.advance(1, success=0.5)
 
-    done: steps finished before the start, of a resumed run. Only process 0 prints.
+    done: steps finished before the start, of a resumed run. workdir: keeps compile times for the
+    next start. Only process 0 prints.
     """
 
-    def __init__(self, total: int, label: str, *, done: int = 0, stream: TextIO | None = None):
+    def __init__(
+        self,
+        total: int,
+        label: str,
+        *,
+        done: int = 0,
+        workdir: Path | None = None,
+        stream: TextIO | None = None,
+    ):
         super().__init__()
         self._total, self._label, self._first, self._done = total, label, done, done
         self._stream = _stream(stream)
@@ -174,7 +203,8 @@ class Progress(contextlib.ExitStack):
             self._bar = Bar(*columns, console=console)
             self._bar.watches = self._watches
             self._task = self._bar.add_task(label, total=total, completed=done, shown='')
-        self._compiling = Compiling(self._say_program)
+        workdir = None if jax.process_index() else workdir
+        self._compiling = Compiling(self._say_program, workdir=workdir)
         self.watch('compiling', self._compiling.now)
 
     def __enter__(self) -> 'Progress':

@@ -22,6 +22,7 @@ CONFIG_FILE = 'config.json'
 REFERENCE_FILE = 'reference.json'  # success of random play and of the oracle
 FINISHED_FILE = 'finished.json'
 NOW_FILE = 'now.json'  # written by progress.beacon
+COMPILED_FILE = 'compiled.json'  # {program: seconds} of the last long compilations
 REDACTED = '***'
 WANDB_FILE = 'wandb_id'  # the run's id at W&B, drawn at its start
 SENT_FILE = 'wandb_sent'  # number of steps that W&B had when the run last started

@@ -66,7 +66,8 @@ class Recorder(contextlib.ExitStack):
                     process_index=jax.process_index(),
                 )
             )
-            self.progress = opened.enter_context(Progress(cfg.steps, 'training', done=first))
+            progress = Progress(cfg.steps, 'training', done=first, workdir=workdir)
+            self.progress = opened.enter_context(progress)
             opened.enter_context(beacon(workdir, self.progress.now))
             last = last_traced(cfg, first)
             traced = profiling.Trace(workdir, first=first + WARM_UP_STEPS, last=last)

@@ -219,10 +219,10 @@ def compile_events(name, seconds):
     jax.monitoring.record_event_duration_secs(processes.COMPILE_EVENT, seconds, fun_name=name)
 
 
-def test_what_takes_long_to_compile_is_said_while_it_does():
+def test_what_takes_long_to_compile_is_said_while_it_does(tmp_path):
     """Step 0 said nothing for minutes."""
     said = []
-    with Compiling(said.append, long_s=0.1) as compiling:
+    with Compiling(said.append, workdir=tmp_path, long_s=0.1) as compiling:
         compile_events('add', 0.0)
         assert said == [] and compiling.now() is None
         jax.monitoring.record_scalar(processes.COMPILE_EVENT, 0.0, fun_name='jit(learn)')
@@ -234,6 +234,11 @@ def test_what_takes_long_to_compile_is_said_while_it_does():
         assert said[1:] == ['compiled the update: 65 s'] and compiling.now() is None
     compile_events('learn', 0.0)
     assert len(said) == 2
+    with Compiling(said.append, workdir=tmp_path, long_s=0.1):  # of a run that was resumed
+        compile_events('learn', 0.5)
+    assert said[2:] == ['compiling the update (65 s last time)', 'compiled the update: 0 s']
+    (tmp_path / 'compiled.json').write_text('[')
+    assert Compiling(said.append, workdir=tmp_path).now() is None
 
 
 def test_the_name_of_a_program_is_that_of_its_function():
