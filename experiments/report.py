@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from agentrl_jax.results.spec import make_spec
 FOLDER = Path(__file__).parent
 BLOCK = re.compile('(<!-- claims -->\n).*?(<!-- end of claims -->)', re.DOTALL)
 PAGES = ('REPORT.md', 'README.md')
+TITLE_WIDTH = 44  # letters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,30 +64,30 @@ CLAIMS = (
         'RAGEN, Figs 7 to 9',
         'no more than smaller steps do',
         (
-            Effect(*TRAP, 'PPO, filter alone', 'PPO', 'the filter, Sokoban', SOKOBAN),
+            Effect(*TRAP, 'PPO, filter alone', 'PPO', 'filter minus none, Sokoban', SOKOBAN),
             Effect(
                 *RATE,
                 'most varied quarter, 0.001',
                 'PPO, 2 x 4 updates, 0.001',
-                '... once more, 3 seeds',
+                'filter minus none, again (3 seeds)',
             ),
             Effect(
                 *RATE,
                 'most varied quarter, 0.001',
                 'random quarter, 0.001',
-                '... less a random quarter',
+                'filter minus a random quarter',
             ),
             Effect(
                 *RATE,
                 'PPO, 2 x 4 updates, 0.00025',
                 'StarPO-S, 0.00025',
-                'PPO less StarPO-S, 1/4 of the rate',
+                'PPO minus StarPO-S, 1/4 of the rate',
             ),
             Effect(
                 *TRAP,
                 'PPO, filter alone',
                 'PPO, fewer updates alone',
-                '... less fewer updates, Sokoban',
+                'filter minus fewer updates, Sokoban',
                 SOKOBAN,
             ),
         ),
@@ -100,21 +102,21 @@ CLAIMS = (
         'AgentGym-RL, ScalingInter',
         'where lookups are paid',
         (
-            Effect(*TURNS, f'growing, {PAID}', f'long, {PAID}', f'growing less long, {CARDS}'),
-            Effect(*TURNS, f'growing, {PAID}', f'short, {PAID}', '... less short'),
+            Effect(*TURNS, f'growing, {PAID}', f'long, {PAID}', f'growing minus long, {CARDS}'),
+            Effect(*TURNS, f'growing, {PAID}', f'short, {PAID}', f'growing minus short, {CARDS}'),
             Effect(
                 'horizon',
                 'outcome_tokens',
                 'growing, outcome, 0.00025',
                 'long, outcome, 0.00025',
-                '... less long, outcome alone',
+                'growing minus long, outcome only',
             ),
             Effect(
                 'scaling_inter',
                 'equal_tokens',
                 'growing',
                 'fixed long',
-                f'growing less long, {LAKE}',
+                f'growing minus long, {LAKE}',
                 LAKE,
             ),
         ),
@@ -124,14 +126,28 @@ CLAIMS = (
         'RAGEN; AgentGym-RL',
         EXPLAINED.format('too few demonstrations'),
         (
-            Effect('from_nothing', 'last', 'nothing', 'clone', 'less clone, expert at will'),
-            Effect('beyond_clone', 'lake', 'clone, then RL', 'clone', 'less clone, 256 episodes'),
-            Effect('beyond_clone', 'sokoban', 'clone, then RL', 'clone', '... 32 of Sokoban'),
-            Effect('beyond_clone', 'library', 'clone, then RL', 'clone', '... 16 of the catalogue'),
-            Effect(*SHOWN, 'PPO', 'AgentEvol', 'PPO less AgentEvol, 256 episodes', '256 episodes'),
-            Effect(*SHOWN, 'PPO', 'AgentEvol', '... 1,024', '1,024 episodes'),
-            Effect(*SHOWN, 'AgentEvol', 'clone', 'AgentEvol less clone, 256', '256 episodes'),
-            Effect(*SHOWN, 'AgentEvol', 'clone', '... 1,024', '1,024 episodes'),
+            Effect('from_nothing', 'last', 'nothing', 'clone', 'RL minus clone, unlimited expert'),
+            Effect(
+                'beyond_clone',
+                'lake',
+                'clone, then RL',
+                'clone',
+                'RL minus clone, 256 demonstrations',
+            ),
+            Effect(
+                'beyond_clone', 'sokoban', 'clone, then RL', 'clone', 'RL minus clone, 32, Sokoban'
+            ),
+            Effect(
+                'beyond_clone',
+                'library',
+                'clone, then RL',
+                'clone',
+                'RL minus clone, 16, catalogue',
+            ),
+            Effect(*SHOWN, 'PPO', 'AgentEvol', 'PPO minus AgentEvol, 256', '256 episodes'),
+            Effect(*SHOWN, 'PPO', 'AgentEvol', 'PPO minus AgentEvol, 1,024', '1,024 episodes'),
+            Effect(*SHOWN, 'AgentEvol', 'clone', 'AgentEvol minus clone, 256', '256 episodes'),
+            Effect(*SHOWN, 'AgentEvol', 'clone', 'AgentEvol minus clone, 1,024', '1,024 episodes'),
         ),
     ),
     Claim(
@@ -139,15 +155,29 @@ CLAIMS = (
         'MT-GRPO, version 1',
         'where all answers are known',
         (
-            Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', 'searches, OR less MR, all known', 'all known'),
-            Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', '... half known', 'half known'),
-            Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', '... none known', 'none known'),
+            Effect(
+                *KNOWN, 'GRPO-OR', 'GRPO-MR', 'searches, outcome minus sum, all known', 'all known'
+            ),
+            Effect(
+                *KNOWN,
+                'GRPO-OR',
+                'GRPO-MR',
+                'searches, outcome minus sum, half known',
+                'half known',
+            ),
+            Effect(
+                *KNOWN,
+                'GRPO-OR',
+                'GRPO-MR',
+                'searches, outcome minus sum, none known',
+                'none known',
+            ),
             Effect(
                 'known_facts',
                 'success',
                 'GRPO-OR',
                 'GRPO-MR',
-                'exact match, all known',
+                'exact match, outcome minus sum',
                 'all known',
             ),
         ),
@@ -157,13 +187,19 @@ CLAIMS = (
         'MT-GRPO',
         'with a critic',
         (
-            Effect('mtgrpo_credit_again', 'binary', 'MT', 'MR', f'MT less MR, {CARDS}'),
+            Effect('mtgrpo_credit_again', 'binary', 'MT', 'MR', f'MT-GRPO minus sum, {CARDS}'),
             Effect(
-                'mtgrpo_credit_again', 'binary', 'turn GRPO', 'MR', f'turn GRPO less MR, {CARDS}'
+                'mtgrpo_credit_again', 'binary', 'turn GRPO', 'MR', f'turn GRPO minus sum, {CARDS}'
             ),
-            Effect(*CRITIC, 'binary', 'MT', 'flattened MT', 'MT less all in one sum, all content'),
-            Effect(*CRITIC, 'binary', 'MT-PPO', 'flattened MT-PPO', 'MT-PPO less all at the end'),
-            Effect(*CRITIC, 'graded', 'MT-PPO', 'flattened MT-PPO', '... graded answers'),
+            Effect(*CRITIC, 'binary', 'MT', 'flattened MT', 'MT-GRPO minus one sum'),
+            Effect(*CRITIC, 'binary', 'MT-PPO', 'flattened MT-PPO', 'MT-PPO minus all at the end'),
+            Effect(
+                *CRITIC,
+                'graded',
+                'MT-PPO',
+                'flattened MT-PPO',
+                'MT-PPO minus all at the end, graded',
+            ),
         ),
     ),
     Claim(
@@ -171,8 +207,12 @@ CLAIMS = (
         'AgentGym-RL',
         NOT_HERE,
         (
-            Effect(*RIVALS, 'GRPO, 0.00025', 'REINFORCE++, 0.00025', f'less REINFORCE++, {LAKE}'),
-            Effect(*RIVALS, 'GRPO, 0.001', 'REINFORCE++, 0.001', '... at 4 times the rate'),
+            Effect(
+                *RIVALS, 'GRPO, 0.00025', 'REINFORCE++, 0.00025', f'GRPO minus REINFORCE++, {LAKE}'
+            ),
+            Effect(
+                *RIVALS, 'GRPO, 0.001', 'REINFORCE++, 0.001', 'GRPO minus REINFORCE++, 4 x the rate'
+            ),
         ),
     ),
     Claim(
@@ -180,13 +220,13 @@ CLAIMS = (
         'RAGEN, Table 2',
         NOT_HERE,
         (
-            Effect(*DIVERSE, 'PPO, 4, 0.00025', 'PPO, 1, 0.00025', 'PPO, 4 less 1'),
-            Effect(*DIVERSE, 'PPO, 4, 0.00025', 'PPO, 16, 0.00025', 'PPO, 4 less 16'),
+            Effect(*DIVERSE, 'PPO, 4, 0.00025', 'PPO, 1, 0.00025', '4 answers minus 1'),
+            Effect(*DIVERSE, 'PPO, 4, 0.00025', 'PPO, 16, 0.00025', '4 answers minus 16'),
             Effect(
                 *DIVERSE,
                 'PPO, quarter kept, 4, 0.00025',
                 'PPO, quarter kept, 2, 0.00025',
-                'a quarter kept, 4 less 2',
+                '4 answers minus 2, a quarter kept',
             ),
         ),
     ),
@@ -195,28 +235,40 @@ CLAIMS = (
         'RAGEN, Fig 10',
         NOT_HERE,
         (
-            Effect(*FRESH, 'online 1, 0.001', 'online 10, 0.001', 'k = 1 less 10'),
-            Effect(*FRESH, 'online 1, 0.00025', 'online 10, 0.00025', '... at 1/4 of the rate'),
+            Effect(
+                *FRESH,
+                'online 1, 0.001',
+                'online 10, 0.001',
+                'k = 1 minus k = 10 updates a rollout',
+            ),
+            Effect(
+                *FRESH,
+                'online 1, 0.00025',
+                'online 10, 0.00025',
+                'k = 1 minus k = 10, 1/4 of the rate',
+            ),
         ),
     ),
     Claim(
         'thinking before an answer helps',
         'RAGEN, Table 4',
-        'not on FrozenLake, else cannot say',
+        'not on FrozenLake; open elsewhere',
         (
             Effect(
                 'thinking_again',
                 'ten',
                 'think, 36 steps',
                 'act',
-                'think less act, 4/5 of tokens',
+                f'think minus act, {LAKE}, 4/5 tokens',
             ),
-            Effect(*CLEAN, 'think', 'act', '... after as many steps', LAKE),
-            Effect(*CLEAN, 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
-            Effect(*SPOILT, 'think', 'act', f'thoughts know more, {LAKE}', LAKE),
-            Effect(*SPOILT, 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
-            Effect('thinking', 'half', 'think', 'act', '... again, as many steps', LAKE),
-            Effect('thinking', 'half', 'think', 'act', f'... {SOKOBAN}', SOKOBAN),
+            Effect(*CLEAN, 'think', 'act', f'think minus act, {LAKE}, equal steps', LAKE),
+            Effect(*CLEAN, 'think', 'act', f'think minus act, {SOKOBAN}', SOKOBAN),
+            Effect(*SPOILT, 'think', 'act', f'informed thoughts minus act, {LAKE}', LAKE),
+            Effect(*SPOILT, 'think', 'act', f'informed thoughts minus act, {SOKOBAN}', SOKOBAN),
+            Effect('thinking', 'half', 'think', 'act', f'informed, equal steps, {LAKE}', LAKE),
+            Effect(
+                'thinking', 'half', 'think', 'act', f'informed, equal steps, {SOKOBAN}', SOKOBAN
+            ),
         ),
     ),
 )
@@ -261,10 +313,12 @@ def table() -> str:
 
 
 def main() -> int:
-    rows = [
-        row._replace(row=f'{number}  {row.row}') for number, _, group in effects() for row in group
-    ]
-    forest.draw({'': rows}, FOLDER / 'claims', what='points', endings=('png',))
+    panels = {
+        textwrap.fill(f'{number}. {claim.text}: {claim.verdict}', TITLE_WIDTH): rows
+        for number, claim, rows in effects()
+        if rows
+    }
+    forest.draw(panels, FOLDER / 'claims', what='difference in points', endings=('png',))
     text = table()
     for page in PAGES:
         path = FOLDER / page
