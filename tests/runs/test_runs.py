@@ -183,9 +183,6 @@ def first_leaf(tree):
     return jax.tree.leaves(tree)[0]
 
 
-# ---- files of a run ------------------------------------------------------------------------------
-
-
 @each_run
 def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
     cfg, _, rows = finished(name)
@@ -376,9 +373,6 @@ def test_the_best_policy_is_kept_and_a_run_starts_from_it_or_from_the_newest(fin
     for folder, step in (('best', best['step']), ('', cfg.steps)):
         given = config('a critic', **{'model.path': str(workdir / folder), 'clone.episodes': 0})
         assert_same(jax.device_get(train.build(given).params), run.state(step).params)
-
-
-# ---- several environments ------------------------------------------------------------------------
 
 
 @pytest.mark.soak
