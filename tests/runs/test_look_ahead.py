@@ -187,5 +187,5 @@ def test_a_blank_line_is_split_by_what_follows_it():
 
 def test_what_no_wording_can_hold_is_named():
     tokenizer = smollm_vocabulary.smollm_tokenizer()
-    with pytest.raises(ValueError, match=r"'user\\n\\n' in front of 'Turn\\n' are .* '10\\n'"):
+    with pytest.raises(ValueError, match=r"'user\\n\\n' differ .* 'Turn\\n' and '10\\n'"):
         lines.in_front_of_all(tokenizer, 'user\n\n', ['Turn\n', 'To\n', '10\n'])

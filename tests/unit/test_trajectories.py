@@ -143,7 +143,7 @@ def test_files_are_lists_or_lines(tmp_path):
     (tmp_path / 'd.jsonl').write_text(json.dumps(records[0]) + '\n{"item_id"\n')
     with pytest.raises(ValueError, match='d.jsonl: broken JSON in line 2'):
         trajectories.read_records(tmp_path / 'd.jsonl')
-    with pytest.raises(ValueError, match='c.json: no such file'):
+    with pytest.raises(ValueError, match='c.json: no such trajectory file'):
         trajectories.read_records(tmp_path / 'c.json')
 
 
