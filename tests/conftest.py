@@ -22,6 +22,7 @@ import quick_xla
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
 MOST_BYTES = 2**30  # of cached programs; one session adds about 150 MB
 BUILT = {}  # builds of this worker, by config and mesh: see shared_programs
+MOST_RESIDENT = 2 * 2**30  # bytes of a process, when a file of tests begins
 MOST_PIECES = 20_000  # memory maps at the start of a test file; the longest adds 20,000
 # The slowest files, which run first, so that no worker is left with one of them at the end.
 LONGEST = (
@@ -134,8 +135,8 @@ def pytest_runtest_teardown(item, nextitem):
     pieces = pathlib.Path('/proc/self/maps')
     if nextitem is None or nextitem.path == item.path or not pieces.exists():
         return
-    before = pieces.read_bytes().count(b'\n')
-    if before > MOST_PIECES:
+    resident = int(pieces.with_name('statm').read_text().split()[1]) * 4096
+    if pieces.read_bytes().count(b'\n') > MOST_PIECES or resident > MOST_RESIDENT:
         import jax
 
         BUILT.clear()
