@@ -22,7 +22,7 @@ from agentrl_jax.results.spec import make_spec
 
 FOLDER = Path(__file__).parent
 BLOCK = re.compile('(<!-- claims -->\n).*?(<!-- end of claims -->)', re.DOTALL)
-PAGES = ('REPORT.md', 'README.md')
+PAGE = 'README.md'
 TITLE_WIDTH = 44  # letters
 
 
@@ -319,10 +319,8 @@ def main() -> int:
         if rows
     }
     forest.draw(panels, FOLDER / 'claims', what='difference in points', endings=('png',))
-    text = table()
-    for page in PAGES:
-        path = FOLDER / page
-        files.write_atomic(path, BLOCK.sub(rf'\g<1>{text}\g<2>', files.read_text(path)))
+    path, text = FOLDER / PAGE, table()
+    files.write_atomic(path, BLOCK.sub(rf'\g<1>{text}\g<2>', files.read_text(path)))
     return 0
 
 

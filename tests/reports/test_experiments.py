@@ -132,5 +132,5 @@ def test_published_runs_are_not_replaced_by_runs_with_other_fields(start, tmp_pa
 
 @pytest.mark.soak
 def test_the_claims_are_those_of_the_committed_metrics():
-    text = '\n'.join((report.FOLDER / page).read_text(encoding='utf-8') for page in report.PAGES)
-    assert text.count(f'<!-- claims -->\n{report.table()}<!-- end of claims -->') == 2
+    text = (report.FOLDER / report.PAGE).read_text(encoding='utf-8')
+    assert f'<!-- claims -->\n{report.table()}<!-- end of claims -->' in text
