@@ -1,6 +1,6 @@
 """The ten claims of experiments/REPORT.md: our effect for each, from committed metrics.
 
-  python -m experiments.report    writes claims.png and the tables in REPORT.md and README.md
+  python -m experiments.report    writes claims.png and the table in README.md
 
 An effect is the mean difference of two arms in runs of one seed, with Student's 95 % interval.
 """
