@@ -29,7 +29,10 @@ PROGRAMS = {  # compiled functions that take long -> their purpose
     'decode': 'the sampling of tokens',
     'learn': 'the update',
     'make_state': 'the training state',
+    'measure_rollout': 'the rollout metrics',
+    'play_turn': 'random play',
     'read': 'the prefill of observations',
+    'rescore': 'the scoring of rollouts',
     'start': 'the prefill of prompts',
     'step': 'the behaviour cloning step',
 }
