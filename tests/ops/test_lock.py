@@ -105,9 +105,15 @@ def test_an_owner_that_hung_and_was_replaced_ends(owner, tmp_path, shared_disk):
     time.sleep(0.1)
     assert errors == [] and lock.read_lease(tmp_path)['pid'] == os.getpid()
     path, other = tmp_path / lock.LEASE_FILE, tmp_path / 'other'
-    other.write_text(json.dumps(json.loads(path.read_text()) | {'token': 'x', 'pid': 7}))
-    os.replace(other, path)
-    wait_for(lambda: errors)
+    theirs = json.dumps(json.loads(path.read_text()) | {'token': 'x', 'pid': 7})
+
+    def taken_over():  # again where a heartbeat was being written meanwhile
+        other.write_text(theirs)
+        os.replace(other, path)
+        time.sleep(0.1)
+        return errors
+
+    wait_for(taken_over)
     assert 'was taken over by process 7 ' in errors[0]
     second.release()
     assert lock.read_lease(tmp_path)['pid'] == 7  # another owner's lease stays
