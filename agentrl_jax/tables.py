@@ -155,7 +155,9 @@ def split_where(given: Sequence[str]) -> dict[str, str]:
         raise ValueError('--where needs field=value, or field=value|value')
     names = [name for name, _, _ in pairs]
     if len(set(names)) < len(names):
-        raise ValueError(f'--where names {" and ".join(names)}: one field once, as field=a|b')
+        raise ValueError(
+            f'--where repeats {" and ".join(names)}: give each field once, as field=a|b'
+        )
     return {name: values for name, _, values in pairs}
 
 
@@ -186,7 +188,7 @@ def run(args: argparse.Namespace) -> None:
         if args.where:
             raise ValueError('--compact keeps all runs of its folders: it takes no --where')
         if len(args.folders) < 2:
-            raise ValueError('--compact needs the folders of the runs and, last, its own')
+            raise ValueError('--compact needs the folders of the runs and, last, the one to write')
         *sources, folder = args.folders
         more = (args.metric, *split_names(args.also), *split_names(args.signals))
         runs = load(sources, more)

@@ -245,7 +245,7 @@ def _compact_run(header: Header, table: Lines, common: Mapping[str, Any]) -> Run
         row = {name: run_log.to_number(value) for name, value in pairs if value is not None}
         wrong = [name for name, value in row.items() if value is None]
         if wrong or not isinstance(row.get('step'), int) or row['step'] < 0:
-            raise ValueError(f'{path}, line {number}: {(wrong or ["step"])[0]!r} is no number')
+            raise ValueError(f'{path}, line {number}: {(wrong or ["step"])[0]!r} is not a number')
         rows.append(row)
     fields = dict(sorted((common | header.fields).items()))
     fields = _checked_fields(fields, table[0][0] if table else header.name)
@@ -266,9 +266,9 @@ def read_as(kind: Any, value: Any, path: Path) -> Any:
 def _checked_fields(fields: dict[str, Any], path: Path | str) -> dict[str, Any]:
     """The config of a run; what every table reads of it has the type that it needs."""
     if 'steps' in fields and type(fields['steps']) is not int:
-        raise ValueError(f'{path}: steps={fields["steps"]!r} is no whole number')
+        raise ValueError(f'{path}: steps={fields["steps"]!r} is not an integer')
     if isinstance(fields.get('seed'), list | dict):
-        raise ValueError(f'{path}: seed={fields["seed"]!r} is no number')
+        raise ValueError(f'{path}: seed={fields["seed"]!r} is not a number')
     return fields
 
 

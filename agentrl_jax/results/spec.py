@@ -97,7 +97,7 @@ def make_spec(fields: Mapping[str, JsonValue]) -> Spec:
             f'{name}={first["input"]!r}: {first["msg"]}; a table has {known}'
         ) from errors
     if spec.margin and not spec.baseline:
-        raise ValueError(f'margin={spec.margin} is of differences from a baseline: name one')
+        raise ValueError(f'margin={spec.margin} needs a baseline: set baseline to a row')
     return dataclasses.replace(spec, also=[name for name in spec.also if name != spec.metric])
 
 
@@ -117,7 +117,9 @@ def field(run: Run, name: str) -> Any:
         try:
             return method(run.fields)
         except (KeyError, TypeError) as error:
-            raise ValueError(f'run {run.name}: its config does not tell its method') from error
+            raise ValueError(
+                f'run {run.name}: the method cannot be derived from its config'
+            ) from error
     if name not in run.fields:
         near = difflib.get_close_matches(name, run.fields)
         raise ValueError(f'run {run.name} has no field {name}; close names: {near}')

@@ -201,7 +201,9 @@ RULES = (
     *exclude(
         {'rollout.staleness': 0},
         {
-            'env.name': Must('one alone, on hosts', lambda run: run.on_hosts and not run.env.mix),
+            'env.name': Must(
+                'a single environment on hosts', lambda run: run.on_hosts and not run.env.mix
+            ),
             'curriculum.rounds': (),
             'filter.refill': 0,
             **HAS_RATIO,
@@ -250,7 +252,9 @@ RULES = (
                 'at least the episodes of a step',
                 lambda run: run.algorithm.kl.horizon >= run.rollout.episodes,
             ),
-            'algorithm': Must('one that plays the newest policy', lambda run: not run.explores),
+            'algorithm': Must(
+                'one that samples only from the newest policy', lambda run: not run.explores
+            ),
         },
     ),
     *exclude(
@@ -264,7 +268,11 @@ RULES = (
     *exclude(
         {'loss.bootstrap_truncated': Must('False', lambda run: not run.algorithm.bootstraps)},
         ONE_CONVERSATION
-        | {'env.name': Must('one without rewards after a cut', lambda run: not _finishes(run))},
+        | {
+            'env.name': Must(
+                'an environment without rewards after a cut', lambda run: not _finishes(run)
+            )
+        },
         'values need the rest of the conversation',
     ),
     Rule({'alarm.mi_every': 0, 'alarm.mi_text': 'answer', 'env.think': True}),

@@ -293,7 +293,7 @@ def build_grammar(
         if max(budgets) >= longest:
             raise ValueError(
                 f'rollout.max_response={longest} leaves no tokens for thoughts: their end and the '
-                f'longest answer take {max(budgets)} tokens; set it to more, or env.think=False'
+                f'longest answer take {max(budgets)} tokens; increase it, or set env.think=False'
             )
     elif offers and longest < max(least[0].values()):
         raise ValueError(
