@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
 
 from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
@@ -94,7 +94,7 @@ class Header(BaseModel):
     """First line of a compact run."""
 
     name: str
-    rows: int
+    rows: NonNegativeInt
     fields: dict[str, Any]
     reference: dict[str, float]
     columns: list[str]

@@ -1,9 +1,9 @@
-"""Per-turn advantages without a critic, as in turn_grpo, MT-GRPO, GiGPO and vine.
+"""Per-turn advantages without a critic, as in turn_grpo, MT-GRPO and GiGPO.
 
 Turn k is compared with the rewards of all other members from turn k on (turn_grpo), with turn k of
-the members that reached it (MT-GRPO), with turns of the group with the same observation (GiGPO), or
-with continuations played from the same state (vine). Advantages are [B, K], 0 for turns that were
-not played. benchmarks/turn_credit.md compares bias and variance.
+the members that reached it (MT-GRPO), or with turns of the group with the same observation (GiGPO).
+Advantages are [B, K], 0 for turns that were not played. benchmarks/turn_credit.md compares bias and
+variance.
 """
 
 import jax
