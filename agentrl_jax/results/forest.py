@@ -50,7 +50,9 @@ def figures(table: Table) -> dict[str, plots.Draw]:
     if not panels:
         return {}
     unit = 100 if is_share(spec.metric) else 1
-    what = f'{plain_name(spec.metric)} less {spec.baseline}' + ', points' * (unit == 100)
+    what = f'{plain_name(spec.metric)}: difference from {spec.baseline}' + ', points' * (
+        unit == 100
+    )
     titled = panels if spec.cols else dict(zip([''], panels.values(), strict=True))
     return {STEM: functools.partial(draw, titled, what=what, unit=unit, margin=spec.margin)}
 

@@ -32,6 +32,8 @@ from agentrl_jax.results.spec import (
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
 P_NAME = 'p (Holm)'
+MAX_COLUMNS = 5  # of a Markdown table of figures
+ARM = 'arm'  # title of rows that are named by more than two fields
 SAME = 'same'  # marks a difference that is significantly within the margin
 MORE_IS_BETTER = (*SUCCESSES, 'gain', 'pass_at_k', 'return', 'answer_f1', 'valid_format')
 BOLD = ('\ue000', '\ue001')  # around a bold figure; from Unicode's private-use area
@@ -52,9 +54,10 @@ LATEX = str.maketrans(
 
 
 def markdown(table: Table) -> str:
-    """Return the table, the runs of each figure, and notes."""
+    """Return the figures, the comparisons, the runs of each figure, and notes."""
     parts = [
-        _markdown_table(matrix(table)),
+        *map(_markdown_table, figures(table)),
+        *[_markdown_table(comparisons(table))] * bool(table.spec.baseline),
         _markdown_table(details(table)),
         ''.join(f'- {_escape_markdown(note)}\n' for note in notes(table)),
     ]
@@ -62,16 +65,20 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """Return a booktabs tabular with the best row of each column in bold and notes as comments."""
-    marked = [[_one_line(text).translate(LATEX) for text in x] for x in matrix(table, bold=True)]
-    header, *lines = marked
-    num_rows = len(table.lines(RUNS))
-    if len(lines) > num_rows:
-        lines[num_rows][0] = f'\\midrule\n{lines[num_rows][0]}'
-    form = 'l' + 'r' * (len(header) - 1)
-    text = pd.DataFrame(lines, columns=header).to_latex(index=False, column_format=form)
+    """Return booktabs tabulars with the best row of each column in bold and notes as comments."""
+    tabulars = [_tabular(lines, len(table.lines(RUNS))) for lines in figures(table, bold=True)]
+    tabulars += [_tabular(comparisons(table))] * bool(table.spec.baseline)
     remarks = ''.join(f'% {_one_line(note)}\n' for note in notes(table))
-    return f'% \\usepackage{{booktabs}}\n{text}{remarks}'
+    return '% \\usepackage{booktabs}\n' + ''.join(tabulars) + remarks
+
+
+def _tabular(lines: Sequence[Sequence[str]], rule_after: int = 0) -> str:
+    """A tabular, with a rule after this number of lines, if more follow."""
+    header, *body = [[_one_line(text).translate(LATEX) for text in line] for line in lines]
+    if 0 < rule_after < len(body):
+        body[rule_after][0] = f'\\midrule\n{body[rule_after][0]}'
+    form = 'l' + 'r' * (len(header) - 1)
+    return pd.DataFrame(body, columns=header).to_latex(index=False, column_format=form)
 
 
 def csv_text(table: Table) -> str:
@@ -99,44 +106,65 @@ def _csv(lines: pd.DataFrame) -> str:
     return lines.to_csv(index=False, float_format='%.6g', lineterminator='\n')
 
 
-def matrix(table: Table, *, bold: bool = False) -> list[list[str]]:
-    """Header and lines: for each column, its figure and the comparisons with it.
+def figures(table: Table, *, bold: bool = False) -> list[list[list[str]]]:
+    """Tables of at most MAX_COLUMNS columns, as header and lines.
 
     bold: mark the best figures of each column with BOLD.
     """
     spec = table.spec
     lines = table.lines()
-    texts = [[', '.join(spec.rows)], *([label] for label, _ in lines)]
+    parts = []
     for i, column in enumerate(table.columns):
         cells = [cells[i] for _, cells in lines]
         best = _best(spec.metric, cells) if bold else ''
-        parts = [[column, *(_figure_text(cell, spec.metric, best) for cell in cells)]]
-        for name in table.also:
-            values = [number(name, cell[name]) if cell['planned'] else '' for cell in cells]
-            parts.append([plain_name(name), *values])
-        if spec.baseline:
-            parts.append([f'P(> {spec.baseline})', *map(_better_text, cells)])
-        if spec.baseline and column != OVERALL:
-            gains = [_gain_text(cell, spec.metric) for cell in cells]
-            parts.append([f'less {spec.baseline}', *gains])
-            if table.cells.p_holm.count():  # a single pair of runs has no test
-                p = [cell['p_holm'] for cell in cells]
-                values = [f'{x:.3f}' if x >= 0.001 else '<0.001' for x in p]
-                values = ['' if math.isnan(x) else text for x, text in zip(p, values, strict=True)]
-                parts.append([P_NAME, *values])
+        parts.append([column, *(_figure_text(cell, spec.metric, best) for cell in cells)])
         printed = [published(spec, label, column) for label, _ in lines]
         parts += [['published', *printed]] * any(printed)
-        for line, added in zip(texts, zip(*parts, strict=True), strict=True):
-            line += added
-    return texts
+        for name in _also_beside(table):
+            values = [number(name, cell[name]) if cell['planned'] else '' for cell in cells]
+            parts.append([plain_name(name), *values])
+    labels = [_rows_title(spec), *(label for label, _ in lines)]
+    size = MAX_COLUMNS - 1
+    tables = [parts[i : i + size] for i in range(0, len(parts), size)]
+    return [[list(line) for line in zip(labels, *part, strict=True)] for part in tables]
+
+
+def _also_beside(table: Table) -> tuple[str, ...]:
+    """The further metrics if they fit beside the figures; details() shows them otherwise."""
+    return table.also if len(table.columns) * (2 + len(table.also)) < MAX_COLUMNS else ()
+
+
+def _rows_title(spec: Spec) -> str:
+    return ', '.join(spec.rows) if len(spec.rows) <= 2 else ARM
+
+
+def comparisons(table: Table) -> list[list[str]]:
+    """Header and a line per cell that is compared with the row `baseline` of its column."""
+    spec = table.spec
+    tested = bool(table.cells.p_holm.count())  # a single pair of runs has no test
+    several = len(table.columns) > 1
+    header = [_rows_title(spec), *[', '.join(spec.cols)] * several]
+    header += [f'difference from {spec.baseline}', f'P(> {spec.baseline})', *[P_NAME] * tested]
+    lines = [header]
+    for i, column in enumerate(table.columns):
+        for label, cells in table.lines():
+            p = cells[i]['p_holm']
+            texts = [_gain_text(cells[i], spec.metric), _better_text(cells[i])]
+            texts += ['' if math.isnan(p) else f'{p:.3f}' if p >= 0.001 else '<0.001'] * tested
+            if any(texts):
+                lines.append([label, *[column] * several, *texts])
+    return lines
 
 
 def details(table: Table) -> list[list[str]]:
-    """One line per cell: mean, standard deviation, and the figure of each run with its seed."""
+    """One line per cell: mean, standard deviation, further metrics, and the figure of each run."""
     spec = table.spec
-    axes = [', '.join(spec.rows), ', '.join(spec.cols) or 'metric']
+    several = len(table.columns) > 1
     seeds = ', '.join(map(str, table.seeds))
-    lines = [[*axes, 'mean ± s.d. of runs', f'runs of seeds {seeds}']]
+    also = [name for name in table.also if name not in _also_beside(table)]
+    header = [_rows_title(spec), *[', '.join(spec.cols)] * several, 'mean ± s.d. of runs']
+    header += [*map(plain_name, also), f'runs of seeds {seeds}']
+    lines = [header]
     for label, cells in table.lines():
         for cell in cells:
             column = cell['column']
@@ -146,7 +174,8 @@ def details(table: Table) -> list[list[str]]:
                 runs += [f'{NOTHING} (seed {seed})' for seed in _missing_seeds(table, entries)]
                 spread = number(spec.metric, cell['std'])
                 mean = number(spec.metric, cell['mean']) + f' ± {spread}' * (spread != NOTHING)
-                lines.append([label, column, mean, ', '.join(runs)])
+                values = [number(name, cell[name]) for name in also]
+                lines.append([label, *[column] * several, mean, *values, ', '.join(runs)])
     return lines
 
 
@@ -160,6 +189,8 @@ def notes(table: Table) -> list[str]:
         f'`{spec.metric}`{unit} {place}: interquartile mean over seeds (runs that count / runs '
         'planned).'
     ]
+    if _rows_title(spec) == ARM:
+        lines.append(f'The arms differ in {", ".join(spec.rows)}.')
     if 'bootstrap' in kinds:
         lines.append(
             f'[ ]: 95 % bootstrap interval of the runs of a cell ({RESAMPLES:,} resamples). It is '
@@ -169,7 +200,7 @@ def notes(table: Table) -> list[str]:
     if 'wilson' in kinds:
         lines.append(f'{SINGLE}: one run; 95 % Wilson interval of its episodes.')
     if table.also:
-        names = ' and '.join(map(plain_name, table.also))
+        names = ', '.join(map(plain_name, table.also))
         place = 'in the same way' if spec.at in (LAST_THREE, AREA) else 'at the same step'
         lines.append(f'{names[0].upper()}{names[1:]}: mean over the same runs, {place}.')
     if spec.at == BEST:
@@ -192,13 +223,13 @@ def notes(table: Table) -> list[str]:
             'interval if all resamples are equal.'
         )
         lines.append(
-            f'Less {spec.baseline}: mean difference between runs of the same seed, which share '
-            f"{shared}, with Student's 95 % interval."
+            f'Difference from {spec.baseline}: mean over pairs of runs of the same seed, which '
+            f"share {shared}, with Student's 95 % interval."
         )
-    if tests := table.cells.p_holm.count():
+    if tests := int(table.cells.p_holm.count()):
         lines.append(
             f"{P_NAME}: two-sided paired Student's test of this difference, adjusted for the "
-            f'{tests} tests of the table (Holm).'
+            f'{tests} test{"s" * (tests > 1)} of the table (Holm).'
         )
     if spec.margin:
         lines.append(

@@ -52,7 +52,7 @@ from experiments import common
 from experiments.agents import __main__ as agents
 from experiments.thinking import __main__ as thinking
 
-FOLDER = pathlib.Path(__file__).parent / 'transfer'
+FOLDER = pathlib.Path(__file__).parent
 RESULTS = FOLDER / 'results.jsonl'
 ARMS = ('act', 'think')
 HOME = 'its own'
@@ -245,10 +245,14 @@ def tables(records):
         rules, turns = list(RULES[world]), list(map(turns_cell, TURNS))
         if not any(record['world'] == world for record in records):
             continue
-        lines = heading(rules) + rows_of(records, world, rules, 'success', ARMS)
-        for field, label in (('random', 'random play'), ('oracle', 'oracle')):
-            lines.append(reference_row(records, world, rules, field, label))
-        by_name[f'{world}_rules'] = '\n'.join(lines) + '\n'
+        parts = []
+        for i in range(0, len(rules), 4):
+            columns = rules[i : i + 4]
+            lines = heading(columns) + rows_of(records, world, columns, 'success', ARMS)
+            for field, label in (('random', 'random play'), ('oracle', 'oracle')):
+                lines.append(reference_row(records, world, columns, field, label))
+            parts.append('\n'.join(lines) + '\n')
+        by_name[f'{world}_rules'] = '\n'.join(parts)
         for name, field, player in (
             ('turns', 'success', 'random'),
             ('pass', 'pass', 'random_pass'),
@@ -312,10 +316,13 @@ def main():
     parser.add_argument('--runs', default='', help='workdir of experiments.thinking')
     parser.add_argument('--seeds', type=int, default=3)
     parser.add_argument('--only', default='', help='only cells whose name contains this text')
+    parser.add_argument('--show', action='store_true', help='print the committed results')
     parser.add_argument('--table', action='store_true', help='write the tables into the page')
     args = parser.parse_args()
     if args.runs:
         measure(pathlib.Path(args.runs), range(args.seeds), args.only)
+    if args.show:
+        print('\n'.join(tables(load()).values()))
     if args.table:
         path = FOLDER / 'README.md'
         page = path.read_text(encoding='utf-8')

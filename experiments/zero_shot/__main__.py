@@ -5,7 +5,7 @@
 Each cell plays held-out levels once at temperature 1: free allows any token; own allows the tokens
 of a legal answer in the tokenizer's own spelling (rollout.constrain). The baselines are random
 play, which draws action names, and the uniform policy over legal tokens. Results are appended to
-experiments/zero_shot/results.jsonl, and `--table` prints them.
+experiments/zero_shot/results.jsonl, and `--show` prints them.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from agentrl_jax.run.config import read
 from agentrl_jax.tokens.load import load_tokenizer
 from configs import smollm2_frozen_lake, smollm2_library
 
-RESULTS = pathlib.Path(__file__).parent / 'zero_shot' / 'results.jsonl'
+RESULTS = pathlib.Path(__file__).parent / 'results.jsonl'
 PROMPTS = ('plain', 'brief', 'ragen', 'tools')
 LONGEST = {'plain': 256, 'brief': 256}  # tokens of an episode; other prompts are longer
 KEY = ('model', 'answers', 'levels', 'world', 'prompt')  # of a cell; its last record counts
@@ -171,7 +171,7 @@ def main():
     parser.add_argument('--only', default='', help='a world')
     parser.add_argument('--prompts', default=','.join(PROMPTS))
     parser.add_argument('--answers', default=f'free,own,{UNIFORM}')
-    parser.add_argument('--table', action='store_true')
+    parser.add_argument('--show', action='store_true', help='print the committed results')
     args = parser.parse_args()
     if args.model:
         RESULTS.parent.mkdir(exist_ok=True)
@@ -184,7 +184,7 @@ def main():
                     with open(RESULTS, 'a') as f:
                         print(json.dumps(record), file=f)
                     print(json.dumps(record), file=sys.stderr, flush=True)
-    if args.table:
+    if args.show:
         print(table([json.loads(line) for line in RESULTS.read_text().splitlines()]))
 
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -11,6 +12,8 @@ from agentrl_jax.results.cells import build
 from agentrl_jax.results.spec import make_spec
 from agentrl_jax.sweeps import spec
 from experiments import common, report
+from experiments.transfer import __main__ as transfer
+from experiments.zero_shot import __main__ as zero_shot
 
 NAMES = sorted(
     path.parent.name
@@ -134,3 +137,14 @@ def test_published_runs_are_not_replaced_by_runs_with_other_fields(start, tmp_pa
 def test_the_claims_are_those_of_the_committed_metrics():
     text = (report.FOLDER / report.PAGE).read_text(encoding='utf-8')
     assert f'<!-- claims -->\n{report.table()}<!-- end of claims -->' in text
+
+
+def test_pages_with_results_of_their_own_show_these(capsys, monkeypatch):
+    """transfer and zero_shot have no runs: their tables come from results.jsonl."""
+    page = transfer.FOLDER.joinpath('README.md').read_text()
+    assert transfer.embed(page, transfer.tables(transfer.load())) == page
+    monkeypatch.setattr('sys.argv', ['zero_shot', '--show'])
+    zero_shot.main()
+    figures = re.findall(r'\d+\.\d \[\d+\.\d, \d+\.\d\]', capsys.readouterr().out)
+    page = zero_shot.RESULTS.with_name('README.md').read_text()
+    assert len(figures) == 12 and all(figure in page for figure in figures)

@@ -121,7 +121,7 @@ def values(table, row='ppo', column='sokoban'):
 
 
 def texts(table):
-    header, *lines = render.matrix(table)
+    [[header, *lines]] = render.figures(table)
     return {(line[0], name): text for line in lines for name, text in zip(header, line)}  # noqa: B905
 
 
