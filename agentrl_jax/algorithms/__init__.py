@@ -17,7 +17,6 @@ from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
-from agentrl_jax.algorithms.sao import SAO
 from agentrl_jax.algorithms.sapo import SAPO
 from agentrl_jax.algorithms.turn_grpo import TurnGRPO
 
@@ -37,7 +36,6 @@ ALGORITHMS = {
     'sapo': SAPO,
     'dppo': DPPO,
     'maxrl': MaxRL,
-    'sao': SAO,
     'gigpo': GiGPO,
     'agent_evol': AgentEvol,
 }

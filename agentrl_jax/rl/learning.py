@@ -49,9 +49,8 @@ class Critic:
 
     share_backbone: bool = False  # a value head on the policy instead of a separate model
     warmup_steps: Annotated[int, ZERO] = 0  # initial steps that train only a separate critic
-    updates: Annotated[int, ONE] = 1  # optimiser steps of a separate critic per policy step (SAO:
-    # 2)
-    freeze_attention: bool = False  # freeze the attention layers of a separate critic (SAO)
+    updates: Annotated[int, ONE] = 1  # optimiser steps of a separate critic per policy step
+    freeze_attention: bool = False  # freeze the attention layers of a separate critic
     clip: Annotated[float, ZERO, ConfigName('loss.value_clip')] = (
         0.5  # clipping range of values around the
     )
