@@ -38,14 +38,10 @@ from agentrl_jax.types import Batch
 
 @dataclasses.dataclass(frozen=True)
 class AgentEvol(WithEntropyBonus):
-    threshold: Annotated[float, FINITE, ConfigName('evol.threshold')] = (
-        0.0  # imitate episodes with a
-    )
-    # return above this
-    weigh_by: Annotated[Literal['reward', 'equal'], ConfigName('evol.weights')] = (
-        'reward'  # weight of an
-    )
-    # episode: its return (reward), or equal for all
+    threshold: Annotated[float, FINITE, ConfigName('evol.threshold')] = 0.0
+    # imitate episodes with a return above this
+    weigh_by: Annotated[Literal['reward', 'equal'], ConfigName('evol.weights')] = 'reward'
+    # weight of an episode: its return (reward), or equal for all
 
     RULES = (
         Rule({'evol.threshold': ZERO, 'evol.weights': 'equal'}, 'no weight may be negative'),

@@ -26,9 +26,8 @@ class Trust:
     """Maximum change of the probability of a sampled token."""
 
     AT = 'loss.tv_'
-    low: Annotated[float, POSITIVE_FRACTION] = (
-        0.2  # maximum decrease, for advantages that are not positive
-    )
+    low: Annotated[float, POSITIVE_FRACTION] = 0.2
+    # maximum decrease, for advantages that are not positive
     high: Annotated[float, POSITIVE_FRACTION] = 0.2  # maximum increase, for positive advantages
     bound: Annotated[float, ONE] = 20.0  # maximum weight of a token
 

@@ -23,9 +23,8 @@ from agentrl_jax.settings.marks import SHARE, ConfigName
 class GiGPO(ClippedSurrogate):
     kl: KL = KL(0.01)
     norm: Literal['std', 'mean'] = 'mean'  # normalisation in a group
-    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma')] = (
-        0.95  # discount per turn
-    )
+    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma')] = 0.95
+    # discount per turn
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Return a batch with one advantage per turn."""

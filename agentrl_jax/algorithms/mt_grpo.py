@@ -62,18 +62,12 @@ class MTGRPO(ClippedSurrogate):
     outcome: Annotated[
         Literal['success', 'final', 'return', 'answer'], ConfigName('turn_credit.outcome')
     ] = 'answer'  # answer, final, success, return: see agentrl_jax/algorithms/mt_grpo.py
-    turn_coef: Annotated[float, FINITE, ConfigName('turn_credit.turn_coef')] = (
-        1.0  # weight of the turn
-    )
-    # rewards
-    outcome_coef: Annotated[float, FINITE, ConfigName('turn_credit.outcome_coef')] = (
-        1.0  # weight of the
-    )
-    # outcome
-    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma'), DISCOUNTS] = (
-        0.9  # discount
-    )
-    # per turn
+    turn_coef: Annotated[float, FINITE, ConfigName('turn_credit.turn_coef')] = 1.0
+    # weight of the turn rewards
+    outcome_coef: Annotated[float, FINITE, ConfigName('turn_credit.outcome_coef')] = 1.0
+    # weight of the outcome
+    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma'), DISCOUNTS] = 0.9
+    # discount per turn
     comparison: Comparison = Comparison(eps=1e-4)
 
     RULES = (

@@ -34,10 +34,8 @@ class PPO(ClippedSurrogate):
     kl: KL = KL(where='reward')
     gamma: Annotated[float, SHARE, Neutral(1.0), BY_TOKENS] = 1.0  # discount per action token
     lam: Annotated[float, SHARE, Neutral(1.0)] = 1.0  # lambda of GAE, per action token
-    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = (
-        'turn'  # turn: each reward at
-    )
-    # the end of its turn; episode: the return at the last token
+    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = 'turn'
+    # turn: each reward at the end of its turn; episode: the return at the last token
     whiten: bool = True  # normalise advantages to mean 0, variance 1 over action tokens
     reward_normalization: Annotated[
         str, NameIn(adv.NORMALIZATIONS), Neutral('identity'), EPISODE_REWARD
@@ -45,10 +43,8 @@ class PPO(ClippedSurrogate):
     estimator: Literal['token', 'turn', 'bi_level'] = 'token'  # recursion of GAE: token (skips
     # observations), turn (turn ends only, one advantage per turn), bi_level (turns with turn_gamma,
     # then tokens inside a turn)
-    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma'), BY_TURNS] = (
-        1.0  # discount
-    )
-    # per turn
+    turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma'), BY_TURNS] = 1.0
+    # discount per turn
     bootstrap_truncated: Annotated[bool, Neutral(False)] = False  # after a cut by the turn or token
     # budget, bootstrap with the critic's value; False: with 0
 

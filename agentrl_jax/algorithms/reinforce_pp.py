@@ -19,10 +19,8 @@ from agentrl_jax.settings.marks import SHARE, Neutral
 class ReinforcePP(ClippedSurrogate):
     kl: KL = KL(0.01, 'reward')
     gamma: Annotated[float, SHARE, Neutral(1.0)] = 1.0  # discount per action token
-    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = (
-        'turn'  # turn: each reward at
-    )
-    # the end of its turn; episode: the return at the last token
+    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = 'turn'
+    # turn: each reward at the end of its turn; episode: the return at the last token
 
     COMPARES_GROUPS = False
 

@@ -34,10 +34,8 @@ from agentrl_jax.settings.marks import ConfigName
 
 @dataclasses.dataclass(frozen=True)
 class TurnGRPO(ClippedSurrogate):
-    scale: Annotated[Literal['rms', 'none'], ConfigName('turn_credit.scale')] = (
-        'rms'  # rms divides the
-    )
-    # advantages by their rms in the batch, none leaves them in units of the return
+    scale: Annotated[Literal['rms', 'none'], ConfigName('turn_credit.scale')] = 'rms'
+    # rms divides the advantages by their rms in the batch, none leaves them in units of the return
 
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Return a batch with one advantage per turn."""

@@ -70,9 +70,8 @@ class KL:
 
     AT = 'loss.kl_'
     coef: Annotated[float, ZERO] = 0.0  # weight of the KL to the initial policy; 0 = no reference
-    where: Annotated[Literal['loss', 'reward'], ConfigName('loss.kl_in')] = (
-        'loss'  # where the KL enters
-    )
+    where: Annotated[Literal['loss', 'reward'], ConfigName('loss.kl_in')] = 'loss'
+    # where the KL enters
     estimator: Annotated[
         str,
         NameIn(losses.KL_ESTIMATORS),

@@ -119,9 +119,8 @@ class Filter:
     rule: Annotated[str, NameIn(RULES)] = 'top_k'  # top_k (a share of the groups; the rest is left
     # out of the update, while other rules give dropped groups weight 0), top_p and top_p_softmax (a
     # share of the summed spread), min_p, varied (all groups with a spread: DAPO), all
-    keep: Annotated[float, POSITIVE_FRACTION, *by(1.0, 'top_k')] = (
-        1.0  # top_k: share of the groups to keep
-    )
+    keep: Annotated[float, POSITIVE_FRACTION, *by(1.0, 'top_k')] = 1.0
+    # top_k: share of the groups to keep
     smallest: Annotated[bool, *by(False, 'top_k')] = False  # top_k: keep the groups with the
     # smallest spread instead
     p: Annotated[float, SHARE, *by(0.9, 'top_p', 'top_p_softmax', 'min_p')] = 0.9  # share of the

@@ -51,15 +51,11 @@ class Critic:
     warmup_steps: Annotated[int, ZERO] = 0  # initial steps that train only a separate critic
     updates: Annotated[int, ONE] = 1  # optimiser steps of a separate critic per policy step
     freeze_attention: bool = False  # freeze the attention layers of a separate critic
-    clip: Annotated[float, ZERO, ConfigName('loss.value_clip')] = (
-        0.5  # clipping range of values around the
-    )
-    # old values; 0 = off
-    coef: Annotated[float, ZERO, ConfigName('loss.value_coef')] = (
-        1.0  # weight of the value loss with
-    )
-    # critic.share_backbone. The loss scales with the squared return: for returns up to 10, use a
-    # hundredth of the weight that suits returns up to 1
+    clip: Annotated[float, ZERO, ConfigName('loss.value_clip')] = 0.5
+    # clipping range of values around the old values; 0 = off
+    coef: Annotated[float, ZERO, ConfigName('loss.value_coef')] = 1.0
+    # weight of the value loss with critic.share_backbone. The loss scales with the squared return:
+    # for returns up to 10, use a hundredth of the weight that suits returns up to 1
 
 
 CORRECTS = OnlyIf(lambda sampler: sampler.corrects, 'loss.sampler_correction=tis or icepop')
@@ -101,14 +97,11 @@ class Optim:
     warmup_steps: Annotated[int, ZERO] = 0  # optimiser steps of linear warm-up
     schedule: Literal['constant', 'linear', 'cosine'] = 'constant'  # schedule of both rates after
     # the warm-up
-    schedule_steps: Annotated[int, ZERO, Neutral(0), FALLS] = (
-        0  # optimiser steps until the final rate;
-    )
-    # required for linear and cosine, so that a longer run does not change the schedule
-    final_lr: Annotated[float, SHARE, Neutral(0.0), FALLS] = (
-        0.0  # final rate of linear and cosine, as
-    )
-    # a share of the initial rate
+    schedule_steps: Annotated[int, ZERO, Neutral(0), FALLS] = 0
+    # optimiser steps until the final rate; required for linear and cosine, so that a longer run
+    # does not change the schedule
+    final_lr: Annotated[float, SHARE, Neutral(0.0), FALLS] = 0.0
+    # final rate of linear and cosine, as a share of the initial rate
 
     def rate(self, lr: float, every: int = 1) -> optax.ScalarOrSchedule:
         """Return the learning rate, or its schedule over optimiser steps.
@@ -214,9 +207,8 @@ class UpdateSettings:
     max_response: int | None = None  # maximum of sampled tokens per turn; None = no limit
     temperature: float = 1.0
     base_rows: int = 0  # demonstrations among the rows of the batch
-    context: Context | ConversationSpec | None = (
-        None  # the policy's context; None = the full episode
-    )
+    context: Context | ConversationSpec | None = None
+    # the policy's context; None = the full episode
     has_reference: bool = False
     extras: tuple[Extra, ...] = ()
     bits: Bits | None = None  # token bits of the grammar

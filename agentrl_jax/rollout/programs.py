@@ -44,9 +44,8 @@ class State:
     tokens: jax.Array  # int32 [S, R]
     logprobs: jax.Array  # float32 [S, R]
     opened: jax.Array  # compute dtype [S, D]  final hidden state after the conversation's opening
-    place: grammars.GrammarState | None = (
-        None  # state of the answer grammar; None without a grammar
-    )
+    place: grammars.GrammarState | None = None
+    # state of the answer grammar; None without a grammar
     parser: answers.AnswerState | None = None  # with StopRules.answer
     allowed: jax.Array | None = None  # uint32 [S, R, W]  as Rollout.allowed
 

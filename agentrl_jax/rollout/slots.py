@@ -38,9 +38,8 @@ class Slots:
     read: jax.Array  # int32 []      tokens in them
     generated: jax.Array  # int32 []      tokens sampled
     overflow: jax.Array  # int32 []      observations longer than their block (must stay 0)
-    place: grammars.GrammarState | None = (
-        None  # state of the answer grammar, S rows; None without one
-    )
+    place: grammars.GrammarState | None = None
+    # state of the answer grammar, S rows; None without one
     schedule: Any = None  # state of the Schedule, if it has one
 
 

@@ -42,10 +42,8 @@ class SAO(WithEntropyBonus):
     gamma: Annotated[float, SHARE, Neutral(1.0)] = 1.0  # discount per action token
     lam_alpha: Annotated[float, POSITIVE] = 1.5  # lambda of GAE is 1 - 1 / (this x sampled tokens
     # of the episode)
-    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = (
-        'turn'  # turn: each reward at
-    )
-    # the end of its turn; episode: the return at the last token
+    reward_on: Annotated[Literal['turn', 'episode'], Neutral('turn')] = 'turn'
+    # turn: each reward at the end of its turn; episode: the return at the last token
 
     RULES = (Rule({'loss.sampler_correction': 'off'}, 'its ratio is relative to the sampler'),)
     USES_CRITIC = True
