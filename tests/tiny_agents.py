@@ -14,6 +14,7 @@ import optax
 from agentrl_jax.envs import Bandit, FrozenLake, Sokoban
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
@@ -130,8 +131,7 @@ def cloned(name, steps=30):
         untrained(),
         demonstrations(name),
         jax.random.key(1),
-        hidden_fn=hidden,
-        head_fn=head,
+        fns=ModelFns(hidden, head),
         tx=optax.adam(2e-2),
         steps=steps,
         batch_size=32,
@@ -323,10 +323,8 @@ def scored(bits, temperature):
             states,
             head(params),
             tokens,
-            temperature=temperature,
-            chunk_size=512,
+            losses.HeadSettings(temperature, chunk_size=512, bits=bits),
             with_entropy=True,
-            bits=bits,
             allowed=allowed,
         )
 

@@ -3,43 +3,36 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from agentrl_jax.machine import sharding
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.rl.update import Slices, accumulate
 from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 from agentrl_jax.types import Demonstrations, Params
 
+ONE_SLICE = Slices(parts=1, sharding=None)
+
 
 def clone_loss(
     params: Params,
     batch: Demonstrations,
     *,
-    hidden_fn: Callable,
-    head_fn: Callable,
-    chunk_size: int,
+    fns: ModelFns,
+    head: losses.HeadSettings,
     count: jax.Array | None = None,
-    row_tokens: int | None = None,
 ) -> jax.Array:
-    """Return the sum of -log p over answer tokens / count; None: their number, for a mean.
-
-    row_tokens: maximum number of answer tokens per row, to which the head is applied (None: all).
-    """
+    """Return the sum of -log p over answer tokens / count; None: their number, for a mean."""
     positions = positions_of(batch.attention_mask)
-    hidden = hidden_fn(params, batch.tokens, positions, batch.attention_mask)
+    hidden = fns.hidden(params, batch.tokens, positions, batch.attention_mask)
     logprobs, _ = losses.token_logprobs(
-        hidden,
-        head_fn(params),
-        batch.tokens,
-        chunk_size=chunk_size,
-        mask=batch.mask,
-        row_tokens=row_tokens,
+        hidden, fns.head(params), batch.tokens, head, mask=batch.mask
     )
     count = jnp.maximum(batch.mask.sum(), 1) if count is None else count
     return -(masked_sum(logprobs, batch.mask) / count)
@@ -50,37 +43,28 @@ def clone(
     demonstrations: Demonstrations,
     key: jax.Array,
     *,
-    hidden_fn: Callable,
-    head_fn: Callable,
+    fns: ModelFns,
     tx: optax.GradientTransformation,
     steps: int,
     batch_size: int,
     chunk_size: int,
     report: Callable[[int, float], None],
-    microbatch_rows: int | None = None,
-    row_sharding: Any = None,
-    widths: int = 1,
+    slices: Slices = ONE_SLICE,
     frozen: Params | None = None,
 ) -> Params:
     """Run `steps` optimiser steps on random batches and call report(step, loss) after each.
 
-    frozen: model parameters that are not trained, in addition to the trained params.
-    microbatch_rows: episodes per forward and backward pass, None = the full batch.
-    row_sharding: sharding of rows; parameters are sharded for training on its mesh. widths: as in
-    rl.update.Slices.
+    slices: micro-batches of a step; parameters are sharded for training on the mesh of its
+    sharding. frozen: model parameters that are not trained, in addition to the trained params.
     """
-    settings = dict(
-        hidden_fn=hidden_fn,
-        head_fn=head_fn,
-        chunk_size=chunk_size,
-        row_tokens=int(demonstrations.mask.sum(1).max()),
+    head = losses.HeadSettings(
+        chunk_size=chunk_size, row_tokens=int(demonstrations.mask.sum(1).max())
     )
-    parts = batch_size // (microbatch_rows or batch_size)
     moments, layout = None, None
-    if row_sharding is not None:  # otherwise the second step could get other shardings than the
+    if slices.sharding is not None:  # otherwise the second step could get other shardings than the
         # first and be compiled again
         shapes = (params, jax.eval_shape(tx.init, params))
-        layout = sharding.specs(shapes, sharding.TRAIN_RULES, row_sharding.mesh)
+        layout = sharding.specs(shapes, sharding.TRAIN_RULES, slices.sharding.mesh)
         moments, layout = layout[1], (*layout, None)
 
     @functools.partial(jax.jit, donate_argnums=1, out_shardings=layout)
@@ -90,9 +74,8 @@ def clone(
         count = jnp.maximum(batch.mask.sum(), 1)  # of the full batch, before it is split
 
         def loss_fn(params, part):
-            return clone_loss({**frozen, **params}, part, count=count, **settings), {}
+            return clone_loss({**frozen, **params}, part, fns=fns, head=head, count=count), {}
 
-        slices = Slices(parts, row_sharding, widths)
         loss, _, gradient = accumulate(loss_fn, params, (batch,), batch.mask, slices)
         updates, opt_state = tx.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss

@@ -10,7 +10,6 @@ if it is varied: template collapse, which entropy does not detect.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,10 +17,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from agentrl_jax.measure.collapse import STD_EPS, quadrant
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import masked_mean, masked_var, positions_of
 from agentrl_jax.text import answer as answers
-from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Params, Rollout
 
 TIE = 1e-4  # nats: log-probabilities closer than this differ by float32 rounding only
@@ -34,12 +33,10 @@ class Settings:
     """Settings of the scoring. Defaults and bounds are in collapse.Alarms."""
 
     group_size: int
-    max_response: int
-    pairs: int  # answers scored under every prompt
     text: str  # 'reasoning' or 'answer'
     microbatch_rows: int
-    temperature: float
-    chunk_size: int
+    head: losses.HeadSettings  # row_tokens: maximum number of tokens of an answer
+    pairs: int = PAIRS  # answers scored under every prompt
 
 
 @struct.dataclass
@@ -97,7 +94,7 @@ def _first_answers(rollout, table, eos_ids, settings):
     """Return (first token, number of scored tokens) of each row's first turn, int32 [B] each."""
     sampled = rollout.action_mask & (rollout.turn == 0)
     start = jnp.argmax(sampled, axis=1).astype(jnp.int32)
-    place = jnp.arange(settings.max_response)[None]
+    place = jnp.arange(settings.head.row_tokens)[None]
     live = place < sampled.sum(1)[:, None]
     if settings.text == 'answer':
         return start, live.sum(1).astype(jnp.int32)
@@ -113,10 +110,7 @@ def cross_logprobs(
     pairs: Pairs,
     width: int,
     settings: Settings,
-    *,
-    hidden_fn: Callable,
-    head_fn: Callable,
-    bits: Bits | None = None,
+    fns: ModelFns,
 ) -> jax.Array:
     """Return l[i, j] = sum of log p over the tokens of answer i after prompt j, float32 [M, N].
 
@@ -136,20 +130,12 @@ def cross_logprobs(
         attention = place < prompt + answer
         tokens = jnp.where(attention, rollout.tokens.at[row, column].get(mode='clip'), 0)
         mask = attention & ~inside
-        hidden = hidden_fn(params, tokens, positions_of(attention), attention)
+        hidden = fns.hidden(params, tokens, positions_of(attention), attention)
         allowed = rollout.allowed
         if allowed is not None:
             allowed = allowed.at[row, column].get(mode='clip')
         logprobs, _ = losses.token_logprobs(
-            hidden,
-            head_fn(params),
-            tokens,
-            allowed=allowed,
-            bits=bits,
-            temperature=settings.temperature,
-            chunk_size=settings.chunk_size,
-            mask=mask,
-            row_tokens=settings.max_response,
+            hidden, fns.head(params), tokens, settings.head, mask=mask, allowed=allowed
         )
         return jnp.sum(jnp.where(mask, logprobs, 0.0), axis=1)
 
@@ -240,10 +226,10 @@ def information(
     key: jax.Array,
     settings: Settings,
     *,
+    fns: ModelFns,
     layout: jax.sharding.Sharding | None = None,
-    **model: Any,
 ) -> dict[str, jax.Array]:
-    """Return the metrics of a rollout under its policy; model: keywords of cross_logprobs.
+    """Return the metrics of a rollout under its policy.
 
     layout: replicates the rollout on every device, because the pairs use all of its rows.
     """
@@ -252,6 +238,6 @@ def information(
     pairs = choose_pairs(key, rollout, task.answer, task.eos_ids, settings)
     width = rollout.tokens.shape[1]
     # First prompts are far shorter than episodes
-    width = min(width, task.prefix.shape[0] + task.width + settings.max_response)
-    sums = cross_logprobs(params, rollout, pairs, width, settings, **model)
+    width = min(width, task.prefix.shape[0] + task.width + settings.head.row_tokens)
+    sums = cross_logprobs(params, rollout, pairs, width, settings, fns)
     return reduce_matrix(sums, pairs, equal_prompts(rollout, pairs, width))

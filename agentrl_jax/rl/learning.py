@@ -1,7 +1,7 @@
 """Settings of an update and the quantities derived from them."""
 
 import dataclasses
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax
 import optax
@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding
 
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.rl.losses import HeadSettings
 from agentrl_jax.rollout.windows import Context, ConversationSpec, WindowIndex
 from agentrl_jax.settings.marks import (
     DECAY,
@@ -215,12 +216,12 @@ class UpdateSettings:
     layout: NamedSharding | None = None  # sharding of rows over the mesh
 
     @property
-    def head(self) -> dict[str, Any]:
-        """Keywords for all functions that compute log-probabilities of a batch."""
+    def head(self) -> HeadSettings:
+        """How log-probabilities of a batch are computed."""
         # row_tokens: only demonstrations can exceed this; with a window, a row is one turn.
         turns = self.context.turns_of_row(self.max_turns) if self.context else self.max_turns
         any_number = self.base_rows or not self.max_response
-        return dict(
+        return HeadSettings(
             temperature=self.temperature,
             chunk_size=self.batch.head_chunk,
             row_tokens=None if any_number else self.max_response * turns,

@@ -7,9 +7,9 @@ Entropy, KL and the critic's loss use the same weights as the surrogate. The row
 windows, its continuations) are one sequence: an episode has the same weight with or without splits.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,16 @@ AGGREGATIONS = ('token_mean', 'seq_mean_token_mean', 'seq_mean_token_sum', 'toke
 KL_ESTIMATORS = ('k1', 'k2', 'k3', 'k1+', 'k3+')
 MAX_K3 = 10.0  # one token at exp(20) would dominate the clipped gradient; same value as verl 0.9.1
 MAX_LOG_RATIO = 20.0  # products of larger exponentials would overflow; same value as verl 0.6.1
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSettings:
+    """How log-probabilities are computed from hidden states."""
+
+    temperature: float = 1.0
+    chunk_size: int | None = None  # maximum number of tokens with live logits; None: all
+    row_tokens: int | None = None  # maximum number of masked tokens per row; None: any number
+    bits: grammars.Bits | None = None  # tokens of the bits in `allowed`
 
 
 @jax.custom_vjp
@@ -62,48 +72,49 @@ def _logprobs_and_entropy(targets, logits, *, with_entropy):
 
 
 def token_logprobs(
-    hidden: jax.Array, head: jax.Array, tokens: jax.Array, *, with_entropy: bool = False, **how: Any
+    hidden: jax.Array,
+    head: jax.Array,
+    tokens: jax.Array,
+    settings: HeadSettings = HeadSettings(),
+    *,
+    with_entropy: bool = False,
+    **masks: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Return log p(tokens[b, t] | tokens[b, :t]) and the entropy at t, float32 [B, T] each.
 
-    hidden [B, T, D], head [D, V]; how: keywords of of_logits. Without with_entropy the entropies
-    are zeros.
+    hidden [B, T, D], head [D, V]; masks: mask and allowed of of_logits. Without with_entropy the
+    entropies are zeros.
     """
     fn = functools.partial(_logprobs_and_entropy, with_entropy=with_entropy)
-    return of_logits(fn, [(hidden, head)], tokens, **how)
+    return of_logits(fn, [(hidden, head)], tokens, settings, **masks)
 
 
 def of_logits(
     fn: Callable,
     models: Sequence[tuple[jax.Array, jax.Array]],
     tokens: jax.Array,
+    settings: HeadSettings,
     *,
-    temperature: float = 1.0,
-    chunk_size: int | None = None,
     mask: jax.Array | None = None,
-    row_tokens: int | None = None,
-    bits: grammars.Bits | None = None,
     allowed: jax.Array | None = None,
 ) -> tuple[jax.Array, ...]:
     """Return fn(tokens [B, C], logits [B, C, V] of each model) as [B, T], computed in chunks.
 
     models: (hidden [B, T, D], head [D, V]) of each model. The only one-position shift is here:
     position t reads hidden[b, t - 1], and t = 0 gets 0. About chunk_size tokens at most have live
-    logits at a time, forward and backward (each chunk is rematerialised); None computes all at
-    once. Chunks are cut along T, so rows keep their sharding.
+    logits at a time, forward and backward: each chunk is rematerialised. Chunks are cut along T, so
+    rows keep their sharding.
 
-    With mask bool [B, T] and row_tokens (the maximum of masked tokens per row), the head is applied
-    to masked tokens only; all others get 0. Tokens beyond row_tokens get nan, not a silent 0.
+    With mask bool [B, T] and row_tokens, the head is applied to masked tokens only; all others get
+    0. Tokens beyond row_tokens get nan, not a silent 0.
 
-    With allowed uint32 [B, T, W], probabilities are normalised over the tokens with a set bit; bits
-    maps tokens to bits. If only few tokens have a bit, only their logits are computed.
+    With allowed uint32 [B, T, W], probabilities are normalised over the tokens with a set bit. If
+    only few tokens have a bit, only their logits are computed.
     """
-    targets, index, legal = tokens, None, ()
+    targets, index, legal, row_tokens = tokens, None, (), settings.row_tokens
     states, heads = ([model[i] for model in models] for i in (0, 1))
     if allowed is not None:
-        if bits is None:
-            raise ValueError('allowed was given without bits, which map its bits to tokens')
-        legal = (allowed,)
+        legal, bits = (allowed,), settings.bits
         if bits.ids:
             heads = [head[:, np.array(bits.ids)] for head in heads]
             index = np.arange(len(bits.ids))
@@ -115,7 +126,7 @@ def of_logits(
     def of_chunk(*rows):
         hidden, (targets, *words) = rows[: len(heads)], rows[len(heads) :]
         pairs = zip(hidden, heads, strict=True)
-        logits = [_logits(x, head) * (1.0 / temperature) for x, head in pairs]
+        logits = [_logits(x, head) * (1.0 / settings.temperature) for x, head in pairs]
         for word in words:
             may = grammars.unpack(word, word.shape[-1] * grammars.WORD)[..., index]
             logits = [jnp.where(may, x, grammars.NEVER) for x in logits]
@@ -123,7 +134,8 @@ def of_logits(
 
     rows, length = tokens.shape
     if row_tokens is None or row_tokens >= length:
-        out = _by_chunks(of_chunk, chunk_size, *states, *map(_following, (targets, *legal)))
+        following = map(_following, (targets, *legal))
+        out = _by_chunks(of_chunk, settings.chunk_size, *states, *following)
         return tuple(map(token_values, out))
     mask = mask.at[:, 0].set(False)
     index_of = jnp.sort(jnp.where(mask, jnp.arange(length)[None], length), axis=1)[:, :row_tokens]
@@ -131,7 +143,7 @@ def of_logits(
     states = [jnp.take_along_axis(x, before[:, :, None], axis=1) for x in states]
     legal = [jnp.take_along_axis(x, before[:, :, None] + 1, axis=1) for x in legal]
     targets = jnp.take_along_axis(targets, before + 1, axis=1)
-    out = _by_chunks(of_chunk, chunk_size, *states, targets, *legal)
+    out = _by_chunks(of_chunk, settings.chunk_size, *states, targets, *legal)
     empty = jnp.where(mask & (jnp.cumsum(mask, axis=1) > row_tokens), jnp.nan, 0.0)
     row = jnp.arange(rows)[:, None]
     return tuple(empty.at[row, index_of].set(x, mode='drop') for x in out)

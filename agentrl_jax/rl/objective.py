@@ -24,11 +24,6 @@ def ratio_sums(logprobs: jax.Array, batch: Batch) -> dict:
     }
 
 
-def no_extra(forward: Forward, batch: Batch, weights: jax.Array) -> tuple[Sequence, dict]:
-    """Return (loss terms, metric sums) without extensions."""
-    return (), {}
-
-
 def policy_loss(
     params: Params,
     batch: Batch,
@@ -37,14 +32,14 @@ def policy_loss(
     kl_coef: jax.Array,
     fns: ModelFns,
     settings: UpdateSettings,
-    extra_loss: Callable = no_extra,
+    extra_losses: Sequence[Callable] = (),
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """sum(weights * (surrogate - entropy_coef H + kl_coef KL)); returns (loss, metric sums).
 
     If a critic shares the backbone (fns.value_head), critic.coef * value loss is added. weights,
     value_weights float32 [B, T]: losses.token_weights of the full optimiser batch. The KL is
-    measured if there is a reference; it is in the loss if algorithm.kl.in_loss. extra_loss: see
-    no_extra.
+    measured if there is a reference; it is in the loss if algorithm.kl.in_loss. extra_losses: of
+    extensions, (forward, batch, weights) -> (loss term, metric sums).
     """
     algorithm, attention = settings.algorithm, batch.attention_mask
     rows = batch.tokens, positions_of(attention), attention
@@ -53,10 +48,10 @@ def policy_loss(
         hidden,
         fns.head(params),
         batch.tokens,
+        settings.head,
         with_entropy=True,
         mask=batch.mask,
         allowed=batch.allowed,
-        **settings.head,
     )
     per_token, fixed = algorithm.loss(logprobs, batch), jax.lax.stop_gradient(logprobs)
     sums = ratio_sums(fixed, batch)
@@ -72,8 +67,11 @@ def policy_loss(
         sums['policy/kl_ref'] = jax.lax.stop_gradient(kl).sum()
         if algorithm.kl.in_loss:
             per_token = per_token + kl_coef * kl
-    terms, more = extra_loss(Forward(params, hidden, fixed), batch, weights)
-    total, sums = sum(terms, losses.weighted_sum(weights, per_token)), sums | more
+    forward = Forward(params, hidden, fixed)
+    added = [extra_loss(forward, batch, weights) for extra_loss in extra_losses]
+    total = sum((term for term, _ in added), losses.weighted_sum(weights, per_token))
+    for _, measured in added:
+        sums |= jax.lax.stop_gradient(measured)
     if fns.value_head is None:
         return total, sums
     raw = fns.value_head(params, hidden)

@@ -41,7 +41,7 @@ class TokenRows(NamedTuple):
     def logprobs(self, hidden: jax.Array, head: jax.Array, settings: UpdateSettings) -> jax.Array:
         """Return the log-probabilities [B, T] of the tokens from hidden states [B, T, D]."""
         masks = dict(mask=self.mask, allowed=self.allowed)
-        return losses.token_logprobs(hidden, head, self.tokens, **masks, **settings.head)[0]
+        return losses.token_logprobs(hidden, head, self.tokens, settings.head, **masks)[0]
 
 
 def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
@@ -121,7 +121,7 @@ def score(
         if with_next:
             value, following = value
     mask = rollout.action_mask
-    scores = Scores(*(jnp.where(mask, x, 0.0) for x in (old, ref, value)))
-    if following is None:
-        return scores
-    return scores.replace(next_values=jnp.where(mask, following, 0.0))
+    old, ref, value, following = (
+        None if x is None else jnp.where(mask, x, 0.0) for x in (old, ref, value, following)
+    )
+    return Scores(old, ref, value, following)

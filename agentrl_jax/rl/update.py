@@ -8,7 +8,7 @@ gradient is not finite or if it has no trained token; parameters and optimiser s
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl import widths as row_widths
 from agentrl_jax.rl.advantages import equal
 from agentrl_jax.rl.algorithm import KL
-from agentrl_jax.rl.learning import Forward, Models, Optim, UpdateSettings
+from agentrl_jax.rl.learning import Models, Optim, UpdateSettings
 from agentrl_jax.rl.masked import masked_max, masked_mean, masked_var, positions_of
 from agentrl_jax.types import Batch, FrozenParams, Params, TrainState
 
@@ -259,20 +259,6 @@ def critic_step(
     return state, metrics, finite, applied
 
 
-def extra_terms(models: Models, settings: UpdateSettings, totals: Sequence[jax.Array]) -> Callable:
-    """Return a function that computes the loss terms of all extensions, see objective.no_extra."""
-
-    def terms(forward: Forward, batch: Batch, weights: jax.Array) -> tuple[list, dict]:
-        each = [
-            extra.loss(forward, batch, weights, total, models, settings)
-            for extra, total in zip(settings.extras, totals, strict=True)
-        ]
-        sums = {name: x for _, sums in each for name, x in sums.items()}
-        return [term for term, _ in each], jax.lax.stop_gradient(sums)
-
-    return terms
-
-
 def policy_step(
     state: TrainState,
     models: Models,
@@ -288,11 +274,14 @@ def policy_step(
         fns = fns.replace(value_head=None)
     mask = functools.reduce(jnp.logical_or, read, batch.mask | batch.value_mask)
     totals = [tokens.sum() for tokens in read]
-    extra_loss = extra_terms(models, settings, totals)
+    extra_losses = [
+        functools.partial(extra.loss, total=total, models=models, settings=settings)
+        for extra, total in zip(settings.extras, totals, strict=True)
+    ]
 
     def loss_of(params, *rows, room=0):
         step_fns = functions_at(fns, settings, room)
-        return objective.policy_loss(params, *rows, state.kl_coef, step_fns, settings, extra_loss)
+        return objective.policy_loss(params, *rows, state.kl_coef, step_fns, settings, extra_losses)
 
     rows, slices = (batch, weights, value_weights), Slices.of(settings, fns)
     loss, sums, grads = accumulate(loss_of, state.params, rows, mask, slices)

@@ -320,24 +320,16 @@ def build_training(
 
 def build_information(parts: Parts) -> Probe:
     """Build the probe of the mutual information between prompts and answers."""
-    cfg, fns = parts.config, parts.fns
+    cfg = parts.config
     replicated = NamedSharding(parts.mesh, PartitionSpec())
     settings = mutual_information.Settings(
         group_size=cfg.rollout.group_size,
-        max_response=cfg.rollout.max_response,
-        pairs=mutual_information.PAIRS,
         text=cfg.alarm.mi_text,
         microbatch_rows=cfg.batch.microbatch_rows,
-        temperature=cfg.rollout.temperature,
-        chunk_size=cfg.batch.head_chunk,
+        head=dataclasses.replace(parts.learning.head, row_tokens=cfg.rollout.max_response),
     )
     information = functools.partial(
-        mutual_information.information,
-        settings=settings,
-        hidden_fn=fns.hidden,
-        head_fn=fns.head,
-        layout=replicated,
-        bits=parts.learning.bits,
+        mutual_information.information, settings=settings, fns=parts.fns, layout=replicated
     )
     program = jax.jit(information, out_shardings=replicated)
 

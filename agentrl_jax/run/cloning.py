@@ -11,6 +11,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import lora
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
+from agentrl_jax.rl.update import Slices
 from agentrl_jax.run import parts, usage
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import CLONED, trainable_params
@@ -134,16 +135,17 @@ def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
             trained,
             examples,
             Streams(cfg.seed).key(CLONE),
-            hidden_fn=fns.hidden,
-            head_fn=fns.head,
+            fns=fns,
             tx=optimiser(cfg),
             steps=cfg.clone.steps,
             batch_size=cfg.clone.batch,
             chunk_size=cfg.batch.head_chunk,
-            microbatch_rows=cfg.clone.microbatch_rows or None,
-            row_sharding=sharding.shard_rows(run.mesh),
-            widths=cfg.batch.widths,
             report=lambda step, loss: progress.advance(1, loss=loss),
+            slices=Slices(
+                cfg.clone.batch // (cfg.clone.microbatch_rows or cfg.clone.batch),
+                sharding.shard_rows(run.mesh),
+                cfg.batch.widths,
+            ),
             frozen=frozen,
         )
     if frozen is None:

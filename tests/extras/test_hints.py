@@ -4,6 +4,7 @@ Rows with hints are built by hand, as lists, and read by a model without masks.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from agentrl_jax.envs.simulation import solutions
 from agentrl_jax.extras.distillation import hints
 from agentrl_jax.extras.distillation.distilling import Distilling
 from agentrl_jax.extras.distillation.opd import OPD
-from agentrl_jax.rl import objective, update
+from agentrl_jax.rl import objective
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import BatchSettings, Models, UpdateSettings
 from agentrl_jax.rollout.windows import Context
@@ -185,10 +186,11 @@ def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
     batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
     batch = batch.replace(extra=extra.arrays(rollout, batch.mask, models, how))
     weights = jnp.where(batch.mask, 1.0, 0.0)
-    extra_loss = update.extra_terms(models, how, [batch.mask.sum()])
+    total = batch.mask.sum()
+    extra_loss = functools.partial(extra.loss, total=total, models=models, settings=how)
 
     def loss(params):
-        given = batch, weights, None, jnp.float32(0), test_opd.TOY, how, extra_loss
+        given = batch, weights, None, jnp.float32(0), test_opd.TOY, how, [extra_loss]
         return objective.policy_loss(params, *given)[0]
 
     def by_hand(policy):

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.extras.distillation.distilling import Distilling, divergence, reverse_kl
 from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import learn, losses, objective, update
+from agentrl_jax.rl import learn, losses, objective
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import Models, UpdateSettings
 from agentrl_jax.text.grammar import Bits
@@ -68,16 +68,15 @@ def test_the_kl_of_all_tokens_equals_a_loop(grammar, chunk):
         classes = np.int32([0, 1, 1, 2, 2, 2, 0])
         bits = Bits(classes=classes.tobytes())
     word = rng.integers(1, 8, size=(3, 6, 1)).astype(np.uint32)
-    more = dict(bits=bits, allowed=jnp.asarray(word)) if grammar else {}
-    for how in ({}, {'mask': jnp.asarray(mask), 'row_tokens': int(mask.sum(1).max())}):
+    allowed = jnp.asarray(word) if grammar else None
+    for selected, row_tokens in ((None, None), (jnp.asarray(mask), int(mask.sum(1).max()))):
         (found,) = losses.of_logits(
             divergence,
             jax.tree.map(jnp.asarray, models),
             jnp.asarray(tokens),
-            chunk_size=chunk,
-            temperature=0.7,
-            **more,
-            **how,
+            losses.HeadSettings(0.7, chunk, row_tokens, bits),
+            mask=selected,
+            allowed=allowed,
         )
         for b, t in np.argwhere(mask[:, 1:]) + [0, 1]:
             legal = [v for v in range(7) if not grammar or word[b, t, 0] >> classes[v] & 1]
@@ -105,10 +104,12 @@ def every_token(how, taught):
     weights = jnp.where(batch.mask, jnp.exp(old), 0.0)
     settings = UpdateSettings(algorithm=how, extras=(Distilling(how.divergence == 'full', (ONE,)),))
     models = Models(ONE, FrozenParams({}, None, {'teachers': (taught,)}))
-    extra_loss = update.extra_terms(models, settings, [batch.mask.sum()])
+    (extra,) = settings.extras
+    total = batch.mask.sum()
+    extra_loss = functools.partial(extra.loss, total=total, models=models, settings=settings)
 
     def loss(params):
-        given = (batch, weights, None, jnp.float32(0), ONE, settings, extra_loss)
+        given = (batch, weights, None, jnp.float32(0), ONE, settings, [extra_loss])
         return objective.policy_loss(params, *given)
 
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(STUDENT)

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.measure import mutual_information as information
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl import losses
 from agentrl_jax.text import answer as answers
 
 GROUPS, GROUP_SIZE, LENGTH = 5, 4, 12
 SETTINGS = information.Settings(
     group_size=GROUP_SIZE,
-    max_response=4,
     pairs=GROUPS * GROUP_SIZE,
     text='answer',
     microbatch_rows=5,
-    temperature=1.0,
-    chunk_size=64,
+    head=losses.HeadSettings(1.0, chunk_size=64, row_tokens=4),
 )
 reduced = jax.jit(information.reduce_matrix)
 
@@ -150,7 +150,7 @@ def program(hidden_fn, pairs):
     def run(key, head, rollout):
         chosen = information.choose_pairs(key, rollout, None, None, settings)
         sums = information.cross_logprobs(
-            head, rollout, chosen, LENGTH, settings, hidden_fn=hidden_fn, head_fn=lambda p: p
+            head, rollout, chosen, LENGTH, settings, ModelFns(hidden_fn, lambda p: p)
         )
         same = information.equal_prompts(rollout, chosen, LENGTH)
         return chosen, sums, information.reduce_matrix(sums, chosen, same)
@@ -245,17 +245,15 @@ def test_the_own_prompt_gives_the_sampler_s_log_probabilities():
     task = tiny.task('frozen_lake')
     settings = dataclasses.replace(
         SETTINGS,
-        max_response=tiny.MAX_RESPONSE,
         pairs=8,
         microbatch_rows=8,
-        temperature=tiny.TEMPERATURES['frozen_lake'],
-        chunk_size=512,
+        head=losses.HeadSettings(tiny.TEMPERATURES['frozen_lake'], 512, tiny.MAX_RESPONSE),
     )
 
     def run(params, out):
         chosen = information.choose_pairs(tiny.KEY, out, task.answer, task.eos_ids, settings)
-        width, model = out.tokens.shape[1], dict(hidden_fn=tiny.hidden, head_fn=tiny.head)
-        return chosen, information.cross_logprobs(params, out, chosen, width, settings, **model)
+        width, fns = out.tokens.shape[1], ModelFns(tiny.hidden, tiny.head)
+        return chosen, information.cross_logprobs(params, out, chosen, width, settings, fns)
 
     run = jax.jit(run, compiler_options=tiny.QUICK)
     chosen, sums = jax.device_get(run(tiny.cloned('frozen_lake')[0], out))

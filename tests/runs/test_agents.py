@@ -19,6 +19,7 @@ from agentrl_jax.algorithms.mt_grpo import MTGRPO
 from agentrl_jax.imitation import clone
 from agentrl_jax.imitation.demonstrations import demonstrate
 from agentrl_jax.measure import metrics
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.records import pages, run_log
 from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import Comparison
@@ -225,8 +226,7 @@ def policy():
         tiny.untrained(),
         data,
         jax.random.key(1),
-        hidden_fn=tiny.hidden,
-        head_fn=tiny.head,
+        fns=ModelFns(tiny.hidden, tiny.head),
         tx=optax.adam(1e-2),
         steps=60,
         batch_size=16,

@@ -12,11 +12,15 @@ import tiny_agents as tiny
 from agentrl_jax.imitation import clone, demonstrations
 from agentrl_jax.machine import sharding
 from agentrl_jax.machine.processes import CompileCounter
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
+from agentrl_jax.rl.update import Slices
 from agentrl_jax.text.answer import parse_answer
 
 END = tiny.tokenizer().special('<|im_end|>')
 OPENING = tiny.spelled('<|im_start|>assistant\n<think>')
+FNS = ModelFns(tiny.hidden, tiny.head)
 each_world = pytest.mark.parametrize(
     'name', ['frozen_lake', pytest.param('sokoban', marks=pytest.mark.soak)]
 )
@@ -153,10 +157,10 @@ def test_random_plans_are_drawn_from_what_is_on_offer():
 
 
 def test_cloning_lowers_the_loss_and_learns_the_format():
-    params, losses = tiny.cloned('frozen_lake')
+    params, measured = tiny.cloned('frozen_lake')
     # Starts at log 576 = 6.36, the loss of a uniform policy over the vocabulary
-    assert abs(losses[0] - np.log(tiny.config().vocab_size)) < 0.5
-    assert losses[-1] < 1.0 and np.isfinite(losses).all()
+    assert abs(measured[0] - np.log(tiny.config().vocab_size)) < 0.5
+    assert measured[-1] < 1.0 and np.isfinite(measured).all()
     shown = tiny.demonstrations('frozen_lake')
     logprobs, _ = tiny.score()(params, shown.tokens, shown.attention_mask)
     ends = shown.mask & (shown.tokens == END)
@@ -167,10 +171,8 @@ def test_the_loss_is_the_mean_over_answer_tokens_only():
     """Compared with a plain sum; tokens after the end and prompt tokens do not count."""
     shown = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
     params = tiny.untrained()
-    loss = functools.partial(
-        clone.clone_loss, hidden_fn=tiny.hidden, head_fn=tiny.head, chunk_size=64
-    )
-    loss = jax.jit(loss)
+    head = losses.HeadSettings(chunk_size=64)
+    loss = jax.jit(functools.partial(clone.clone_loss, fns=FNS, head=head))
     logprobs, _ = tiny.score()(params, shown.tokens, shown.attention_mask)
     total = [logprobs[b, t] for b, t in np.argwhere(np.asarray(shown.mask))]
     assert float(loss(params, shown)) == pytest.approx(-float(sum(total)) / len(total), rel=1e-5)
@@ -184,9 +186,6 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), a, b)
 
 
-CLONING = dict(hidden_fn=tiny.hidden, head_fn=tiny.head, chunk_size=4096, batch_size=8)
-
-
 def cloned(steps=2, params=None, report=lambda step, loss: None, **settings):
     return clone.clone(
         tiny.untrained() if params is None else params,
@@ -195,25 +194,27 @@ def cloned(steps=2, params=None, report=lambda step, loss: None, **settings):
         tx=optax.sgd(0.1, momentum=0.9),
         steps=steps,
         report=report,
-        **CLONING,
+        fns=FNS,
+        chunk_size=4096,
+        batch_size=8,
         **settings,
     )
 
 
 @pytest.mark.soak
 def test_cloning_from_cut_rows_gives_the_same_policy():
-    assert_close(cloned(), cloned(microbatch_rows=2, widths=4))
+    assert_close(cloned(), cloned(slices=Slices(4, None, 4)))
 
 
 def test_the_head_of_a_clone_is_for_answers_alone():
     """It was also computed for every prompt token."""
     rows = jax.tree.map(lambda x: x[:4], tiny.demonstrations('frozen_lake'))
-    settings = {name: x for name, x in CLONING.items() if name != 'batch_size'}
     most = int(rows.mask.sum(1).max())
     assert most < rows.tokens.shape[1] / 2
 
     def found(row_tokens):
-        loss = functools.partial(clone.clone_loss, row_tokens=row_tokens, **settings)
+        head = losses.HeadSettings(chunk_size=4096, row_tokens=row_tokens)
+        loss = functools.partial(clone.clone_loss, fns=FNS, head=head)
         return jax.jit(jax.value_and_grad(loss))(tiny.untrained(), rows)
 
     assert_close(found(None), found(most))
@@ -231,7 +232,7 @@ def test_a_clone_compiles_its_step_once():
             steps=3,
             params=jax.device_put(tiny.untrained(), layout),
             report=lambda step, loss: counts.append(counter.count),
-            row_sharding=sharding.shard_rows(mesh),
+            slices=Slices(1, sharding.shard_rows(mesh)),
         )
     assert counts[0] == counts[2]
     jax.tree.map(lambda x, at: x.sharding == at or pytest.fail(str(x.sharding)), params, layout)

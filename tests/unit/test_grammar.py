@@ -267,8 +267,7 @@ def test_gradients_are_those_of_the_masked_softmax():
             hidden,
             head,
             tokens,
-            chunk_size=2,
-            bits=grammars.Bits(ids=(2, 5, 7)),
+            losses.HeadSettings(chunk_size=2, bits=grammars.Bits(ids=(2, 5, 7))),
             allowed=jnp.asarray(allowed),
         )[0]
         return found[0, 1:].sum()

@@ -39,7 +39,7 @@ def reference_logprobs(hidden, head, tokens, temperature):
 def test_token_logprobs_equal_the_loop_at_any_chunk_size(chunk_size):
     hidden, head, tokens = head_case(0)
     out = losses.token_logprobs(
-        hidden, head, tokens, temperature=0.7, chunk_size=chunk_size, with_entropy=True
+        hidden, head, tokens, losses.HeadSettings(0.7, chunk_size), with_entropy=True
     )
     for got, want in zip(out, reference_logprobs(hidden, head, tokens, 0.7), strict=True):
         np.testing.assert_allclose(got, want, atol=2e-6)
@@ -49,9 +49,7 @@ def test_token_logprobs_shift_by_hand():
     # logits of position 0 are [0, ln 3]: p = [1/4, 3/4]; tokens[0, 1] = 1 has log 3/4.
     hidden = jnp.array([[[np.log(3.0)], [5.0]]], jnp.float32)
     head = jnp.array([[0.0, 1.0]])
-    logprobs, entropy = losses.token_logprobs(
-        hidden, head, jnp.array([[0, 1]]), chunk_size=None, with_entropy=True
-    )
+    logprobs, entropy = losses.token_logprobs(hidden, head, jnp.array([[0, 1]]), with_entropy=True)
     np.testing.assert_allclose(logprobs, [[0.0, np.log(0.75)]], rtol=1e-6)
     want = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
     np.testing.assert_allclose(entropy, [[0.0, want]], rtol=1e-6)
@@ -65,21 +63,14 @@ def test_masked_tokens_alone_see_the_head(chunk_size, row_tokens):
     mask = mask.at[1, -4:].set(True).at[1, :3].set(False)
     hidden = jnp.asarray(hidden).at[0].set(jnp.nan)  # of the row without trained tokens
 
-    def run(hidden, **selection):
-        out = losses.token_logprobs(
-            hidden,
-            head,
-            tokens,
-            temperature=0.7,
-            chunk_size=chunk_size,
-            with_entropy=True,
-            **selection,
-        )
+    def run(hidden, limit=None, **selection):
+        settings = losses.HeadSettings(0.7, chunk_size, limit)
+        out = losses.token_logprobs(hidden, head, tokens, settings, with_entropy=True, **selection)
         logprobs, entropy = (jnp.where(mask, x, 0.0) for x in out)
         return (jnp.sin(logprobs) + entropy**2).sum(), (logprobs, entropy, out)
 
     program = jax.value_and_grad(run, has_aux=True)
-    (_, (*few, raw)), gradient = program(hidden, mask=mask, row_tokens=row_tokens)
+    (_, (*few, raw)), gradient = program(hidden, row_tokens, mask=mask)
     (_, (*every, _)), expected = program(hidden.at[0].set(0.0))
     np.testing.assert_allclose(np.stack(few)[:, :, 1:], np.stack(every)[:, :, 1:], atol=2e-6)
     np.testing.assert_allclose(gradient[1:], expected[1:], atol=2e-5)
@@ -90,11 +81,10 @@ def test_the_head_is_not_computed_for_more_than_row_tokens():
     hidden, head, tokens = head_case(3)
 
     def run(hidden):
-        return losses.token_logprobs(
-            hidden, head, tokens, mask=jnp.ones(tokens.shape, bool), row_tokens=2
-        )[0]
+        mask, settings = jnp.ones(tokens.shape, bool), losses.HeadSettings(row_tokens=2)
+        return losses.token_logprobs(hidden, head, tokens, settings, mask=mask)[0]
 
-    assert not losses.token_logprobs(hidden, head, tokens, chunk_size=4)[1].any()  # no entropy
+    assert not losses.token_logprobs(hidden, head, tokens)[1].any()  # no entropy
     text = str(jax.make_jaxpr(run)(hidden))
     assert 'f32[3,2,11]' in text and 'f32[3,7,11]' not in text
     # tokens 3 to 6 of each row exceed the declared number
@@ -110,7 +100,7 @@ def test_chunked_gradient_equals_autodiff_of_log_softmax(with_entropy):
 
     def ours(hidden, head, chunk_size):
         out = losses.token_logprobs(
-            hidden, head, tokens, temperature=1.3, chunk_size=chunk_size, with_entropy=with_entropy
+            hidden, head, tokens, losses.HeadSettings(1.3, chunk_size), with_entropy=with_entropy
         )
         return sum((w * x).sum() for w, x in zip(weight, out, strict=True))
 
@@ -132,7 +122,8 @@ def test_full_logits_never_exist_when_chunked():
     hidden, head, tokens = head_case(4, rows=1, length=64, width=8, vocab=512)
 
     def loss(hidden, head):
-        return losses.token_logprobs(hidden, head, tokens, chunk_size=8, with_entropy=True)[0].sum()
+        settings = losses.HeadSettings(chunk_size=8)
+        return losses.token_logprobs(hidden, head, tokens, settings, with_entropy=True)[0].sum()
 
     compiled = jax.jit(jax.grad(loss, (0, 1))).lower(hidden, head).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 64 * 512 * 4
@@ -141,14 +132,15 @@ def test_full_logits_never_exist_when_chunked():
 def test_bfloat16_hidden_keeps_float32_logits():
     hidden, head, tokens = head_case(5)
     hidden = jnp.asarray(hidden, jnp.bfloat16)
-    logprobs, _ = losses.token_logprobs(hidden, head, tokens, chunk_size=4)
+    settings = losses.HeadSettings(chunk_size=4)
+    logprobs, _ = losses.token_logprobs(hidden, head, tokens, settings)
     assert logprobs.dtype == jnp.float32
     rounded = jnp.asarray(head, jnp.bfloat16)
     want, _ = reference_logprobs(np.float64(hidden), np.float64(rounded), tokens, 1.0)
     np.testing.assert_allclose(logprobs, want, atol=2e-5)
-    grads = jax.grad(
-        lambda h, w: losses.token_logprobs(h, w, tokens, chunk_size=4)[0].sum(), (0, 1)
-    )(hidden, jnp.asarray(head))
+    grads = jax.grad(lambda h, w: losses.token_logprobs(h, w, tokens, settings)[0].sum(), (0, 1))(
+        hidden, jnp.asarray(head)
+    )
     assert grads[0].dtype == jnp.bfloat16 and grads[1].dtype == jnp.float32
 
 

@@ -74,9 +74,8 @@ class Distilling(Extra):
         ]
         student = forward.hidden, models.fns.head(forward.params)
         masks = dict(mask=batch.mask, allowed=batch.allowed)
-        (kl,) = losses.of_logits(
-            divergence, [student, *each], batch.tokens, **masks, **settings.head
-        )
+        models = [student, *each]
+        (kl,) = losses.of_logits(divergence, models, batch.tokens, settings.head, **masks)
         kl = jnp.where(batch.mask, kl, 0.0)
         return losses.weighted_sum(weights, kl), {'policy/kl_teacher': kl.sum()}
 

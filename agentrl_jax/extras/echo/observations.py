@@ -84,7 +84,8 @@ def log_likelihood(
 
     hidden [B, T, D], head [D, V].
     """
-    logprobs, _ = losses.token_logprobs(hidden, head, tokens, chunk_size=chunk_size)
+    settings = losses.HeadSettings(chunk_size=chunk_size)
+    logprobs, _ = losses.token_logprobs(hidden, head, tokens, settings)
     return jnp.where(mask, logprobs, 0.0)
 
 

@@ -98,8 +98,7 @@ def action_probabilities(
         hidden_fn(params, ids, positions_of(attention), attention),
         head_fn(params),
         ids,
-        temperature=temperature,
-        bits=bits,
+        losses.HeadSettings(temperature, bits=bits),
         allowed=allowed,
     )
     total = jnp.where(mask, logprobs, 0.0).sum(1).reshape(rows, actions)
