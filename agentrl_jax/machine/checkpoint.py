@@ -19,7 +19,7 @@ import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -33,7 +33,6 @@ FOLDER = 'checkpoints'  # below the workdir
 STATE = 'state'  # Orbax's name of the pytree in a step
 MARK = '_CHECKPOINT_METADATA'  # Orbax's metadata of a step, including `extra`
 CONTENTS = 'contents.jsonl'  # not Orbax's: {'sha256'} of the second line; {'files'}
-HAS_CONTENTS = 'has_contents'  # saved with `extra`; missing in checkpoints of older versions
 NEW, REMOVED, DAMAGED = '.new', '.removed', '.damaged'  # suffixes of folders that are not steps
 PATIENCE_S = 1200  # for Orbax to write a step
 # Orbax measures its timeout by wall-clock time: changing the clock during a save would fail it.
@@ -96,7 +95,7 @@ def save(ckpts: Checkpoints, step: int, state: Any, extra: Mapping[str, Any]) ->
     need, free = state_bytes(state), shutil.disk_usage(ckpts.directory).free
     if free < need // jax.process_count():
         raise _disk_full(ckpts.directory, f'step {step} was not saved', need)
-    metadata = json.loads(json.dumps({**extra, HAS_CONTENTS: True}, allow_nan=False))
+    metadata = json.loads(json.dumps(extra, allow_nan=False))
     new = ckpts.directory / f'{step}{NEW}'
     try:
         with ocp.Context(async_options=UNTIMED):
@@ -217,9 +216,7 @@ def restore(
 def read_extra(path: str | os.PathLike, *, step: int | None = None) -> dict[str, Any]:
     """Read the JSON dict (config) of a checkpoint, but no arrays. `path`: see find_step."""
     path = find_step(path, step=step)
-    known = _contents(path)
-    if known is not None:
-        _same_files(path, {MARK: known['files'][MARK]})
+    check_files(path, [MARK], alone=True)
     return _extra(path)
 
 
@@ -267,20 +264,15 @@ def number_of(path: pathlib.Path) -> int:
     return int(path.name)
 
 
-def check_files(path: pathlib.Path, *, alone: bool = False) -> None:
-    """Raise Damaged unless every file of a step matches its digest.
+def check_files(
+    path: pathlib.Path, names: Collection[str] | None = None, *, alone: bool = False
+) -> None:
+    """Raise Damaged unless the files of a step, by default all, match their digests.
 
     The processes divide the files among them, so all must call, unless `alone`.
     """
-    known = _contents(path)
-    if known is not None:
-        _same_files(path, known['files'], alone=alone)
-    elif jax.process_index() == 0:
-        warning = f'WARNING: {path} was saved without checksums: damage may go unnoticed'
-        print(warning, file=sys.stderr, flush=True)
-
-
-def _same_files(path: pathlib.Path, known: dict[str, Any], *, alone: bool = True) -> None:
+    known = _digests(path)
+    known = known if names is None else {name: known[name] for name in names}
     part, of = (0, 1) if alone else (jax.process_index(), jax.process_count())
     difference = checksums.first_difference(path, known, part=part, of=of)
     if of > 1:  # one process reports the reason; the rest only know the file
@@ -291,18 +283,16 @@ def _same_files(path: pathlib.Path, known: dict[str, Any], *, alone: bool = True
         raise Damaged(path, f'{path / sorted(known)[difference[0]]} {difference[1]}')
 
 
-def _contents(path: pathlib.Path) -> dict[str, Any] | None:
-    """Return contents.jsonl after checking it against its digest; None in older checkpoints."""
+def _digests(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Return the digests in contents.jsonl after checking them against their own digest."""
     file = path / CONTENTS
     if not file.exists():
-        if HAS_CONTENTS in _metadata(path)['custom_metadata']:
-            raise Damaged(path, f'{file} is missing')
-        return None
+        raise Damaged(path, f'{file} is missing')
     head, _, body = file.read_bytes().partition(b'\n')
     digest = hashlib.sha256(body.removesuffix(b'\n')).hexdigest()
     if head != json.dumps({'sha256': digest}).encode() or not body.endswith(b'\n'):
         raise Damaged(path, f'{file} has changed since it was written')
-    return json.loads(body)
+    return json.loads(body)['files']
 
 
 def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
@@ -395,34 +385,14 @@ def _check_leaves(saved: Any, wanted: Any, path: pathlib.Path) -> None:
         raise ValueError(f'{path} does not fit: {"; ".join(sorted(errors)[:5])}{more}')
 
 
-def _metadata(path: pathlib.Path) -> dict[str, Any]:
-    """Read and check Orbax's metadata of a step."""
-    file = path / MARK
-    try:
-        saved = json.loads(file.read_bytes())
-        valid = isinstance(saved['custom_metadata'], dict) and STATE in saved['item_handlers']
-    except FileNotFoundError as error:
-        raise Damaged(path, f'{file} is missing') from error
-    except (ValueError, KeyError, TypeError):
-        valid = False
-    if not valid:
-        raise Damaged(path, f'{file} is invalid checkpoint metadata')
-    return saved
-
-
 def _extra(path: pathlib.Path) -> dict[str, Any]:
-    saved = _metadata(path)['custom_metadata']
-    return {name: value for name, value in saved.items() if name != HAS_CONTENTS}
+    """Return the JSON dict that was saved with a step, in Orbax's metadata."""
+    return json.loads((path / MARK).read_bytes())['custom_metadata']
 
 
 def _array_metadata(path: pathlib.Path) -> Any:
-    """Shapes and dtypes of the saved arrays, in nested dicts."""
-    _metadata(path)
-    with _readable(path):
-        saved = ocp.checkpointables_metadata(path).metadata[STATE]
-    if saved is None:  # Orbax has logged why
-        raise Damaged(path, f'{path / STATE} has no array metadata')
-    return saved
+    """Return the shapes and dtypes of the saved arrays, in nested dicts."""
+    return ocp.checkpointables_metadata(path).metadata[STATE]
 
 
 def _fitted(tree: Any, like: Any) -> Any:
@@ -444,21 +414,7 @@ def _load(path: pathlib.Path, abstract: Any) -> Any:
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first_device)
 
-    with _readable(path):
-        return ocp.load_checkpointables(path, {STATE: jax.tree.map(placed, abstract)})[STATE]
-
-
-@contextlib.contextmanager
-def _readable(path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError) as error:  # Orbax's errors on damaged files
-        raise Damaged(path, f'{path / STATE} cannot be read ({_first_line(error)})') from error
-
-
-def _first_line(error: Exception) -> str:
-    """First line of an error: Orbax prints the entire tree after it."""
-    return str(error).strip().partition('\n')[0][:200]
+    return ocp.load_checkpointables(path, {STATE: jax.tree.map(placed, abstract)})[STATE]
 
 
 def _explained(error: Exception, directory: pathlib.Path, need: int) -> Exception:
@@ -468,8 +424,8 @@ def _explained(error: Exception, directory: pathlib.Path, need: int) -> Exceptio
     if number == errno.ENOSPC:
         return _disk_full(directory, 'the newest step was not saved', need)
     if number is None:
-        reason = f'no checkpoint was written: {_first_line(error)}'
-        return OSError(errno.EIO, reason, str(directory))
+        reason = str(error).strip().partition('\n')[0][:200]  # Orbax adds the entire tree
+        return OSError(errno.EIO, f'no checkpoint was written: {reason}', str(directory))
     return OSError(number, os.strerror(number), str(directory))
 
 
