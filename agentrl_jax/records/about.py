@@ -30,7 +30,7 @@ def of_run(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str
         'method': _method(config),
         'model': model + (f', LoRA rank {lora}' if lora else ''),
         'config': config_name(argv),
-        'reward': config['reward']['function'] if 'reward' in config else '',  # older ones lack it
+        'reward': config['reward']['function'],
         'seed': str(config['seed']),
         'commit': short(commit()),
     }

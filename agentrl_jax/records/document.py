@@ -47,8 +47,8 @@ Totals = TypedDict(
         'episodes': Count,
         'faulty': Count,  # episodes with a failed environment; not in the other figures
         'solved': Count,
-        'success_low': NotRequired[Number],  # 95 % interval, assuming independent levels
-        'success_high': NotRequired[Number],
+        'success_low': Number,  # 95 % interval, assuming independent levels
+        'success_high': Number,
         'return': Number,  # mean
         'turns': Count,
         'invalid': Number | None,  # turns; null if the environment does not report all of them

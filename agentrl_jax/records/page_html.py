@@ -13,7 +13,6 @@ import numpy as np
 from markupsafe import Markup
 
 from agentrl_jax.machine import files
-from agentrl_jax.measure.stats import wilson_interval
 from agentrl_jax.records import document as documents
 from agentrl_jax.records import markup, page_episode
 from agentrl_jax.records.markup import many, to_float
@@ -73,11 +72,9 @@ def _tiles(
     """Label -> (figure of all healthy episodes, note)."""
     healthy, interval = totals['episodes'] - totals['faulty'], ''
     success = f'{100 * totals["solved"] / healthy:.1f} %' if healthy else '—'
-    if healthy and 0 <= totals['solved'] <= healthy:
-        ends = wilson_interval(totals['solved'], healthy)
-        if {'success_low', 'success_high'} <= totals.keys():  # not in older documents
-            ends = to_float(totals['success_low']), to_float(totals['success_high'])
-        interval = '95 % interval {:.1f} to {:.1f}'.format(*(100 * end for end in ends))
+    if healthy:
+        low, high = (100 * to_float(totals[f'success_{end}']) for end in ('low', 'high'))
+        interval = f'95 % interval {low:.1f} to {high:.1f}'
     tiles = {
         'success': (success, interval),
         'solved': (f'{totals["solved"]} of {healthy}', ''),
