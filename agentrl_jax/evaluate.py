@@ -18,9 +18,9 @@ log, or a run's replies.jsonl, bit for bit, without the environments.
 
 import sys
 
-from absl import flags, logging
+from absl import flags
 
-from agentrl_jax.run import command, usage
+from agentrl_jax.run import command
 from agentrl_jax.settings import tree
 
 if __name__ == '__main__':
@@ -56,7 +56,7 @@ from agentrl_jax.run import collecting, hosts, parts, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import canonical_json, read_saved, to_metadata
-from agentrl_jax.run.params import best_of, saved_policy
+from agentrl_jax.run.params import chosen, saved_policy
 from agentrl_jax.run.state import HOST_CONNECTION_FIELDS, HOST_TASK_FIELDS, changeable_world_fields
 from agentrl_jax.run.streams import EVALUATE, Streams
 from agentrl_jax.types import EpisodeStop
@@ -330,26 +330,18 @@ MAY_DIFFER = (
 
 
 def main() -> None:
-    logging.set_verbosity(logging.WARNING)
-    command.check_backend()
     args = flags.FLAGS
-    try:
-        step = args.step
-        if args.fallback and args.workdir and not args.best:
-            step = checkpoint.fall_back(args.workdir, step=step)
-        workdir = best_of(args.workdir) if args.best else args.workdir
-        with usage.checked():
-            evaluate(
-                args.config,
-                workdir,
-                args.out or args.workdir,
-                step,
-                args.trajectories,
-                args.replay,
-                args.transfer,
-            )
-    except (ValueError, OSError) as error:
-        usage.end(files.format_error(error, args.out or args.workdir or None), error)
+    with command.running(args.out or args.workdir or None):
+        workdir, step = chosen(args)
+        evaluate(
+            args.config,
+            workdir,
+            args.out or args.workdir,
+            step,
+            args.trajectories,
+            args.replay,
+            args.transfer,
+        )
 
 
 if __name__ == '__main__':

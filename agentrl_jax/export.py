@@ -15,9 +15,9 @@ The folder is renamed into place when it is complete. Loading a folder and expor
 dtype reproduces every tensor byte for byte.
 """
 
-from absl import flags, logging
+from absl import flags
 
-from agentrl_jax.run import command, usage
+from agentrl_jax.run import command
 
 if __name__ == '__main__':
     command.define_config_of_run()
@@ -60,7 +60,7 @@ from agentrl_jax.records import model_card
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.migration import read_saved
-from agentrl_jax.run.params import BEST_FOLDER, base_is_in_model_path, best_of, saved_policy
+from agentrl_jax.run.params import BEST_FOLDER, base_is_in_model_path, chosen, saved_policy
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
@@ -327,20 +327,12 @@ def export_checkpoint(
 
 
 def main() -> None:
-    logging.set_verbosity(logging.WARNING)
-    command.check_backend()
     args = flags.FLAGS
-    try:
-        step = args.step
-        workdir = best_of(args.workdir) if args.best else args.workdir
-        if args.fallback and not args.best:
-            step = checkpoint.fall_back(args.workdir, step=step)
-        with usage.checked():
-            folder = export_checkpoint(
-                args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
-            )
-    except (ValueError, OSError) as error:
-        usage.end(files.format_error(error, Path(args.out).parent), error)
+    with command.running(Path(args.out).parent):
+        workdir, step = chosen(args)
+        folder = export_checkpoint(
+            args.config, workdir, args.out, step=step, dtype=args.dtype, part=args.part
+        )
     print(folder)
 
 

@@ -8,10 +8,10 @@ A policy can also play on hosts and harnesses. You get the same observations as 
 action names, such as `Right || Down`; an empty line quits. Levels are from --split.
 """
 
-from absl import flags, logging
+from absl import flags
 from ml_collections import config_flags
 
-from agentrl_jax.run import command, usage
+from agentrl_jax.run import command
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
 if __name__ == '__main__':
@@ -248,16 +248,11 @@ def play(args: Any) -> None:
 
 
 def main() -> None:
-    logging.set_verbosity(logging.WARNING)
-    command.check_backend()
-    args = flags.FLAGS
-    try:
-        with usage.checked():
-            play(args)
-    except (ValueError, OSError) as error:
-        usage.end(files.format_error(error), error)
-    except (EOFError, KeyboardInterrupt):
-        print()
+    with command.running():
+        try:
+            play(flags.FLAGS)
+        except (EOFError, KeyboardInterrupt):
+            print()
 
 
 if __name__ == '__main__':

@@ -43,7 +43,6 @@ import threading
 import uvicorn
 
 from agentrl_jax.envs.hosts import gate, server, workers
-from agentrl_jax.machine import files
 
 END_S = 10.0  # for requests and environments to end after stdin has closed
 
@@ -107,9 +106,6 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-    try:
-        with usage.checked():
-            code = main()
-    except (ValueError, OSError) as error:
-        usage.end(files.format_error(error), error)
+    with usage.one_line_errors():
+        code = main()
     sys.exit(code)

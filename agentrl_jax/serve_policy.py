@@ -14,9 +14,9 @@ and follow its grammar (rollout.constrain). Clients may use the stop strings of 
 --stop. A field without effect is an error 400. logprobs and return_token_ids return the samples.
 """
 
-from absl import flags, logging
+from absl import flags
 
-from agentrl_jax.run import command, usage
+from agentrl_jax.run import command
 
 if __name__ == '__main__':
     command.define_config_of_run()
@@ -49,7 +49,7 @@ from agentrl_jax.envs.hosts.harness.episode import OVER, Caller, End, Episode, d
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, shown
-from agentrl_jax.machine import checkpoint, files
+from agentrl_jax.machine import checkpoint
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool, without_surrogates
@@ -58,7 +58,7 @@ from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.run import parts, saved_config
 from agentrl_jax.run.config import Config, read
-from agentrl_jax.run.params import best_of, saved_policy
+from agentrl_jax.run.params import chosen, saved_policy
 from agentrl_jax.text.answer import END, FORMS
 from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
 from agentrl_jax.text.task import build_answers, limits_actions
@@ -302,8 +302,7 @@ class Served:
 
 def open_policy(args: Any) -> Served:
     """Load the policy that the flags select, and open its port."""
-    workdir = best_of(args.workdir) if args.best else args.workdir
-    step = args.step
+    workdir, step = chosen(args)
     if workdir:
         origin = saved_config.origin(workdir, args.config, step=step)
         saved_config.say(origin)
@@ -323,17 +322,12 @@ def open_policy(args: Any) -> Served:
 
 
 def main() -> None:
-    logging.set_verbosity(logging.WARNING)
-    command.check_backend()
     args = flags.FLAGS
-    try:
-        with usage.checked():
-            served = open_policy(args)
-        print(f'serving {served.url}', flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            served.run()
-    except (ValueError, OSError) as error:
-        usage.end(files.format_error(error, args.workdir or None), error)
+    with command.running(args.workdir or None):
+        served = open_policy(args)
+    print(f'serving {served.url}', flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        served.run()
 
 
 if __name__ == '__main__':

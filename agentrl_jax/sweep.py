@@ -230,11 +230,8 @@ def run_sweep(args: flags.FlagValues) -> int:
 
 def main() -> None:
     command.show_frames_of(flags.FLAGS.sweep)
-    try:
-        with usage.checked():
-            code = run_sweep(flags.FLAGS)
-    except (ValueError, OSError) as error:
-        usage.end(files.format_error(error, flags.FLAGS.workdir), error)
+    with usage.one_line_errors(flags.FLAGS.workdir):
+        code = run_sweep(flags.FLAGS)
     sys.exit(code)
 
 

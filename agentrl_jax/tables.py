@@ -206,11 +206,8 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = _arguments(argv)
-    try:
-        with usage.checked():
-            run(args)
-    except (OSError, ValueError) as error:
-        usage.end(files.format_error(error), error)
+    with usage.one_line_errors():
+        run(args)
 
 
 if __name__ == '__main__':

@@ -38,23 +38,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--port', type=int, default=0, help='port of the server; 0 = a free one')
     parser.add_argument('--open', action='store_true', help='open the page in the browser')
     args = parser.parse_args(argv)
-    try:
-        with usage.checked():
-            source = files.local_path(args.source)
-            if not source.exists():
-                folder = source.absolute().parent
-                names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-                close = suggestion(source.name, names)
-                raise FileNotFoundError(f'{source} does not exist{close}')
-            if source.is_dir() and not args.out:
-                serve(source, args.port, open_it=args.open)
-            else:
-                source = document.find(source)
-                page = files.local_path(args.out) if args.out else source.with_suffix('.html')
-                page_html.write(page, document.read(source), max_episodes=args.max_episodes)
-                print(page)
-    except (OSError, ValueError) as error:
-        usage.end(files.format_error(error), error)
+    with usage.one_line_errors():
+        source = files.local_path(args.source)
+        if not source.exists():
+            folder = source.absolute().parent
+            names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+            raise FileNotFoundError(f'{source} does not exist{suggestion(source.name, names)}')
+        if source.is_dir() and not args.out:
+            serve(source, args.port, open_it=args.open)
+        else:
+            source = document.find(source)
+            page = files.local_path(args.out) if args.out else source.with_suffix('.html')
+            page_html.write(page, document.read(source), max_episodes=args.max_episodes)
+            print(page)
 
 
 def serve(workdir: Path, port: int, *, open_it: bool) -> None:

@@ -46,7 +46,7 @@ from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies
 from agentrl_jax.run.config import effective
-from agentrl_jax.run.params import best_of
+from agentrl_jax.run.params import BEST_FOLDER
 
 KILL, TERM, INT, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP
 BLOWS = ((KILL,), (KILL,), (KILL,), (TERM,), (INT,), (TERM, KILL), (STOP, signal.SIGCONT, KILL))
@@ -155,7 +155,7 @@ def replies_of(workdir: pathlib.Path) -> dict[str, list[str]]:
 
 def kept_best(workdir: pathlib.Path) -> dict[str, Any]:
     """Return steps of the best policy (one or none) and the metadata of their checkpoints."""
-    folder = pathlib.Path(best_of(workdir), checkpoint.FOLDER)
+    folder = pathlib.Path(workdir, BEST_FOLDER, checkpoint.FOLDER)
     return {step: checkpoint.read_extra(folder, step=step) for step in checkpoint.steps(folder)}
 
 

@@ -10,6 +10,7 @@ before jax is imported.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -18,14 +19,14 @@ import shlex
 import sys
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import config_flags
 
 from agentrl_jax.machine import files
-from agentrl_jax.run.usage import SIZES, missing, refuse, wants_fallback
+from agentrl_jax.run.usage import SIZES, missing, one_line_errors, refuse, wants_fallback
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import USERS
 
@@ -101,6 +102,18 @@ def check_backend() -> None:
             f'{f" ({reason})" if reason else ""}: pip install "jax[cuda13]" for GPUs, "jax[tpu]" '
             'for TPUs, or set JAX_PLATFORMS=cpu'
         )
+
+
+@contextlib.contextmanager
+def running(workdir: str | os.PathLike | None = None) -> Iterator[None]:
+    """Context of a command that uses jax; its errors end the process with one line.
+
+    workdir: see usage.one_line_errors.
+    """
+    logging.set_verbosity(logging.WARNING)
+    check_backend()
+    with one_line_errors(workdir):
+        yield
 
 
 def config_of_run() -> str | None:

@@ -154,9 +154,13 @@ def load_initial_policy(workdir: Path, abstract: Params) -> Params:
     return frozen.load(workdir / REFERENCE_FOLDER, sharding.abstract_of(abstract))
 
 
-def best_of(workdir: str | Path) -> str:
-    """Return the folder of a run's best policy."""
-    return str(files.local_path(workdir) / BEST_FOLDER)
+def chosen(args: Any) -> tuple[str, int | None]:
+    """Return the folder and the step (None: the newest) of the policy that the flags select."""
+    if args.best:
+        return str(files.local_path(args.workdir) / BEST_FOLDER), args.step
+    if args.workdir and getattr(args, 'fallback', False):
+        return args.workdir, checkpoint.fall_back(args.workdir, step=args.step)
+    return args.workdir, args.step
 
 
 def save_if_best(workdir: Path, params: Params, saved: dict[str, Any]) -> None:

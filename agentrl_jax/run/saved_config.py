@@ -120,14 +120,11 @@ def default(argv: Sequence[str]) -> str | None:
     if not workdir or _value(argv, 'config') is not None or '--help' in argv:
         return None
     number = int(step) if step and step.isdigit() else None
-    try:
-        with usage.checked():
-            folder = checkpoint.find_step(workdir, step=number)
-            if usage.wants_fallback(argv):
-                folder = readable(folder)
-            get_config(str(folder))
-    except (ValueError, OSError) as error:
-        usage.end(files.format_error(error), error)
+    with usage.one_line_errors():
+        folder = checkpoint.find_step(workdir, step=number)
+        if usage.wants_fallback(argv):
+            folder = readable(folder)
+        get_config(str(folder))
     return f'{__file__}:{folder}'
 
 

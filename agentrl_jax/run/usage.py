@@ -89,6 +89,19 @@ def end(sentence: str, error: BaseException) -> NoReturn:
     raise ended
 
 
+@contextlib.contextmanager
+def one_line_errors(workdir: str | os.PathLike | None = None) -> Iterator[None]:
+    """End the process with one line for an error in this context: code 2 for wrong usage, else 1.
+
+    workdir: the path to name if a system error has none.
+    """
+    try:
+        with checked():
+            yield
+    except (ValueError, OSError) as error:
+        end(files.format_error(error, workdir), error)
+
+
 def refuse(sentence: str) -> NoReturn:
     """Exit with a one-line error."""
     print(f'error: {sentence}', file=sys.stderr)

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,8 @@ def test_a_path_in_a_bucket_is_a_folder_of_its_mount(tmp_path, bucket):
     assert files.local_path('~/a') == pathlib.Path.home() / 'a'
     workdir = files.check_workdir('gs://bucket/run')
     assert workdir.is_dir() and (bucket / 'run').is_dir()
-    assert params.best_of('gs://bucket/run') == str(tmp_path / 'gcs/bucket/run/best')
+    flags = types.SimpleNamespace(workdir='gs://bucket/run', best=True, step=None)
+    assert params.chosen(flags) == (str(tmp_path / 'gcs/bucket/run/best'), None)
     trajectories.write_records('gs://bucket/run/played.jsonl', [{'item_id': 'a_1'}])
     assert (bucket / 'run' / 'played.jsonl').read_text() == '{"item_id": "a_1"}\n'
     kept_as_they_are = {'a': 'http://host:1', 'b': ('x', 2, None), 'c': ['gs'], 'd': {'e': 1.5}}

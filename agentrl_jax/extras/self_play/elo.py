@@ -16,9 +16,9 @@ config). Policies, random play and the expert, which moves on the host, are ther
 same way, and the program of a policy is compiled once for all of its checkpoints.
 """
 
-from absl import flags, logging
+from absl import flags
 
-from agentrl_jax.run import command, usage
+from agentrl_jax.run import command
 
 if __name__ == '__main__':
     flags.DEFINE_string('workdir', None, 'Folder of a run, which defines the game.')
@@ -231,18 +231,13 @@ def table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    logging.set_verbosity(logging.WARNING)
-    command.check_backend()
     options = flags.FLAGS
-    try:
-        with usage.checked():
-            if not all(step.isdigit() for step in options.steps):
-                raise ValueError('--steps must be numbers, such as --steps=0,100')
-            steps = [int(step) for step in options.steps]
-            how = dict(games=options.games, seed=options.seed, out=options.out)
-            print(table(elo(options.workdir, options.against, steps, **how)))
-    except (ValueError, OSError) as error:
-        usage.end(files.format_error(error), error)
+    with command.running():
+        if not all(step.isdigit() for step in options.steps):
+            raise ValueError('--steps must be numbers, such as --steps=0,100')
+        steps = [int(step) for step in options.steps]
+        how = dict(games=options.games, seed=options.seed, out=options.out)
+        print(table(elo(options.workdir, options.against, steps, **how)))
 
 
 if __name__ == '__main__':
