@@ -24,17 +24,16 @@ if __name__ == '__main__':
     command.begin(__doc__, says='agentrl_jax.play: loading')
 
 import dataclasses
-import functools
-import shutil
-import sys
+import itertools
+import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.cells import cell_len
+from rich.console import Console
 
 from agentrl_jax.imitation.demonstrations import answer_text
 from agentrl_jax.machine import files, sharding
@@ -46,8 +45,6 @@ from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import ABSENT, END, parse_answer
 from agentrl_jax.types import EpisodeStop, Rollout
-
-DIM, BOLD, PLAIN = '\x1b[2m', '\x1b[1m', '\x1b[0m'
 
 
 def view_of(task: text.TextTask, world: text.Episode) -> str:
@@ -85,19 +82,8 @@ def wrapped(text: str, width: int) -> str:
 
     The length of the text stays the same. width: columns; 0 = do not wrap.
     """
-    lines = text.split('\n') if width else []
-    return '\n'.join(map(functools.partial(_wrapped_line, width=width), lines)) or text
-
-
-def _wrapped_line(line: str, width: int) -> str:
-    first, *words = line.split(' ')
-    pieces, column = [first], cell_len(first)
-    for word in words:
-        column += 1 + cell_len(word)
-        fits = column <= width
-        pieces += [' ' if fits else '\n', word]
-        column = column if fits else cell_len(word)
-    return ''.join(pieces)
+    line_and_space = rf'(?=.{{{width + 1}}})(.{{0,{width}}}) '  # only in lines that are longer
+    return re.sub(line_and_space, r'\1\n', text) if width else text
 
 
 def play_by_hand(
@@ -159,14 +145,10 @@ def watch(
     *,
     level: int,
     seed: int,
-    say: Callable[[str], None],
     delay: float,
-    width: int = 0,
+    console: Console,
 ) -> tuple[float, bool]:
-    """Let a run's policy play one episode, then print it token by token.
-
-    width: as in `wrapped`.
-    """
+    """Let a run's policy play one episode, then print it token by token; (return, solved)."""
     tokenizer = parts.build_tokenizer(cfg)
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, split, None)
@@ -182,34 +164,26 @@ def watch(
         if worlds is not None:
             worlds.pool.close()
     tokens = list(pieces(rollout, tokenizer))
-    remaining = wrapped(''.join(piece for piece, _ in tokens), width)
+    remaining = wrapped(''.join(piece for piece, _ in tokens), width_of(console))
     for piece, sampled in tokens:
         now, remaining = remaining[: len(piece)], remaining[len(piece) :]
-        say(f'{BOLD if sampled else DIM}{now}{PLAIN}')
+        console.print(now, style='bold' if sampled else 'dim', end='')
         time.sleep(delay if sampled else 5 * delay)
-    total, solved = float(rollout.returns[0]), bool(rollout.success[0])
-    host_rollout = jax.device_get(rollout)
-    if cfg.on_hosts:  # no token contains the reply to the last answer
-        say(f'\n\n{ending(task, EpisodeStop(int(host_rollout.episode_stop[0])), solved)}')
-        say(f', return {total:g}\n')
-        return total, solved
-    worlds = pages.replay_states(host_rollout, np.arange(2), task, tokenizer, jax.random.key(seed))
-    last = next(states for k, states in enumerate(worlds) if k == host_rollout.num_turns[0])
-    stop = EpisodeStop(int(host_rollout.episode_stop[0]))
-    say(f'\n\nThe end\n{board_of(task, jax.tree.map(lambda x: x[0], last))}')
-    say(f'{ending(task, stop, solved)}, return {total:g}\n')
+    console.print('\n')
+    both = jax.device_get(rollout)
+    if not cfg.on_hosts:  # on hosts, no token contains the reply to the last answer
+        states = pages.replay_states(both, np.arange(2), task, tokenizer, jax.random.key(seed))
+        last = next(itertools.islice(states, int(both.num_turns[0]), None))
+        console.print(f'The end\n{board_of(task, jax.tree.map(lambda x: x[0], last))}')
+    total, solved = float(both.returns[0]), bool(both.success[0])
+    stop = EpisodeStop(int(both.episode_stop[0]))
+    console.print(f'{ending(task, stop, solved)}, return {total:g}')
     return total, solved
 
 
-def writer(stream: TextIO) -> Callable[[str], None]:
-    """Return a function that prints pieces, with style codes only on a terminal."""
-
-    def write(piece):
-        for code in () if stream.isatty() else (DIM, BOLD, PLAIN):
-            piece = piece.replace(code, '')
-        print(piece, end='', file=stream, flush=True)
-
-    return write
+def width_of(console: Console) -> int:
+    """Return the columns of a terminal; 0 for files and pipes."""
+    return console.width if console.is_terminal else 0
 
 
 def config_to_play(given: Any, workdir: str) -> Config:
@@ -231,20 +205,17 @@ def play(args: Any) -> None:
             'to its run'
         )
     tokenizer = parts.build_tokenizer(cfg)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
     task = parts.build_text_task(cfg, tokenizer, args.split, None)
     levels = task.env.num_levels(task.env_params)
     if not 0 <= args.level < levels:
         raise ValueError(f'--level={args.level} must be in 0..{levels - 1}')
+    how = dict(level=args.level, seed=args.seed)
     if args.workdir:
-        how = dict(level=args.level, seed=args.seed, delay=args.delay, width=width)
-        watch(cfg, args.workdir, args.split, **how, say=writer(sys.stdout))
+        watch(cfg, args.workdir, args.split, **how, delay=args.delay, console=console)
     else:
-
-        def say(said):
-            print(wrapped(said, width))
-
-        play_by_hand(task, level=args.level, seed=args.seed, ask=input, say=say)
+        width = width_of(console)
+        play_by_hand(task, **how, ask=input, say=lambda text: print(wrapped(text, width)))
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Full runs on hosts: training, validation, pages, resuming, replays."""
 
+import io
 import itertools
 import json
 import math
@@ -14,6 +15,7 @@ import jax
 import micro_runs
 import numpy as np
 import pytest
+from rich.console import Console
 
 from agentrl_jax import evaluate, play, train
 from agentrl_jax.envs.hosts import textcraft
@@ -70,14 +72,12 @@ def test_a_run_trains_validates_counts_logs_and_compiles_nothing_late(finished):
 @pytest.mark.soak
 def test_a_policy_is_watched_on_hosts(finished):
     cfg, workdir = finished
-    said = []
-    read = read_config(cfg)
-    total, solved = play.watch(
-        read, str(workdir), 'validation', level=2, seed=5, say=said.append, delay=0.0
-    )
-    text = ''.join(said)
+    console, read = Console(file=io.StringIO(), width=400), read_config(cfg)
+    how = dict(level=2, seed=5, delay=0.0, console=console)
+    total, solved = play.watch(read, str(workdir), 'validation', **how)
+    text = console.file.getvalue()
     assert 'Say something.' in text and f'return {total:g}' in text
-    assert ('not solved: ' in text) == (not solved) and play.BOLD in text
+    assert ('not solved: ' in text) == (not solved)
 
 
 def test_a_page_shows_what_was_said_and_answered(finished):

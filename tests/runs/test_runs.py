@@ -4,6 +4,7 @@ A few configs cover pairs of features. Each is trained once, and every test read
 """
 
 import functools
+import io
 import json
 import math
 import re
@@ -16,6 +17,7 @@ import micro_runs
 import ml_collections
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import load_file
 
 from agentrl_jax import evaluate, export, play, train
@@ -432,13 +434,16 @@ def test_a_policy_is_evaluated_world_by_world_and_elsewhere(finished, tmp_path):
 def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(finished):
     """For a run on a mesh, it failed because eight devices are not one."""
     cfg, workdir, _ = finished('a critic')
-    said, run = [], read_config(cfg, None)
-    how = dict(level=1, seed=3, say=said.append, delay=0.0)
-    total, solved = play.watch(run, str(workdir), 'validation', **how)
-    sampled = [piece for piece in said if piece.startswith(play.BOLD)]
+    said = io.StringIO()
+    how = dict(force_terminal=True, color_system='standard', soft_wrap=True, highlight=False)
+    console = Console(file=said, markup=False, **how)
+    how = dict(level=1, seed=3, delay=0.0, console=console)
+    total, solved = play.watch(read_config(cfg, None), str(workdir), 'validation', **how)
+    text = said.getvalue()
     # Up to two turns of six tokens; the first piece is the system message and the first prompt
-    assert 2 <= len(sampled) <= 12 and play.DIM in said[0] and 'system' in said[0]
-    assert said[-1].endswith(f'return {total:g}\n') and ('√' in said[-2]) == solved
+    assert 2 <= text.count('\x1b[1m') <= 12 and text.startswith('\x1b[2m') and 'system' in text
+    assert text.endswith(f'return {total:g}\n')
+    assert ('√' in text[text.index('The end') :]) == solved
 
 
 @pytest.mark.soak
