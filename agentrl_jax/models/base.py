@@ -1,8 +1,8 @@
-"""Interface of a model: its sizes, compute options and functions of its parameters.
+"""A model: its sizes, compute options and functions of its parameters.
 
-A family is one file with a frozen dataclass that derives from `decoder.Decoder` (or from Model, if
-it shares nothing with other decoders), and one line in FAMILIES (__init__.py). Parameters are a
-nested dict of float32 masters with paths that mirror HuggingFace's names; kernels are [in, out].
+A family is one file with a frozen dataclass that derives from Model, and one line in FAMILIES
+(__init__.py). Parameters are a nested dict of float32 masters with paths that mirror HuggingFace's
+names; kernels are [in, out].
 """
 
 import abc
@@ -14,25 +14,20 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.sharding import NamedSharding
 
+from agentrl_jax.models.attention import AttentionMask
+from agentrl_jax.models.decoder import (
+    Attention,
+    Backbone,
+    KVCache,
+    RMSNorm,
+    Where,
+    matmul_transposed,
+)
 from agentrl_jax.types import Params
 
 SCAN_FROM = 8  # layers; fewer compile equally fast without a loop
-
-
-@struct.dataclass
-class KVCache:
-    """Keys and values of S rows; index t of a row holds the token at position t."""
-
-    # Heads share one axis: a TPU would pad each head to 128 channels and copy the cache to read it
-    k: tuple[jax.Array, ...]  # per layer [S, T, Kh * Dh], rotated
-    v: tuple[jax.Array, ...]  # per layer [S, T, Kh * Dh]
-
-    @property
-    def length(self) -> int:
-        return self.k[0].shape[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +52,11 @@ class Model(abc.ABC):
     transposed: bool = False  # kernels are [out, in]; see transpose_kernels
     fused: str = ''  # attention kernels: 'cudnn', 'pallas' or '' (none); see kernels.kind_for
 
-    GGUF_LAYER: ClassVar[
-        Mapping[str, str]
-    ]  # norms of a layer: name in GGUF files -> name here and in HF files
+    ATTENTION: ClassVar[type[Attention]]
+    NORMS: ClassVar[tuple[tuple[str, str], ...]]  # (before, after) attention, then MLP; '' = none
+    SCALED_IN: ClassVar[str] = ''  # RMSNorm.scaled_in
+    GGUF_LAYER: ClassVar[Mapping[str, str]]  # norms of a layer: GGUF's name -> name here and in
+    # HF files
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -88,11 +85,19 @@ class Model(abc.ABC):
 
     # Functions of parameters.
 
-    @abc.abstractmethod
     def init(self, key: jax.Array) -> Params:
-        """Random float32 parameters."""
+        """Random float32 parameters: fan-in scaled kernels, residual outputs / sqrt(2 L)."""
+        k_model, k_head = jax.random.split(key)
+        one = jnp.zeros((1, 1), jnp.int32)
+        visible = AttentionMask(jnp.ones((1, 1, 1), bool), jnp.ones(1, jnp.int32))
+        model = dict(Backbone(self).init(k_model, one, one, visible)['params'])
+        model['embed_tokens'] = {'embedding': model.pop('embedding')}
+        params = {'model': model}
+        if not self.tie_embeddings:
+            shape = (self.hidden_size, self.vocab_size)
+            params['lm_head'] = {'kernel': 0.02 * jax.random.normal(k_head, shape, jnp.float32)}
+        return params
 
-    @abc.abstractmethod
     def forward(
         self,
         params: Params,
@@ -110,8 +115,11 @@ class Model(abc.ABC):
         row_sharding keeps activations split by rows. Without it XLA may split them by channels,
         like the parameters, and hold all rows on every device.
         """
+        index = jnp.arange(tokens.shape[1])
+        causal = index[:, None] >= index[None, :]
+        visible = AttentionMask(causal[None] & attention_mask[:, None, :], attention_mask.sum(1))
+        return self._apply(params, tokens, positions, visible, row_sharding=row_sharding)[0]
 
-    @abc.abstractmethod
     def forward_units(
         self,
         params: Params,
@@ -126,8 +134,9 @@ class Model(abc.ABC):
 
         Never uses fused kernels. Results of a token that attends to no token are meaningless.
         """
+        visible = AttentionMask(lead, rest=rest)
+        return self._apply(params, tokens, positions, visible, row_sharding=row_sharding)[0]
 
-    @abc.abstractmethod
     def forward_cached(
         self,
         params: Params,
@@ -146,8 +155,24 @@ class Model(abc.ABC):
         [R], or None for all rows in order. kv_length (static): only this prefix is read; all
         positions in use must be below it.
         """
+        length = cache.length
+        last = jnp.where(positions < length, positions, 0)  # padding attends to one entry only
+        length = length if kv_length is None else min(kv_length, length)
+        mask = jnp.arange(length)[None, None, :] <= last[:, :, None]
+        visible = AttentionMask(mask, last[:, -1] + 1)
+        where = Where(rows=rows, positions=positions, kv_length=length)
+        return self._apply(params, tokens, positions, visible, cache, where)
 
-    # Shared by all families.
+    def _apply(self, params: Params, *args: Any, **options: Any) -> tuple[jax.Array, Any]:
+        """Apply the Backbone to its arguments."""
+        model = dict(params['model'])
+        model['embedding'] = model.pop('embed_tokens')['embedding']
+        lora = {name: params[name] for name in ('lora',) if name in params}
+        return Backbone(self).apply({'params': model} | lora, *args, **options)
+
+    def norm(self, name: str) -> RMSNorm:
+        """Create a norm inside a module."""
+        return RMSNorm(self.rms_norm_eps, self.dtype, self.SCALED_IN, name=name)
 
     @property
     def scans(self) -> bool:
@@ -199,17 +224,6 @@ class Model(abc.ABC):
     def param_count(self) -> int:
         """Return the number of parameters without allocating them."""
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.abstract_params()))
-
-
-def matmul_transposed(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
-    """Multiply x [N, in] by a kernel [out, in]; returns [N, out].
-
-    XLA's CPU backend repacks the right factor of a product each time. With this order it repacks
-    the few rows instead of the kernel. Without the barrier it would swap the factors back.
-    """
-    contracted = (((1,), (1,)), ((), ()))
-    out = jax.lax.dot_general(kernel, x, contracted, preferred_element_type=dtype)
-    return jax.lax.optimization_barrier(out).T
 
 
 def transpose_kernels(params: Params) -> Params:

@@ -1,4 +1,4 @@
-"""Decoder-only transformers: Flax Linen modules shared by families, and pure functions.
+"""Flax Linen modules of decoder-only transformers, shared by the families.
 
 Parameters are cast to the compute dtype at each use. Norms, rotary angles and softmax are float32.
 
@@ -6,9 +6,8 @@ Letters: B or R rows, O or T tokens, S cache rows, D hidden, H query heads, Kh k
 G = H / Kh query heads per key-value head, Dh head width.
 """
 
-import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
@@ -19,11 +18,25 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models import kernels, layer_scan
 from agentrl_jax.models.attention import AttentionMask, attend_cache, attend_rows, attend_units
-from agentrl_jax.models.base import KVCache, Model, matmul_transposed
-from agentrl_jax.types import Params
+
+if TYPE_CHECKING:
+    from agentrl_jax.models.base import Model
 
 
-def rope_frequencies(config: Model) -> jax.Array:
+@struct.dataclass
+class KVCache:
+    """Keys and values of S rows; index t of a row holds the token at position t."""
+
+    # Heads share one axis: a TPU would pad each head to 128 channels and copy the cache to read it
+    k: tuple[jax.Array, ...]  # per layer [S, T, Kh * Dh], rotated
+    v: tuple[jax.Array, ...]  # per layer [S, T, Kh * Dh]
+
+    @property
+    def length(self) -> int:
+        return self.k[0].shape[1]
+
+
+def rope_frequencies(config: 'Model') -> jax.Array:
     """Angle per position of each pair of channels, theta ** (-2i / Dh), float32 [Dh / 2].
 
     rope_scaling (factor, low, high, original_length) rescales them as in Llama 3.1. Waves longer
@@ -70,6 +83,17 @@ class RMSNorm(nn.Module):
         return (x * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
 
 
+def matmul_transposed(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+    """Multiply x [N, in] by a kernel [out, in]; returns [N, out].
+
+    XLA's CPU backend repacks the right factor of a product each time. With this order it repacks
+    the few rows instead of the kernel. Without the barrier it would swap the factors back.
+    """
+    contracted = (((1,), (1,)), ((), ()))
+    out = jax.lax.dot_general(kernel, x, contracted, preferred_element_type=dtype)
+    return jax.lax.optimization_barrier(out).T
+
+
 class _TransposedDense(nn.Module):
     """nn.Dense with a kernel [out, in]: x [N, in] -> [N, out]."""
 
@@ -89,7 +113,13 @@ class _TransposedDense(nn.Module):
 
 
 def dense(
-    x: jax.Array, features: int, name: str, config: Model, *, bias: bool = False, gain: float = 1.0
+    x: jax.Array,
+    features: int,
+    name: str,
+    config: 'Model',
+    *,
+    bias: bool = False,
+    gain: float = 1.0,
 ) -> jax.Array:
     """Apply a dense layer, and its adapter if any: x [R, O, D] -> [R, O, features]."""
     init = nn.initializers.variance_scaling(gain, 'fan_in', 'truncated_normal')
@@ -111,7 +141,7 @@ def dense(
 class Attention(nn.Module):
     """Grouped-query attention within rows, or against the rows of a cache."""
 
-    config: Model
+    config: 'Model'
     rows: NamedSharding | None = None  # layout of rows on a mesh
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -143,7 +173,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate x) * up x) (arXiv:2002.05202)."""
 
-    config: Model
+    config: 'Model'
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -156,7 +186,7 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """x + after(attention(before(x))), then the same with the MLP."""
 
-    config: Model
+    config: 'Model'
     rows: NamedSharding | None = None  # layout of rows on a mesh
 
     @nn.compact
@@ -184,7 +214,7 @@ class Layer(nn.Module):
 class Backbone(nn.Module):
     """Embedding, layers and final norm: the model without its head."""
 
-    config: Model
+    config: 'Model'
 
     @nn.compact
     def __call__(
@@ -240,7 +270,7 @@ class Backbone(nn.Module):
 
 
 @struct.dataclass
-class _Where:
+class Where:
     """Location of a block of tokens in the cache."""
 
     rows: jax.Array | None  # int32 [R], None = all rows in order
@@ -265,64 +295,3 @@ class _Where:
 def shards_of(rows: NamedSharding | None, count: int) -> int:
     """Return the number of devices over which `count` rows are split."""
     return 1 if rows is None else count // rows.shard_shape((count,))[0]
-
-
-def _variables(params: Params) -> dict:
-    model = dict(params['model'])
-    model['embedding'] = model.pop('embed_tokens')['embedding']
-    return {'params': model} | {name: params[name] for name in ('lora',) if name in params}
-
-
-@dataclasses.dataclass(frozen=True)
-class Decoder(Model):
-    """A model of embedding, layers, norm and head; families define the attention and norms."""
-
-    ATTENTION: ClassVar[type[Attention]]
-    NORMS: ClassVar[tuple[tuple[str, str], ...]]  # (before, after) attention, then MLP; '' = none
-    SCALED_IN: ClassVar[str] = ''  # RMSNorm.scaled_in
-
-    def norm(self, name: str) -> RMSNorm:
-        """Create a norm inside a module."""
-        return RMSNorm(self.rms_norm_eps, self.dtype, self.SCALED_IN, name=name)
-
-    def init(self, key: jax.Array) -> Params:
-        """Random float32 parameters: fan-in scaled kernels, residual outputs / sqrt(2 L)."""
-        k_model, k_head = jax.random.split(key)
-        one = jnp.zeros((1, 1), jnp.int32)
-        visible = AttentionMask(jnp.ones((1, 1, 1), bool), jnp.ones(1, jnp.int32))
-        model = Backbone(self).init(k_model, one, one, visible)['params']
-        model = dict(model)
-        model['embed_tokens'] = {'embedding': model.pop('embedding')}
-        params = {'model': model}
-        if not self.tie_embeddings:
-            shape = (self.hidden_size, self.vocab_size)
-            params['lm_head'] = {'kernel': 0.02 * jax.random.normal(k_head, shape, jnp.float32)}
-        return params
-
-    def forward(self, params, tokens, positions, attention_mask, *, row_sharding=None):
-        index = jnp.arange(tokens.shape[1])
-        causal = index[:, None] >= index[None, :]
-        visible = AttentionMask(causal[None] & attention_mask[:, None, :], attention_mask.sum(1))
-        hidden, _ = Backbone(self).apply(
-            _variables(params), tokens, positions, visible, row_sharding=row_sharding
-        )
-        return hidden
-
-    def forward_units(self, params, tokens, positions, lead, rest, *, row_sharding=None):
-        hidden, _ = Backbone(self).apply(
-            _variables(params),
-            tokens,
-            positions,
-            AttentionMask(lead, rest=rest),
-            row_sharding=row_sharding,
-        )
-        return hidden
-
-    def forward_cached(self, params, tokens, positions, cache, rows, *, kv_length=None):
-        length = cache.length
-        last = jnp.where(positions < length, positions, 0)  # padding attends to one entry only
-        length = length if kv_length is None else min(kv_length, length)
-        mask = jnp.arange(length)[None, None, :] <= last[:, :, None]
-        visible = AttentionMask(mask, last[:, -1] + 1)
-        where = _Where(rows=rows, positions=positions, kv_length=length)
-        return Backbone(self).apply(_variables(params), tokens, positions, visible, cache, where)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl_jax.models import decoder
+from agentrl_jax.models.base import Model
 from agentrl_jax.models.decoder import dense
 from agentrl_jax.models.fields import flag
 
@@ -27,7 +28,7 @@ class Attention(decoder.Attention):
 
 
 @dataclasses.dataclass(frozen=True)
-class Olmo2(decoder.Decoder):
+class Olmo2(Model):
     """Post-norm decoder without biases."""
 
     ATTENTION = Attention

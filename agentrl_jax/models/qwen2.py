@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl_jax.models import decoder
+from agentrl_jax.models.base import Model
 from agentrl_jax.models.decoder import dense
 from agentrl_jax.models.fields import flag, needed
 
@@ -28,7 +29,7 @@ class Attention(decoder.Attention):
 
 
 @dataclasses.dataclass(frozen=True)
-class Qwen2(decoder.Decoder):
+class Qwen2(Model):
     """Pre-norm decoder with grouped-query attention and SwiGLU."""
 
     ATTENTION = Attention
