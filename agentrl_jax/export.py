@@ -244,7 +244,7 @@ def _write_configs(
     budget: Mapping[str, int],
 ) -> None:
     """Write config.json and, with a tokenizer, generation_config.json."""
-    known = {} if source is None else weights.open_source(source).hf_fields()
+    known = {} if source is None else weights.open_source(source).hf_fields
     if known.get('model_type') != hf['model_type']:
         known = {name: known[name] for name in COPIED_FIELDS if name in known}
     # dtype and rope_parameters are newer names of fields that are written under their older names

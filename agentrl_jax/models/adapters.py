@@ -46,7 +46,8 @@ class AdapterSource:
 
     def __init__(self, path: Path, base: Any):
         """Read the adapter. base: source of the base model's tensors."""
-        self.path, self._base, self.shapes = path, base, base.shapes
+        self.path, self._base = path, base
+        self.shapes, self.hf_fields, self.config = base.shapes, base.hf_fields, base.config
         file, settings = path / WEIGHTS, files.read_object(path / CONFIG)
         if settings.get('peft_type') != 'LORA':
             raise ValueError(f'{path / CONFIG}: only adapters of peft_type LORA are supported')
@@ -81,18 +82,6 @@ class AdapterSource:
                     f'{file}: the matrices of {files.one_line_excerpt(target)} do not fit it'
                 )
             parts['B'] = b * np.float32(alpha / (len(a) ** 0.5 if rooted else len(a)))
-
-    def config(self, **compute: Any) -> Any:
-        """Return the base model."""
-        return self._base.config(**compute)
-
-    def hf_fields(self) -> dict[str, Any]:
-        """Return the fields of the base's config.json."""
-        return self._base.hf_fields()
-
-    def check_dtype(self, name: str) -> None:
-        """Raise ValueError for tensors that are not plain floats."""
-        self._base.check_dtype(name)
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Read part of a tensor; tensors with an adapter are float32."""

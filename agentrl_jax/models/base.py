@@ -55,8 +55,6 @@ class Model(abc.ABC):
     ATTENTION: ClassVar[type[Attention]]
     NORMS: ClassVar[tuple[tuple[str, str], ...]]  # (before, after) attention, then MLP; '' = none
     SCALED_IN: ClassVar[str] = ''  # RMSNorm.scaled_in
-    GGUF_LAYER: ClassVar[Mapping[str, str]]  # norms of a layer: GGUF's name -> name here and in
-    # HF files
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:

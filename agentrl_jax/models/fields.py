@@ -1,4 +1,4 @@
-"""Names, types and bounds of the sizes and constants in model files, in one table.
+"""Names, types and bounds of the tensors, sizes and constants in model files.
 
 A number from config.json or GGUF metadata becomes a shape, a loop length or a divisor. The bounds
 are far beyond any existing model, but tight enough that no value within them overflows.
@@ -9,9 +9,13 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
+import jax
 import pydantic
 
-LAYER = re.compile(r'model\.layers\.(\d+)\.')
+from agentrl_jax.machine import sharding
+from agentrl_jax.types import Params
+
+LAYER = re.compile(r'(?:model\.layers|blk)\.(\d+)\.')  # in HuggingFace folders, or GGUF files
 
 
 class Field(NamedTuple):
@@ -60,15 +64,10 @@ FIELDS = {  # by names of Model's fields, then others
 }
 
 
-def present(part: Mapping[str, Any], name: str) -> Any:
-    """Return a value by its name in the file; None if null or absent."""
-    return part[name] if name in part else None
-
-
 def number(part: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """Return and check a number of FIELDS; the default if null or absent."""
     field = FIELDS[name]
-    value = present(part, field.hf)
+    value = part.get(field.hf)
     return field.check(default if value is None else value, f'config.json: {field.hf}')
 
 
@@ -79,7 +78,7 @@ def flag(hf: Mapping[str, Any], name: str) -> bool:
 
 def needed(part: Mapping[str, Any], *names: str, of: str = '') -> None:
     """Raise ValueError if config.json lacks one of these fields. of: the part of it, as text."""
-    absent = [FIELDS[name].hf for name in names if present(part, FIELDS[name].hf) is None]
+    absent = [FIELDS[name].hf for name in names if part.get(FIELDS[name].hf) is None]
     if absent:
         raise ValueError(f'config.json: {", ".join(absent)}{of} missing')
 
@@ -92,3 +91,30 @@ def check_layers(layers: int, tensors: Iterable[str], called: str) -> None:
     present = len({match[1] for match in map(LAYER.match, tensors) if match})
     if layers > 2 * present + 2:
         raise ValueError(f'{called} announces {layers} layers, but only {present} have tensors')
+
+
+def hf_name(path: str) -> str:
+    """'model/layers_0/mlp/up_proj/kernel' -> 'model.layers.0.mlp.up_proj.weight'.
+
+    .../up_proj/lora_a -> PEFT's 'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'.
+    """
+    module, _, kind = path.rpartition('/')
+    name = re.sub(r'layers_(\d+)', r'layers.\1', module).replace('/', '.')
+    if kind in ('lora_a', 'lora_b'):
+        return f'base_model.model.{name}.lora_{kind[-1].upper()}.weight'
+    return f'{name}.bias' if kind == 'bias' else f'{name}.weight'
+
+
+def is_transposed(path: str) -> bool:
+    """Return whether a parameter is [in, out] here and [out, in] in files: kernels and adapters."""
+    return path.endswith(('/kernel', '/lora_a', '/lora_b'))
+
+
+def stored_shapes(params: Params) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter, by name, as HuggingFace stores it."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    shapes = {sharding.path_name(path): leaf.shape for path, leaf in leaves}
+    return {
+        hf_name(path): shape[::-1] if is_transposed(path) else shape
+        for path, shape in shapes.items()
+    }

@@ -4,7 +4,7 @@ import reprlib
 from typing import Any
 
 from agentrl_jax.models import FAMILIES, Model
-from agentrl_jax.models.fields import FIELDS, flag, needed, number, present
+from agentrl_jax.models.fields import FIELDS, flag, needed, number
 
 _NEEDED = (
     'vocab_size',
@@ -22,14 +22,14 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> Model:
 
     Raise ValueError for unsupported variants.
     """
-    kind = present(hf, 'model_type')
+    kind = hf.get('model_type')
     if kind not in list(FAMILIES):
         raise ValueError(
             f'config.json: model_type {reprlib.repr(kind)} is not supported ({", ".join(FAMILIES)})'
         )
     if flag(hf, 'use_sliding_window'):
         raise ValueError('config.json: use_sliding_window is not supported')
-    if (act := present(hf, 'hidden_act')) not in (None, 'silu'):
+    if (act := hf.get('hidden_act')) not in (None, 'silu'):
         raise ValueError(f'config.json: hidden_act {reprlib.repr(act)} is not supported (silu)')
     needed(hf, *_NEEDED)
     options = FAMILIES[kind].options(kind, hf)
@@ -53,15 +53,15 @@ def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
     """Return (theta, Llama 3 scaling or None); transformers 5 nests both in rope_parameters."""
     rope = {}
     for name in ('rope_scaling', 'rope_parameters'):
-        value = present(hf, name)
+        value = hf.get(name)
         if value is not None and not isinstance(value, dict):
             raise ValueError(
                 f'config.json: {name} is {reprlib.repr(value)} and must be an object or null'
             )
         rope = value or rope
-    where = hf if present(rope, 'rope_theta') is None else rope
+    where = hf if rope.get('rope_theta') is None else rope
     theta = number(where, 'rope_theta', 10_000.0)  # transformers' default
-    kind = present(rope, 'rope_type') or present(rope, 'type')
+    kind = rope.get('rope_type') or rope.get('type')
     if kind in (None, 'default'):
         return theta, None
     if kind != 'llama3':

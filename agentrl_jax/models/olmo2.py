@@ -34,10 +34,6 @@ class Olmo2(Model):
     ATTENTION = Attention
     NORMS = ('', 'post_attention_layernorm'), ('', 'post_feedforward_layernorm')
     SCALED_IN = 'float32'
-    GGUF_LAYER = {
-        'post_attention_norm': 'post_attention_layernorm',
-        'post_ffw_norm': 'post_feedforward_layernorm',
-    }
 
     @classmethod
     def options(cls, kind: str, hf: Mapping[str, Any]) -> dict[str, Any]:

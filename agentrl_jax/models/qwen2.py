@@ -34,7 +34,6 @@ class Qwen2(Model):
 
     ATTENTION = Attention
     NORMS = ('input_layernorm', ''), ('post_attention_layernorm', '')
-    GGUF_LAYER = {'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm'}
 
     qkv_bias: bool = True  # Qwen2.5; False: Llama and Qwen3
     qk_norm: bool = False  # Qwen3: RMSNorm over each head of queries and keys, before rotation

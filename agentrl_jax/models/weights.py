@@ -17,7 +17,7 @@ import safetensors
 
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import Model, adapters
-from agentrl_jax.models.fields import check_layers
+from agentrl_jax.models.fields import check_layers, hf_name, is_transposed, stored_shapes
 from agentrl_jax.models.gguf import GGUFSource
 from agentrl_jax.models.hf_config import config_from_hf
 from agentrl_jax.types import Params
@@ -30,23 +30,6 @@ FILE_NAME = re.compile(r'[\w.-]{1,200}\.safetensors')
 LISTED = 5  # names listed in an error
 EMBEDDING, HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
 COMPARED_ROWS = 4096  # rows of a tensor compared at a time
-
-
-def hf_name(path: str) -> str:
-    """'model/layers_0/mlp/up_proj/kernel' -> 'model.layers.0.mlp.up_proj.weight'.
-
-    .../up_proj/lora_a -> PEFT's 'base_model.model.model.layers.0.mlp.up_proj.lora_A.weight'.
-    """
-    module, _, kind = path.rpartition('/')
-    name = re.sub(r'layers_(\d+)', r'layers.\1', module).replace('/', '.')
-    if kind in ('lora_a', 'lora_b'):
-        return f'base_model.model.{name}.lora_{kind[-1].upper()}.weight'
-    return f'{name}.bias' if kind == 'bias' else f'{name}.weight'
-
-
-def is_transposed(path: str) -> bool:
-    """Return whether a parameter is [in, out] here and [out, in] in files: kernels and adapters."""
-    return path.endswith(('/kernel', '/lora_a', '/lora_b'))
 
 
 def open_source(path: str | Path) -> Any:
@@ -128,10 +111,7 @@ def _place(source: Any, path: str, shape: tuple[int, ...], at: jax.sharding.Shar
 
 def check_tensors(source: Any, abstract: Params, tied: bool) -> None:
     """Check that the source has exactly the model's tensors, with their shapes and known types."""
-    expected = {}
-    for where, leaf in jax.tree_util.tree_flatten_with_path(abstract)[0]:
-        path = sharding.path_name(where)
-        expected[hf_name(path)] = leaf.shape[::-1] if is_transposed(path) else leaf.shape
+    expected = stored_shapes(abstract)
     shapes = {name: shape for name, shape in source.shapes.items() if not IGNORED.search(name)}
     if tied and HEAD in shapes:
         if not _is_embedding(source):
@@ -158,7 +138,6 @@ def check_tensors(source: Any, abstract: Params, tied: bool) -> None:
                 f'{source.path}: tensor {name} has shape {tuple(shapes[name])}, '
                 f'{source.config_name} requires {tuple(shape)}'
             )
-        source.check_dtype(name)
 
 
 def _is_embedding(source: Any) -> bool:
@@ -166,8 +145,6 @@ def _is_embedding(source: Any) -> bool:
     shape = source.shapes[HEAD]
     if len(shape) != 2 or shape != source.shapes.get(EMBEDDING):
         return False
-    for name in (HEAD, EMBEDDING):
-        source.check_dtype(name)
     starts = range(0, shape[0], COMPARED_ROWS)
     blocks = [slice(at, min(at + COMPARED_ROWS, shape[0])) for at in starts]
     return all(
@@ -201,14 +178,22 @@ class SafetensorsSource:
                 f'{path}: no such folder, and not a .gguf file. Download a model with hf download '
                 f'<owner>/<name> --local-dir {path}'
             )
-        self._hf = read_json(path / 'config.json')
+        self.hf_fields = read_json(path / 'config.json')  # all, including unknown ones
+        if self.hf_fields.get('quantization_config') is not None:
+            raise ValueError(f'{path / "config.json"}: quantised weights are not supported')
         self._files = {}  # tensor name -> open file
         self.shapes = {}
         for file in self._weight_files():
             handle = _open(file)
             for name in handle.keys():  # noqa: SIM118  (the handle is not a dict)
                 self._files[name] = handle
-                self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+                tensor = handle.get_slice(name)
+                self.shapes[name] = tuple(tensor.get_shape())
+                if tensor.get_dtype() not in DTYPES:
+                    raise ValueError(
+                        f'{path}: tensor {files.one_line_excerpt(name)} has type '
+                        f'{tensor.get_dtype()}, not one of {", ".join(DTYPES)}'
+                    )
         self._drop_zero_biases()
 
     def _drop_zero_biases(self) -> None:
@@ -216,10 +201,9 @@ class SafetensorsSource:
 
         Exports write these zeros for Qwen2.5 models with a different kind of tokenizer (export.py).
         """
-        if self._hf.get('model_type') != 'llama' or not self._hf.get('attention_bias'):
+        if self.hf_fields.get('model_type') != 'llama' or not self.hf_fields.get('attention_bias'):
             return
         for name in [name for name in self.shapes if name.endswith('self_attn.o_proj.bias')]:
-            self.check_dtype(name)
             if len(self.shapes[name]) != 1 or self.read(name, (slice(None),)).any():
                 raise ValueError(
                     f'{self.path}: attention_bias with a {files.one_line_excerpt(name)} other than '
@@ -245,27 +229,12 @@ class SafetensorsSource:
 
     def config(self, **compute: Any) -> Model:
         """Return the model of config.json; compute: dtype, remat."""
-        if self._hf.get('quantization_config') is not None:
-            raise ValueError(f'{self.path / "config.json"}: quantised weights are not supported')
         try:
-            config = config_from_hf(self._hf, **compute)
+            config = config_from_hf(self.hf_fields, **compute)
         except ValueError as error:
             raise ValueError(f'{self.path}: {error}') from error
         check_layers(config.num_layers, self.shapes, f'{self.path}: config.json')
         return config
-
-    def hf_fields(self) -> dict[str, Any]:
-        """Return all fields of config.json, including unknown ones."""
-        return dict(self._hf)
-
-    def check_dtype(self, name: str) -> None:
-        """Raise ValueError for tensors that are not plain floats."""
-        kind = self._files[name].get_slice(name).get_dtype()
-        if kind not in DTYPES:
-            raise ValueError(
-                f'{self.path}: tensor {files.one_line_excerpt(name)} has type {kind}, not one of '
-                f'{", ".join(DTYPES)}'
-            )
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Read part of a tensor in its stored dtype."""
