@@ -52,7 +52,6 @@ CHATML_TOOLS = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPOILT = '\ue000'  # temporarily breaks up special tokens in the text of messages
-LONGEST_QUOTE = 500  # maximum number of characters of a rendered text in an error
 ANSWER = 'An answer.'  # arbitrary
 THOUGHTFUL = '<think>\nt\n</think>\n\nA'
 Messages = list[dict[str, str]]  # [{'role': 'user', 'content': '...'}, ...]
@@ -103,7 +102,7 @@ class Chat:
         if ids[-len(tail) :] != tail:
             raise ValueError(
                 f'the chat template of {self.tokenizer.source} does not start a conversation in '
-                f'{self.wording.name}; it renders {_quoted(rendered)}'
+                f'{self.wording.name}; it renders {rendered!r:.500}'
             )
         return [*ids[: -len(tail)], *user]
 
@@ -126,7 +125,7 @@ class Chat:
         if not answered:
             raise ValueError(
                 f'the chat template of {self.tokenizer.source} does not repeat the answer '
-                f'{ANSWER!r} unchanged: it renders {_quoted(rendered)}'
+                f'{ANSWER!r} unchanged: it renders {rendered!r:.500}'
             )
         return self._tokens(new)
 
@@ -184,35 +183,37 @@ def build_chat(tokenizer: Tokenizer) -> Chat:
 
     A tokenizer without a template (such as the bundled ones) uses ChatML.
     """
-    template = tokenizer.chat_template
-    wording, names = spoken(tokenizer), tokenizer.special_names()
+    wording, names = tokenizer.chat_format, tokenizer.special_names()
+    preface = thought = ''
     if wording.start not in names:
         raise ValueError(
             f'{tokenizer.source}: unsupported chat format. ChatML needs a special token '
             f'{CHAT_ML.start}, and Llama 3 needs {LLAMA_3.start} in the template'
         )
+    if tokenizer.chat_template is not None:
+        rendered, bos = render(tokenizer, GREETING), tokenizer.bos
+        # SmolLM2's bos_token is the start of a message, and its template does not add another one.
+        if bos and rendered.startswith(bos + wording.start):
+            wording = dataclasses.replace(wording, begin=bos)
+        text_start = wording.role_end + wording.space
+        head = f'{wording.begin}{wording.start}system{text_start}'
+        system, ended, _ = rendered.partition(f'S{wording.end}')
+        if ended and system.startswith(head):
+            preface = system.removeprefix(head)
+        opened = rendered.rpartition(f'{wording.start}assistant{text_start}')[2]
+        thought = opened if opened.startswith('<think>') else ''
     chat = Chat(
         tokenizer,
         start_id=tokenizer.special(wording.start),
         end_id=tokenizer.special(wording.end),
         wording=wording,
-        preface='' if template is None else _preface(wording, tokenizer),
+        preface=preface,
         call_id=tokenizer.special(wording.call) if wording.call in names else -1,
-        thought=thought_of(tokenizer, wording),
+        thought=thought,
     )
-    if template is not None:
+    if tokenizer.chat_template is not None:
         _check_template(chat)
     return chat
-
-
-def spoken(tokenizer: Tokenizer) -> Wording:
-    """Return the family of a tokenizer's template, with its bos_token if the template adds it."""
-    wording, bos = tokenizer.chat_format, tokenizer.bos
-    if tokenizer.chat_template is None or not bos:
-        return wording
-    # SmolLM2's bos_token is the start of a message, and its template does not add another one.
-    starts_with_bos = render(tokenizer, GREETING).startswith(bos + wording.start)
-    return dataclasses.replace(wording, begin=bos) if starts_with_bos else wording
 
 
 def plain_template(begin: str, thought: str) -> str:
@@ -225,23 +226,6 @@ def plain_template(begin: str, thought: str) -> str:
 def begun(template: str, begin: str) -> str:
     """Prepend the bos_token to one of our templates if conversations start with it."""
     return f'{{{{ bos_token }}}}{template}' if begin else template
-
-
-def _preface(wording: Wording, tokenizer: Tokenizer) -> str:
-    """Return the text that a template adds at the start of the system message."""
-    rendered = render(tokenizer, GREETING)
-    head = f'{wording.begin}{wording.start}system{wording.role_end}{wording.space}'
-    system, ended, _ = rendered.partition(f'S{wording.end}')
-    return system.removeprefix(head) if ended and system.startswith(head) else ''
-
-
-def thought_of(tokenizer: Tokenizer, wording: Wording) -> str:
-    """Return the open or empty thought that a template adds in front of the next answer."""
-    if tokenizer.chat_template is None:
-        return ''
-    head = f'{wording.start}assistant{wording.role_end}{wording.space}'
-    _, _, opened = render(tokenizer, GREETING).rpartition(head)
-    return opened if opened.startswith('<think>') else ''
 
 
 def _check_template(chat: Chat) -> None:
@@ -266,7 +250,7 @@ def _check_template(chat: Chat) -> None:
 def with_tools(tokenizer: Tokenizer, begin: str = '') -> str:
     """Return a template that renders all messages like Chat.opening.
 
-    A template without tools is still used for conversations without calls. begin: from `spoken`.
+    A template without tools is still used for conversations without calls. begin: see Wording.
     """
     template = tokenizer.chat_template
     if template is None:
@@ -299,14 +283,9 @@ def _difference(chat: Chat, messages: Messages, pieces: list[int]) -> str:
         return ''
     return (
         f'the chat template of {tokenizer.source} is not {chat.wording.name} as supported; '
-        f'it renders {_quoted(rendered)} instead of '
-        f'{_quoted(tokenizer.decode(pieces, show_special=True))}'
+        f'it renders {rendered!r:.500} instead of '
+        f'{tokenizer.decode(pieces, show_special=True)!r:.500}'
     )
-
-
-def _quoted(text: str) -> str:
-    """Return the repr of a text, truncated if it is long."""
-    return repr(text) if len(text) <= LONGEST_QUOTE else f'{text[:LONGEST_QUOTE]!r}...'
 
 
 def message(role: str, content: str) -> dict[str, str]:
@@ -330,7 +309,7 @@ def render(
         names['bos_token'] = begin
     try:
         return rendering.render(template or tokenizer.chat_template, messages, tools=tools, **names)
-    except rendering.TemplateError as error:
+    except ValueError as error:
         why = files.one_line_excerpt(str(error))
         raise ValueError(f'the chat template of {tokenizer.source} fails: {why}') from error
 

@@ -64,15 +64,14 @@ def write(folder: Path, source: Path, *, calls: bool = False) -> Tokenizer:
         'eos_token': tokenizer.decode([tokenizer.eos_ids[0]], show_special=True),
         'pad_token': tokenizer.decode([tokenizer.pad_id], show_special=True),
     }
-    template = tokenizer.chat_template
-    wording = chats.spoken(tokenizer)
-    if begin := wording.begin:
+    chat, template = chats.build_chat(tokenizer), tokenizer.chat_template
+    if begin := chat.wording.begin:
         settings['bos_token'] = begin
     chat_template = template
     if calls:
         chat_template = chats.with_tools(tokenizer, begin)
     elif template is None or not chats.keeps_thoughts(tokenizer):
-        chat_template = chats.plain_template(begin, chats.thought_of(tokenizer, wording))
+        chat_template = chats.plain_template(begin, chat.thought)
     if chat_template != template:
         (folder / 'chat_template.jinja').unlink(missing_ok=True)
     if chat_template != template or not source.is_dir():

@@ -30,10 +30,6 @@ _FAILURES = (
 )
 
 
-class TemplateError(ValueError):
-    """A chat template failed, or its text is too long."""
-
-
 class _Generation(ext.Extension):
     """{% generation %} marks text to train on; it renders its body."""
 
@@ -56,7 +52,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 @functools.lru_cache(maxsize=64)
 def _compile(template: str) -> jinja2.Template:
     if len(template) > MAX_TEMPLATE:
-        raise TemplateError(f'it has {len(template):,} characters; the limit is {MAX_TEMPLATE:,}')
+        raise ValueError(f'it has {len(template):,} characters; the limit is {MAX_TEMPLATE:,}')
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
     )
@@ -70,7 +66,8 @@ def _compile(template: str) -> jinja2.Template:
 def render(template: str, messages: list[dict], **fields: Any) -> str:
     """Return a conversation's text up to the start of the next answer.
 
-    fields: tools, documents and special tokens by name.
+    fields: tools, documents and special tokens by name. Raises ValueError if the template fails or
+    its text is too long.
     """
     fields = {'tools': None, 'documents': None, 'add_generation_prompt': True} | fields
     parts, length = [], 0
@@ -79,9 +76,9 @@ def render(template: str, messages: list[dict], **fields: Any) -> str:
             parts.append(part)
             length += len(part)
             if length > MAX_TEXT:
-                raise TemplateError(f'it renders more than {MAX_TEXT:,} characters')
+                raise ValueError(f'it renders more than {MAX_TEXT:,} characters')
         text = ''.join(parts)
         text.encode()  # raises for lone surrogates
     except _FAILURES as error:
-        raise TemplateError(str(error) or type(error).__name__) from error
+        raise ValueError(str(error) or type(error).__name__) from error
     return text

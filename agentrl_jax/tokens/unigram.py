@@ -75,17 +75,33 @@ def load_model(model: bytes, source: str) -> UnigramTokenizer:
     return from_spec(spec_of(model, source), source)
 
 
+class _Model(pydantic.BaseModel):
+    unk_id: Annotated[int, pydantic.Strict(), pydantic.Field(ge=0)]
+    vocab: list[tuple[str, Annotated[float, pydantic.Strict()]]]
+
+
 def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramTokenizer:
     """Load a tokenizer.json in the format of `spec_of`; ValueError for any other format."""
-    _check_vocabulary(spec, source)
     model = spec['model']
-    texts, specials = _texts_and_specials(spec)
-    if SPACE not in texts:
+    try:
+        pieces = [text for text, _ in _Model.model_validate(model).vocab]
+        pieces[model['unk_id']]  # IndexError past the end
+    except (pydantic.ValidationError, IndexError) as error:
+        raise ValueError(
+            f'{source}: the model must have pairs of pieces and scores, and an unk_id'
+        ) from error
+    specials = {token['content']: token['id'] for token in spec['added_tokens']}
+    for name, i in specials.items():
+        if not 0 <= i < len(pieces) or pieces[i] != name:
+            raise ValueError(
+                f'{source}: added token {reprlib.repr(name)} is not piece {i} of the model'
+            )
+    if SPACE not in pieces:
         raise ValueError(
             f'{source}: the model has no piece for a space, so {SPACE!r} would replace every space '
             "of a decoded text; train it again with ' ' among its user-defined symbols"
         )
-    form = _spec(model['vocab'], model['unk_id'], texts, specials, source)
+    form = _spec(model['vocab'], model['unk_id'], specials, source)
     for part in ('normalizer', 'pre_tokenizer', 'decoder', 'model'):
         if part not in spec or spec[part] != form[part]:
             raise ValueError(
@@ -97,37 +113,6 @@ def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramToke
         raise ValueError(f'{source}: control symbols {", ".join(missing)} are missing')
     declared = {'pad': END_OF_TEXT, 'eos': [], 'chat_template': None} | declared
     return UnigramTokenizer(spec, source=source, **declared)
-
-
-class _Model(pydantic.BaseModel):
-    unk_id: Annotated[int, pydantic.Strict(), pydantic.Field(ge=0)]
-    vocab: list[tuple[str, Annotated[float, pydantic.Strict()]]]
-
-
-def _check_vocabulary(spec: dict[str, Any], source: str) -> None:
-    """Raise ValueError if the vocabulary is invalid or lacks a special token."""
-    try:
-        model = _Model.model_validate(spec['model'])
-        pieces = model.vocab
-        pieces[model.unk_id]  # IndexError past the end
-    except (pydantic.ValidationError, IndexError) as error:
-        raise ValueError(
-            f'{source}: the model must have pairs of pieces and scores, and an unk_id'
-        ) from error
-    for token in spec['added_tokens']:
-        i = token['id']
-        if not 0 <= i < len(pieces) or pieces[i][0] != token['content']:
-            name = reprlib.repr(token['content'])
-            raise ValueError(f'{source}: added token {name} is not piece {i} of the model')
-
-
-def _texts_and_specials(spec: dict[str, Any]) -> tuple[list[str], dict[str, int]]:
-    """Return (pieces that text can contain, special tokens)."""
-    specials = {token['content']: token['id'] for token in spec['added_tokens']}
-    pieces = [text for text, _ in spec['model']['vocab']]
-    unknown = pieces[spec['model']['unk_id']]
-    texts = [p for p in pieces if p not in specials and p != unknown and not BYTE.fullmatch(p)]
-    return texts, specials
 
 
 def spec_of(model: bytes, source: str) -> dict[str, Any]:
@@ -149,36 +134,28 @@ def spec_of(model: bytes, source: str) -> dict[str, Any]:
     silent = {i for i in range(size) if reference.IsControl(i) or reference.IsByte(i)}
     silent.add(reference.unk_id())
     lowest = min(scores)  # for unreachable pieces: text is split inside their names
-    vocab, texts = [], []
-    for i, piece in enumerate(pieces):
-        if i in silent:
-            vocab.append([piece, lowest])
-        else:
-            vocab.append([piece, scores[i] or USER_DEFINED_SCORE])
-            texts.append(piece)
-    spec = _spec(vocab, reference.unk_id(), texts, specials, source)
-    _check_same(spec, reference, texts, source)
-    return spec
-
-
-def _check_same(spec: dict[str, Any], reference: Any, texts: list[str], source: str) -> None:
-    """Raise ValueError if SentencePiece gives other ids than the spec."""
+    vocab = [
+        [piece, lowest if i in silent else scores[i] or USER_DEFINED_SCORE]
+        for i, piece in enumerate(pieces)
+    ]
+    spec = _spec(vocab, reference.unk_id(), specials, source)
     backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
     backend.encode_special_tokens = True
-    texts = [text.replace(SPACE, ' ') for text in texts] + PROBES
+    texts = [piece.replace(SPACE, ' ') for i, piece in enumerate(pieces) if i not in silent]
+    texts += PROBES
     ours = [encoding.ids for encoding in backend.encode_batch_fast(texts)]
     for text, one, other in zip(texts, ours, reference.EncodeAsIds(texts), strict=True):
         if one != other:
             raise ValueError(
                 f'{source}: {text!r} would have other ids than in SentencePiece; {SUPPORTED}'
             )
+    return spec
 
 
-def _spec(
-    vocab: list[list], unknown: int, texts: list[str], specials: dict[str, int], source: str
-) -> dict[str, Any]:
+def _spec(vocab: list[list], unknown: int, specials: dict[str, int], source: str) -> dict[str, Any]:
     names = [*specials, vocab[unknown][0]]
-    _check_names(texts, names, source)
+    _check_names([piece for piece, _ in vocab], names, source)
+    rest = '|'.join(re.escape(name[1:]) for name in names)
     return {
         'version': '1.0',
         'truncation': None,
@@ -200,7 +177,7 @@ def _spec(
         # piece in text. Splitting after their '<' prevents this; no other piece spans this border.
         'pre_tokenizer': {
             'type': 'Split',
-            'pattern': {'Regex': f'<(?={_borders(names)})'},
+            'pattern': {'Regex': rf'<(?=0x[0-9A-F]{{2}}>|{rest})'},
             'behavior': 'MergedWithPrevious',
             'invert': False,
         },
@@ -210,26 +187,18 @@ def _spec(
     }
 
 
-def _borders(names: list[str]) -> str:
-    """Return a regular expression of the rest, after '<', of names that text must not match."""
-    rest = '|'.join(re.escape(name[1:]) for name in names)
-    return rf'0x[0-9A-F]{{2}}>|{rest}'
-
-
-def _check_names(texts: list[str], names: list[str], source: str) -> None:
+def _check_names(pieces: list[str], names: list[str], source: str) -> None:
     """Raise ValueError for text pieces that contain the start of a name: they could be split."""
-    bytes_ = [f'<0x{i:02X}>' for i in range(256)]
     for name in names:
         if not name.startswith('<') or len(name) < 2:
             raise ValueError(f"{source}: the name of {reprlib.repr(name)} must start with '<'")
-    ends = tuple(name[1:] for name in [*names, *bytes_])
-    prefixes = {end[:length] for end in ends for length in range(1, len(end) + 1)}
-    longest = max(map(len, ends))
-    for piece in texts:
-        for match in re.finditer('<', piece):
-            rest = piece[match.end() : match.end() + longest + 1]
-            if rest in prefixes or rest.startswith(ends):
-                raise ValueError(
-                    f'{source}: the piece {reprlib.repr(piece)} starts like the name of a byte or '
-                    'special token'
-                )
+    ends = [name[1:] for name in (*names, *(f'<0x{i:02X}>' for i in range(256)))]
+    for piece in pieces:
+        if piece in names or BYTE.fullmatch(piece):
+            continue
+        rests = [piece[match.end() :] for match in re.finditer('<(?=.)', piece, re.DOTALL)]
+        if any(end.startswith(rest) or rest.startswith(end) for rest in rests for end in ends):
+            raise ValueError(
+                f'{source}: the piece {reprlib.repr(piece)} starts like the name of a byte or '
+                'special token'
+            )
