@@ -13,7 +13,7 @@ import numpy as np
 from agentrl_jax.records import document, page_html
 from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
-from agentrl_jax.text.answer import ABSENT, END, parse_answer, parse_written
+from agentrl_jax.text.answer import ABSENT, END, parse_answer
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Rollout, TurnStop
@@ -48,7 +48,7 @@ def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Tokeniz
                 answer, task.env.ACTION_NAMES, max_actions=per_turn, opening=task.opening
             )
         else:
-            is_match = parse_written(answer, agents.WRITTEN[int(part)].closing)
+            is_match = agents.WRITTEN[int(part)].closing.encode() in answer
             row = [ABSENT] * per_turn
         parts.append(row)
         matched.append(is_match)

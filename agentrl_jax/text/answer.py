@@ -180,13 +180,6 @@ def _spills(table: AnswerTable) -> np.ndarray:
     return (stage != ANSWERING)[:, None] & (stage[after] == ANSWERING) & more
 
 
-def _with_last_tags(table: AnswerTable) -> AnswerTable:
-    """Set LAST_TAG in states with spilling tokens that do not spill from the first state."""
-    spills, stage = _spills(table), np.asarray(table.stage)
-    last = (stage == TAG) & (spills > spills[table.first_tag]).any(1)
-    return table.replace(stage=jnp.asarray(np.where(last, LAST_TAG, stage), jnp.int8))
-
-
 def matched(table: AnswerTable, state: AnswerState) -> jax.Array:
     """Return whether the pattern has matched, bool [S]; later tokens do not change the parts."""
     return state.tag == table.last_tag
@@ -226,23 +219,23 @@ def build_answer_table(
     """
     form, ends = FORMS[opening], [text.encode() for text in closings]
     lowered = _check_names(names)
-    tags, parts = _tag_automaton(form, ends), _part_automaton(lowered)
+    tags = _tag_automaton(form, ends)
     marks = (*form.marks, *([form.before] if form.before else []), form.closing, *ends)
     simplify = _Simplifier(lowered, marks)
     kind_of = {}  # representative bytes -> index; every token acts like its representative
     kind = [kind_of.setdefault(simplify.token(token), len(kind_of)) for token in token_bytes]
     idle = kind_of.setdefault(b'', len(kind_of))
     action_of = {}  # output of the first automaton -> index
-    next_tag = np.zeros((len(kind_of), len(tags.rows)), np.int16)
+    next_tag = np.zeros((len(kind_of), len(tags.steps)), np.int16)
     action = np.zeros_like(next_tag, dtype=np.int32)
     for text, row in kind_of.items():
-        for state in range(len(tags.rows)):
+        for state in range(len(tags.steps)):
             after, content = tags.run(state, text)
             closed = after == tags.last and state != tags.last
             output = simplify.content(content, closed)
             next_tag[row, state] = after
             action[row, state] = action_of.setdefault(output, len(action_of))
-    effects, number = _unique_rows(parts.effects(list(action_of)))
+    effects, number = _unique_rows(_part_effects(lowered, list(action_of)))
     action = number[action]
     columns, row_class = _unique_rows(np.stack([next_tag, action], 2).astype(np.int16))
     max_parts = max(1, int((effects[..., 1:] != ABSENT).sum(2).max()))
@@ -260,18 +253,16 @@ def build_answer_table(
         idle_class=int(row_class[idle]),
         max_actions=max_actions,
     )
-    return _with_last_tags(table)
+    # LAST_TAG: tokens spill from the state that do not spill from the first state.
+    spills, stage = _spills(table), np.asarray(table.stage)
+    last = (stage == TAG) & (spills > spills[table.first_tag]).any(1)
+    return table.replace(stage=jnp.asarray(np.where(last, LAST_TAG, stage), jnp.int8))
 
 
 def with_ends(token_bytes: list[bytes], eos_ids: list[int]) -> list[bytes]:
     """Replace the bytes of tokens that end a turn by END."""
     ends = set(eos_ids)
     return [END if i in ends else text for i, text in enumerate(token_bytes)]
-
-
-def parse_written(response: bytes, closing: str) -> bool:
-    """Return whether the answer of a written turn contains its closing tag, on the host."""
-    return closing.encode() in response
 
 
 def _unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -321,7 +312,7 @@ def _explore(
 class _TagAutomaton:
     """Finds the tags. State 0 is initial."""
 
-    rows: list[list[tuple[int, bytes]]]  # by state and byte: (next state, output)
+    steps: list[list[tuple[int, bytes]]]  # by state and byte: (next state, output)
     stage: list[int]
     actions: int
     last: int
@@ -330,7 +321,7 @@ class _TagAutomaton:
         """Return (state after the text, output)."""
         content = b''
         for byte in text:
-            state, part = self.rows[state][byte]
+            state, part = self.steps[state][byte]
             content += part
         return state, content
 
@@ -385,37 +376,11 @@ def _tag_automaton(form: Form, closings: list[bytes]) -> _TagAutomaton:
     return _TagAutomaton(rows, stage, index['within', b''], index['closed', b''])
 
 
-@dataclasses.dataclass(frozen=True)
-class _PartAutomaton:
-    """Splits content into parts; the last column of both tables is the end of the answer."""
+def _part_automaton(names: list[bytes]) -> np.ndarray:
+    """Return the next state and the finished part by state and byte, int16 [P, 257, 2].
 
-    step: np.ndarray  # int16 [P, 257]
-    emitted: np.ndarray  # int16 [P, 257]
-
-    def effects(self, texts: list[tuple[bytes, bool]]) -> np.ndarray:
-        """Return the next state and the finished parts per state, int16 [len(texts), P, 1 + M].
-
-        texts: (text, whether the answer ends after it).
-        """
-        # A pending bar of the state may form another separator with the text.
-        parts = max((text.count(b'|') + 1) // 2 + closed for text, closed in texts)
-        result = np.full((len(texts), len(self.step), 1 + parts), ABSENT, np.int16)
-        for effect, (text, closed) in zip(result, texts, strict=True):
-            state, count = np.arange(len(self.step)), np.ones(len(self.step), int)
-            for byte in [*text, 256][: len(text) + closed]:
-                emitted = self.emitted[state, byte]
-                rows = np.flatnonzero(emitted != ABSENT)
-                effect[rows, count[rows]] = emitted[rows]
-                count[rows] += 1
-                state = self.step[state, byte]
-            effect[:, 0] = state
-        return result
-
-
-def _part_automaton(names: list[bytes]) -> _PartAutomaton:
-    """Build the second automaton. States: (pending '|', (node of the name tree, value at the end)).
-
-    Node 0: only white space was read; -1: not the start of a name.
+    Byte 256 is the end of the answer. States: (pending '|', (node of the name tree, value at the
+    end)). Node 0: only white space was read; -1: not the start of a name.
     """
     child, name_at, size = {}, {}, 1
     for index, name in enumerate(names):
@@ -449,7 +414,27 @@ def _part_automaton(names: list[bytes]) -> _PartAutomaton:
 
     symbols = [*bytes(range(256)).lower(), 256]  # lower-case bytes, then the end
     _, rows = _explore([(False, (0, ABSENT))], step, symbols)
-    return _PartAutomaton(*np.array(rows, np.int16).transpose(2, 0, 1))
+    return np.array(rows, np.int16)
+
+
+def _part_effects(names: list[bytes], texts: list[tuple[bytes, bool]]) -> np.ndarray:
+    """Return the next state and the finished parts per state, int16 [len(texts), P, 1 + M].
+
+    texts: (text, whether the answer ends after it).
+    """
+    steps = _part_automaton(names)
+    # A pending bar of the state may form another separator with the text.
+    parts = max((text.count(b'|') + 1) // 2 + closed for text, closed in texts)
+    result = np.full((len(texts), len(steps), 1 + parts), ABSENT, np.int16)
+    for effect, (text, closed) in zip(result, texts, strict=True):
+        state, count = np.arange(len(steps)), np.ones(len(steps), int)
+        for byte in [*text, 256][: len(text) + closed]:
+            state, emitted = steps[state, byte].T
+            rows = np.flatnonzero(emitted != ABSENT)
+            effect[rows, count[rows]] = emitted[rows]
+            count[rows] += 1
+        effect[:, 0] = state
+    return result
 
 
 class _Simplifier:
