@@ -188,8 +188,7 @@ class Algorithm:
 
     def rows_per_episode(self, max_turns: int) -> int:
         """Return the number of update rows per episode."""
-        del max_turns
-        return 1
+        return 1 + self.continuations(max_turns)
 
     def batch_metrics(self, batch: Batch, rows_per_episode: int) -> dict[str, jax.Array]:
         """Return metrics of a batch with all rows of its episodes."""

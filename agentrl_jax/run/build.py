@@ -225,7 +225,7 @@ def build_training_draw(cfg: Config, task: Task) -> Callable:
     def draw(key, step, first=0):
         episodes = core(key, step, first)
         for extension in cfg.extensions:
-            episodes = extension.draw(key, step, episodes, cfg=cfg)
+            episodes = extension.draw(episodes, cfg)
         return episodes
 
     return draw

@@ -116,8 +116,8 @@ class Extension:
         """Return the settings of training rollouts."""
         return settings
 
-    def draw(self, key: jax.Array, step: jax.Array, episodes: Episodes, *, cfg: Config) -> Episodes:
-        """Return the episodes of a step, given those drawn with the key."""
+    def draw(self, episodes: Episodes, cfg: Config) -> Episodes:
+        """Return the episodes of a step, given those drawn without extensions."""
         return episodes
 
     def metrics(self, rollout: Rollout) -> dict[str, jax.Array]:

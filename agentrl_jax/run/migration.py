@@ -53,6 +53,7 @@ REMOVED = {
         **_each(ANY, 'alarm.mi_turns hosts.poll miniwob.settle_s web.settle_s'),
         **{f'alarm.{name}.{field}': ANY for name in SIGNALS for field in ('limit', 'patience')},
     },
+    '6b835a7e': {'fork.turns': 'every', 'fork.train': 'weighted'},
 }
 
 

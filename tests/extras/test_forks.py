@@ -1,7 +1,6 @@
 """Continuations: a replay from the start of a turn equals the original play."""
 
 import functools
-import types
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,8 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.extras.vine.draw import Forks, draw_forks, fork_turns, forks_of_each
-from agentrl_jax.extras.vine.forks import Forked, unsure_turn
+from agentrl_jax.extras.vine.draw import with_forks
+from agentrl_jax.extras.vine.forks import Forked
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.slots import Schedule
@@ -25,21 +24,14 @@ PER_TOKEN = 'tokens logprobs attention_mask action_mask turn'.split()  # [.., T]
 WHOLE = 'num_turns episode_stop success level'.split()
 
 
-def forked(name='frozen_lake', *, turns='every', continuations=2, replay=False, luck=False):
-    """Return episodes with continuations; replay: the trunk's streams, luck: its world stream."""
-    listed = tiny.episodes(name)
-    forks = draw_forks(
-        jax.random.key(3),
-        listed,
-        turns=turns,
-        continuations=continuations,
-        max_turns=tiny.BUDGETS['max_turns'],
-        common=luck or replay,
-    )
-    if replay:
-        own = jnp.broadcast_to(listed.token_stream[:, None], forks.turn.shape)
-        forks = forks.replace(token_stream=own)
-    return listed.replace(extra={'forks': forks})
+def forked(name='frozen_lake', *, replay=False):
+    """Return episodes with two continuations per turn; replay: with the trunk's streams."""
+    listed = with_forks(tiny.episodes(name), continuations=2, max_turns=tiny.BUDGETS['max_turns'])
+    if not replay:
+        return listed
+    forks = listed.extra['forks']
+    own = jnp.broadcast_to(listed.token_stream[:, None], forks.turn.shape)
+    return listed.replace(extra={'forks': forks.replace(token_stream=own, world_stream=own)})
 
 
 def play(name='frozen_lake', listed=None, **settings):
@@ -119,17 +111,14 @@ def test_every_turn_that_was_reached_is_continued_and_no_other():
 
 
 def test_continuations_have_luck_of_their_own():
-    """Streams of tokens and environments; with the trunk's world stream, of tokens only."""
     out, _ = played('frozen_lake')
     rows, turns, trunks = flat(out)
     other = [(rows.tokens[i] != out.tokens[trunks[i]]).any() for i in np.flatnonzero(turns)]
     assert np.mean(other) > 0.5
-    own, luck = forked().extra['forks'], forked(luck=True).extra['forks']
-    streams = np.concatenate([np.asarray(own.token_stream).reshape(-1), np.arange(16)])
-    assert len(set(streams.tolist())) == len(streams)
-    np.testing.assert_array_equal(
-        luck.world_stream[:, 0], tiny.episodes('frozen_lake').world_stream
-    )
+    forks = forked().extra['forks']
+    for own in (forks.token_stream, forks.world_stream):
+        streams = np.concatenate([np.asarray(own).reshape(-1), np.arange(16)])
+        assert len(set(streams.tolist())) == len(streams)
 
 
 def assert_same(one, other, *, exact=True):
@@ -178,62 +167,3 @@ def test_a_window_hides_the_same_turns_from_continuations():
     assert not found and checks > 200
     for field in PER_TOKEN:
         np.testing.assert_array_equal(getattr(out, field), getattr(plain, field))
-
-
-# ---- which turns ---------------------------------------------------------------------------------
-
-
-def most_surprising(out, b):
-    """Return the turn after the first with the highest mean of -log p; 0 = none."""
-    said, means = out.action_mask[b], {}
-    for k in range(1, out.num_turns[b]):
-        means[k] = -out.logprobs[b][said & (out.turn[b] == k)].mean()
-    return max(means, key=means.get, default=0)
-
-
-@pytest.mark.soak
-def test_an_unsure_episode_is_continued_where_it_was_most_surprised():
-    """Two continuations; with the trunk's streams each equals the rest of the trunk."""
-    out, counters = play(listed=forked(turns='unsure', replay=True), slots=8)
-    expected = np.array([most_surprising(out, b) for b in range(16)])
-    np.testing.assert_array_equal(
-        out.extra['continuations'].turn, np.stack([expected, expected], axis=1)
-    )
-    assert set(expected.tolist()) == {0, 1, 2} and counters['overflow'] == 0
-    found, checks = differences(out)
-    assert not found and checks > 200
-    rows, turns, _ = flat(out)
-    np.testing.assert_array_equal(rows.num_turns > 0, turns > 0)
-
-
-def test_tokens_that_a_grammar_forces_do_not_make_a_turn_surer():
-    """Turn 1: a choice of .5 nats and two forced tokens; turn 2: a choice of .3, none forced."""
-    out = types.SimpleNamespace(
-        action_mask=jnp.array([[True] * 5]),
-        turn=jnp.array([[0, 1, 1, 1, 2]]),
-        logprobs=jnp.array([[-0.9, -0.5, 0.0, 0.0, -0.3]]),
-        begin=jnp.zeros((1, 3)),
-        allowed=jnp.array([[3, 3, 1, 2, 3]], jnp.uint32)[..., None],
-    )
-    found = unsure_turn(out, jnp.array([0]), jnp.array([3]))
-    assert found.tolist() == [1]
-
-
-def test_turns_are_named_or_drawn_ahead():
-    assert fork_turns('every', 4) == (1, 2, 3) and fork_turns('2, 1', 4) == (1, 2)
-    assert forks_of_each('every', 4, 2) == 6 and forks_of_each('ahead', 4, 3) == 3
-    listed = tiny.episodes('frozen_lake', groups=64)
-    draw = functools.partial(draw_forks, jax.random.key(0), listed, max_turns=4, common=False)
-    ahead = draw(turns='ahead', continuations=3)
-    assert isinstance(ahead, Forks) and (ahead.turn == ahead.turn[:, :1]).all()
-    assert np.bincount(ahead.turn[:, 0]).tolist()[0] == 0
-    assert np.bincount(ahead.turn[:, 0])[1:].min() > 60
-    assert draw(turns='1,3', continuations=2).turn[5].tolist() == [3, 3, 1, 1]
-    unsure = draw(turns='unsure', continuations=3)
-    assert unsure.unsure and unsure.turn.shape == (256, 3) and not unsure.turn.any()
-
-
-@pytest.mark.parametrize('turns', ['0', '1,4', '1,1', 'all'])
-def test_turns_that_do_not_exist_are_refused(turns):
-    with pytest.raises(ValueError, match='fork.turns'):
-        fork_turns(turns, 4)

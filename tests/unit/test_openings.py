@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.extras.vine.draw import draw_forks
+from agentrl_jax.extras.vine.draw import with_forks
 from agentrl_jax.extras.vine.forks import Forked
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device, openings
@@ -156,9 +156,7 @@ def test_shards_of_a_mesh_copy_among_their_own_slots():
 @pytest.mark.soak
 def test_continuations_of_members_are_those_without():
     listed = tiny.episodes('frozen_lake')
-    turns = dict(turns='every', max_turns=tiny.BUDGETS['max_turns'])
-    forks = draw_forks(jax.random.key(3), listed, continuations=2, common=False, **turns)
-    settings = dict(listed=listed.replace(extra={'forks': forks}))
+    settings = dict(listed=with_forks(listed, continuations=2, max_turns=tiny.BUDGETS['max_turns']))
     out, counters = play(schedule=Forked(openings.SharedPrompts(), copies=True), **settings)
     alone, before = read_alone(schedule=Forked(Schedule(), copies=True), **settings)
     assert_same(out, alone)

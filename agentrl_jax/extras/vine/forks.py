@@ -59,141 +59,68 @@ class ForkState:
     length: jax.Array  # int32 [S, K]  tokens before the turn's prompt
     sampled_end: jax.Array  # bool [S, K]  the previous turn ended with an end token
     pending: jax.Array  # bool [S, F]  continuations of the slot's trunk that no slot has started
-    turn: jax.Array | None = None  # int32 [E, F]  as Forks.turn, 0 until the trunk has ended; None
-    # if the turns are known in advance (not Forks.unsure)
+    inner: Any  # state of Forked.inner
 
 
-@struct.dataclass
-class ForkAssignment:
-    """Continuations that w slots start."""
-
-    begins: jax.Array  # bool [w]  whether the slot starts a continuation
-    source: jax.Array  # int32 [w]  slot of the trunk: this slot, or one that it copies
-    number: jax.Array  # int32 [w]  index among the continuations of the trunk, in [0, F)
-
-
-def empty_bank(world: text.Episode, forks: Forks, turns: int) -> ForkState:
-    """Return a bank without turn starts; world: of S slots."""
-    slots = jax.tree.leaves(world)[0].shape[0]
-    grid = (slots, turns)
-    return ForkState(
-        world=jax.tree.map(lambda x: jnp.zeros((*grid, *x.shape[1:]), x.dtype), world),
-        length=jnp.zeros(grid, jnp.int32),
-        sampled_end=jnp.zeros(grid, bool),
-        pending=jnp.zeros((slots, forks.turn.shape[1]), bool),
-        turn=jnp.zeros_like(forks.turn) if forks.unsure else None,
-    )
-
-
-def turns(bank: ForkState, forks: Forks) -> jax.Array:
-    """Return the first turn of each continuation; int32 [E, F]."""
-    return forks.turn if bank.turn is None else bank.turn
-
-
-def unsure_turn(out: Rollout, row: jax.Array, played: jax.Array) -> jax.Array:
-    """Return the turn after the first with the largest mean of -log p; int32 [w].
-
-    row, played int32 [w]: finished episodes and their number of turns. 0 for episodes of one turn.
-    Means exclude tokens that were forced by a grammar.
-    """
-    sampled, count = out.action_mask[row], out.begin.shape[1]
-    if out.allowed is not None:
-        sampled &= jax.lax.population_count(out.allowed[row]).sum(-1) > 1
-    at = jnp.arange(row.shape[0])[:, None], jnp.where(sampled, out.turn[row], count)
-
-    def summed(x):
-        return jnp.zeros((row.shape[0], count)).at[at].add(x, mode='drop')
-
-    surprise = summed(jnp.where(sampled, -out.logprobs[row], 0.0)) / jnp.maximum(summed(sampled), 1)
-    k = jnp.arange(count)[None]
-    later = (k > 0) & (k < played[:, None])
-    return jnp.argmax(jnp.where(later, surprise, -1.0), axis=1) * later.any(1)
-
-
-def trunk_of(row: jax.Array, forks: Forks) -> jax.Array:
-    """Return the trunk of a row of the listed episodes; a trunk is its own."""
-    trunks, count = forks.turn.shape
-    return jnp.where(row < trunks, row, (row - trunks) // count)
-
-
-def remember(
-    bank: ForkState, rows: jax.Array, world: text.Episode, length: jax.Array, sampled_end: jax.Array
-) -> ForkState:
+def remember(state: ForkState, rows: jax.Array, turns: Turns) -> ForkState:
     """Record the start of the next turn of the slots `rows` int32 [w].
 
     Continuations are recorded too, but only at turns that no pending continuation starts from.
     """
-    at = (rows, world.turn)
 
     def put(into, value):
-        return into.at[at].set(value, mode='drop')
+        return into.at[rows, turns.world.turn].set(value, mode='drop')
 
-    return bank.replace(
-        world=jax.tree.map(put, bank.world, world),
-        length=put(bank.length, length),
-        sampled_end=put(bank.sampled_end, sampled_end),
+    return state.replace(
+        world=jax.tree.map(put, state.world, turns.world),
+        length=put(state.length, turns.length),
+        sampled_end=put(state.sampled_end, turns.sampled_end),
     )
 
 
 def finish(
-    bank: ForkState,
+    state: ForkState,
     forks: Forks,
     rows: jax.Array,
     episode: jax.Array,
     over: jax.Array,
     played: jax.Array,
-    out: Rollout,
 ) -> ForkState:
     """Mark the continuations of finished trunks as pending, for turns that the trunk reached.
 
-    episode int32 [w]: rows of out that the slots played; played int32 [w]: their number of turns.
+    episode int32 [w]: rows of Slots.out that the slots played; played int32 [w]: their turns.
     """
-    trunks = forks.turn.shape[0]
-    ended, trunk = over & (episode < trunks), jnp.minimum(episode, trunks - 1)
-    if bank.turn is None:
-        turn = forks.turn[trunk]
-    else:
-        turn = unsure_turn(out, trunk, played)[:, None]
-        turn = jnp.broadcast_to(turn, (len(trunk), forks.turn.shape[1])).astype(jnp.int32)
-        at = jnp.where(ended, episode, trunks)
-        bank = bank.replace(turn=bank.turn.at[at].set(turn, mode='drop'))
-    pending = (turn > 0) & (turn < played[:, None])
-    at = jnp.where(ended, rows, bank.pending.shape[0])
-    return bank.replace(pending=bank.pending.at[at].set(pending, mode='drop'))
+    trunks, slots = forks.turn.shape[0], state.pending.shape[0]
+    reached = forks.turn[jnp.minimum(episode, trunks - 1)] < played[:, None]
+    at = jnp.where(over & (episode < trunks), rows, slots)
+    return state.replace(pending=state.pending.at[at].set(reached, mode='drop'))
 
 
-def has_own_forks(bank: ForkState, rows: jax.Array) -> jax.Array:
+def has_own_forks(pending: jax.Array, rows: jax.Array) -> jax.Array:
     """Return whether the trunk of each slot has pending continuations; bool [w]."""
-    return bank.pending.at[rows].get(mode='fill', fill_value=False).any(1)
+    return pending.at[rows].get(mode='fill', fill_value=False).any(1)
 
 
-def assign(bank: ForkState, rows: jax.Array, free: jax.Array) -> tuple[ForkState, ForkAssignment]:
-    """Assign free slots the next continuation of their trunk or, without one, of another slot."""
-    slots, count = bank.pending.shape
-    serves = free & has_own_forks(bank, rows)
-    mine = jnp.argmax(bank.pending[jnp.minimum(rows, slots - 1)], axis=1)
-    pending = bank.pending.at[jnp.where(serves, rows, slots), mine].set(False, mode='drop')
+def assign(
+    pending: jax.Array, rows: jax.Array, free: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Assign free slots the next continuation of their trunk or, without one, of another slot.
+
+    Returns (pending, bool [w]: the slot starts a continuation, int32 [w]: slot of its trunk,
+    int32 [w]: number of the continuation in [0, F)).
+    """
+    slots, count = pending.shape
+    serves = free & has_own_forks(pending, rows)
+    mine = jnp.argmax(pending[jnp.minimum(rows, slots - 1)], axis=1)
+    pending = pending.at[jnp.where(serves, rows, slots), mine].set(False, mode='drop')
     helps = free & ~serves & (rows < slots)
     (remaining,) = jnp.nonzero(pending.reshape(-1), size=rows.shape[0], fill_value=slots * count)
     item = remaining[jnp.maximum(jnp.cumsum(helps) - 1, 0)]
     helps &= item < slots * count
     at = jnp.where(helps, item, slots * count)
     pending = pending.reshape(-1).at[at].set(False, mode='drop').reshape(slots, count)
-    work = ForkAssignment(
-        begins=serves | helps,
-        source=jnp.where(helps, item // count, jnp.minimum(rows, slots - 1)),
-        number=jnp.where(helps, item % count, mine),
-    )
-    return bank.replace(pending=pending), work
-
-
-def copy_caches(
-    cache_rows: token_rows.Rows, rows: jax.Array, work: ForkAssignment
-) -> token_rows.Rows:
-    """Copy caches to the slots that continue the trunk of another slot."""
-    helps = work.begins & (work.source != rows)
-    (which,) = jnp.nonzero(helps, size=rows.shape[0], fill_value=0)
-    return token_rows.copy(cache_rows, work.source[which], rows[which], helps.sum())
+    source = jnp.where(helps, item // count, jnp.minimum(rows, slots - 1))
+    return pending, serves | helps, source, jnp.where(helps, item % count, mine)
 
 
 def copy_prefix(
@@ -222,49 +149,25 @@ def copy_prefix(
 
 
 def begin(
-    bank: ForkState,
-    out: Rollout,
-    episode: jax.Array,
-    forks: Forks,
-    rows: jax.Array,
-    free: jax.Array,
-) -> tuple[ForkState, ForkAssignment, Rollout, Turns]:
+    state: ForkState, slots: Slots, forks: Forks, rows: jax.Array, free: jax.Array
+) -> tuple[ForkState, Rollout, Turns, jax.Array]:
     """Start continuations in the free slots among `rows` int32 [w].
 
-    episode int32 [S]: the row of out that each slot played last. Returns (bank, work, out with the
-    prefixes of the continuations, the turns to play where work.begins).
+    Returns (state, Slots.out with the prefixes of the continuations, their turns, the slots of
+    their trunks int32 [w]). Turns.episode is N in slots that start none.
     """
-    bank, work = assign(bank, rows, free)
+    pending, begins, source, number = assign(state.pending, rows, free)
     trunks, count = forks.turn.shape
-    trunk = jnp.minimum(trunk_of(episode[work.source], forks), trunks - 1)
-    turn = turns(bank, forks)[trunk, work.number]
-    at = (work.source, turn)
-    length, world = bank.length[at], jax.tree.map(lambda x: x[at], bank.world)
-    row = trunks + trunk * count + work.number
-    row = jnp.where(work.begins, row, out.tokens.shape[0])
-    out = copy_prefix(out, row, trunk, turn, length)
-    return bank, work, out, Turns(row, world, length, bank.sampled_end[at])
-
-
-def split(out: Rollout, begun: jax.Array) -> Rollout:
-    """Split the listed rows into trunks [E, ...] with continuations [E, F, ...].
-
-    begun int32 [E, F]: the scheduled first turns of the continuations.
-    """
-    trunks = begun.shape[0]
-    rollout = jax.tree.map(lambda x: x[trunks:].reshape(*begun.shape, *x.shape[1:]), out)
-    turn = jnp.where(rollout.num_turns > 0, begun, 0)
-    continuations = Continuations(turn=turn, rollout=rollout)
-    trunk = jax.tree.map(lambda x: x[:trunks], out)
-    return trunk.replace(extra=trunk.extra | {CONTINUATIONS: continuations})
-
-
-@struct.dataclass
-class State:
-    """State of the schedule."""
-
-    bank: ForkState
-    inner: Any  # state of the inner schedule
+    played = slots.episode[source]  # the trunk or one of its continuations
+    trunk = jnp.where(played < trunks, played, (played - trunks) // count)
+    trunk = jnp.minimum(trunk, trunks - 1)
+    turn = forks.turn[trunk, number]
+    at = (source, turn)
+    length, world = state.length[at], jax.tree.map(lambda x: x[at], state.world)
+    row = jnp.where(begins, trunks + trunk * count + number, slots.out.tokens.shape[0])
+    out = copy_prefix(slots.out, row, trunk, turn, length)
+    turns = Turns(row, world, length, state.sampled_end[at])
+    return state.replace(pending=pending), out, turns, source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,18 +184,20 @@ class Forked(Schedule):
         """Return the slots with the state of the inner schedule."""
         return slots.replace(schedule=slots.schedule.inner)
 
-    def around(self, slots: Slots, bank: ForkState) -> Slots:
-        """Return the slots of the inner schedule with the state of this one."""
-        return slots.replace(schedule=State(bank, slots.schedule))
-
     def listed(self, episodes: Episodes) -> Episodes:
         return listed(episodes)
 
     def start(
         self, task: text.TextTask, episodes: Episodes, rows: token_rows.Rows, world: text.Episode
-    ) -> State:
-        bank = empty_bank(world, episodes.extra[FORKS], task.max_turns)
-        return State(bank, self.inner.start(task, episodes, rows, world))
+    ) -> ForkState:
+        grid = (rows.hidden.shape[0], task.max_turns)
+        return ForkState(
+            world=jax.tree.map(lambda x: jnp.zeros((*grid, *x.shape[1:]), x.dtype), world),
+            length=jnp.zeros(grid, jnp.int32),
+            sampled_end=jnp.zeros(grid, bool),
+            pending=jnp.zeros((grid[0], episodes.extra[FORKS].turn.shape[1]), bool),
+            inner=self.inner.start(task, episodes, rows, world),
+        )
 
     def served(self, slots: Slots, count: int) -> jax.Array:
         waiting, none = self.inner.served(self.within(slots), count), slots.phase.shape[0]
@@ -301,7 +206,7 @@ class Forked(Schedule):
         return jnp.where(after < 0, waiting, idle[jnp.maximum(after, 0)])
 
     def waiting(self, slots: Slots) -> jax.Array:
-        pending = jnp.sum(slots.schedule.bank.pending)
+        pending = jnp.sum(slots.schedule.pending)
         helpers = jnp.minimum(jnp.sum(slots.phase == IDLE), pending)
         return self.inner.waiting(self.within(slots)) + helpers
 
@@ -317,18 +222,22 @@ class Forked(Schedule):
         over: jax.Array,
         turns: Turns,
     ) -> tuple[Slots, Turns]:
-        forks, episode = episodes.extra[FORKS], slots.episode[which]
-        bank = finish(slots.schedule.bank, forks, which, episode, over, turns.world.turn, slots.out)
-        free = over & ~has_own_forks(bank, which)
+        forks, none = episodes.extra[FORKS], slots.out.tokens.shape[0]
+        state, episode = slots.schedule, slots.episode[which]
+        state = finish(state, forks, which, episode, over, turns.world.turn)
+        free = over & ~has_own_forks(state.pending, which)
         slots, turns = super().next_turns(slots, task, episodes, which, free, turns)
-        left = over & ~(free & (turns.episode < slots.out.tokens.shape[0]))
-        bank, work, out, fork_turns = begin(bank, slots.out, slots.episode, forks, which, left)
-        turns = choose(work.begins, fork_turns, turns)
-        at = jnp.where(turns.episode < out.tokens.shape[0], which, slots.phase.shape[0])
-        bank = remember(bank, at, turns.world, turns.length, turns.sampled_end)
-        rows = copy_caches(slots.rows, which, work) if self.copies else slots.rows
-        state = slots.schedule.replace(bank=bank)
-        return slots.replace(schedule=state, out=out, rows=rows), turns
+        left = over & ~(free & (turns.episode < none))
+        state, out, fork_turns, source = begin(state, slots, forks, which, left)
+        begins = fork_turns.episode < none
+        turns = choose(begins, fork_turns, turns)
+        at = jnp.where(turns.episode < none, which, slots.phase.shape[0])
+        rows = slots.rows
+        if self.copies:
+            helps = begins & (source != which)
+            (first,) = jnp.nonzero(helps, size=which.shape[0], fill_value=0)
+            rows = token_rows.copy(rows, source[first], which[first], helps.sum())
+        return slots.replace(schedule=remember(state, at, turns), out=out, rows=rows), turns
 
     def seat(
         self,
@@ -338,13 +247,20 @@ class Forked(Schedule):
         turns: Turns,
         prompt: tuple[jax.Array, jax.Array],
     ) -> tuple[Slots, jax.Array]:
-        bank = slots.schedule.bank
+        state = slots.schedule
         slots, follows = self.inner.seat(self.within(slots), task, which, turns, prompt)
-        return self.around(slots, bank), follows
+        return slots.replace(schedule=state.replace(inner=slots.schedule)), follows
 
     def after_read(self, slots: Slots, task: text.TextTask, which: jax.Array) -> Slots:
-        bank = slots.schedule.bank
-        return self.around(self.inner.after_read(self.within(slots), task, which), bank)
+        state = slots.schedule
+        slots = self.inner.after_read(self.within(slots), task, which)
+        return slots.replace(schedule=state.replace(inner=slots.schedule))
 
     def finish(self, slots: Slots, episodes: Episodes) -> Rollout:
-        return split(slots.out, turns(slots.schedule.bank, episodes.extra[FORKS]))
+        """Split the listed rows into trunks [E, ...] with continuations [E, F, ...]."""
+        turn, out = episodes.extra[FORKS].turn, slots.out
+        trunks = turn.shape[0]
+        rollout = jax.tree.map(lambda x: x[trunks:].reshape(*turn.shape, *x.shape[1:]), out)
+        turn = jnp.where(rollout.num_turns > 0, turn, 0)
+        trunk = jax.tree.map(lambda x: x[:trunks], out)
+        return trunk.replace(extra=trunk.extra | {CONTINUATIONS: Continuations(turn, rollout)})

@@ -59,18 +59,11 @@ class Forks(Extension):
     def settings(self, settings: RolloutSettings, cfg: Any) -> RolloutSettings:
         return forked(settings) if isinstance(cfg.algorithm, Vine) else settings
 
-    def draw(self, key: jax.Array, step: jax.Array, episodes: Episodes, *, cfg: Any) -> Episodes:
+    def draw(self, episodes: Episodes, cfg: Any) -> Episodes:
         if not isinstance(cfg.algorithm, Vine):
             return episodes
-        return with_forks(
-            key,
-            step,
-            episodes,
-            turns=cfg.algorithm.turns,
-            continuations=cfg.algorithm.forks,
-            max_turns=cfg.env.max_turns,
-            common=False,
-        )
+        how, turns = cfg.algorithm, cfg.env.max_turns
+        return with_forks(episodes, continuations=how.forks, max_turns=turns)
 
     def metrics(self, rollout: Rollout) -> dict[str, jax.Array]:
         if CONTINUATIONS not in rollout.extra:
@@ -129,15 +122,8 @@ def measure_critic(
     keys: for the levels of the step and for its rollout.
     """
     levels, key = keys
-    episodes = with_forks(
-        levels,
-        step,
-        parts.draw(levels, step),
-        turns='every',
-        continuations=2,
-        max_turns=parts.config.env.max_turns,
-        common=False,  # labels of exact values need independent random numbers
-    )
+    turns = parts.config.env.max_turns
+    episodes = with_forks(parts.draw(levels, step), continuations=2, max_turns=turns)
     rollout, counters = collect(policy, task, episodes, key)
     fns = on_base(parts.fns, frozen.model)
     values = parts.score(state.params, state.critic_params, rollout, fns).values
