@@ -86,8 +86,8 @@ TRIMMED = Layout(Grid(('.', 'X', 'o'), 3, 2, blank='', trimmed=True))
 )
 def test_pieces_are_shown_in_their_slots(layout, values, text):
     ids = np.asarray(layout.ids([jnp.asarray(value) for value in values]))
-    assert all(i == -1 or i in slot for i, slot in zip(ids, layout.slots(), strict=True))
-    assert ''.join(layout.lines.texts[i] for i in ids if i >= 0) == text
+    assert all(i == -1 or i in slot for i, slot in zip(ids, layout.slots, strict=True))
+    assert ''.join(layout.texts[i] for i in ids if i >= 0) == text
 
 
 def test_pieces_are_checked_against_the_tokenizer():
@@ -242,7 +242,9 @@ def test_catch_is_that_of_gymnax():
     own = jax.jit(env.game().step_env)
     for before, action, after, reward in transitions(Catch):
         _, game, gained, over, _ = own(KEY, before.game, action, env.game().default_params)
-        assert same(game, after.game) and gained == reward and over == env.over(after.game)
+        assert (
+            same(game, after.game) and gained == reward and over == env.is_terminated(after, None)
+        )
 
 
 # ---- experts -----------------------------------------------------------------------------------

@@ -45,7 +45,10 @@ def library(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class BorrowedWorld(TextEnvironment):
-    """The base of all games. A subclass defines the hooks; the hooks before `layout` are traced."""
+    """The base of all games.
+
+    A subclass defines the hooks, and is_terminated, success and plans of TextEnvironment.
+    """
 
     short: bool = False  # observations in few tokens, for small policies: no blanks, no legal
     # actions
@@ -58,39 +61,23 @@ class BorrowedWorld(TextEnvironment):
         """Return (the game after a legal action, reward)."""
         raise NotImplementedError
 
-    def over(self, game: Any) -> jax.Array:
-        raise NotImplementedError
-
-    def won(self, state: EnvState) -> jax.Array:
-        """Whether the episode counts as solved if it ends here; bool []."""
-        raise NotImplementedError
-
     def offers(self, game: Any) -> jax.Array:
         """Return the legal actions, by default all; bool [actions]."""
         del game
         return jnp.ones(self.num_actions, bool)
 
     def values(self, game: Any) -> tuple[Any, ...]:
-        """Return the value of each part of the layout."""
+        """Return the value of each part of the layout (traced)."""
         raise NotImplementedError
 
     def layout(self) -> Layout:
         """Return the parts of an observation (host)."""
         raise NotImplementedError
 
-    def best(self, states: EnvState) -> list[list[int]]:
-        """Return the expert's plans for N states (host)."""
-        raise NotImplementedError
-
     @property
     def blank(self) -> str:
         """Separator of the cells of a board."""
         return '' if self.short else ' '
-
-    def plans(
-        self, states: EnvState, used: np.ndarray, max_actions: int, params: Any
-    ) -> list[list[int]]:
-        return self.best(states)
 
     def make_params(
         self, split: str | None = 'train', *, num_levels: int = 1024, seed: int = 0
@@ -126,17 +113,11 @@ class BorrowedWorld(TextEnvironment):
         game = jax.tree.map(lambda new, old: jnp.where(offered, new, old), game, state.game)
         return state.replace(game=game, reward=reward), reward, offered
 
-    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
-        return self.over(state.game)
-
-    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
-        return self.won(state)
-
     def lines(self, params: Any) -> list[str]:
-        return list(_layout(self).lines.texts)
+        return _layout(self).texts
 
     def line_slots(self, params: Any) -> list[range]:
-        return _layout(self).slots()
+        return _layout(self).slots
 
     def line_ids(self, state: EnvState, params: Any) -> jax.Array:
         return _layout(self).ids(self.values(state.game))
@@ -194,10 +175,10 @@ class PgxWorld(BorrowedWorld):
         game, _, reward = jax.lax.while_loop(theirs, move, (game, key, game.rewards[0]))
         return game, reward
 
-    def over(self, game: Any) -> jax.Array:
-        return game.terminated
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return state.game.terminated
 
-    def won(self, state: EnvState) -> jax.Array:
+    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
         return state.game.terminated & (state.reward > 0)
 
     def offers(self, game: Any) -> jax.Array:

@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from agentrl_jax.extras.games import experts
-from agentrl_jax.extras.games.base import BorrowedWorld, EnvState, library
+from agentrl_jax.extras.games.base import BorrowedWorld, EnvParams, EnvState, library
 from agentrl_jax.extras.games.pieces import Grid, Layout
 from agentrl_jax.settings.marks import In
 
@@ -38,11 +38,12 @@ class Catch(BorrowedWorld):
     def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
         return self.game().step_env(key, game, action, self.game().default_params)[1:3]
 
-    def over(self, game: Any) -> jax.Array:
-        return game.ball_y == self.rows - 1
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return state.game.ball_y == self.rows - 1
 
-    def won(self, state: EnvState) -> jax.Array:
-        return self.over(state.game) & (state.game.ball_x == state.game.paddle_x)
+    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
+        caught = state.game.ball_x == state.game.paddle_x
+        return self.is_terminated(state, params) & caught
 
     def layout(self) -> Layout:
         return Layout(Grid(('.', 'o', '='), self.rows, self.columns, self.blank))
@@ -51,8 +52,14 @@ class Catch(BorrowedWorld):
         board = jnp.zeros((self.rows, self.columns), jnp.int32).at[game.ball_y, game.ball_x].set(1)
         return (board.at[game.paddle_y, game.paddle_x].set(2),)
 
-    def best(self, states: EnvState) -> list[list[int]]:
-        return experts.walks(states.game, self.rows)
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
+        """Return plans that walk below the ball and wait for it."""
+        game = jax.device_get(states.game)
+        aside, left = game.ball_x - game.paddle_x, self.rows - 1 - game.ball_y
+        moves = [[1 + int(np.sign(n))] * abs(int(n)) for n in aside]
+        return [(row + [1] * int(n))[: int(n)] for row, n in zip(moves, left, strict=True)]
 
 
 @functools.cache

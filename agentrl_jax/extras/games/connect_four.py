@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.extras.games import experts
-from agentrl_jax.extras.games.base import EnvState, TwoPlayers
+from agentrl_jax.extras.games.base import EnvParams, EnvState, TwoPlayers
 from agentrl_jax.extras.games.pieces import Choice, Grid, Layout, Offers
 
 
@@ -45,7 +45,9 @@ class ConnectFour(TwoPlayers):
     def first(self, game: Any) -> jax.Array:
         return jnp.where(game._x.color == 0, game.current_player, 1 - game.current_player)
 
-    def best(self, states: EnvState) -> list[list[int]]:
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
         """Return plans of one disc: see experts.best_columns."""
         mine, theirs = np.moveaxis(np.asarray(states.game.observation), -1, 0)  # the agent's turn
         return [[int(column)] for column in experts.best_columns(mine, theirs)]

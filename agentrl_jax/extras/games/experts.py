@@ -7,14 +7,6 @@ from typing import Any
 
 import numpy as np
 
-
-def walks(catch: Any, rows: int) -> list[list[int]]:
-    """Return plans for games of Catch [N]: walk below the ball and wait for it."""
-    aside, left = np.array(catch.ball_x - catch.paddle_x), np.array(rows - 1 - catch.ball_y)
-    moves = [[1 + int(np.sign(n))] * abs(int(n)) for n in aside]
-    return [(row + [1] * int(n))[: int(n)] for row, n in zip(moves, left, strict=True)]
-
-
 # ---- Connect Four ------------------------------------------------------------------------------
 
 COLUMNS, ROWS = 7, 6

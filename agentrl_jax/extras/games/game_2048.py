@@ -5,9 +5,10 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentrl_jax.extras.games import experts
-from agentrl_jax.extras.games.base import EnvState, PgxWorld
+from agentrl_jax.extras.games.base import EnvParams, EnvState, PgxWorld
 from agentrl_jax.extras.games.pieces import Grid, Layout, Offers
 from agentrl_jax.settings.marks import ONE
 from agentrl_jax.settings.rules import must
@@ -48,14 +49,11 @@ class Game2048(PgxWorld):
         after, merged = super().turn(key, game, action)
         return after, merged / self.goal
 
-    def largest(self, game: Any) -> jax.Array:
-        return 2 ** jnp.max(jnp.argmax(game.observation, -1))
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return state.game.terminated | self.success(state, params)
 
-    def over(self, game: Any) -> jax.Array:
-        return game.terminated | (self.largest(game) >= self.goal)
-
-    def won(self, state: EnvState) -> jax.Array:
-        return self.largest(state.game) >= self.goal
+    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return 2 ** jnp.max(jnp.argmax(state.game.observation, -1)) >= self.goal
 
     def layout(self) -> Layout:
         board = Grid(EXPONENTS if self.short else TILES, 4, 4, self.blank)
@@ -64,5 +62,7 @@ class Game2048(PgxWorld):
     def values(self, game: Any) -> tuple[Any, ...]:
         return (jnp.argmax(game.observation, -1), game.legal_action_mask)[: 2 - self.short]
 
-    def best(self, states: EnvState) -> list[list[int]]:
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
         return experts.best_slides(states.game, self.goal.bit_length() - 1)

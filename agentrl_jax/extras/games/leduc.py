@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.extras.games.base import EnvState, TwoPlayers
+from agentrl_jax.extras.games.base import EnvParams, EnvState, TwoPlayers
 from agentrl_jax.extras.games.pieces import Choice, Layout, Number, Offers
 
 CARDS = ('J', 'Q', 'K')
@@ -57,7 +57,9 @@ class Leduc(TwoPlayers):
     def first(self, game: Any) -> jax.Array:
         return game._first_player
 
-    def best(self, states: EnvState) -> list[list[int]]:
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
         """Raise whenever possible, else call.
 
         No player wins more often against random play, which folds at least a third of the time when

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from agentrl_jax.extras.games import experts
-from agentrl_jax.extras.games.base import BorrowedWorld, EnvState
+from agentrl_jax.extras.games.base import BorrowedWorld, EnvParams, EnvState
 from agentrl_jax.extras.games.pieces import Grid, Layout
 from agentrl_jax.settings.marks import In
 from agentrl_jax.settings.rules import Rule
@@ -43,12 +44,12 @@ class Minesweeper(BorrowedWorld):
     def turn(self, key: jax.Array, game: Game, action: jax.Array) -> tuple[Game, jax.Array]:
         mines, opened = game[0], spread(game[0], game[1].at[action].set(True))
         reward = jnp.where(jnp.any(mines & opened), -1.0, 1.0)
-        return (mines, opened), self.over((mines, opened)) * reward
+        return (mines, opened), over(mines, opened) * reward
 
-    def over(self, game: Game) -> jax.Array:
-        return jnp.any(game[0] & game[1]) | jnp.all(game[0] | game[1])
+    def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
+        return over(*state.game)
 
-    def won(self, state: EnvState) -> jax.Array:
+    def success(self, state: EnvState, params: EnvParams) -> jax.Array:
         return jnp.all(state.game[0] ^ state.game[1])
 
     def offers(self, game: Game) -> jax.Array:
@@ -60,8 +61,15 @@ class Minesweeper(BorrowedWorld):
     def values(self, game: Game) -> tuple[Any, ...]:
         return (jnp.where(game[1], jnp.where(game[0], 10, 1 + AROUND @ game[0]), 0),)
 
-    def best(self, states: EnvState) -> list[list[int]]:
+    def plans(
+        self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
+    ) -> list[list[int]]:
         return experts.safest_cells(*states.game, self.mines)
+
+
+def over(mines: jax.Array, opened: jax.Array) -> jax.Array:
+    """Whether a mine or all other cells are open; bool []."""
+    return jnp.any(mines & opened) | jnp.all(mines | opened)
 
 
 def spread(mines: jax.Array, opened: jax.Array) -> jax.Array:

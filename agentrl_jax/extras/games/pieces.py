@@ -4,6 +4,9 @@ Some rows have too many values to list each as a line (six cells of eighteen kin
 Their environments list the pieces of a row instead. A piece is a text without a newline, or ends a
 row. An observation is a list of piece numbers, made on the device (see TextEnvironment.line_ids).
 Building a prompt checks that the tokens of a row are those of its pieces (text.lines).
+
+A part of an observation has two methods. `places` returns the pieces of each place, `index` maps a
+value to the piece at each place, -1 = none.
 """
 
 import dataclasses
@@ -13,8 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from agentrl_jax.envs.base import Lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +28,10 @@ class Grid:
     blank: str = ' '  # separator
     trimmed: bool = False  # omit empty rows at the top, except the last row
 
-    def families(self) -> dict[str, list[str]]:
-        return dict(
-            first=list(self.symbols),
-            inner=[f'{self.blank}{symbol}' for symbol in self.symbols],
-            last=[f'{self.blank}{symbol}\n' for symbol in self.symbols],
-        )
-
-    def places(self) -> list[str]:
-        return ['first', *['inner'] * (self.columns - 2), 'last'] * self.rows
+    def places(self) -> list[tuple[str, ...]]:
+        inner = tuple(f'{self.blank}{symbol}' for symbol in self.symbols)
+        last = tuple(f'{piece}\n' for piece in inner)
+        return [self.symbols, *[inner] * (self.columns - 2), last] * self.rows
 
     def index(self, values: jax.Array) -> jax.Array:
         cells = jnp.asarray(values, jnp.int32).reshape(self.rows, self.columns)
@@ -54,12 +50,10 @@ class Number:
     before: str
     digits: int
 
-    def families(self) -> dict[str, list[str]]:
-        digits = [str(n) for n in range(10)]
-        return dict(before=[self.before], digit=digits, last=[f'{digit}\n' for digit in digits])
-
-    def places(self) -> list[str]:
-        return ['before', *['digit'] * (self.digits - 1), 'last']
+    def places(self) -> list[tuple[str, ...]]:
+        digits = tuple('0123456789')
+        last = tuple(f'{digit}\n' for digit in digits)
+        return [(self.before,), *[digits] * (self.digits - 1), last]
 
     def index(self, values: jax.Array) -> jax.Array:
         powers = 10 ** np.arange(self.digits)[::-1]
@@ -75,15 +69,10 @@ class Offers:
     names: tuple[str, ...]
     before: str = 'On offer:'
 
-    def families(self) -> dict[str, list[str]]:
-        return dict(
-            before=[self.before],
-            inner=[f' {name},' for name in self.names],
-            last=[*(f' {name}\n' for name in self.names), ' nothing\n'],
-        )
-
-    def places(self) -> list[str]:
-        return ['before', *['inner'] * len(self.names), 'last']
+    def places(self) -> list[tuple[str, ...]]:
+        inner = tuple(f' {name},' for name in self.names)
+        last = tuple(f' {name}\n' for name in (*self.names, 'nothing'))
+        return [(self.before,), *[inner] * len(self.names), last]
 
     def index(self, values: jax.Array) -> jax.Array:
         number = jnp.arange(len(self.names))
@@ -99,36 +88,31 @@ class Choice:
 
     texts: tuple[str, ...]
 
-    def families(self) -> dict[str, list[str]]:
-        return dict(line=[f'{text}\n' for text in self.texts])
-
-    def places(self) -> list[str]:
-        return ['line']
+    def places(self) -> list[tuple[str, ...]]:
+        return [tuple(f'{text}\n' for text in self.texts)]
 
     def index(self, values: jax.Array) -> jax.Array:
         return jnp.atleast_1d(jnp.asarray(values, jnp.int32))
 
 
 class Layout:
-    """Parts in consecutive rows; equal settings make equal layouts."""
+    """Parts in consecutive rows.
+
+    texts: all pieces; slots: the range of texts at each place. Places with the same pieces share
+    them.
+    """
 
     def __init__(self, *parts: Any):
-        self.parts = parts
-        families = {}
-        for number, part in enumerate(parts):
-            families |= {f'{number} {name}': texts for name, texts in part.families().items()}
-        self.lines = Lines(**families)
-
-    def places(self) -> list[str]:
-        """Return the name of the family at each place."""
-        return [f'{n} {name}' for n, part in enumerate(self.parts) for name in part.places()]
-
-    def slots(self) -> list[range]:
-        return [self.lines.slots[place] for place in self.places()]
+        self.parts, self.texts, known = parts, [], {}
+        places = [pieces for part in parts for pieces in part.places()]
+        for pieces in dict.fromkeys(places):
+            known[pieces] = range(len(self.texts), len(self.texts) + len(pieces))
+            self.texts += pieces
+        self.slots = [known[pieces] for pieces in places]
 
     def ids(self, values: Sequence[Any]) -> jax.Array:
         """Return the line ids for the values of each part; int32 [places]."""
         index = [part.index(value) for part, value in zip(self.parts, values, strict=True)]
         index = jnp.concatenate(index)
-        starts = jnp.array([slot.start for slot in self.slots()], jnp.int32)
+        starts = jnp.array([slot.start for slot in self.slots], jnp.int32)
         return jnp.where(index >= 0, starts + index, -1).astype(jnp.int32)
