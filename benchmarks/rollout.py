@@ -2,18 +2,13 @@
 
   python -m benchmarks.rollout [--json=PATH]
 
-1. Turns per second, with the same weights, maps, turns and tokens per turn on both sides (answers
-   have a fixed length: no token ends a turn). The other side works like trainers around an
-   inference engine: in each turn, the conversations are converted to text, tokenised again and
-   left-padded, and HuggingFace `generate` reads them from the start. Answers are parsed and
-   environments stepped one at a time on the host. Sampled ids are reused unchanged, so that both
-   sides read the same tokens.
-2. The schedule, with answers of 5 to 60 tokens (uniform): the share of decode slots with a wanted
-   token, and the distance from an ideal schedule, in which each token costs the same as in a full
-   batch and nothing else takes time.
+Both sides have the same weights, maps, turns and tokens per turn (answers have a fixed length: no
+token ends a turn). The other side works like trainers around an inference engine: in each turn, the
+conversations are converted to text, tokenised again and left-padded, and HuggingFace `generate`
+reads them from the start. Answers are parsed and environments stepped one at a time on the host.
+Sampled ids are reused unchanged, so that both sides read the same tokens.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -25,17 +20,13 @@ from agentrl_jax.envs import FrozenLake
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.rows import Player
-from agentrl_jax.rollout.sampling import Sampler
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.parts import BUNDLED_TOKENIZER
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.tokens.load import load_tokenizer
-from benchmarks import common, decode, limits
-
-SHORT, LONG = 5, 60  # tokens of answers in the second part
-SMALL = dict(hidden_size=128, intermediate_size=512, num_layers=2)  # policy of the second part
+from benchmarks import common
 
 
 def build_task(turns: int) -> tuple[text.TextTask, Any, int]:
@@ -133,8 +124,8 @@ class HostLoop:
         return out[:, width:].tolist()
 
 
-def compare(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) -> dict[str, Any]:
-    """Part 1."""
+def run(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) -> dict[str, Any]:
+    """Return all measurements as a dictionary."""
     task, tokenizer, vocab = build_task(turns)
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
@@ -173,155 +164,21 @@ def compare(*, episodes: int, turns: int, new: int, repeats: int, **shape: int) 
     }
 
 
-def collect_planned(params, task, episodes, key, plan, *, settings):
-    """rollout.collect with answers of the lengths in plan, int32 [E, K]."""
-
-    class Planned(Sampler):
-        def draw(self, slots, logits, uniform, *, vocab_shards=1):
-            row = jnp.minimum(slots.episode, plan.shape[0] - 1)
-            length = plan[row, jnp.minimum(slots.world.turn, plan.shape[1] - 1)]
-            token, logprob = super().draw(slots, logits, uniform, vocab_shards=vocab_shards)
-            return jnp.where(slots.response + 1 >= length, task.eos_ids[0], token), logprob
-
-    settings = dataclasses.replace(settings, sampler=Planned())
-    keys = tuple(jax.random.split(key))
-    state = device.start(params, task, episodes, settings=settings)
-    state = device.play(state, params, task, episodes, keys, settings=settings)
-    out = state.out
-    return out.num_turns.sum(), out.attention_mask.sum(), state.decodes, state.generated
-
-
-def token_costs(params, config, *, slots: int, block: int, width: int, context: int, repeats: int):
-    """Seconds per token in a full batch at a mean context: {'decode', 'prefill'}."""
-
-    def sample(new):
-        program = functools.partial(decode.generate, config=config, new=new, temperature=1.0)
-        program, prompt = jax.jit(program), jnp.ones((slots, context), jnp.int32)
-        return lambda: program(params, prompt, jax.random.key(0))
-
-    def read():
-        tokens = jnp.ones((block, width), jnp.int32)
-        positions = jnp.broadcast_to(context + jnp.arange(width), tokens.shape)
-        rows = jnp.arange(block)
-
-        @jax.jit
-        def program(params):
-            cache = config.init_cache(slots, 2 * context)
-
-            def again(_, carry):
-                _, cache = carry
-                return config.forward_cached(params, tokens, positions, cache, rows)
-
-            empty = jnp.zeros((block, width, config.hidden_size), config.dtype)
-            return jax.lax.fori_loop(0, 8, again, (empty, cache))[0]
-
-        return lambda: program(params)
-
-    calls = {'long': sample(33), 'short': sample(1), 'read': read()}
-    times = common.medians(common.alternate(calls, repeats))
-    return {
-        'decode': (times['long'] - times['short']) / 32 / slots,
-        'prefill': times['read'] / 8 / block / width,
-    }
-
-
-def schedule(
-    *,
-    episodes: int,
-    turns: int,
-    slots: int,
-    serve_rows: tuple[int, ...],
-    repeats: int,
-    **shape: int,
-) -> dict[str, Any]:
-    """Part 2."""
-    task, _, vocab = build_task(turns)
-    config = common.model_config(vocab, **(SMALL | shape))
-    params, listed = common.init_params(config), episode_list(episodes)
-    plan = np.random.default_rng(0).integers(SHORT, LONG + 1, (episodes, turns))
-    length = task.prefix.shape[0] + turns * (task.width + LONG)
-    costs = token_costs(
-        params,
-        config,
-        slots=slots,
-        block=max(serve_rows),
-        width=task.width,
-        context=length // 2,
-        repeats=repeats,
-    )
-    results = {}
-    for rows in serve_rows:
-        settings = RolloutSettings(
-            Player(config),
-            slots=slots,
-            serve_rows=rows,
-            max_tokens=length,
-            max_response=LONG,
-        )
-        program = functools.partial(collect_planned, settings=settings)
-        program, lengths = jax.jit(program), jnp.asarray(plan, jnp.int32)
-        call = functools.partial(program, params, task, listed, jax.random.key(0), lengths)
-        spent = common.timed(call, repeats)
-        num_turns, tokens, decodes, generated = map(int, jax.device_get(call()))
-        read = tokens - generated - task.prefix.shape[0] * episodes
-        ideal = generated * costs['decode'] + read * costs['prefill']
-        results[str(rows)] = {
-            'occupancy': generated / (decodes * slots),
-            'seconds': spent,
-            'ideal_s': ideal,
-            'share_of_ideal': ideal / spent,
-            'tokens_per_s': (generated + read) / spent,
-            'turns_per_s': num_turns / spent,
-            'sampled': generated,
-            'read': read,
-        }
-    about = {'slots': slots, 'episodes': episodes, 'lengths': [SHORT, LONG], 'token_s': costs}
-    return about | {'serve_rows': results}
-
-
 def show(result: dict[str, Any]) -> str:
-    one, two = result['turns'], result['schedule']
-    first = common.table(
-        f'{one["episodes"]} episodes, {one["turns"]} turns, {one["tokens"]:,} tokens',
+    return common.table(
+        f'{result["episodes"]} episodes, {result["turns"]} turns, {result["tokens"]:,} tokens',
         ['loop', 'seconds', 'turns/s', 'x as fast'],
         [
-            ['collect', one['ours_s'], one['turns_per_s'], one['times_hf']],
-            ['generate per turn', one['hf_s'], one['hf_turns_per_s'], 1.0],
+            ['collect', result['ours_s'], result['turns_per_s'], result['times_hf']],
+            ['generate per turn', result['hf_s'], result['hf_turns_per_s'], 1.0],
         ],
     )
-    names = ['occupancy', 'seconds', 'share_of_ideal', 'tokens_per_s', 'turns_per_s']
-    second = common.table(
-        f'answers of {SHORT} to {LONG} tokens, {two["episodes"]} episodes in {two["slots"]} slots',
-        ['rows served', *names],
-        [[rows, *(x[name] for name in names)] for rows, x in two['serve_rows'].items()],
-    )
-    return f'{first}\n\n{second}'
 
 
 def main() -> None:
-    args = common.parse_arguments(
-        __doc__.splitlines()[0],
-        episodes=16,
-        turns=4,
-        new=16,
-        slots=64,
-        scheduled=384,
-        repeats=3,
-    )
+    args = common.parse_arguments(__doc__.splitlines()[0], episodes=16, turns=4, new=16, repeats=3)
     common.pin(args.core)
-    result = {
-        'turns': compare(
-            episodes=args.episodes, turns=args.turns, new=args.new, repeats=args.repeats
-        ),
-        'schedule': schedule(
-            episodes=args.scheduled,
-            turns=args.turns,
-            slots=args.slots,
-            serve_rows=(4, 8, 16),
-            repeats=args.repeats,
-        ),
-        'limits': vars(limits.measure()),
-    }
+    result = run(episodes=args.episodes, turns=args.turns, new=args.new, repeats=args.repeats)
     print(show(result))
     common.emit('rollout', result, args.json)
 

@@ -6,8 +6,7 @@ Works with any training config; weights are random unless model.path is set. The
 programs of a run, timed within its steps, with metrics fetched; "rest" is the remaining time.
 Scores and update are one program: scoring is timed separately, the update is the difference. The
 host's share is the CPU time of the Python thread. Wanted shares are the useful part of the work:
-decoding slots with a token of an episode, positions read for an episode's prompt, and positions
-trained (rows are padded to their micro-batch) up to the last trained token of their row.
+decoding slots with a token of an episode, and positions read for an episode's prompt.
 """
 
 import dataclasses
@@ -27,9 +26,8 @@ from ml_collections import config_flags
 
 from agentrl_jax import train
 from agentrl_jax.machine import processes
-from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import on_base
-from agentrl_jax.rl import learn, update, widths
+from agentrl_jax.rl import learn
 from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.run import collecting, hooks, parts, streams
 from agentrl_jax.run import params as run_params
@@ -171,47 +169,8 @@ def host_shares(session: Session, repeats: int) -> dict[str, float]:
     return out
 
 
-def trained_columns(settings: UpdateSettings, batch: Any) -> np.ndarray:
-    """Columns of each micro-batch in one pass over a batch, int [parts]; 0 if it is skipped."""
-    parts, unit = settings.microbatches, settings.batch.prefix_rows
-    mask = batch.mask | batch.value_mask
-    menu, lengths = np.array(widths.menu(mask.shape[1], settings.batch.widths)), widths.used(mask)
-    needed = lengths
-    if settings.batch.prefix_rows > 1:
-        needed = prefixes.rest(batch.tokens, batch.attention_mask, lengths, unit)
-    columns, rows_of_step = [], settings.rows_per_episode * settings.batch.minibatch_rows
-    for rows in np.split(np.arange(len(mask)), len(mask) // rows_of_step):
-        if settings.sparse:
-            rows = update.sort_trained_first(rows, batch.mask, parts, unit)
-        if len(menu) > 1:
-            rows = rows[widths.sorted_rows(needed[rows], parts=parts, unit=unit)]
-        # Units are distributed over the parts in turn.
-        longest, trains = (
-            np.asarray(x[rows]).reshape(-1, parts, unit).max((0, 2)) for x in (needed, lengths)
-        )
-        wide = menu[np.searchsorted(menu, longest)]
-        columns.append(np.where(trains > 0, wide, 0) if settings.sparse else wide)
-    return np.concatenate(columns)
-
-
-def trained_share(columns: np.ndarray, batch: Any, unit: int = 1) -> float:
-    """Wanted positions of a batch / positions that one pass over it computes.
-
-    unit: batch.prefix_rows. Only the first row of a unit is computed in full, but the common prefix
-    counts as wanted in every row.
-    """
-    used = widths.used(batch.mask | batch.value_mask).sum()
-    if unit > 1:
-        width = batch.mask.shape[1]
-        columns = np.where(columns > 0, (width + (unit - 1) * columns) / unit, 0)
-    computed = columns.sum() * len(batch.mask) / columns.size
-    return float(used / computed) if computed else 0.0  # nothing trains
-
-
-def useful_shares(
-    session: Session, columns: np.ndarray, batch: Any, counters: dict[str, Any]
-) -> dict[str, float]:
-    """Wanted shares of decoding slots, positions read and positions trained.
+def useful_shares(session: Session, counters: dict[str, Any]) -> dict[str, float]:
+    """Wanted shares of decoding slots and positions read.
 
     counters: of the session's rollout. "read" is omitted for environments on hosts, and for
     windows, because their blocks are as wide as a window.
@@ -224,7 +183,7 @@ def useful_shares(
         width = session.run.training.tasks[0].width
         block = min(cfg.rollout.serve_rows, slots // shards) * width
         shares['read'] = float(counters['read'].sum() / (counters['reads'].sum() * block))
-    return shares | {'trained': trained_share(columns, batch, cfg.batch.prefix_rows)}
+    return shares
 
 
 def peak_bytes() -> int:
@@ -256,15 +215,12 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         programs['learn'] = compile_program(session, 'learn')
         session.step()
     times = time_steps(session, repeats)
-    score = build_score(session)
-    times['score'] = common.timed(score, repeats)
+    times['score'] = common.timed(build_score(session), repeats)
     shares = host_shares(session, repeats)
     session.rollout, counters = jax.device_get(
         session.run.training.collects[0](*session.collect_arguments())
     )
     rows, tokens = session.rollout.tokens.shape[0], int(session.rollout.attention_mask.sum())
-    batch = score()[0]
-    columns = trained_columns(learning(session.run), batch)
     return {
         'algorithm': cfg.algorithm,
         'episodes': rows,
@@ -277,7 +233,7 @@ def run(cfg: Any, *, repeats: int) -> dict[str, Any]:
         'turns_per_s': int(session.rollout.num_turns.sum()) / times['step'],
         'programs': programs,
         'host_share': {'rollout': shares['play'], 'step': shares['step']},
-        'wanted': useful_shares(session, columns, batch, counters),
+        'wanted': useful_shares(session, counters),
         'compile_s': counter.seconds,
         'peak_mib': peak_bytes() / MIB,
     }

@@ -3,23 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks import (
-    decode,
-    host_schedule,
-    limits,
-    update,
-)
+from benchmarks import decode, host_schedule, update
 
 SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def quick_limits():
-    """The machine's limits are not what these tests are about."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(limits, 'measure', lambda *_: limits.Limits(bandwidth=1e9, flops=1e9))
-    yield
-    patch.undo()
 
 
 @pytest.mark.soak
