@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 import tiny_agents as tiny
+from test_documents import document_of, small_rollout
 
-from agentrl_jax.records import document as documents
 from agentrl_jax.records import pages
 from agentrl_jax.types import EpisodeStop, TurnStop
 
@@ -84,13 +84,12 @@ def test_the_document_holds_every_token_and_turn(document):
 
 def test_a_page_names_the_arm_that_was_pulled():
     """Of a bandit the action is the place of the arm, and pages named it out of all arms."""
-    task, (out, _) = tiny.task('bandit'), tiny.played('bandit')
-    names = functools.partial(task.env.names_of, params=task.env_params)
-    made = documents.of_rollout(out, tiny.tokenizer(), 'bandit', names)
-    for episode in made['episodes']:
-        shown = task.env.cells(task.env.reset_level(episode['level'], task.env_params))[0]
-        assert names(episode['level']) == shown and len(set(shown)) == 2
-        assert all(set(turn['actions']) <= set(shown) for turn in episode['turns'])
+    env, params = tiny.environment('bandit')
+    names = functools.partial(env.names_of, params=params)
+    made = document_of(small_rollout(), names)  # arms 1 and 0 of level 3
+    shown = env.cells(env.reset_level(3, params))[0]
+    assert names(3) == shown and len(set(shown)) == 2
+    assert made['episodes'][0]['turns'][0]['actions'] == shown[::-1]
 
 
 @pytest.mark.parametrize(

@@ -437,20 +437,6 @@ def test_a_compact_folder_gives_the_same_runs_and_tables(sweep, tmp_path):
     assert load([folder]) == runs[:5]
 
 
-def test_a_compact_folder_of_older_versions_is_read(sweep, tmp_path):
-    """common.json and a file for each run."""
-    runs = load([sweep])
-    common, *lines = lzma.decompress(compact(runs, tmp_path / 'a').read_bytes()).splitlines()
-    (tmp_path / 'common.json').write_bytes(common)
-    while lines:
-        header = json.loads(lines.pop(0))
-        name, rows = header.pop('name'), header.pop('rows')
-        text = [json.dumps(header), *(line.decode() for line in lines[:rows])]
-        (tmp_path / f'{name}.jsonl').write_text('\n'.join(text) + '\n')
-        del lines[:rows]
-    assert load([tmp_path]) == runs
-
-
 def test_compacting_keeps_inf_and_needs_one_name_per_run(tmp_path):
     run = Run('a', {'seed': 0, 'steps': 1}, [{'step': 0, 'x': math.inf}, {'step': 1}], {})
     path = compact([run], tmp_path)

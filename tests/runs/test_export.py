@@ -1,5 +1,6 @@
 """Exported folders in `transformers` reproduce ids, chats and greedy answers; model cards."""
 
+import functools
 import io
 import itertools
 import json
@@ -82,6 +83,7 @@ def theirs(exported):
     return auto_tokenizer(exported)
 
 
+@functools.cache
 def world_texts():
     """System messages and all lines of every world in every prompt style."""
     texts = []
@@ -263,9 +265,9 @@ def test_sentencepiece_models_of_other_kinds_are_rejected(settings, named):
     given = dict(vocab_size=340, byte_fallback=True, hard_vocab_limit=False, minloglevel=2)
     given |= dict(control_symbols=list(CHAT_SPECIALS), bos_id=-1, eos_id=-1, num_threads=1)
     given |= dict(normalization_rule_name='identity', remove_extra_whitespaces=False)
-    texts, model = iter(world_texts()[:200]), io.BytesIO()
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts,
+        sentence_iterator=iter(world_texts()[:200]),
         model_writer=model,
         **given | dict(add_dummy_prefix=False) | settings,
     )

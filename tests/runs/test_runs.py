@@ -541,6 +541,7 @@ def exported(finished, tmp_path_factory):
     }
 
 
+@pytest.mark.soak
 def test_the_exported_policy_is_the_base_plus_the_adapter(exported):
     """W + alpha / rank B A with alpha 8, rank 2, in the files' layout: W [out, in].
 
@@ -575,6 +576,7 @@ def test_the_exported_policy_is_the_base_plus_the_adapter(exported):
     assert 'eval/success' in cards['policy'] and 'eval/success' in cards['adapter']
 
 
+@pytest.mark.soak
 def test_peft_opens_the_adapter(exported):
     peft = pytest.importorskip('peft')
     import torch

@@ -44,14 +44,6 @@ def test_the_widest_groups_are_selected_as_rows_in_batch_order():
     assert rows.tolist() == list(range(8)) and keep.all()
 
 
-def test_the_filter_ranks_raw_returns():
-    """RAGEN normalised returns in place before ranking, so every group had std 1."""
-    played = rollout_of([0.0, 0.1, 0, 10.0, 0, 1.0])  # raw: the second group is the widest
-    scores, rows = Filter(keep=0.34).keep_rows(played, groups=3, group_size=2)
-    assert kept(rows) == [2, 3]
-    np.testing.assert_allclose(scores, np.array([0.1, 10, 1]) / 2**0.5, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     'chosen, groups, order, counted',
     [
@@ -106,24 +98,3 @@ def test_top_p_keeps_in_batch_order_whatever_the_order_of_scores():
     assert kept(filtering.keep_top_p_softmax(SOKOBAN_LIKE[order], p=0.9)) == sorted(
         int(np.flatnonzero(order == g)[0]) for g in (0, 1, 2)
     )
-
-
-def test_min_p_by_hand():
-    # .5 * 5.2 = 2.6
-    assert kept(filtering.keep_min_p(SOKOBAN_LIKE, p=0.5)) == [0, 1, 2, 3]
-    assert kept(filtering.keep_min_p(jnp.zeros(3), p=0.5)) == []
-
-
-def test_refill_packs_kept_groups_until_it_is_full():
-    held = {'x': jnp.zeros(6), 'y': jnp.zeros((6, 2))}  # three groups of two
-    fresh = {'x': jnp.arange(1.0, 9.0), 'y': jnp.ones((8, 2))}
-    keep = jnp.array([False, True, True, False])
-    held, count = filtering.refill(held, jnp.int32(0), fresh, keep, group_size=2)
-    np.testing.assert_array_equal(held['x'], [3, 4, 5, 6, 0, 0])
-    assert count == 2
-    held, count = filtering.refill(held, count, fresh, jnp.ones(4, bool), group_size=2)
-    np.testing.assert_array_equal(held['x'], [3, 4, 5, 6, 1, 2])  # three groups did not fit
-    assert count == 3 and held['y'].all()
-    same, count = filtering.refill(held, count, fresh, jnp.ones(4, bool), group_size=2)
-    np.testing.assert_array_equal(same['x'], held['x'])
-    assert count == 3

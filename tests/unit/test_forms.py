@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 import re
 
 import host_worlds
@@ -17,7 +16,6 @@ from host_worlds import Echo, Tests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax import train
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.webshop.world import WebShop
 from agentrl_jax.rl.algorithm import decision_tokens
@@ -280,26 +278,6 @@ def test_the_shop_offers_a_search_or_clicks():
     plan = shop.plan()
     automaton = languages.build_automaton(WebShop.FORMS)
     assert all(accepts(automaton, action) for action in plan)
-
-
-@pytest.mark.soak
-@pytest.mark.usefixtures('quick_runs')
-def test_a_run_on_hosts_trains_what_it_sampled(tmp_path):
-    changes = {
-        'rollout.constrain': 'any',
-        'hosts.forms': ('say {}', 'rest'),
-        'rollout.max_response': 8,
-        'loss.sampler_correction': 'tis',
-        'eval.every': 3,
-        'checkpoint.every': 3,
-    }
-    cfg = micro_runs.plain('frozen_lake', **host_worlds.OBJECTS | changes)
-    assert train.train(cfg, str(tmp_path)) == 0
-    rows = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
-    steps = [row for row in rows if 'rollout/success' in row]
-    assert max(row['sampler/logprob_gap'] for row in steps) <= 1e-5
-    assert all(row['rollout/turn_length_stop'] == 0 for row in steps)
-    assert all(np.isfinite(row['policy/loss']) for row in steps)
 
 
 def test_exports_say_what_was_legal():
