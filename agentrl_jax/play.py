@@ -172,7 +172,7 @@ def watch(
     console.print('\n')
     both = jax.device_get(rollout)
     if not cfg.on_hosts:  # on hosts, no token contains the reply to the last answer
-        states = pages.replay_states(both, np.arange(2), task, tokenizer, jax.random.key(seed))
+        states = pages.replay_states(both, np.arange(2), task, jax.random.key(seed))
         last = next(itertools.islice(states, int(both.num_turns[0]), None))
         console.print(f'The end\n{board_of(task, jax.tree.map(lambda x: x[0], last))}')
     total, solved = float(both.returns[0]), bool(both.success[0])

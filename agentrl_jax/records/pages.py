@@ -13,52 +13,42 @@ import numpy as np
 from agentrl_jax.records import document, page_html
 from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
-from agentrl_jax.text.answer import ABSENT, END, parse_answer
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Rollout, TurnStop
+from agentrl_jax.types import Rollout
 
 FOLDER = 'rollouts'  # below the workdir
 PAGE_EPISODES = 64  # episodes on a rollout page
 OF_STEP = re.compile(r'(?:.*_)?step_(\d+)')  # training page; mixtures have one per environment
 
-# One program for all pages of a run: their tasks and numbers of episodes are the same, unless
-# dynamic sampling did not fill a batch.
-play_turns = jax.jit(jax.vmap(text.play_turn, in_axes=(None, 0, 0, 0, 0)))
 
+@jax.jit  # one program for all pages of a run, unless dynamic sampling did not fill a batch
+@functools.partial(jax.vmap, in_axes=(None, 0, 0, 0, 0, 0))
+def play_turn(
+    task: text.TextTask,
+    key: jax.Array,
+    level: jax.Array,
+    state: Any,
+    actions: jax.Array,
+    restarts: jax.Array,
+) -> Any:
+    """Return the state after the actions of a turn, int32 [A] (-1: none), and before the next."""
 
-def turn_parts(rollout: Rollout, k: int, task: text.TextTask, tokenizer: Tokenizer) -> tuple:
-    """(parts int32 [B, A], matched bool [B]) of turn k, parsed again on the host.
+    def act(state, x):
+        index, action = x
+        key_of_step = jax.random.fold_in(key, index)
+        _, after, *_ = task.env.step_env(
+            key_of_step, state, jnp.maximum(action, 0), task.env_params
+        )
+        return jax.tree.map(lambda new, old: jnp.where(action >= 0, new, old), after, state), None
 
-    Turns of an opponent have no tokens in action_mask: their recorded actions are used.
-    """
-    parts, matched = [], []
-    for b in range(rollout.tokens.shape[0]):
-        sampled = rollout.action_mask[b] & (rollout.turn[b] == k)
-        ids = rollout.tokens[b][sampled]
-        ended = bool(rollout.turn_stop[b, k] == TurnStop.EOS)
-        answer = tokenizer.decode_bytes(ids[: len(ids) - ended]) + END * ended
-        part, per_turn = rollout.part[b, k], task.max_actions_per_turn
-        extra = rollout.extra
-        if 'learner' in extra and extra['seats'][b, k] != extra['learner'][b]:
-            is_match = bool(rollout.valid[b, k])
-            row = [action if action >= 0 else ABSENT for action in rollout.actions[b, k]]
-        elif part == agents.ACT:
-            is_match, row = parse_answer(
-                answer, task.env.ACTION_NAMES, max_actions=per_turn, opening=task.opening
-            )
-        else:
-            is_match = agents.WRITTEN[int(part)].closing.encode() in answer
-            row = [ABSENT] * per_turn
-        parts.append(row)
-        matched.append(is_match)
-    # The reshape handles 0 rows: dynamic sampling may keep nothing.
-    parts = np.asarray(parts, np.int32).reshape(-1, task.max_actions_per_turn)
-    return parts, np.asarray(matched, bool)
+    state, _ = jax.lax.scan(act, state, (jnp.arange(len(actions)), actions))
+    start = task.env.reset_level(level, task.env_params)
+    return jax.tree.map(lambda new, old: jnp.where(restarts, new, old), start, state)
 
 
 def replay_states(
-    rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Tokenizer, key: jax.Array
+    rollout: Rollout, streams: np.ndarray, task: text.TextTask, key: jax.Array
 ) -> Iterator[Any]:
     """Yield the states of all environments [B, ...] before each turn and after the last.
 
@@ -68,23 +58,35 @@ def replay_states(
     task = jax.tree.map(jnp.asarray, jax.device_get(task))
     k_world = jax.random.split(key)[1]
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(k_world, jnp.asarray(streams))
-    worlds = jax.vmap(text.begin, in_axes=(None, 0))(task, jnp.asarray(rollout.level))
-    for k in range(int(rollout.num_turns.max(initial=0)) + 1):
-        yield jax.device_get(worlds.state)
-        if k < task.max_turns:
-            parts, matched = turn_parts(rollout, k, task, tokenizer)
-            worlds, _ = play_turns(task, keys, worlds, jnp.asarray(parts), jnp.asarray(matched))
+    level = jnp.asarray(rollout.level)
+    states = jax.vmap(task.env.reset_level, in_axes=(0, None))(level, task.env_params)
+    yield jax.device_get(states)
+    for k in range(int(rollout.num_turns.max(initial=0))):
+        turn_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, k)
+        acts = rollout.part[:, k] == agents.ACT
+        actions = np.where(acts[:, None], rollout.actions[:, k], -1)
+        states = play_turn(task, turn_keys, level, states, actions, restarts_after(rollout, k))
+        yield jax.device_get(states)
+
+
+def restarts_after(rollout: Rollout, k: int) -> np.ndarray:
+    """Return whether turn k is followed by a new trial, bool [B]; a reflection precedes it."""
+    part, trial = rollout.part, rollout.trial
+    if k + 1 == part.shape[1]:
+        return np.zeros(len(part), bool)
+    starts = (trial[:, k + 1] > trial[:, k]) | (part[:, k] == agents.REFLECT)
+    return starts & (part[:, k + 1] != agents.REFLECT) & (k + 1 < rollout.num_turns)
 
 
 def replay(
-    rollout: Rollout, streams: np.ndarray, task: text.TextTask, tokenizer: Tokenizer, key: jax.Array
+    rollout: Rollout, streams: np.ndarray, task: text.TextTask, key: jax.Array
 ) -> list[list]:
     """Boards before each turn and after the last: grids[b][k] = rows of cell names.
 
     Arguments: see replay_states.
     """
     grids: list[list] = [[] for _ in range(rollout.tokens.shape[0])]
-    for k, states in enumerate(replay_states(rollout, streams, task, tokenizer, key)):
+    for k, states in enumerate(replay_states(rollout, streams, task, key)):
         for b in np.flatnonzero(rollout.num_turns >= k):
             grids[b].append(task.env.cells(jax.tree.map(lambda x, b=b: x[b], states)))
     return grids
@@ -132,7 +134,7 @@ def write(
     if isinstance(task, HostTask):  # no boards: the conversation shows its observations
         boards = dict(action_names=None)
     else:
-        grids = replay(head, np.asarray(streams)[::every], task, tokenizer, key)
+        grids = replay(head, np.asarray(streams)[::every], task, key)
         names = functools.partial(task.env.names_of, params=jax.device_get(task.env_params))
         boards = dict(action_names=names, grids=grids)
     page_document = document.of_rollout(

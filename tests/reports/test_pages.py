@@ -15,7 +15,7 @@ from agentrl_jax.types import EpisodeStop, TurnStop
 
 def replayed(name):
     out, _ = tiny.played(name)
-    return pages.replay(out, np.arange(16), tiny.task(name), tiny.tokenizer(), tiny.KEY)
+    return pages.replay(out, np.arange(16), tiny.task(name), tiny.KEY)
 
 
 @pytest.mark.soak

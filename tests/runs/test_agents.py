@@ -294,6 +294,20 @@ def test_a_window_keeps_the_last_plan_or_reflection_in_view(played):
     assert kept > 3
 
 
+@pytest.mark.soak
+def test_pages_replay_the_states_of_all_trials(played):
+    """The anchor of each turn is a hash of its observation, kind and trial."""
+    out, _ = played
+    worlds = jax.vmap(text.begin, in_axes=(None, 0))(task(), out.level)
+    states = pages.replay_states(out, np.arange(16), task(), tiny.KEY)
+    for k, state in zip(range(TURNS), states, strict=False):
+        agent = worlds.agent.replace(part=out.part[:, k], trial=out.trial[:, k])
+        turns = worlds.replace(state=state, agent=agent)
+        anchors = jax.vmap(text.anchor, in_axes=(None, 0))(task(), turns)
+        begun = out.num_turns > k
+        np.testing.assert_array_equal(anchors[begun], out.anchor[begun, k])
+
+
 def test_trials_are_states_of_their_own():
     """A shared anchor compared the returns left in two trials with those left in one."""
     first = moment(task(), ACT)
