@@ -11,7 +11,7 @@ import traceback
 import types
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Self
 
 import jax
 import numpy as np
@@ -288,20 +288,21 @@ class CompileCounter:
     """Counts programs that XLA compiled, or loaded from the persistent cache, since __enter__.
 
     A jitted call with known shapes adds nothing, so a constant `count` after warm-up means that no
-    step recompiles. Operations outside jit count too: each is a small program. The compiling
-    thread calls begun(name) and done(name, seconds) with the name of the jitted function.
+    step recompiles. Operations outside jit count too: each is a small program. Subclasses may
+    override begun and done, which the compiling thread calls with the name of the jitted function.
     """
 
-    def __init__(
-        self,
-        begun: Callable[[str], None] = lambda name: None,
-        done: Callable[[str, float], None] = lambda name, seconds: None,
-    ):
+    def __init__(self):
         self.count, self.seconds = 0, 0.0
-        self._begun, self._done = begun, done
         self._running: tuple[str, float] | None = None
 
-    def __enter__(self) -> 'CompileCounter':
+    def begun(self, name: str) -> None:
+        """Called before a program is compiled."""
+
+    def done(self, name: str, seconds: float) -> None:
+        """Called after a program was compiled."""
+
+    def __enter__(self) -> Self:
         jax.monitoring.register_scalar_listener(self._listen_begin)
         jax.monitoring.register_event_duration_secs_listener(self._listen_end)
         return self
@@ -319,7 +320,7 @@ class CompileCounter:
         if event == COMPILE_EVENT:
             name = re.sub(r'^jit[(_]|\)$', '', fun_name)
             self._running = (name, time.monotonic())
-            self._begun(name)
+            self.begun(name)
 
     def _listen_end(self, event: str, duration: float, **_) -> None:
         if event == COMPILE_EVENT:
@@ -327,7 +328,7 @@ class CompileCounter:
             self.seconds += duration
             if self._running is not None:
                 (name, _), self._running = self._running, None
-                self._done(name, duration)
+                self.done(name, duration)
 
 
 def barrier(name: str) -> None:

@@ -46,69 +46,49 @@ def _line(label: str, watch: Watch) -> Text:
     return Text(text, no_wrap=True, overflow='ellipsis')
 
 
-class Compiling:
+class Compiling(processes.CompileCounter):
     """Reports each program that XLA compiles for LONG_S or more, and its compile time.
 
-    A second thread polls, because the compiling thread is blocked until it is done. workdir: where
-    to keep the times for the next start; None: nowhere.
+    A timer reports it, because the compiling thread is blocked until it is done. workdir: where to
+    keep the times for the next start; None: nowhere.
     """
 
     def __init__(
         self, say: Callable[[str], None], *, workdir: Path | None = None, long_s: float = LONG_S
     ):
+        super().__init__()
         self._say, self._long_s = say, long_s
         self._file = workdir and workdir / COMPILED_FILE
         self._last = read_times(self._file) if self._file else {}
-        self._reported = False  # the current program
         self.phase = ''  # suffix of the program's title: 'of validation'
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._poll, name='compiling', daemon=True)
-        self._compiles = processes.CompileCounter(self._start, self._done)
-
-    def __enter__(self) -> 'Compiling':
-        self._thread.start()
-        self._compiles.__enter__()
-        return self
-
-    def __exit__(self, *exc_info) -> None:
-        self._compiles.__exit__(*exc_info)
-        self._stop.set()
-        self._thread.join()
 
     def now(self) -> dict[str, str] | None:
         """The program and its seconds so far, for a live line; None if it is quick."""
-        name, seconds = self._compiles.running()
+        name, seconds = self.running()
         return {self._title(name): f'{seconds:.0f} s'} if seconds >= self._long_s else None
 
     def _title(self, name: str) -> str:
         title = PROGRAMS.get(name, f'the program {name.strip("<>")}')
         return f'{title} {self.phase}'.rstrip()
 
-    def _start(self, name: str) -> None:
-        with self._lock:
-            self._reported = False
+    def begun(self, name: str) -> None:
+        self._timer = threading.Timer(self._long_s, self._report, [self._title(name)])
+        self._timer.daemon = True
+        self._timer.start()
 
-    def _done(self, name: str, seconds: float) -> None:
-        with self._lock:
-            reported, self._reported = self._reported, False
-        if reported or seconds >= self._long_s:
+    def _report(self, title: str) -> None:
+        last = f' ({self._last[title]:.0f} s last time)' if title in self._last else ''
+        self._say(f'compiling {title}{last}')
+
+    def done(self, name: str, seconds: float) -> None:
+        self._timer.cancel()
+        if seconds >= self._long_s:
             title = self._title(name)
             self._say(f'compiled {title}: {seconds:.0f} s')
             self._last[title] = round(seconds, 1)
             with contextlib.suppress(OSError):  # such as a full disk
                 if self._file:
                     files.write_atomic(self._file, json.dumps(self._last) + '\n')
-
-    def _poll(self) -> None:
-        while not self._stop.wait(self._long_s / 4):
-            with self._lock:
-                name, seconds = self._compiles.running()
-                is_new = seconds >= self._long_s and not self._reported
-                self._reported |= is_new
-            if is_new:
-                title = self._title(name)
-                last = f' ({self._last[title]:.0f} s last time)' if title in self._last else ''
-                self._say(f'compiling {title}{last}')
 
 
 def read_times(path: Path) -> dict[str, float]:

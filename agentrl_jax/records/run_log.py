@@ -31,7 +31,7 @@ NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
 LARGEST = 2**63  # bound of integers: larger ones are not counts and may not fit in a float
 
 
-class RunLog(contextlib.AbstractContextManager):
+class RunLog(contextlib.ExitStack):
     """Writes the metrics of a run; does nothing on processes other than 0.
 
     Opening it drops rows of steps >= resume_step, so a resumed run continues the file as if it had
@@ -49,8 +49,9 @@ class RunLog(contextlib.AbstractContextManager):
         config: Any = None,
         process_index: int = 0,
     ):
-        self._enabled = process_index == 0
-        if not self._enabled:
+        super().__init__()
+        self._file = self._tensorboard = self._wandb = None
+        if process_index:
             return
         workdir = Path(workdir)
         # Import first, so that a missing package fails before any work is done.
@@ -71,13 +72,13 @@ class RunLog(contextlib.AbstractContextManager):
         if wandb:  # before rows are dropped
             self._unsent = first_unsent(workdir, rows)
         write_atomic(path, ''.join(json_line(row) for row in rows_before))
-        self._file = path.open('a', encoding='utf-8')
+        self._file = self.enter_context(path.open('a', encoding='utf-8'))
         self._start = time.monotonic() - max((row['time_s'] for row in rows_before), default=0.0)
-        self._tensorboard = self._wandb = None
         if tensorboardx:
             self._tensorboard = tensorboardx.SummaryWriter(
                 str(workdir / 'tensorboard'), purge_step=resume_step
             )
+            self.callback(self._tensorboard.close)
         if wandb:
             options = dict(project=wandb_project, name=workdir.name, id=wandb_id(workdir))
             options |= dict(resume='allow', dir=str(workdir), config=redact(config))
@@ -90,10 +91,11 @@ class RunLog(contextlib.AbstractContextManager):
                 ) from error
             # W&B's step count only rises: it would drop steps that are repeated after a rollback.
             self._wandb.define_metric('*', step_metric='step')
+            self.callback(self._wandb.finish)
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
         """Append one row: step, time_s, then the metrics by name."""
-        if not self._enabled:
+        if self._file is None:
             return
         row = {'step': int(step), 'time_s': round(time.monotonic() - self._start, 3)}
         row |= {name: plain_number(value) for name, value in sorted(metrics.items())}
@@ -106,19 +108,6 @@ class RunLog(contextlib.AbstractContextManager):
             self._tensorboard.flush()
         if self._wandb and row['step'] >= self._unsent:
             self._wandb.log(row)
-
-    def close(self) -> None:
-        """Close the file, TensorBoard and W&B."""
-        if not self._enabled:
-            return
-        self._file.close()
-        if self._tensorboard:
-            self._tensorboard.close()
-        if self._wandb:
-            self._wandb.finish()
-
-    def __exit__(self, *exc_info) -> None:
-        self.close()
 
 
 def wandb_id(workdir: str | os.PathLike) -> str:
