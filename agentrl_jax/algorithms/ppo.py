@@ -23,6 +23,8 @@ from agentrl_jax.settings.marks import SHARE, ConfigName, In, NameIn, Neutral, O
 from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
 
+# loss.reward_normalization -> norm of advantages.compare
+NORMALIZATIONS = {'identity': 'none', 'mean': 'mean', 'mean_std': 'std', 'asym_clip': 'asym_clip'}
 BY_TOKENS = OnlyIf(lambda ppo: ppo.estimator != 'turn', 'loss.estimator=token or bi_level')
 BY_TURNS = OnlyIf(lambda ppo: ppo.estimator != 'token', 'loss.estimator=turn or bi_level')
 EPISODE_REWARD = OnlyIf(lambda ppo: ppo.reward_on == 'episode', 'loss.reward_on=episode')
@@ -38,7 +40,7 @@ class PPO(ClippedSurrogate):
     # turn: each reward at the end of its turn; episode: the return at the last token
     whiten: bool = True  # normalise advantages to mean 0, variance 1 over action tokens
     reward_normalization: Annotated[
-        str, NameIn(adv.NORMALIZATIONS), Neutral('identity'), EPISODE_REWARD
+        str, NameIn(NORMALIZATIONS), Neutral('identity'), EPISODE_REWARD
     ] = 'identity'  # normalisation of the returns of a group: identity, mean, mean_std or asym_clip
     estimator: Literal['token', 'turn', 'bi_level'] = 'token'  # recursion of GAE: token (skips
     # observations), turn (turn ends only, one advantage per turn), bi_level (turns with turn_gamma,
@@ -108,13 +110,9 @@ class PPO(ClippedSurrogate):
         scale = rollout.magnitudes.returns
         if self.reward_normalization == 'identity':
             return token_rewards(rollout, mask, reward_on=self.reward_on), scale
-        returns = adv.normalize_returns(
-            rollout.returns,
-            rows,
-            method=self.reward_normalization,
-            group_size=group_size,
-            scale=scale,
-        )
+        norm = NORMALIZATIONS[self.reward_normalization]
+        comparison = dict(group_size=group_size, norm=norm, scale=scale)
+        returns = adv.compare(rollout.returns, rows, **comparison)
         return adv.place_on_episode_end(returns, mask), jnp.abs(returns)
 
 

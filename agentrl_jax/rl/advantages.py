@@ -18,8 +18,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.rl import masked
 
-NORMS = ('std', 'mean', 'none')  # for compare
-NORMALIZATIONS = ('identity', 'mean', 'mean_std', 'asym_clip')  # for normalize_returns
+NORMS = ('std', 'mean', 'none')  # of `compare`, for loss.norm
 # Relative tolerance. A float32 sum of n terms is off by at most n 2^-24 times the sum of their
 # magnitudes, so two sums of the same 80 terms differ by less than this. Longer sums rarely exceed
 # it, although their bound is larger.
@@ -227,11 +226,6 @@ def _compare(returns, healthy, scale, group_size):
     return centred, count, jnp.sqrt(variance)
 
 
-def _alone(returns: jax.Array, healthy: jax.Array) -> jax.Array:
-    """Returns of groups of one: mean 0, std 1."""
-    return jnp.where(healthy, returns, 0.0)
-
-
 def group_std(
     returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
 ) -> jax.Array:
@@ -242,15 +236,6 @@ def group_std(
     return _compare(returns, healthy, scale, group_size)[2][:, 0]
 
 
-def group_center(
-    returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
-) -> jax.Array:
-    """R - group mean (Dr.GRPO, arXiv:2503.20783); [B] or [B, K], healthy of the same shape."""
-    if group_size == 1:
-        return _alone(returns, healthy)
-    return _compare(returns, healthy, scale, group_size)[0].reshape(returns.shape)
-
-
 def group_mean(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> jax.Array:
     """Mean of the healthy members, repeated for each row of the group; [B]."""
     r, ok = _grouped(returns, group_size), _grouped(healthy, group_size)
@@ -258,52 +243,34 @@ def group_mean(returns: jax.Array, healthy: jax.Array, *, group_size: int) -> ja
     return jnp.repeat(mean, group_size)
 
 
-def group_normalize(
+def compare(
     returns: jax.Array,
     healthy: jax.Array,
     *,
     group_size: int,
+    norm: str,
+    scale: jax.Array | None = None,
     eps: float = 1e-6,
-    scale: jax.Array | None = None,
 ) -> jax.Array:
-    """(R - mean) / (std + eps), std unbiased; [B] or [B, K], healthy of the same shape.
+    """Compare the returns of each group; [B] or [B, K], healthy of the same shape.
 
-    GRPO (arXiv:2402.03300). Equal returns give 0: the division would amplify their rounding to
-    advantages of size 1.
+    none           R, also for groups of one
+    mean           R - mean (Dr.GRPO, arXiv:2503.20783)
+    std            (R - mean) / (std + eps), std unbiased (GRPO, arXiv:2402.03300)
+    asym_clip      std, clipped to [-1, 3] (RAGEN)
+    leave_one_out  R - mean of the *other* healthy members = (R - mean) n / (n - 1)
+                   (arXiv:2402.14740)
     """
-    if group_size == 1:
-        return _alone(returns, healthy)
-    centred, _, std = _compare(returns, healthy, scale, group_size)
-    return jnp.where(std == 0, 0.0, centred / (std + eps)).reshape(returns.shape)
-
-
-def leave_one_out(
-    returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
-) -> jax.Array:
-    """R - mean of the *other* healthy members = (R - mean) n / (n - 1); [B] (arXiv:2402.14740)."""
-    if group_size == 1:
-        return _alone(returns, healthy)
-    centred, count, _ = _compare(returns, healthy, scale, group_size)
-    return (centred * count / jnp.maximum(count - 1, 1)).reshape(returns.shape)
-
-
-def normalize_returns(
-    returns: jax.Array,
-    healthy: jax.Array,
-    *,
-    method: str,
-    group_size: int,
-    scale: jax.Array | None = None,
-) -> jax.Array:
-    """RAGEN's reward normalisations over groups of group_size rows (B: the full batch); [B].
-
-    identity: R | mean: R - mean | mean_std: (R - mean) / (std + 1e-6) | asym_clip: mean_std clipped
-    to [-1, 3]. Returns of groups of one are unchanged.
-    """
-    norm = {'identity': 'none', 'mean': 'mean'}.get(method, 'std')
-    normal = compare(returns, healthy, group_size=group_size, norm=norm, scale=scale)
-    clips = method == 'asym_clip' and group_size > 1
-    return jnp.clip(normal, -1.0, 3.0) if clips else normal
+    if norm == 'none' or group_size == 1:
+        return jnp.where(healthy, returns, 0.0)
+    compared, count, std = _compare(returns, healthy, scale, group_size)
+    if norm in ('std', 'asym_clip'):  # equal returns: the division would amplify their rounding
+        compared = jnp.where(std == 0, 0.0, compared / (std + eps))
+    if norm == 'asym_clip':
+        compared = jnp.clip(compared, -1.0, 3.0)
+    if norm == 'leave_one_out':
+        compared = compared * count / jnp.maximum(count - 1, 1)
+    return compared.reshape(returns.shape)
 
 
 def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:
@@ -314,20 +281,3 @@ def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: 
     """
     over = (lengths - (max_length - buffer)) / max(buffer, 1)
     return -coef * jnp.clip(over, 0.0, 1.0)
-
-
-def compare(
-    returns: jax.Array,
-    healthy: jax.Array,
-    *,
-    group_size: int,
-    norm: str,
-    scale: jax.Array | None = None,
-    **std_settings: float,
-) -> jax.Array:
-    """Apply group_normalize ('std'), group_center ('mean') or no normalisation ('none')."""
-    if norm == 'none':
-        return _alone(returns, healthy)
-    if norm == 'mean':
-        return group_center(returns, healthy, group_size=group_size, scale=scale)
-    return group_normalize(returns, healthy, group_size=group_size, scale=scale, **std_settings)

@@ -33,6 +33,7 @@ from agentrl_jax.rollout.slots import (
     RolloutSettings,
     Slots,
     Turns,
+    sample,
 )
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
@@ -52,15 +53,9 @@ def decode(
 ) -> Slots:
     """Sample one token for every generating slot and append it to the cache."""
     live, player = slots.phase == GENERATING, settings.player
-    out, length, grammar, allowed = slots.out, slots.rows.length, task.grammar, {}
-    draw = functools.partial(
-        settings.sampler.draw, slots, vocab_shards=settings.vocab_shards if head is None else 1
-    )
-    if grammar is not None:
-        legal = grammars.allowed(grammar, slots.place)
-        draw = grammars.constrain(draw, grammar, legal)
-        allowed = {'allowed': grammars.pack(legal)}
-    token, logprob = token_rows.sample(slots.rows, params, key, player=player, draw=draw, head=head)
+    out, length, grammar = slots.out, slots.rows.length, task.grammar
+    token, logprob, bits = sample(slots, params, grammar, key, settings=settings, head=head)
+    allowed = {} if bits is None else {'allowed': bits}
     token = jnp.where(live, token, task.pad_id)
     row = jnp.where(live, slots.episode, out.tokens.shape[0])
     stop, response, parser = stops.turn_stop(

@@ -19,7 +19,7 @@ from flax import struct
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout.slots import RolloutSettings
+from agentrl_jax.rollout.slots import RolloutSettings, sample
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
@@ -136,14 +136,10 @@ def decode(
     def step(carry):
         state, steps = carry
         live = state.live
-        draw = functools.partial(settings.sampler.draw, state, vocab_shards=settings.vocab_shards)
         at = jnp.where(live, state.count, longest)
-        if ends.grammar is not None:
-            legal = grammars.allowed(ends.grammar, state.place)
-            draw = grammars.constrain(draw, ends.grammar, legal)
-            bits = grammars.pack(legal)
+        token, logprob, bits = sample(state, params, ends.grammar, k_tokens, settings=settings)
+        if bits is not None:
             state = state.replace(allowed=state.allowed.at[each, at].set(bits, mode='drop'))
-        token, logprob = token_rows.sample(state.rows, params, k_tokens, player=player, draw=draw)
         stop, count, stop_state = stops.turn_stop(
             token,
             live,

@@ -1,9 +1,7 @@
-"""Rows of tokens in a KV cache: sample a token per row, append it, or read a block of tokens.
+"""Rows of tokens in a KV cache: append a token per row, or read a block of tokens.
 
 Device and host rollouts share them. A row does not depend on episodes, turns or environments: it is
-a cache, the hidden state of its last token, two lengths and the number of its random stream. The
-token of stream e at position t is drawn with fold_in(fold_in(key, e), t), so the schedule, the row
-and the mesh do not change which tokens an episode gets.
+a cache, the hidden state of its last token, two lengths and the number of its random stream.
 """
 
 import dataclasses
@@ -147,28 +145,6 @@ def prefill_prefix(
         return into.at[:, : prefix.shape[0]].set(prefix_part[:1])
 
     return jax.tree.map(spread, full, one)
-
-
-def sample(
-    rows: Rows,
-    params: Params,
-    key: jax.Array,
-    *,
-    player: Player,
-    draw: Callable,
-    head: Any = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Return the next token of every row and its log-probability: int32 [S], float32 [S].
-
-    draw(logits [S, V], uniform [S]): see sampling.Sampler.draw. head: see Player.answer_head.
-    """
-    logits = player.logits(rows, params, head)
-
-    def uniform(stream, position):
-        row_key = jax.random.fold_in(key, stream)
-        return jax.random.uniform(jax.random.fold_in(row_key, position))
-
-    return draw(logits, jax.vmap(uniform)(rows.stream, rows.length))
 
 
 def push(rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, player: Player) -> Rows:

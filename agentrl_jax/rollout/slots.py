@@ -1,6 +1,7 @@
-"""State, settings and slot schedule of a device rollout."""
+"""State, settings and slot schedule of a device rollout, and how a token is sampled."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from agentrl_jax.rollout.sampling import Sampler
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Rollout
+from agentrl_jax.types import Params, Rollout
 
 IDLE, GENERATING, WAITING = range(3)
 
@@ -162,6 +163,35 @@ class RolloutSettings:
     def context(self, task: Any) -> windows.Context:
         """Return the window of the policy in episodes of a task."""
         return windows.Context.of(task, self.window, self.max_response)
+
+
+def sample(
+    state: Any,
+    params: Params,
+    grammar: grammars.Grammar | None,
+    key: jax.Array,
+    *,
+    settings: RolloutSettings,
+    head: Any = None,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return (token int32 [S], log-probability float32 [S], allowed bits uint32 [S, W]) of rows.
+
+    The token of stream e at position t is drawn with fold_in(fold_in(key, e), t), so the schedule,
+    the row and the mesh do not change which tokens an episode gets. state: Slots or programs.State.
+    head: see Player.answer_head. Without a grammar the bits are None.
+    """
+    vocab_shards, bits = settings.vocab_shards if head is None else 1, None
+    draw = functools.partial(settings.sampler.draw, state, vocab_shards=vocab_shards)
+    if grammar is not None:
+        legal = grammars.allowed(grammar, state.place)
+        draw, bits = grammars.constrain(draw, grammar, legal), grammars.pack(legal)
+    logits = settings.player.logits(state.rows, params, head)
+
+    def uniform(stream, position):
+        row_key = jax.random.fold_in(key, stream)
+        return jax.random.uniform(jax.random.fold_in(row_key, position))
+
+    return *draw(logits, jax.vmap(uniform)(state.rows.stream, state.rows.length)), bits
 
 
 def choose(which: jax.Array, new: Any, old: Any) -> Any:

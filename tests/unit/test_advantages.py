@@ -1,5 +1,7 @@
 """Advantages against hand arithmetic, published golden vectors and float64 double loops."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from agentrl_jax.rl import advantages as adv
 
 SETTINGS = settings(max_examples=12, deadline=None)
-NORMALISERS = (adv.group_normalize, adv.group_center, adv.leave_one_out)
+NORMS = ('std', 'mean', 'leave_one_out')
 
 
 def row(*numbers, dtype=jnp.float32):
@@ -89,7 +91,7 @@ def reference_turn_wise(rewards, values, mask, turn, turn_gamma, lam):
     return out
 
 
-def reference_group(returns, healthy, group_size, name):
+def reference_group(returns, healthy, group_size, norm):
     out = np.zeros(returns.shape)
     for first in range(0, len(returns), group_size):
         members = [b for b in range(first, first + group_size) if healthy[b]]
@@ -99,10 +101,10 @@ def reference_group(returns, healthy, group_size, name):
                 out[b] = returns[b]
             elif len(members) > 1:
                 out[b] = returns[b] - r.mean()
-                if name == 'group_normalize':
+                if norm == 'std':
                     std = r.std(ddof=1)
                     out[b] = out[b] / (std + 1e-6) if std > 1e-9 else 0
-                if name == 'leave_one_out':
+                if norm == 'leave_one_out':
                     out[b] = returns[b] - (r.sum() - returns[b]) / (len(r) - 1)
     return out
 
@@ -202,18 +204,20 @@ def test_turn_wise_gae_by_hand():
 def test_a_faulty_episode_leaves_the_baseline():
     # (1, faulty, 6): mean 3.5, std 5 / sqrt(2)
     returns, healthy = jnp.array([1.0, jnp.nan, 6.0]), jnp.array([True, False, True])
-    np.testing.assert_allclose(adv.group_center(returns, healthy, group_size=3), [-2.5, 0, 2.5])
-    np.testing.assert_allclose(adv.leave_one_out(returns, healthy, group_size=3), [-5, 0, 5])
+    for norm, want in (('mean', [-2.5, 0, 2.5]), ('leave_one_out', [-5, 0, 5])):
+        got = adv.compare(returns, healthy, group_size=3, norm=norm)
+        np.testing.assert_allclose(got, want)
     np.testing.assert_allclose(adv.group_std(returns, healthy, group_size=3), [12.5**0.5])
     np.testing.assert_allclose(
-        adv.group_normalize(returns, healthy, group_size=3),
+        adv.compare(returns, healthy, group_size=3, norm='std'),
         np.array([-1, 0, 1]) / 2**0.5,
         rtol=1e-6,
     )
 
 
-@pytest.mark.parametrize('function', NORMALISERS)
-def test_groups_without_a_comparison_are_defined(function):
+@pytest.mark.parametrize('norm', NORMS)
+def test_groups_without_a_comparison_are_defined(norm):
+    function = functools.partial(adv.compare, norm=norm)
     returns = jnp.array([0.1, 0.1, 0.1, 5.0, 3.0, 4.0])
     healthy = jnp.array([True, True, True, False, True, False])
     # all equal: exactly 0, although the float32 mean of three 0.1 is not 0.1; one healthy: 0
@@ -249,7 +253,8 @@ def compared(returns, scale=None):
     kwargs = dict(group_size=8, scale=scale)
     healthy = np.ones(8, bool)
     return [
-        *(f(returns, healthy, **kwargs) for f in (*NORMALISERS, adv.group_std)),
+        *(adv.compare(returns, healthy, norm=norm, **kwargs) for norm in NORMS),
+        adv.group_std(returns, healthy, **kwargs),
         adv.whiten(
             returns[:, None], healthy[:, None], scale=None if scale is None else scale[:, None]
         ),
@@ -278,35 +283,35 @@ def test_the_order_of_summation_is_not_a_signal_at_any_magnitude(order):
 def test_a_return_that_cancels_is_compared_at_the_size_of_its_terms():
     rows = np.array([[1000, -1000, 0.1], [0.1, 1000, -1000], [1000, 0.1, -1000]], np.float32)
     returns, scale = np.cumsum(rows, axis=1, dtype=np.float32)[:, -1], np.abs(rows).sum(1)
-    kwargs = dict(group_size=3, healthy=np.ones(3, bool))
+    kwargs = dict(group_size=3, norm='std', healthy=np.ones(3, bool))
     assert returns[0] != returns[1]
-    assert not adv.group_normalize(returns, scale=scale, **kwargs).any()
-    assert adv.group_normalize(returns, scale=np.abs(returns), **kwargs).any()
+    assert not adv.compare(returns, scale=scale, **kwargs).any()
+    assert adv.compare(returns, scale=np.abs(returns), **kwargs).any()
     rows[2, 1] = 0.2
-    assert adv.group_normalize(rows.sum(1), scale=scale, **kwargs).any()
+    assert adv.compare(rows.sum(1), scale=scale, **kwargs).any()
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
 def test_a_return_that_is_not_finite_is_not_equal(bad):
     returns = np.array([1.0, bad], np.float32)
     assert not adv.equal(returns, np.ones(2, bool))
-    assert not np.isfinite(adv.group_normalize(returns, np.ones(2, bool), group_size=2)).all()
+    assert not np.isfinite(adv.compare(returns, np.ones(2, bool), group_size=2, norm='std')).all()
 
 
 def test_reward_normalisations_by_hand():
     # (0, 0, 0, 0, 5): mean 1, squares 4 * 1 + 16 = 20, std sqrt(5); highest 4 / sqrt(5) = 1.79
     returns = jnp.array([0.0, 0, 0, 0, 5])
 
-    def run(method, r=returns, size=5):
-        return adv.normalize_returns(r, jnp.ones(len(r), bool), method=method, group_size=size)
+    def run(norm, r=returns, size=5):
+        return adv.compare(r, jnp.ones(len(r), bool), norm=norm, group_size=size)
 
-    np.testing.assert_array_equal(run('identity'), returns)
+    np.testing.assert_array_equal(run('none'), returns)
     np.testing.assert_allclose(run('mean'), [-1, -1, -1, -1, 4])
-    np.testing.assert_allclose(run('mean_std'), np.array([-1, -1, -1, -1, 4]) / 5**0.5, rtol=1e-6)
+    np.testing.assert_allclose(run('std'), np.array([-1, -1, -1, -1, 4]) / 5**0.5, rtol=1e-6)
     np.testing.assert_array_equal(run('mean', size=1), returns)
     # nineteen 0 and one 20: mean 1, std sqrt(380 / 19) = 4.472; highest 19 / 4.472 = 4.25 -> 3
     lone = jnp.zeros(20).at[0].set(20.0)
-    assert run('asym_clip', lone, 20)[0] == 3 and run('mean_std', lone, 20)[0] > 4.2
+    assert run('asym_clip', lone, 20)[0] == 3 and run('std', lone, 20)[0] > 4.2
     np.testing.assert_allclose(run('asym_clip', -lone, 20)[0], -1)
     np.testing.assert_array_equal(run('asym_clip', size=1), returns)  # 5 is not clipped to 3
 
@@ -354,18 +359,19 @@ def test_recursions_equal_float64_loops(seed, gamma, lam):
 
 
 @pytest.mark.parametrize('group_size', [1, 2, 4])
-@pytest.mark.parametrize('function', NORMALISERS)
+@pytest.mark.parametrize('norm', NORMS)
 @SETTINGS
 @given(seed=st.integers(0, 2**31))
-def test_group_comparisons_equal_float64_loops(function, group_size, seed):
+def test_group_comparisons_equal_float64_loops(norm, group_size, seed):
     rng = np.random.default_rng(seed)
     returns = rng.choice([0.0, 1.0, -0.3, 10.9, rng.normal()], 8)
     healthy = rng.random(8) < 0.7
-    want = reference_group(returns, healthy, group_size, function.__name__)
+    want = reference_group(returns, healthy, group_size, norm)
+    function = functools.partial(adv.compare, group_size=group_size, norm=norm)
     with jax.enable_x64(True):
-        out = function(jnp.asarray(returns), healthy, group_size=group_size)
+        out = function(jnp.asarray(returns), healthy)
     np.testing.assert_allclose(out, want, atol=1e-6)
-    out = function(jnp.asarray(returns, jnp.float32), healthy, group_size=group_size)
+    out = function(jnp.asarray(returns, jnp.float32), healthy)
     np.testing.assert_allclose(out, want, atol=1e-4)
 
 

@@ -50,12 +50,11 @@ class RAE(ClippedSurrogate):
         _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         seats = rollout.extra.get(SEATS, jnp.zeros_like(rollout.num_actions))
         returns = seat_returns(rollout.rewards, seat_terms, seats, rollout.num_turns)
+        comparison = dict(group_size=group_size, norm='leave_one_out', scale=scale)
         per_seat = []
         for seat in range(2):
             plays = rows & (rollout.extra[LEARNER] == seat) if LEARNER in rollout.extra else rows
-            per_seat.append(
-                adv.leave_one_out(returns[:, seat], plays, group_size=group_size, scale=scale)
-            )
+            per_seat.append(adv.compare(returns[:, seat], plays, **comparison))
         per_turn = jnp.take_along_axis(jnp.stack(per_seat, 1), seats, axis=1)
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
 
