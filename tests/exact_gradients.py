@@ -6,7 +6,7 @@ exact gradient of the expected return; the mean over many groups gives an estima
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -198,9 +198,10 @@ def by_mode(played: Played, world: World, members: int, *, mode: str, norm: str)
     )
 
 
-def by_episode(played: Played, world: World, members: int, *, compare: Callable) -> jax.Array:
+def by_episode(played: Played, world: World, members: int, *, norm: str) -> jax.Array:
     """One advantage for an episode: GRPO, Dr.GRPO, RLOO."""
-    whole = compare(played.all_rewards.sum(1), played.healthy, group_size=members)
+    returns = played.all_rewards.sum(1)
+    whole = adv.compare(returns, played.healthy, group_size=members, norm=norm)
     return jnp.broadcast_to(whole[:, None], played.rewards.shape)
 
 
@@ -213,7 +214,7 @@ def by_others(played: Played, world: World, members: int) -> jax.Array:
 
 ESTIMATORS = {
     'turn_grpo': by_others,
-    'rloo': functools.partial(by_episode, compare=adv.leave_one_out),
+    'rloo': functools.partial(by_episode, norm='leave_one_out'),
     **{
         f'{mode}, {norm}': functools.partial(by_mode, mode=mode, norm=norm)
         for mode in turn_credit.MODES

@@ -19,5 +19,5 @@ class DrGRPO(ClippedSurrogate):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
-        per_episode = adv.compare(returns, rows, group_size=group_size, norm='mean', scale=scale)
+        per_episode = adv.group_center(returns, rows, group_size=group_size, scale=scale)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -34,7 +34,7 @@ class MaxRL(ClippedSurrogate):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
-        centred = adv.compare(returns, rows, group_size=group_size, norm='mean', scale=scale)
+        centred = adv.group_center(returns, rows, group_size=group_size, scale=scale)
         mean = adv.group_mean(returns, rows, group_size=group_size)
         earned = adv.drop_rounding(mean, adv.group_mean(scale, rows, group_size=group_size)) > 0
         per_episode = jnp.where(earned, centred / jnp.where(earned, mean, 1.0), 0.0)

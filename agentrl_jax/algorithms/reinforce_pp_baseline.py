@@ -18,5 +18,5 @@ class ReinforcePPBaseline(ClippedSurrogate):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
-        centred = adv.compare(returns, rows, group_size=group_size, norm='mean', scale=scale)
+        centred = adv.group_center(returns, rows, group_size=group_size, scale=scale)
         return build_batch(rollout, scores, mask, adv.whiten(centred[:, None] * mask, mask))

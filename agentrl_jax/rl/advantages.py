@@ -273,6 +273,13 @@ def compare(
     return compared.reshape(returns.shape)
 
 
+def group_center(
+    returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
+) -> jax.Array:
+    """R - group mean, see compare."""
+    return compare(returns, healthy, group_size=group_size, norm='mean', scale=scale)
+
+
 def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:
     """-coef clip((length - (max_length - buffer)) / buffer, 0, 1) (DAPO, arXiv:2503.14476 eq. 13).
 

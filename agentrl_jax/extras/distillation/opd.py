@@ -117,7 +117,8 @@ class OPD(ClippedSurrogate):
         if self.divergence == 'sampled':
             advantages = jnp.where(mask, scores.ref_logprobs - scores.old_logprobs, 0.0)
         if self.reward_coef:
-            comparison = dict(group_size=group_size, norm='mean', scale=rollout.magnitudes.returns)
-            centred = adv.compare(rollout.returns, rows, **comparison)
+            centred = adv.group_center(
+                rollout.returns, rows, group_size=group_size, scale=rollout.magnitudes.returns
+            )
             advantages = advantages + self.reward_coef * centred[:, None] * mask
         return build_batch(rollout, scores, mask, advantages)
