@@ -7,10 +7,13 @@ import json
 import os
 import pathlib
 import re
+import reprlib
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
+
+import pydantic
 
 WHAT_TO_DO = {  # advice for system errors in the middle of a run
     errno.ENOSPC: 'free space',
@@ -193,6 +196,17 @@ def read_object(path: str | os.PathLike) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f'{path}: not a JSON object')
     return value
+
+
+def read_as(kind: Any, value: Any, where: str | os.PathLike) -> Any:
+    """Validate a value of a file as a pydantic type; the ValueError names the first wrong field."""
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        field, wrong = '.'.join(map(str, first['loc'])), reprlib.repr(first['input'])
+        name = f'{where}: {field}' if field else where
+        raise ValueError(f'{name} is {wrong}: {first["msg"]}') from error
 
 
 def one_line_excerpt(text: str) -> str:

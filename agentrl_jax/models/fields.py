@@ -5,14 +5,13 @@ are far beyond any existing model, but tight enough that no value within them ov
 """
 
 import re
-import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import pydantic
 
-from agentrl_jax.machine import sharding
+from agentrl_jax.machine import files, sharding
 from agentrl_jax.types import Params
 
 LAYER = re.compile(r'(?:model\.layers|blk)\.(\d+)\.')  # in HuggingFace folders, or GGUF files
@@ -34,11 +33,7 @@ class Field(NamedTuple):
         """
         bounds = {} if self.kind is bool else {'ge': self.low, 'le': self.high}
         kind = Annotated[self.kind, pydantic.Strict(), pydantic.Field(**bounds)]
-        try:
-            return pydantic.TypeAdapter(kind).validate_python(value)
-        except pydantic.ValidationError as error:
-            why = error.errors()[0]['msg']
-            raise ValueError(f'{called} is {reprlib.repr(value)}: {why}') from error
+        return files.read_as(kind, value, called)
 
 
 FIELDS = {  # by names of Model's fields, then others

@@ -333,7 +333,10 @@ class Table:
         classes, columns = np.full(size, len(apart)), len(apart)
         classes[list(apart)] = np.arange(columns)
         if loose:
+            # The last column is never allowed. It is for ids beyond the vocabulary, because a head
+            # may be larger.
             classes, columns = _refine(classes, rows)
+            classes, columns = np.append(classes, columns), columns + 1
         after = np.full((len(rows), columns), -1, np.int16)
         through = np.zeros((*after.shape, words(kinds)), np.uint32) if kinds else None
         for state, (tokens, target, some) in enumerate(rows):
@@ -345,8 +348,7 @@ class Table:
                 through[state, classes[tokens]] = as_words(EVERY, kinds) if some is None else some
         if not loose:
             return after, through, None
-        after, through, classes = _with_padding(after, through, classes)
-        return *with_choice(after, through, classes), classes
+        return *with_choice(after, through, classes), classes.astype(np.int32)
 
 
 def _refine(classes: np.ndarray, rows: Sequence[Loose]) -> tuple[np.ndarray, int]:
@@ -363,19 +365,6 @@ def _refine(classes: np.ndarray, rows: Sequence[Loose]) -> tuple[np.ndarray, int
             known += fresh.max() + 1
     pairs, classes = np.unique(np.stack([before, -classes]), axis=1, return_inverse=True)
     return classes.reshape(-1), pairs.shape[1]
-
-
-def _with_padding(
-    after: np.ndarray, through: np.ndarray | None, classes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Add a column for all ids beyond the vocabulary, which is never allowed.
-
-    A head may be larger than the vocabulary. Its additional ids use the last entry of classes.
-    """
-    never = np.full_like(after[:, :1], -1)
-    if through is not None:
-        through = np.concatenate([through, np.zeros_like(through[:, :1])], 1)
-    return np.concatenate([after, never], 1), through, np.append(classes, after.shape[1])
 
 
 def with_choice(

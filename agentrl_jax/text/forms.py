@@ -144,12 +144,12 @@ def build_forms(
     forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
     forced[states], reserve[states] = closing, least
     return Grammar(
-        columns=jnp.asarray(tokenizer.eos_ids, jnp.int32),
-        classes=jnp.asarray(classes, jnp.int32),
-        after=jnp.asarray(after),
-        through=None if through is None else jnp.asarray(through),
-        forced=jnp.asarray(forced),
-        reserve=jnp.asarray(reserve),
+        columns=np.array(tokenizer.eos_ids, np.int32),
+        classes=classes,
+        after=after,
+        through=through,
+        forced=forced,
+        reserve=reserve,
         first=int(states[0]),
         think_state=-1,
         opened=opened,

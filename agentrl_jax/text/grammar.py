@@ -52,7 +52,6 @@ from agentrl_jax.text.automata import (
 from agentrl_jax.text.prompts import SEPARATOR
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
-SPELLINGS = ('own', 'any')
 BETWEEN = f' {SEPARATOR} '  # as in demonstrations
 MAX_ANSWERS = 50_000  # limit for 'own', which spells all answers one by one
 NEVER = -1e30  # logit of tokens that are not allowed; finite, because 0 * -inf is nan
@@ -321,12 +320,12 @@ def build_grammar(
     total = sum(len(names) ** k for k in range(1, max_actions + 1))
     legal = total if think_state or spelling != 'own' else _count(after, starts[0])
     return Grammar(
-        columns=jnp.asarray(columns, jnp.int32),
-        classes=None if classes is None else jnp.asarray(classes, jnp.int32),
-        after=jnp.asarray(after),
-        through=None if through is None else jnp.asarray(through),
-        forced=jnp.asarray(forced) if think_state else None,
-        reserve=jnp.asarray(reserve) if think_state else None,
+        columns=np.array(columns, np.int32),
+        classes=classes,
+        after=after,
+        through=through,
+        forced=forced if think_state else None,
+        reserve=reserve if think_state else None,
         first=starts[0],
         think_state=free[0] if think_state else -1,
         opened=free[-1] if writes else starts[0],
@@ -384,7 +383,7 @@ def share_columns(grammars: Sequence[Grammar]) -> list[Grammar]:
         size = max(len(g.classes) for g in grammars if g.free)
         each = np.stack([_columns_of_all(g, np.arange(size)) for g in grammars])
         _, tokens, classes = np.unique(each, axis=1, return_index=True, return_inverse=True)
-        classes = classes.reshape(-1)
+        classes = classes.reshape(-1).astype(np.int32)
     return [_spread(g, tokens, columns, classes) for g in grammars]
 
 
@@ -410,12 +409,7 @@ def _spread(
     through = None if grammar.through is None else chosen(grammar.through, 0)
     if classes is not None:
         after, through = with_choice(after, through, classes)
-    return grammar.replace(
-        columns=jnp.asarray(columns, jnp.int32),
-        classes=None if classes is None else jnp.asarray(classes, jnp.int32),
-        after=jnp.asarray(after),
-        through=None if through is None else jnp.asarray(through),
-    )
+    return grammar.replace(columns=columns, classes=classes, after=after, through=through)
 
 
 def _count(after: np.ndarray, first: int) -> int:

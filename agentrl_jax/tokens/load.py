@@ -1,11 +1,10 @@
 """Load a tokenizer from a HuggingFace folder, a .gguf file or a SentencePiece .model file."""
 
 import json
-import reprlib
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import pydantic
 import tokenizers
@@ -59,9 +58,6 @@ class _Generation(_Fields):
     eos_token_id: int | list[int] | None = None
 
 
-_Kind = TypeVar('_Kind', bound=_Fields)
-
-
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load a HuggingFace folder, a .gguf file or a SentencePiece .model file."""
     path = Path(path)
@@ -101,19 +97,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return files.read_object(path) if path.exists() else {}
 
 
-def _parse(kind: type[_Kind], fields: dict[str, Any], file: Path) -> _Kind:
-    try:
-        return kind.model_validate(fields)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        field, value = '.'.join(map(str, first['loc'])), reprlib.repr(first['input'])
-        raise ValueError(f'{file}: {field} is {value}: {first["msg"]}') from error
-
-
 def _load_folder(folder: Path) -> Tokenizer:
     file = folder / 'tokenizer.json'
     content = _read_json(file)
-    spec, declared = _parse(_Spec, content, file), _read_settings(folder)
+    spec, declared = files.read_as(_Spec, content, file), _read_settings(folder)
     content['added_tokens'] = mark_specials(content['added_tokens'] or [])
     if spec.model.get('type') == 'Unigram':
         return unigram.from_spec(content, str(folder), **declared)
@@ -143,9 +130,9 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     fields = _read_json(file)
     if 'added_tokens_decoder' not in fields:  # otherwise transformers ignores the older file
         fields |= _read_json(folder / 'special_tokens_map.json')
-    settings = _parse(_Settings, fields, file)
+    settings = files.read_as(_Settings, fields, file)
     file = folder / 'generation_config.json'
-    eos = _parse(_Generation, _read_json(file), file).eos_token_id
+    eos = files.read_as(_Generation, _read_json(file), file).eos_token_id
     eos = settings.eos_token if eos is None else eos
     named = {name: token for name, token in settings if name.endswith('_token')}
     if isinstance(settings.extra_special_tokens, dict):

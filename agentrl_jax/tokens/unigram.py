@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import pydantic
 import tokenizers
 
+from agentrl_jax.machine import files
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, END_OF_TEXT, Tokenizer, library_errors
 
 SPACE = '\u2581'  # stands for a space in a piece
@@ -83,13 +84,9 @@ class _Model(pydantic.BaseModel):
 def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramTokenizer:
     """Load a tokenizer.json in the format of `spec_of`; ValueError for any other format."""
     model = spec['model']
-    try:
-        pieces = [text for text, _ in _Model.model_validate(model).vocab]
-        pieces[model['unk_id']]  # IndexError past the end
-    except (pydantic.ValidationError, IndexError) as error:
-        raise ValueError(
-            f'{source}: the model must have pairs of pieces and scores, and an unk_id'
-        ) from error
+    pieces = [text for text, _ in files.read_as(_Model, model, f'{source}: model').vocab]
+    if model['unk_id'] >= len(pieces):
+        raise ValueError(f'{source}: model.unk_id={model["unk_id"]} is not one of its pieces')
     specials = {token['content']: token['id'] for token in spec['added_tokens']}
     for name, i in specials.items():
         if not 0 <= i < len(pieces) or pieces[i] != name:

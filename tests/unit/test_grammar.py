@@ -98,7 +98,7 @@ def played(name, spelling, opening, temperature):
 # ---- the language --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('spelling', grammars.SPELLINGS)
+@pytest.mark.parametrize('spelling', ['own', 'any'])
 def test_the_legal_answers_are_all_that_there_are(spelling):
     grammar = build(LAKE, spelling)
     found = texts(legal(grammar, grammar.first))

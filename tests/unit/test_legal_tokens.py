@@ -108,7 +108,7 @@ def can_follow(tokenizer, texts, read, left, spelling):
     return found
 
 
-@pytest.mark.parametrize('spelling', grammars.SPELLINGS)
+@pytest.mark.parametrize('spelling', ['own', 'any'])
 @pytest.mark.parametrize('seed', range(8))
 def test_allowed_tokens_are_those_that_can_still_become_a_legal_answer(seed, spelling):
     tokenizer, names, most, offered = draw_case(seed, '<answer>')
@@ -182,7 +182,7 @@ def check_answers(tokenizer, tokens, names, offered, opening, most):
         assert matched and answers.UNKNOWN not in parts and some[parts[0]], (text, parts)
 
 
-@pytest.mark.parametrize('spelling', grammars.SPELLINGS)
+@pytest.mark.parametrize('spelling', ['own', 'any'])
 @pytest.mark.parametrize(('seed', 'opening'), [(0, '<think>'), (1, 'Thought:')])
 def test_thoughts_leave_room_for_every_action_on_offer(seed, opening, spelling):
     """Tokens that end thoughts and contain more text, such as '><', led to dead ends."""

@@ -23,10 +23,8 @@ TEXTS = [
 
 def toy_backend() -> tokenizers.Tokenizer:
     """Build byte-level BPE with 300 tokens, Qwen2's splitting rules and three special tokens."""
-    steps, _, _ = gguf_tokenizer._pre_tokenizer('qwen2', 'test')
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    backend.normalizer = tokenizers.normalizers.NFC()
+    gguf_tokenizer.set_rules(backend, 'qwen2', 'test')
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
