@@ -120,41 +120,22 @@ def _heads_are_split() -> bool:
     return 'tensor' in mesh.axis_names and mesh.shape['tensor'] > 1
 
 
-def _spread(q: jax.Array) -> jax.Array:
-    """q [R, 1, Kh, G, Dh] -> [R, Kh * G, Kh * Dh]: each head's query in its own channels, else 0.
-
-    All heads then share one product with the cache in its memory layout, [T, Kh * Dh], and no copy
-    has to move the heads to the front. A decode step can afford the arithmetic on the zeros.
-    """
-    rows, _, heads, members, width = q.shape
-    diagonal = jnp.eye(heads, dtype=q.dtype)[None, :, None, :, None]
-    return (q[:, 0, :, :, None] * diagonal).reshape(rows, heads * members, heads * width)
-
-
-def _gather(out: jax.Array, heads: int) -> jax.Array:
-    """Select each head's channels: out [R, Kh * G, Kh * Dh] -> [R, 1, Kh * G * Dh]."""
-    rows, queries, channels = out.shape
-    out = out.reshape(rows, heads, queries // heads, heads, channels // heads)
-    diagonal = jnp.eye(heads, dtype=bool)[None, :, None, :, None]
-    return jnp.where(diagonal, out, 0).sum(3).reshape(rows, 1, -1)
-
-
 def attend_one(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """attend() for one query per row (O = 1)."""
     rows, length, heads, width = k.shape
     k, v = (x.reshape(rows, length, heads * width) for x in (k, v))
-    scores = jnp.einsum('rnd,rtd->rnt', _spread(q), k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum('rnd,rtd->rnt', kernels.spread(q), k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask, scores * width**-0.5, NEVER)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out = jnp.einsum('rnt,rtd->rnd', weights, v, preferred_element_type=jnp.float32)
-    return _gather(out.astype(v.dtype), heads)
+    return kernels.gather(out.astype(v.dtype), heads)
 
 
 def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """attend_one() that reads the cache block by block, only up to the longest row."""
     rows, length, heads, width = k.shape
     k, v = (x.reshape(rows, length, heads * width) for x in (k, v))
-    query = _spread(q)
+    query = kernels.spread(q)
 
     def score(keys, visible):
         scores = jnp.einsum('rnd,rtd->rnt', query, keys, preferred_element_type=jnp.float32)
@@ -164,7 +145,7 @@ def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
         return jnp.einsum('rnt,rtd->rnd', weights, values, preferred_element_type=jnp.float32)
 
     out = _in_blocks(k, v, mask, score, weigh, block=BLOCK, shape=query.shape)
-    return _gather(out.astype(v.dtype), heads)
+    return kernels.gather(out.astype(v.dtype), heads)
 
 
 def attend_filled(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:

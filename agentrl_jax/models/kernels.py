@@ -82,6 +82,25 @@ def _by_device(attend: Callable, mesh: Any, rows: Any, axes: Any) -> Callable:
     return run
 
 
+def spread(q: jax.Array) -> jax.Array:
+    """q [R, 1, Kh, G, Dh] -> [R, Kh * G, Kh * Dh]: each head's query in its own channels, else 0.
+
+    All heads then share one product with the cache in its memory layout, [T, Kh * Dh], and no copy
+    has to move the heads to the front. A decode step can afford the arithmetic on the zeros.
+    """
+    rows, _, heads, members, width = q.shape
+    diagonal = jnp.eye(heads, dtype=q.dtype)[None, :, None, :, None]
+    return (q[:, 0, :, :, None] * diagonal).reshape(rows, heads * members, heads * width)
+
+
+def gather(out: jax.Array, heads: int) -> jax.Array:
+    """Select each head's channels: out [R, Kh * G, Kh * Dh] -> [R, 1, Kh * G * Dh]."""
+    rows, queries, channels = out.shape
+    out = out.reshape(rows, heads, queries // heads, heads, channels // heads)
+    diagonal = jnp.eye(heads, dtype=bool)[None, :, None, :, None]
+    return jnp.where(diagonal, out, 0).sum(3).reshape(rows, 1, -1)
+
+
 def _cudnn_rows(q, k, v, length):
     tokens = q.shape[1]
     length = jnp.maximum(length, 1)  # unplayed turns have no tokens (rollout.windows)
@@ -143,15 +162,10 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.
 
 
 def _ragged(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
-    """Attend to a cache without fetching blocks beyond a row's length.
-
-    All heads of a row are one product with the cache in its memory layout: each head's query
-    occupies that head's channels and is 0 elsewhere (attention._spread).
-    """
+    """Attend to a cache without fetching blocks beyond a row's length."""
     rows, entries, heads, width = k.shape
     members, channels = q.shape[3], heads * width
-    diagonal = jnp.eye(heads, dtype=q.dtype)[None, :, None, :, None]
-    spread = (q[:, 0, :, :, None] * diagonal * width**-0.5).reshape(rows, heads * members, channels)
+    query = spread(q) * width**-0.5
     block = min(CACHE_BLOCK, entries)
 
     def at(row, i, length):
@@ -179,16 +193,15 @@ def _ragged(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.
                 pltpu.VMEM((queries, channels), jnp.float32),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct(spread.shape, v.dtype),
+        out_shape=jax.ShapeDtypeStruct(query.shape, v.dtype),
         interpret=INTERPRET,
     )(
         length.astype(jnp.int32),
-        spread,
+        query,
         k.reshape(rows, entries, channels),
         v.reshape(rows, entries, channels),
     )
-    out = out.reshape(rows, heads, members, heads, width)
-    return jnp.where(diagonal.astype(bool), out, 0).sum(3).reshape(rows, 1, -1)
+    return gather(out, heads)
 
 
 def _ragged_block(length, q, k, v, out, highest, normaliser, total, *, block: int):

@@ -9,21 +9,13 @@ from typing import Any
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.settings.marks import suggestion
 
-_NAMES = (
-    'hidden_size',
-    'intermediate_size',
-    'num_layers',
-    'num_heads',
-    'num_kv_heads',
-    'head_dim',
-    'vocab_size',
-    'tie_embeddings',
-)
+# vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim,
+# tie_embeddings
 QWEN25 = {
-    'Qwen2.5-0.5B': (896, 4864, 24, 14, 2, 64, 151936, True),
-    'Qwen2.5-1.5B': (1536, 8960, 28, 12, 2, 128, 151936, True),
-    'Qwen2.5-3B': (2048, 11008, 36, 16, 2, 128, 151936, True),
-    'Qwen2.5-7B': (3584, 18944, 28, 28, 4, 128, 152064, False),
+    'Qwen2.5-0.5B': (151936, 896, 4864, 24, 14, 2, 64, True),
+    'Qwen2.5-1.5B': (151936, 1536, 8960, 28, 12, 2, 128, True),
+    'Qwen2.5-3B': (151936, 2048, 11008, 36, 16, 2, 128, True),
+    'Qwen2.5-7B': (152064, 3584, 18944, 28, 28, 4, 128, False),
 }
 
 
@@ -32,4 +24,4 @@ def named(name: str, **compute: Any) -> Qwen2:
     if name not in QWEN25:
         close = suggestion(name, QWEN25)
         raise ValueError(f'model {name!r} is not one of {", ".join(QWEN25)}{close}')
-    return Qwen2(**dict(zip(_NAMES, QWEN25[name], strict=True)), **compute)
+    return Qwen2(*QWEN25[name], **compute)

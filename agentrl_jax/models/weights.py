@@ -57,18 +57,15 @@ def load_model(
     abstract = config.abstract_params()
     check_tensors(source, abstract, config.tie_embeddings)
     if mesh is None:
-        layout = jax.tree.map(
-            lambda _: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]), abstract
-        )
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        layout = jax.tree.map(lambda _: device, abstract)
     else:
         layout = sharding.specs(abstract, sharding.TRAIN_RULES, mesh)
-    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
-    layouts = jax.tree.leaves(layout)
-    arrays = [
-        _place(source, sharding.path_name(where), leaf.shape, at)
-        for (where, leaf), at in zip(leaves, layouts, strict=True)
-    ]
-    params = jax.tree.unflatten(tree, arrays)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf, at: _place(source, sharding.path_name(path), leaf.shape, at),
+        abstract,
+        layout,
+    )
     check_finite(params, source.path)
     return config, params
 
@@ -159,13 +156,6 @@ def _listed(names: Iterable[str]) -> str:
     return ', '.join(names[:LISTED]) + more
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; anything else raises an error that names the file."""
-    if not path.is_file():
-        raise FileNotFoundError(f'{path}: no such file')
-    return files.read_object(path)
-
-
 class SafetensorsSource:
     """The tensors of a HuggingFace folder: model.safetensors, or several files with an index."""
 
@@ -178,7 +168,7 @@ class SafetensorsSource:
                 f'{path}: no such folder, and not a .gguf file. Download a model with hf download '
                 f'<owner>/<name> --local-dir {path}'
             )
-        self.hf_fields = read_json(path / 'config.json')  # all, including unknown ones
+        self.hf_fields = files.read_object(path / 'config.json')  # all, including unknown ones
         if self.hf_fields.get('quantization_config') is not None:
             raise ValueError(f'{path / "config.json"}: quantised weights are not supported')
         self._files = {}  # tensor name -> open file
@@ -215,7 +205,7 @@ class SafetensorsSource:
         if (self.path / SINGLE).is_file():  # first, as in transformers: the index may be stale
             return [self.path / SINGLE]
         if (self.path / INDEX).is_file():
-            index = read_json(self.path / INDEX)
+            index = files.read_object(self.path / INDEX)
             if not isinstance(index.get('weight_map'), dict):
                 raise ValueError(f'{self.path / INDEX}: no weight_map')
             for name in index['weight_map'].values():

@@ -201,17 +201,8 @@ class Conversation:
 @functools.lru_cache(maxsize=4096)
 def _tokens(chat: chats.Chat, written: str, opens: bool) -> tuple[int, ...]:
     """Tokenise JSON [messages, tools]; cached, because members of a group share their start."""
-    messages, tools = _plainly(json.loads(written))
+    messages, tools = chats.map_texts(plain, json.loads(written))
     return tuple((chat.opening if opens else chat.following)(messages, tools))
-
-
-def _plainly(value: Any) -> Any:
-    """Apply `plain` to all texts of a JSON value."""
-    if isinstance(value, str):
-        return plain(value)
-    if isinstance(value, dict):
-        return {key: _plainly(one) for key, one in value.items()}
-    return [_plainly(one) for one in value] if isinstance(value, list) else value
 
 
 def plain(text: str) -> str:

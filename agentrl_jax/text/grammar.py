@@ -381,25 +381,17 @@ def share_columns(grammars: Sequence[Grammar]) -> list[Grammar]:
     tokens, classes = columns, None
     if any(g.free for g in grammars):
         size = max(len(g.classes) for g in grammars if g.free)
-        each = np.stack([_columns_of_all(g, np.arange(size)) for g in grammars])
+        each = np.stack([g.column(np.arange(size)) for g in grammars])
         _, tokens, classes = np.unique(each, axis=1, return_index=True, return_inverse=True)
         classes = classes.reshape(-1).astype(np.int32)
     return [_spread(g, tokens, columns, classes) for g in grammars]
-
-
-def _columns_of_all(grammar: Grammar, tokens: np.ndarray) -> np.ndarray:
-    """Return the columns of tokens; U for tokens without a column."""
-    if grammar.free:
-        known = np.asarray(grammar.classes)
-        return known[np.minimum(tokens, len(known) - 1)]
-    return np.asarray(column_of(grammar.columns, tokens))
 
 
 def _spread(
     grammar: Grammar, tokens: np.ndarray, columns: np.ndarray, classes: np.ndarray | None
 ) -> Grammar:
     """Return the grammar with a column for each of `tokens`, which represent the classes."""
-    index = _columns_of_all(grammar, tokens)
+    index = np.asarray(grammar.column(tokens))
 
     def chosen(table, nothing):
         table = np.asarray(table)

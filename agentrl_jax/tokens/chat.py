@@ -137,8 +137,8 @@ class Chat:
                 raise ValueError(f'the chat template of {self.tokenizer.source} has no tools')
             template = begun(CHATML_TOOLS, self.wording.begin)
         spoilt = functools.partial(_spoilt, specials=self.tokenizer.spelled)
-        messages, tools = spoilt(list(messages)), spoilt(list(tools)) or None
-        return render(self.tokenizer, messages, tools=tools, template=template)
+        messages, tools = map_texts(spoilt, [list(messages), list(tools)])
+        return render(self.tokenizer, messages, tools=tools or None, template=template)
 
     def _tokens(self, rendered: str) -> list[int]:
         return tokenize(self.tokenizer, rendered, whole=lambda text: text.replace(SPOILT, ''))
@@ -325,13 +325,18 @@ def tokenize(tokenizer: Tokenizer, rendered: str, whole: Callable[[str], str] = 
     return ids
 
 
-def _spoilt(value: Any, specials: re.Pattern) -> Any:
-    """Return a JSON value with a mark inside each special token in its texts."""
+def map_texts(change: Callable[[str], str], value: Any) -> Any:
+    """Apply a function to all texts of a JSON value, including names of fields."""
     if isinstance(value, str):
-        value = value.replace(SPOILT, '')
-        while specials.search(value):  # they may overlap
-            value = specials.sub(lambda found: found[0][0] + SPOILT + found[0][1:], value)
-        return value
+        return change(value)
     if isinstance(value, dict):
-        return {_spoilt(key, specials): _spoilt(one, specials) for key, one in value.items()}
-    return [_spoilt(one, specials) for one in value] if isinstance(value, list) else value
+        return {change(key): map_texts(change, one) for key, one in value.items()}
+    return [map_texts(change, one) for one in value] if isinstance(value, list) else value
+
+
+def _spoilt(text: str, specials: re.Pattern) -> str:
+    """Return a text with a mark inside each special token that it spells."""
+    text = text.replace(SPOILT, '')
+    while specials.search(text):  # they may overlap
+        text = specials.sub(lambda found: found[0][0] + SPOILT + found[0][1:], text)
+    return text
