@@ -34,7 +34,6 @@ import contextlib
 import dataclasses
 import itertools
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +48,7 @@ from agentrl_jax.envs.hosts.harness.episode import OVER, Caller, End, Episode, d
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, shown
-from agentrl_jax.machine import checkpoint
+from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool, without_surrogates
@@ -96,7 +95,7 @@ class Desk:
             known = list(self.open.values())
             earlier = next((one for one in known if one.repeats(digest, retried)), None)
         for name in sorted(fresh):
-            print(f'WARNING: {shown(name)} of a request has no effect', file=sys.stderr, flush=True)
+            files.warn(f'{shown(name)} of a request has no effect')
         if earlier is not None:
             return earlier.answer_once(request, digest, True, caller)
         with self.lock:

@@ -18,7 +18,6 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -310,7 +309,7 @@ def fall_back(path: str | os.PathLike, *, step: int | None = None) -> int:
             if not older:
                 raise
             reason = f'({damage.what}), falling back to step {older[-1]}'
-            print(f'WARNING: checkpoint {at} is damaged {reason}', file=sys.stderr, flush=True)
+            files.warn(f'checkpoint {at} is damaged {reason}')
             at = older.pop()
 
 

@@ -10,7 +10,8 @@ import re
 import reprlib
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import pydantic
@@ -32,6 +33,11 @@ HALF_CHARACTER = re.compile(r'\\u[dD][89a-fA-F]')  # a surrogate, alone or in a 
 
 class Failure(ValueError):
     """An error that is not caused by the command line: exit code 1 instead of 2."""
+
+
+def warn(text: str) -> None:
+    """Print a warning on one line."""
+    print(f'WARNING: {text}', file=sys.stderr, flush=True)
 
 
 def local_path(path: str | os.PathLike) -> pathlib.Path:
@@ -129,19 +135,24 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a temporary path, which replaces `path` at the end, but not after an error."""
+    partial = path.with_name(f'{path.name}.{os.getpid()}.tmp')
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_atomic(path: str | os.PathLike, text: str | Iterable[str]) -> None:
     """Write a file atomically: at any moment it has the old or the new contents.
 
     text: a string or its pieces. If the iterator raises, the old contents stay.
     """
-    path = pathlib.Path(path)
-    partial = path.with_name(f'{path.name}.{os.getpid()}.tmp')
-    try:
-        with open(partial, 'w', encoding='utf-8') as file:
-            file.writelines([text] if isinstance(text, str) else text)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(pathlib.Path(path)) as partial, open(partial, 'w', encoding='utf-8') as file:
+        file.writelines([text] if isinstance(text, str) else text)
 
 
 def reading(path: str | os.PathLike) -> BinaryIO:

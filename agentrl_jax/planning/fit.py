@@ -6,7 +6,6 @@ part does not fit; if the full estimate is close, it gets a warning.
 """
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,4 +163,4 @@ def check(given: Any) -> None:
     if sentence and need.certain > memory:
         raise WrongUsage(sentence)
     if sentence and jax.process_index() == 0:
-        print(f'WARNING: {sentence}', file=sys.stderr, flush=True)
+        files.warn(sentence)

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from agentrl_jax.machine import files, provenance
-from agentrl_jax.records.method import FIELDS, method
+from agentrl_jax.records.method import method
+from agentrl_jax.settings import tree
 
 COMMIT_DIGITS = 12
 
@@ -27,7 +28,7 @@ def of_run(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str
     if not model:
         model = f'{sizes["num_layers"]} layers of {sizes["hidden_size"]}, from random weights'
     facts = {
-        'method': _method(config),
+        'method': method(tree.flat(config)),
         'model': model + (f', LoRA rank {lora}' if lora else ''),
         'config': config_name(argv),
         'reward': config['reward']['function'],
@@ -39,15 +40,7 @@ def of_run(config: Mapping[str, Any], argv: Sequence[str] = ()) -> dict[str, str
 
 def title(config: Mapping[str, Any]) -> str:
     """'StarPO-S on frozen_lake'."""
-    return f'{_method(config)} on {config["env"]["name"]}'
-
-
-def _method(config: Mapping[str, Any]) -> str:
-    return method({name: _field(config, name) for name in FIELDS})
-
-
-def _field(config: Mapping[str, Any], name: str) -> Any:
-    return functools.reduce(lambda part, key: part[key], name.split('.'), config)
+    return f'{method(tree.flat(config))} on {config["env"]["name"]}'
 
 
 def config_name(argv: Sequence[str]) -> str:

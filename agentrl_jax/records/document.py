@@ -4,7 +4,6 @@ Training and evaluation write a document and its page (page_html). `Document` is
 """
 
 import codecs
-import dataclasses
 import json
 import os
 import textwrap
@@ -17,6 +16,7 @@ from typing import (
     NotRequired,  # pydantic needs these before Python 3.12
 )
 
+import jax
 import numpy as np
 from pydantic import Field, InstanceOf, Strict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -182,69 +182,65 @@ def of_rollout(
     extras: 'ratio' and 'advantages', [B, T], nan where not trained. replies[b]: log lines of row b,
     for environments on hosts.
     """
-    required = [
-        field.name
-        for field in dataclasses.fields(rollout)
-        if field.default is field.default_factory is dataclasses.MISSING
-    ]
-    fields = {name: np.asarray(getattr(rollout, name)) for name in required}
-    for name, default in (('judged', True), ('branch', 0), ('staleness', 0)):
-        values = getattr(rollout, name)
-        values = np.full(fields['valid'].shape, default) if values is None else values
-        fields[name] = np.asarray(values)
+    defaults = {'judged': True, 'branch': 0, 'staleness': 0}
+    missing = {name: x for name, x in defaults.items() if getattr(rollout, name) is None}
+    filled = {name: np.full(rollout.valid.shape, x) for name, x in missing.items()}
+    rollout = rollout.replace(**filled, allowed=None, figures=None, extra={})
+    rollout = jax.tree.map(np.asarray, rollout)
     extras = {name: np.asarray(value) for name, value in (extras or {}).items()}
-    raw, selected = tokenizer.token_bytes(), range(0, len(fields['tokens']), every)
-    advantages = extras.get('advantages')
-    episodes = []
-    for i, b in enumerate(selected):
-        row = {name: value[b] for name, value in fields.items()}
-        of_row = {name: value[b] for name, value in extras.items()}
+    raw, episodes = tokenizer.token_bytes(), []
+    for i, b in enumerate(range(0, len(rollout.tokens), every)):
+        row, row_extras = jax.tree.map(lambda x, b=b: x[b], (rollout, extras))
         boards = list(grids[i]) if grids is not None else []
-        names = action_names(int(row['level'])) if callable(action_names) else action_names
+        names = action_names(int(row.level)) if callable(action_names) else action_names
         turns = [
             _turn(row, k, names, tokenizer, boards[k] if k < len(boards) else None)
-            for k in range(int(row['num_turns']))
+            for k in range(int(row.num_turns))
         ]
         episodes.append(
             {
                 'row': b,
-                'level': int(row['level']),
+                'level': int(row.level),
                 'group': b // group_size,
-                'return': number(row['rewards'].sum() + row['penalties'].sum()),
-                'success': bool(row['success']),
-                'episode_stop': EpisodeStop(int(row['episode_stop'])).name.lower(),
+                'return': number(row.rewards.sum() + row.penalties.sum()),
+                'success': bool(row.success),
+                'episode_stop': EpisodeStop(int(row.episode_stop)).name.lower(),
                 'turns': turns,
                 'replies': _replies(replies[b], row) if replies else [],
                 'final_grid': boards[len(turns)] if len(boards) > len(turns) else None,
-                'tokens': _tokens(row, of_row, tokenizer, raw),
+                'tokens': _tokens(row, row_extras, tokenizer, raw),
             }
         )
-    starts = dict.fromkeys(episode['group'] * group_size for episode in episodes)
+    groups = []
+    for index in dict.fromkeys(episode['group'] for episode in episodes):
+        rows = slice(index * group_size, (index + 1) * group_size)
+        trained = (rollout, extras.get('advantages'))
+        members, advantages = jax.tree.map(lambda x, rows=rows: x[rows], trained)
+        groups.append({'group': index} | group(members, advantages))
     return {
         'version': VERSION,
         'title': title,
         'env': env_name,
         'about': dict(about or {}),
         'every': every,
-        'totals': totals(fields),
+        'totals': totals(rollout),
         'worlds': worlds(replies) if replies else None,
-        'groups': [group(fields, slice(a, a + group_size), group_size, advantages) for a in starts],
+        'groups': groups,
         'episodes': episodes,
     }
 
 
-def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
-    """`Totals` of all episodes of a rollout. fields: host arrays by name."""
-    healthy = fields['episode_stop'] != EpisodeStop.ENV_ERROR
-    is_turn = np.arange(fields['rewards'].shape[1]) < fields['num_turns'][:, None]
+def totals(rollout: Rollout) -> dict[str, int | float | str]:
+    """`Totals` of all episodes of a rollout."""
+    healthy = rollout.healthy
+    is_turn = np.arange(rollout.rewards.shape[1]) < rollout.num_turns[:, None]
     is_turn &= healthy[:, None]
-    cut = ((fields['turn_stop'] == TurnStop.LENGTH) & is_turn).any(1)
-    out = fields['episode_stop'] == EpisodeStop.TOKEN_BUDGET
-    unknown = bool((is_turn & ~fields['judged']).any())
-    returns = (fields['rewards'] + fields['penalties']).sum(1)
-    solved, levels = fields['success'] & healthy, fields['level']
+    cut = ((rollout.turn_stop == TurnStop.LENGTH) & is_turn).any(1)
+    out = rollout.episode_stop == EpisodeStop.TOKEN_BUDGET
+    unknown = bool((is_turn & ~rollout.judged).any())
+    solved = rollout.success & healthy
     counted = {'tries': healthy, 'solved': solved}
-    counted = {name: np.bincount(levels, rows).astype(int) for name, rows in counted.items()}
+    counted = {n: np.bincount(rollout.level, rows).astype(int) for n, rows in counted.items()}
     low, high = validation.success_interval(counted)
     return {
         'episodes': len(healthy),
@@ -252,9 +248,9 @@ def totals(fields: Mapping[str, np.ndarray]) -> dict[str, int | float | str]:
         'solved': int(solved.sum()),
         'success_low': low,
         'success_high': high,
-        'return': number(returns[healthy].mean()) if healthy.any() else 'nan',
+        'return': number(rollout.returns[healthy].mean()) if healthy.any() else 'nan',
         'turns': int(is_turn.sum()),
-        'invalid': None if unknown else int((is_turn & ~fields['valid']).sum()),
+        'invalid': None if unknown else int((is_turn & ~rollout.valid).sum()),
         'truncated': int((cut | (out & healthy)).sum()),
     }
 
@@ -272,65 +268,55 @@ def worlds(replies: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, int | fl
     }
 
 
-def group(
-    fields: Mapping[str, np.ndarray], rows: slice, group_size: int, advantages: np.ndarray | None
-) -> dict[str, Any]:
-    """`Group` of the members of one group; advantages: float [B, T], nan where not trained."""
-    members = {name: value[rows] for name, value in fields.items()}
-    healthy = members['episode_stop'] != EpisodeStop.ENV_ERROR
-    returns = (members['rewards'] + members['penalties']).sum(1)[healthy]
-    sampled = members['action_mask'].sum(1)[healthy]
-    trained = np.zeros(0) if advantages is None else advantages[rows][members['action_mask']]
+def group(members: Rollout, advantages: np.ndarray | None) -> dict[str, Any]:
+    """`Group` of a group's members; advantages: float [members, T], nan where not trained."""
+    healthy = members.healthy
+    returns, sampled = members.returns[healthy], members.action_mask.sum(1)[healthy]
+    trained = np.zeros(0) if advantages is None else advantages[members.action_mask]
     trained = trained[np.isfinite(trained)]
     return {
-        'group': rows.start // group_size,
-        'level': int(members['level'][0]),
+        'level': int(members.level[0]),
         'episodes': len(healthy),
         'faulty': int((~healthy).sum()),
-        'solved': int((members['success'] & healthy).sum()),
+        'solved': int((members.success & healthy).sum()),
         'return': number(returns.mean()) if returns.size else 'nan',
         'return_std': number(returns.std(ddof=1)) if returns.size > 1 else None,
-        'turns': number(members['num_turns'][healthy].mean()) if returns.size else 'nan',
+        'turns': number(members.num_turns[healthy].mean()) if returns.size else 'nan',
         'sampled': number(sampled.mean()) if returns.size else 'nan',
         'advantages': number(trained.max() - trained.min()) if trained.size else None,
     }
 
 
 def _turn(
-    row: Mapping[str, np.ndarray],
-    k: int,
-    names: Sequence[str] | None,
-    tokenizer: Tokenizer,
-    grid: Any,
+    row: Rollout, k: int, names: Sequence[str] | None, tokenizer: Tokenizer, grid: Any
 ) -> dict[str, Any]:
-    part = int(row['part'][k])
-    action_ids = [int(action) for action in row['actions'][k] if action >= 0]
+    """`Turn` k of an episode; row: a rollout without the axis of episodes."""
+    part = int(row.part[k])
+    action_ids = [int(action) for action in row.actions[k] if action >= 0]
     if part:
         actions = []
     elif names is None:
-        answer = tokenizer.decode(row['tokens'][row['action_mask'] & (row['turn'] == k)])
+        answer = tokenizer.decode(row.tokens[row.action_mask & (row.turn == k)])
         actions = [textwrap.shorten(answer, MAX_ACTION_CHARS, placeholder=' ...')]
     else:
         actions = [names[action] if action < len(names) else str(action) for action in action_ids]
     return {
         **({'part': agents.PARTS[part]} if part else {}),
-        **({'branch': int(row['branch'][k])} if row['branch'].any() else {}),
-        **({'staleness': int(row['staleness'][k])} if row['staleness'][k] else {}),
+        **({'branch': int(row.branch[k])} if row.branch.any() else {}),
+        **({'staleness': int(row.staleness[k])} if row.staleness[k] else {}),
         'index': k,
-        'stop': TurnStop(int(row['turn_stop'][k])).name.lower(),
-        'valid': bool(row['valid'][k]) if row['judged'][k] else None,
-        'reward': number(row['rewards'][k]),
-        'penalty': number(row['penalties'][k]),
+        'stop': TurnStop(int(row.turn_stop[k])).name.lower(),
+        'valid': bool(row.valid[k]) if row.judged[k] else None,
+        'reward': number(row.rewards[k]),
+        'penalty': number(row.penalties[k]),
         'actions': actions,
         'grid': grid,
     }
 
 
-def _replies(
-    lines: Sequence[Mapping[str, Any]], row: Mapping[str, np.ndarray]
-) -> list[dict[str, Any]]:
+def _replies(lines: Sequence[Mapping[str, Any]], row: Rollout) -> list[dict[str, Any]]:
     last = {line['turn']: line for line in lines}  # the prompt shows the last reply of its turn
-    prompt_turns = np.flatnonzero(row['begin'])  # prompts start after the prefix, not at 0
+    prompt_turns = np.flatnonzero(row.begin)  # prompts start after the prefix, not at 0
     replies = []
     for line in lines:
         in_prompt = line is last[line['turn']] and line['turn'] in prompt_turns
@@ -348,17 +334,14 @@ def number(value: Any) -> float | str:
 
 
 def _tokens(
-    row: Mapping[str, np.ndarray],
-    extras: Mapping[str, np.ndarray],
-    tokenizer: Tokenizer,
-    raw: Sequence[bytes],
+    row: Rollout, extras: Mapping[str, np.ndarray], tokenizer: Tokenizer, raw: Sequence[bytes]
 ) -> list[dict[str, Any]]:
-    figures = {'lp': row['logprobs'], 'ratio': extras.get('ratio'), 'adv': extras.get('advantages')}
-    real = np.flatnonzero(row['attention_mask'])
-    sampled = row['action_mask'][real]
-    texts = _spellings([int(i) for i in row['tokens'][real]], sampled, tokenizer, raw)
+    figures = {'lp': row.logprobs, 'ratio': extras.get('ratio'), 'adv': extras.get('advantages')}
+    real = np.flatnonzero(row.attention_mask)
+    sampled = row.action_mask[real]
+    texts = _spellings([int(i) for i in row.tokens[real]], sampled, tokenizer, raw)
     return [
-        {'s': text, 'turn': int(row['turn'][t]), 'k': 'a' if acted else 'p'}
+        {'s': text, 'turn': int(row.turn[t]), 'k': 'a' if acted else 'p'}
         | {x: number(of[t]) if acted and of is not None else None for x, of in figures.items()}
         for text, t, acted in zip(texts, real, sampled, strict=True)
     ]

@@ -63,8 +63,7 @@ def replay_states(
     yield jax.device_get(states)
     for k in range(int(rollout.num_turns.max(initial=0))):
         turn_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, k)
-        acts = rollout.part[:, k] == agents.ACT
-        actions = np.where(acts[:, None], rollout.actions[:, k], -1)
+        actions = np.where(rollout.acts[:, k, None], rollout.actions[:, k], -1)
         states = play_turn(task, turn_keys, level, states, actions, restarts_after(rollout, k))
         yield jax.device_get(states)
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FormatStrFormatter, MaxNLocator, NullFormatter
 from PIL import Image
 
+from agentrl_jax.machine import files
 from agentrl_jax.records.series import (
     Curve,
     Panel,
@@ -342,19 +343,18 @@ def _fold(parts: Sequence[str], inches: float) -> str:
 
 
 def save(figure: Figure, stem: Path, endings: Sequence[str]) -> tuple[Path, ...]:
-    """Write the files next to their final paths, then rename them: no partial file is left."""
+    """Write the files atomically: no partial file is left."""
     written = []
     for ending in endings:
         path = stem.with_name(f'{stem.name}.{ending}')
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f'{path.name}.tmp')
         # Without the date and the version of matplotlib, equal figures have equal bytes.
         nothing = {'Date': None, 'Creator': None} if ending == 'svg' else {'Software': None}
-        figure.savefig(partial, format=ending, dpi=DPI, metadata=nothing)
-        if ending == 'png':
-            with Image.open(partial) as image:
-                small = image.convert('RGB').quantize(PNG_COLOURS, **PALETTE)
-            small.save(partial, 'png', optimize=True, dpi=(DPI, DPI))
-        os.replace(partial, path)
+        with files.replacing(path) as partial:
+            figure.savefig(partial, format=ending, dpi=DPI, metadata=nothing)
+            if ending == 'png':
+                with Image.open(partial) as image:
+                    small = image.convert('RGB').quantize(PNG_COLOURS, **PALETTE)
+                small.save(partial, 'png', optimize=True, dpi=(DPI, DPI))
         written.append(path)
     return tuple(written)

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl_jax.machine.files import read_bytes, read_json, read_text, write_atomic
+from agentrl_jax.machine.files import read_bytes, read_json, read_text, warn, write_atomic
 
 METRICS_FILE = 'metrics.jsonl'
 CONFIG_FILE = 'config.json'
@@ -63,11 +62,9 @@ class RunLog(contextlib.ExitStack):
         rows_before = [row for row in rows if row['step'] < resume_step]
         missing = gaps({row['step'] for row in rows_before}, resume_step)
         if missing:  # only a warning: the training state is in the checkpoint
-            print(
-                f'warning: {path} has no rows of steps {missing}, which precede the checkpoint of '
-                f'step {resume_step}: curves, tables and alarms will lack them',
-                file=sys.stderr,
-                flush=True,
+            warn(
+                f'{path} has no rows of steps {missing}, which precede the checkpoint of step '
+                f'{resume_step}: curves, tables and alarms will lack them'
             )
         if wandb:  # before rows are dropped
             self._unsent = first_unsent(workdir, rows)

@@ -157,9 +157,8 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> Path:
             lines.append(json.dumps([run_log.plain(row.get(name)) for name in columns]))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / COMPACT_FILE
-    partial = path.with_name(f'{path.name}.tmp')
-    partial.write_bytes(lzma.compress('\n'.join([*lines, '']).encode()))
-    os.replace(partial, path)
+    with files.replacing(path) as partial:
+        partial.write_bytes(lzma.compress('\n'.join([*lines, '']).encode()))
     return path
 
 

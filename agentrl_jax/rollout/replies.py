@@ -12,7 +12,6 @@ import math
 import mmap
 import operator
 import queue
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,11 +202,7 @@ def cut(path: str | Path, step: int, row_of: Callable | None = None) -> Path | N
     except ValueError as error:
         aside = free_name(path, 'damaged')
         path.rename(aside)
-        print(
-            f'WARNING: {error}: the log was renamed to {aside.name}, and a new one is started',
-            file=sys.stderr,
-            flush=True,
-        )
+        files.warn(f'{error}: the log was renamed to {aside.name}, and a new one is started')
         return aside
     return None
 

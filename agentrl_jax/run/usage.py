@@ -36,6 +36,7 @@ EXTRAS = {  # module -> the extra in pyproject.toml that installs it
     'wandb': 'wandb',
     'libtpu': 'plan',
 }
+warn = files.warn
 
 
 class WrongUsage(ValueError):
@@ -47,11 +48,6 @@ class WrongUsage(ValueError):
     def __init__(self, message: str, fields: Sequence[str] = ()):
         super().__init__(message)
         self.fields = tuple(fields)
-
-
-def warn(text: str) -> None:
-    """Print a warning on one line."""
-    print(f'WARNING: {text}', file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

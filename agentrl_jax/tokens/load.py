@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,11 +115,9 @@ def _warn_of_gpt2(pre_tokenizer: dict[str, Any] | None, folder: Path) -> None:
     """Print a warning if transformers 5 splits texts by GPT-2's rules instead of the folder's."""
     kind = _read_json(folder / 'tokenizer_config.json').get('tokenizer_class')
     if kind == 'GPT2Tokenizer' and (pre_tokenizer or {}).get('type') != 'ByteLevel':
-        print(
-            f'WARNING: {folder}: texts are split by the rules of tokenizer.json; transformers 5 '
-            'splits them like GPT-2, because tokenizer_class is GPT2Tokenizer',
-            file=sys.stderr,
-            flush=True,
+        files.warn(
+            f'{folder}: texts are split by the rules of tokenizer.json; transformers 5 splits them '
+            'like GPT-2, because tokenizer_class is GPT2Tokenizer'
         )
 
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     'algorithms': ['rl', 'rollout', 'settings'],
     'imitation': ['settings', 'rl', 'models', 'text', 'tokens', 'machine'],
     'measure': ['rl', 'models', 'text', 'envs', 'settings'],
-    'records': ['measure', 'text', 'tokens', 'envs', 'machine'],
+    'records': ['measure', 'text', 'tokens', 'envs', 'machine', 'settings'],
     'run': BELOW_RUN,
     'planning': [*BELOW_RUN, 'run'],
     'sweeps': [*BELOW_RUN, 'run'],

@@ -11,7 +11,6 @@ import functools
 import json
 import pathlib
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from agentrl_jax.envs.hosts.answers import READERS, Unreadable
 from agentrl_jax.envs.hosts.connection import Connection, Number, StepReply, Text, read
 from agentrl_jax.envs.hosts.search import dialects
 from agentrl_jax.envs.hosts.world import Reply, WorldDown, WorldError, shown
+from agentrl_jax.machine import files
 
 ACCEPTED = "OK. I'll follow your instructions and try my best to solve the task."
 CLOSE_S, CLOSE_TRIES = 2.0, 3  # for a close; otherwise the lease of the world expires
@@ -411,9 +411,7 @@ def warn_of_shared(train: str, held_out: str, env: str) -> None:
     items = {*read_items(held_out, env)}
     shared = len(items & {*read_items(train, env)})
     if shared:
-        print(
-            f'WARNING: {shared} of the {len(items)} items in {held_out} are trained on, since '
-            f'{train} also has them: remove them from one of the files',
-            file=sys.stderr,
-            flush=True,
+        files.warn(
+            f'{shared} of the {len(items)} items in {held_out} are trained on, since {train} also '
+            'has them: remove them from one of the files'
         )

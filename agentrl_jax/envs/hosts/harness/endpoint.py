@@ -11,7 +11,6 @@ completion request has a thread that waits for the answer.
 
 import asyncio
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from agentrl_jax.envs.hosts import gate
 from agentrl_jax.envs.hosts.harness import wire
 from agentrl_jax.envs.hosts.harness.episode import OVER, Caller, Episode
 from agentrl_jax.envs.hosts.harness.wire import Refused
+from agentrl_jax.machine import files
 
 MOST_BYTES = 2**26  # of a request
 STREAM_AFTER_S = 0.5  # delay before a stream starts; earlier errors keep their HTTP status
@@ -219,7 +219,7 @@ class Endpoint:
             if key in self.warned:
                 return
             self.warned.add(key)
-        print(f'WARNING: {sentence}', file=sys.stderr, flush=True)
+        files.warn(sentence)
 
     def open(self, episode: Episode, url: str = '') -> str:
         """Register an episode and return its address, without /v1; url: overrides the server's."""
