@@ -28,18 +28,20 @@ Results are appended to experiments/transfer/results.jsonl; --table writes them 
 """
 
 import argparse
-import collections
 import contextlib
 import functools
+import itertools
 import json
 import math
 import pathlib
+import re
 import sys
 import tempfile
 
 import matplotlib
 import ml_collections
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from agentrl_jax import evaluate, train
@@ -75,6 +77,7 @@ TURNS = (1, 2, 3, 5, 8)
 TOLD_NOTHING = 'act, plain'  # the arm whose prompts omit the remaining actions
 TRIES = 16
 KEY = ('world', 'arm', 'seed', 'policy', 'cell')
+FIGURES = ('success', 'random', 'oracle', 'pass', 'random_pass')
 LONGEST_PROMPT = 80  # tokens of a turn's prompt; an upper bound for these environments
 ROLLOUTS = 320  # of random play per level
 
@@ -160,78 +163,48 @@ def random_pass(config, tries):
 
 def measure(folder, seeds, only=''):
     """Play every cell that results.jsonl lacks; each record is appended immediately."""
-    known = {tuple(record[name] for name in KEY) for record in load()}
+    known = set(load()[list(KEY)].itertuples(index=False, name=None))
     FOLDER.mkdir(exist_ok=True)
     for (world, arm, seed), workdir in runs(folder, seeds).items():
         start = folder.parent / 'starts' / f'{world}-{arm}-{seed}'
-        for policy in ('clone', 'RL'):
-            todo = {
-                name: cell
-                for name, cell in cells(world, arm).items()
-                if (world, arm, seed, policy, name) not in known and only in name
-            }
-            if not todo:
+        for policy, (name, cell) in itertools.product(('clone', 'RL'), cells(world, arm).items()):
+            key = (world, arm, seed, policy, name)
+            if key in known or only not in name:
                 continue
             player = start_of(workdir, start) if policy == 'clone' else workdir
-            for name, cell in todo.items():
-                with tempfile.TemporaryDirectory() as out:
-                    record = dict(zip(KEY, (world, arm, seed, policy, name), strict=True))
-                    record |= play(player, cell, out)
-                with RESULTS.open('a', encoding='utf-8') as f:
-                    print(json.dumps(record), file=f)
+            with tempfile.TemporaryDirectory() as out:
+                record = dict(zip(KEY, key, strict=True)) | play(player, cell, out)
+            with RESULTS.open('a', encoding='utf-8') as f:
+                print(json.dumps(record), file=f)
 
 
 def load():
     """Return all records, oldest first."""
-    if not RESULTS.exists():
-        return []
-    return [json.loads(line) for line in RESULTS.read_text(encoding='utf-8').splitlines()]
+    lines = RESULTS.read_text(encoding='utf-8').splitlines() if RESULTS.exists() else []
+    return pd.DataFrame(map(json.loads, lines), columns=[*KEY, *FIGURES])
 
 
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def values(records, field):
-    """Return {(world, arm, policy, cell): {seed: value in per cent}}."""
-    by_cell = collections.defaultdict(dict)
-    for record in records:
-        world, arm, seed, policy, cell = (record[name] for name in KEY)
-        if field in record:
-            by_cell[world, arm, policy, cell][seed] = 100 * record[field]
-    return by_cell
-
-
 def spread(x):
-    """Format the values of seeds as 'mean ± s.d.'."""
-    x = list(x)
-    return f'{np.mean(x):.1f} ± {np.std(x, ddof=1):.1f}' if len(x) > 1 else f'{x[0]:.1f}'
+    """Format the values of seeds as 'mean ± s.d.' in per cent."""
+    return f'{100 * x.mean():.1f}' + (f' ± {100 * x.std():.1f}' if len(x) > 1 else '')
 
 
-def rows_of(records, world, columns, field, arms):
-    """Return one table row per policy: success in each column."""
-    by_cell = values(records, field)
-    lines = []
-    for arm in arms:
-        for policy in ('clone', 'RL'):
-            by_seed = [by_cell.get((world, arm, policy, column)) for column in columns]
-            if all(by_seed):
-                texts = ' | '.join(spread(x.values()) for x in by_seed)
-                lines.append(f'| {arm}, {policy} | {texts} |')
-    return lines
-
-
-def reference_row(records, world, columns, field, label):
-    """Return the table row of a reference that does not depend on the policy."""
-    by_cell = values([r for r in records if r['world'] == world], field)
-    texts = []
-    for column in columns:
-        of_cell = [x for key, by in by_cell.items() if key[3] == column for x in by.values()]
-        texts.append(f'{np.mean(of_cell):.1f}' if of_cell else '')
-    return f'| {label} | {" | ".join(texts)} |'
-
-
-def heading(columns):
-    return [f'| | {" | ".join(columns)} |', '| --- ' * (1 + len(columns)) + '|']
+def table_of(records, columns, figure, arms, references):
+    """Return a Markdown table: a row per policy, then one per reference {figure: label}."""
+    lines = [['', *columns], ['---'] * (1 + len(columns))]
+    for arm, policy in itertools.product(arms, ('clone', 'RL')):
+        of_policy = records[(records.arm == arm) & (records.policy == policy)]
+        by_seed = [of_policy[figure][of_policy.cell == column] for column in columns]
+        if all(map(len, by_seed)):
+            lines.append([f'{arm}, {policy}', *map(spread, by_seed)])
+    means = records.groupby('cell')[list(references)].mean().reindex(columns)
+    for reference, label in references.items():
+        texts = ['' if np.isnan(x) else f'{100 * x:.1f}' for x in means[reference]]
+        lines.append([label, *texts])
+    return ''.join(f'| {" | ".join(line)} |\n' for line in lines).replace('|  |', '| |', 1)
 
 
 def turns_cell(turns):
@@ -240,54 +213,40 @@ def turns_cell(turns):
 
 def tables(records):
     """Return {name: Markdown table}: rules, turns and turns with many tries of each world."""
-    by_name = {}
-    for world in RULES:
-        rules, turns = list(RULES[world]), list(map(turns_cell, TURNS))
-        if not any(record['world'] == world for record in records):
-            continue
-        parts = []
-        for i in range(0, len(rules), 4):
-            columns = rules[i : i + 4]
-            lines = heading(columns) + rows_of(records, world, columns, 'success', ARMS)
-            for field, label in (('random', 'random play'), ('oracle', 'oracle')):
-                lines.append(reference_row(records, world, columns, field, label))
-            parts.append('\n'.join(lines) + '\n')
-        by_name[f'{world}_rules'] = '\n'.join(parts)
-        for name, field, player in (
-            ('turns', 'success', 'random'),
-            ('pass', 'pass', 'random_pass'),
-        ):
-            lines = heading(turns) + rows_of(records, world, turns, field, [TOLD_NOTHING])
-            lines.append(reference_row(records, world, turns, player, 'random play'))
-            if field == 'success':
-                lines.append(reference_row(records, world, turns, 'oracle', 'oracle'))
-            by_name[f'{world}_{name}'] = '\n'.join(lines) + '\n'
+    by_name, turns = {}, list(map(turns_cell, TURNS))
+    both = {'random': 'random play', 'oracle': 'oracle'}
+    for world, of_world in records.groupby('world'):
+        rules = list(RULES[world])
+        parts = [rules[i : i + 4] for i in range(0, len(rules), 4)]
+        by_name |= {
+            f'{world}_rules': '\n'.join(
+                table_of(of_world, part, 'success', ARMS, both) for part in parts
+            ),
+            f'{world}_turns': table_of(of_world, turns, 'success', [TOLD_NOTHING], both),
+            f'{world}_pass': table_of(
+                of_world, turns, 'pass', [TOLD_NOTHING], {'random_pass': 'random play'}
+            ),
+        }
     return by_name
 
 
 def draw(records, path):
     """Plot success over turns, for one and for many tries; thin: seeds, thick: their mean."""
-    worlds = [world for world in RULES if any(r['world'] == world for r in records)]
+    worlds = [world for world in RULES if world in set(records.world)]
     kinds = (('success', 'random', 'success'), ('pass', 'random_pass', f'pass@{TRIES}'))
+    of_turns = records[records.arm == TOLD_NOTHING].set_index(['world', 'policy', 'seed'])
     with matplotlib.rc_context(plots.STYLE):
         figure = Figure(figsize=(8, 6), layout='constrained')
         panels = figure.subplots(2, len(worlds), sharex=True, sharey='row', squeeze=False)
         for (field, player, name), row in zip(kinds, panels, strict=True):
-            by_cell = values(records, field)
-            random = values(records, player)
+            by_turns = 100 * of_turns.pivot(columns='cell', values=[field, player])
             for world, panel in zip(worlds, row, strict=True):
                 for policy, colour in zip(('clone', 'RL'), plots.COLOURS, strict=False):
-                    of_turns = [
-                        by_cell[world, TOLD_NOTHING, policy, turns_cell(turns)] for turns in TURNS
-                    ]
-                    for seed in of_turns[0]:
-                        panel.plot(TURNS, [x[seed] for x in of_turns], color=colour, lw=0.7)
-                    means = [np.mean(list(x.values())) for x in of_turns]
-                    panel.plot(TURNS, means, color=colour, lw=2.5, marker='o', label=policy)
-                by_chance = [
-                    np.mean(list(random[world, TOLD_NOTHING, 'RL', turns_cell(n)].values()))
-                    for n in TURNS
-                ]
+                    by_seed = by_turns[field].loc[world, policy][map(turns_cell, TURNS)]
+                    panel.plot(TURNS, by_seed.T, color=colour, lw=0.7)
+                    style = dict(color=colour, lw=2.5, marker='o', label=policy)
+                    panel.plot(TURNS, by_seed.mean(), **style)
+                by_chance = by_turns[player].loc[world, 'RL'][map(turns_cell, TURNS)].mean()
                 style = dict(color=plots.REFERENCE_COLOUR, ls='--')
                 panel.plot(TURNS, by_chance, label='random play', **style)
                 panel.axvline(3, color=plots.OTHERS_COLOUR, lw=1, zorder=0)
@@ -299,13 +258,11 @@ def draw(records, path):
         figure.savefig(path, dpi=plots.DPI, metadata={'Software': None})
 
 
-def embed(page, found):
+def embed(page, by_name):
     """Return the page with the tables inserted between their marks."""
-    for name, table in found.items():
-        begin, end = f'<!-- {name} -->\n', f'<!-- end of {name} -->'
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(end)
-        page = f'{before}{begin}{table}{end}{after}'
+    for name, table in by_name.items():
+        marks = re.compile(f'(<!-- {name} -->\n).*?(<!-- end of {name} -->)', re.DOTALL)
+        page = marks.sub(rf'\g<1>{table}\g<2>', page)
     return page
 
 

@@ -42,11 +42,9 @@ def test_two_players_by_hand():
 
 
 def test_who_wins_every_game_has_a_finite_rating():
-    """Ten wins and a draw: odds of 10.5 to 0.5; the anchor can be any player."""
-    rating = ratings.fit(
-        np.array([[0, 10.0], [0.0, 0]]), np.array([[0, 10.0], [10.0, 0]]), anchor=1
-    )
-    np.testing.assert_allclose(rating, [400 * np.log10(21), 0], atol=1e-6)
+    """Ten wins and a draw: odds of 10.5 to 0.5."""
+    rating = ratings.fit(np.array([[0, 0.0], [10.0, 0]]), np.array([[0, 10.0], [10.0, 0]]))
+    np.testing.assert_allclose(rating, [0, 400 * np.log10(21)], atol=1e-6)
 
 
 @pytest.mark.skipif(importlib.util.find_spec('pgx') is None, reason='pip install pgx')

@@ -40,6 +40,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from agentrl_jax.extras.self_play import choices, exploitability, ratings
 from agentrl_jax.extras.self_play.section import build_choices
@@ -218,16 +219,10 @@ def elo(
 
 def table(records: Sequence[dict[str, Any]]) -> str:
     """Format the records as a table."""
-    wide = max(len(one['player']) for one in records)
-    rows = [f'{"player":{wide}}   Elo      95 %        score   reward   exploitability']
-    for one in records:
-        chips = one['exploitability']
-        rows.append(
-            f'{one["player"]:{wide}} {one["elo"]:+5.0f} [{one["low"]:+5.0f}, {one["high"]:+5.0f}] '
-            f'{100 * one["score"]:6.1f} % {one["reward"]:+8.3f}'
-            + ('' if chips is None else f'   {chips:.3f}')
-        )
-    return '\n'.join(rows)
+    show = {name: '{:+.0f}'.format for name in ('elo', 'low', 'high')}
+    show |= {'score': '{:.1%}'.format, 'reward': '{:+.3f}'.format}
+    frame = pd.DataFrame(records).dropna(axis=1, how='all')
+    return frame.to_string(index=False, na_rep='', float_format='%.3f', formatters=show)
 
 
 def main() -> None:
