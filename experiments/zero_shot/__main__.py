@@ -35,36 +35,21 @@ KEY = ('model', 'answers', 'levels', 'world', 'prompt')  # of a cell; its last r
 UNIFORM = 'uniform'  # no model: all legal tokens are equally probable
 
 
-def lake():
-    return smollm2_frozen_lake.get_config()
-
-
-def catalogue():
-    return smollm2_library.get_config()
-
-
-def bandit():
-    cfg = smollm2_library.get_config()
-    cfg.env.name = 'bandit'
-    cfg.env.max_turns = cfg.env.max_actions_per_episode = 1
-    return cfg
-
-
-def sokoban():
-    cfg = smollm2_frozen_lake.get_config()
-    cfg.env.name = 'sokoban'
-    cfg.env.max_turns, cfg.env.max_actions_per_episode = 3, 10
-    return cfg
-
-
-WORLDS = {'frozen_lake': lake, 'library': catalogue, 'bandit': bandit, 'sokoban': sokoban}
+WORLDS = {  # base config and its changes
+    'frozen_lake': (smollm2_frozen_lake, {}),
+    'library': (smollm2_library, {}),
+    'bandit': (smollm2_library, {'env.max_turns': 1, 'env.max_actions_per_episode': 1}),
+    'sokoban': (smollm2_frozen_lake, {'env.max_turns': 3, 'env.max_actions_per_episode': 10}),
+}
 
 
 def config(world, prompt, constrain, model, levels):
     """Return the ConfigDict of a cell."""
-    cfg = WORLDS[world]()
+    base, changes = WORLDS[world]
+    cfg = base.get_config()
+    cfg.update_from_flattened_dict(changes)
     cfg.model.path = '' if model == UNIFORM else model
-    cfg.env.prompt, cfg.env.think = prompt, False
+    cfg.env.name, cfg.env.prompt, cfg.env.think = world, prompt, False
     cfg.env.eval_levels, cfg.env.train_levels = levels, 64
     cfg.rollout.constrain = '' if constrain == 'free' else constrain
     cfg.rollout.max_response = 16
