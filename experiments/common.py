@@ -15,7 +15,6 @@ experiment's own value.
 """
 
 import argparse
-import dataclasses
 import importlib
 import json
 import os
@@ -201,64 +200,41 @@ def run_names(listed: Sequence[Overrides], words: Sequence[str], workdir: Path) 
 
 
 def load_runs(
-    workdir: Path,
-    seeds: Sequence[int],
-    metrics: Iterable[str],
-    names: Container[str] | None = None,
-) -> list[tables_runs.Run]:
-    """Load the runs with these seeds, and with these names unless `names` is None.
+    plan: Plan, seeds: int, workdir: Path, names: Container[str]
+) -> tuple[list[tables_runs.Run], dict[str, dict[str, Any]]]:
+    """Return the runs with these names, and the plan's tables as in a table.json.
 
     The workdir may contain other runs, such as tuning runs or runs with other --config fields.
+    seeds: runs per cell. Signals that no run has measured yet are left out.
     """
-    return [
-        run
-        for run in tables_runs.load([workdir], metrics)
-        if run.fields['seed'] in seeds and (names is None or run.name in names)
-    ]
+    specs = {name: {'seeds': seeds} | dict(fields) for name, fields in plan.tables.items()}
+    metrics = [name for fields in specs.values() for name in metrics_of(make_spec(fields))]
+    runs = [run for run in tables_runs.load([workdir], metrics) if run.name in names]
+    measured = {metric for run in runs for row in run.rows for metric in row}
+    for fields in specs.values():
+        if 'signals' in fields:
+            signals = split_names(fields['signals'])
+            fields['signals'] = ','.join(name for name in signals if name in measured)
+    return runs, specs
 
 
-def make_tables(
-    plan: Plan, seeds: Sequence[int], workdir: Path, names: Container[str] | None = None
-) -> None:
-    """Print the tables of the current runs and write them to <workdir>/tables.
-
-    names: run folders to include (None: all). Signals that no run has measured yet are left out.
-    """
-    for name, fields in plan.tables.items():
-        spec = make_spec({'seeds': len(seeds)} | fields)
-        runs = load_runs(workdir, seeds, metrics_of(spec), names)
-        spec = dataclasses.replace(spec, signals=measured(spec.signals, runs))
+def make_tables(runs: Sequence[tables_runs.Run], specs: Mapping[str, Any], folder: Path) -> None:
+    """Print the tables of runs and write them to a folder."""
+    for name, fields in specs.items():
+        spec = make_spec(fields)
         table = build(runs, spec, tables.clones(spec, FOLDER))
-        tables.write(table, workdir / 'tables' / name)
+        tables.write(table, folder / name)
         print(f'\n{name}\n\n{render.markdown(table)}', end='')
 
 
-def measured(signals: Iterable[str], runs: Iterable[tables_runs.Run]) -> tuple[str, ...]:
-    """Return the signals that at least one of the runs has measured."""
-    metrics = {metric for run in runs for row in run.rows for metric in row}
-    return tuple(metric for metric in signals if metric in metrics)
-
-
 def publish(
-    plan: Plan,
-    seeds: int,
-    workdir: Path,
-    folder: Path,
-    page: str,
-    names: Container[str] | None = None,
+    runs: Sequence[tables_runs.Run], specs: Mapping[str, Any], folder: Path, page: str
 ) -> None:
     """Write the compact metrics, tables and initial README of an experiment to a folder.
 
-    seeds: number of seeds, starting at 0. page: README to write if the folder has none; the tables
-    go between its marks. names: run folders to include (None: all). `make tables` rebuilds the
-    tables from these files. Signals that no run has measured yet are left out.
+    page: README to write if the folder has none; the tables go between its marks. `make tables`
+    rebuilds the tables from these files.
     """
-    specs = {name: {'seeds': seeds} | dict(spec) for name, spec in plan.tables.items()}
-    metrics = [name for spec in specs.values() for name in metrics_of(make_spec(spec))]
-    runs = load_runs(workdir, range(seeds), metrics, names)
-    for spec in specs.values():
-        if 'signals' in spec:
-            spec['signals'] = ','.join(measured(make_spec(spec).signals, runs))
     tables_runs.compact(runs, folder)
     text = json.dumps(specs, indent=2, ensure_ascii=False) + '\n'
     files.write_atomic(folder / tables.SPEC_FILE, text)
@@ -384,11 +360,12 @@ def main(file: str, doc: str, scales: Scales, argv: Sequence[str] | None = None)
         return code
     try:
         names = run_names(listed, words[3:], workdir)
-        make_tables(plan, seeds, workdir, names)
+        runs, specs = load_runs(plan, args.seeds, workdir, names)
+        make_tables(runs, specs, workdir / 'tables')
         if args.publish:
             full_command = shlex.join([*command.split(), *run_log.redact_argv(rest)])
-            page = first_page(doc, full_command, plan.tables)
-            publish(plan, args.seeds, workdir, folder_of(name, args.scale), page, names)
+            page = first_page(doc, full_command, specs)
+            publish(runs, specs, folder_of(name, args.scale), page)
     except (ValueError, OSError) as error:
         print(f'error: {files.format_error(error)}', file=sys.stderr)
         return 1
