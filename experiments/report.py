@@ -155,22 +155,9 @@ CLAIMS = (
         'MT-GRPO, version 1',
         'where all answers are known',
         (
-            Effect(
-                *KNOWN, 'GRPO-OR', 'GRPO-MR', 'searches, outcome minus sum, all known', 'all known'
-            ),
-            Effect(
-                *KNOWN,
-                'GRPO-OR',
-                'GRPO-MR',
-                'searches, outcome minus sum, half known',
-                'half known',
-            ),
-            Effect(
-                *KNOWN,
-                'GRPO-OR',
-                'GRPO-MR',
-                'searches, outcome minus sum, none known',
-                'none known',
+            *(
+                Effect(*KNOWN, 'GRPO-OR', 'GRPO-MR', f'searches, outcome minus sum, {share}', share)
+                for share in ('all known', 'half known', 'none known')
             ),
             Effect(
                 'known_facts',

@@ -43,10 +43,6 @@ from agentrl_jax.rl.algorithm import Clip, ClippedSurrogate, Weights, build_batc
 from agentrl_jax.settings.marks import POSITIVE, ZERO, ConfigName, In, MustBe
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 
-WITHOUT = (
-    'on opd.divergence=full without opd.reward_coef, whose loss has no advantages: leave it unset'
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class OPD(ClippedSurrogate):

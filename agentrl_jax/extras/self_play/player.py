@@ -71,18 +71,12 @@ class WithOpponent(Seated):
         position: jax.Array,
         which: Any,
     ) -> tuple[jax.Array, KVCache]:
-        hidden, cache = zip(
-            *(
-                self.model.forward_cached(one, tokens, position, cache, which)
-                for one, cache in (
-                    (params.policy, rows.cache.policy),
-                    (params.other, rows.cache.other),
-                )
-            ),
-            strict=True,
-        )
+        block, cache = (tokens, position), rows.cache
+        policy, own = self.model.forward_cached(params.policy, *block, cache.policy, which)
+        opponent, others = self.model.forward_cached(params.other, *block, cache.other, which)
         other = rows.player if which is None else rows.player.at[which].get(mode='clip')
-        return jnp.where(other[:, None, None], hidden[1], hidden[0]), ActorAndOpponent(*cache)
+        hidden = jnp.where(other[:, None, None], opponent, policy)
+        return hidden, ActorAndOpponent(own, others)
 
     def logits(self, rows: Rows, params: ActorAndOpponent, head: Any = None) -> jax.Array:
         heads = ActorAndOpponent(None, None) if head is None else head
