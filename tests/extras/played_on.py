@@ -38,26 +38,23 @@ def play_on(world, played, times, rng):
     )
 
 
-def by_continuations(played, members, *, times, weighted):
-    """Return [(turns that train, their advantages [B, K])] of vine with `times` continuations."""
-    rows, turns = played.states.shape
+def by_continuations(played, members):
+    """Return [(turns that train, their advantages [B, K])] of vine."""
+    rows, turns, times = played.more_actions.shape
     turn = jnp.broadcast_to(jnp.repeat(jnp.arange(turns), times)[None], (rows, turns * times))
     own, forked, count = vine_advantages(
         played.all_rewards,
         played.num_turns,
         played.healthy,
         turn,
-        played.more_returns[:, :, :times].reshape(rows, -1),
-        jnp.asarray(played.more_healthy[:, :, :times].reshape(rows, -1)),
+        played.more_returns.reshape(rows, -1),
+        jnp.asarray(played.more_healthy.reshape(rows, -1)),
         group_size=members,
     )
-    if not weighted:
-        return [(played, own)]
     weight, forked = 1.0 / (1 + count), forked.reshape(rows, turns, times)
+    continued = (
+        dataclasses.replace(played, actions=played.more_actions[:, :, m]) for m in range(times)
+    )
     return [(played, own * weight)] + [
-        (
-            dataclasses.replace(played, actions=played.more_actions[:, :, m]),
-            forked[:, :, m] * weight,
-        )
-        for m in range(times)
+        (one, forked[:, :, m] * weight) for m, one in enumerate(continued)
     ]
