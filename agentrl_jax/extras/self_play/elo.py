@@ -133,9 +133,11 @@ def expert(game: Game) -> Player:
     return Player('expert', chances)
 
 
-def policies(path: str, steps: Sequence[int | None]) -> list[Player]:
-    """Return the policy of each checkpoint of a run, with one program for all."""
+def policies(path: str, game: Game, steps: Sequence[int | None]) -> list[Player]:
+    """Return the policy of each checkpoint of a run of the game, with one program for all."""
     cfg = in_self_play(parts.config_of_run(files.local_path(path)))
+    if cfg.env.name != game.world.name:
+        raise ValueError(f'{path} plays {cfg.env.name}, but --workdir {game.world.name}')
     tokenizer = parts.build_tokenizer(cfg)
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, 'test', mesh)
@@ -187,12 +189,9 @@ def elo(
     pool = dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, eval_levels=deals))
     game = Game(*parts.build_environment(pool, 'test'), most=cfg.env.max_turns)
     all_steps = checkpoint.steps(files.local_path(workdir) / checkpoint.FOLDER)
-    players = [at_random(game), expert(game), *policies(workdir, steps or all_steps)]
+    players = [at_random(game), expert(game), *policies(workdir, game, steps or all_steps)]
     for path in against:
-        other = in_self_play(parts.config_of_run(files.local_path(path)))
-        if other.env.name != cfg.env.name:
-            raise ValueError(f'{path} plays {other.env.name}, but {workdir} {cfg.env.name}')
-        players += policies(path, [None])
+        players += policies(path, game, [None])
     number = len(players)
     earned = np.full((number, number, deals, 2), np.nan)
     for i, j in itertools.combinations(range(number), 2):
