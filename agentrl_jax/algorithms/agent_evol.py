@@ -29,7 +29,7 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.rl.algorithm import KL_IN_LOSS, WithEntropyBonus, build_batch, trained
+from agentrl_jax.rl.algorithm import KL_IN_LOSS, Algorithm, build_batch, trained
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.settings.marks import FINITE, ZERO, ConfigName
 from agentrl_jax.settings.rules import Rule
@@ -37,7 +37,7 @@ from agentrl_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentEvol(WithEntropyBonus):
+class AgentEvol(Algorithm):
     threshold: Annotated[float, FINITE, ConfigName('evol.threshold')] = 0.0
     # imitate episodes with a return above this
     weigh_by: Annotated[Literal['reward', 'equal'], ConfigName('evol.weights')] = 'reward'

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import Comparison, Range, WithEntropyBonus
+from agentrl_jax.rl.algorithm import Algorithm, Comparison, Range
 from agentrl_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
-class CISPO(WithEntropyBonus):
+class CISPO(Algorithm):
     clip: Range = Range(1.0, 4.0)
     comparison: Comparison = Comparison()
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import Comparison, WithEntropyBonus
+from agentrl_jax.rl.algorithm import Algorithm, Comparison
 from agentrl_jax.settings.marks import ONE, POSITIVE_FRACTION
 from agentrl_jax.types import Batch
 
@@ -33,7 +33,7 @@ class Trust:
 
 
 @dataclasses.dataclass(frozen=True)
-class DPPO(WithEntropyBonus):
+class DPPO(Algorithm):
     tv: Trust = Trust()
     comparison: Comparison = Comparison()
 

@@ -60,10 +60,6 @@ class PPO(ClippedSurrogate):
     USES_CRITIC = True
     COMPARES_GROUPS = False
 
-    @property
-    def bootstraps(self) -> bool:
-        return self.bootstrap_truncated
-
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Return a batch with advantages and critic targets."""
         rows, mask = trained(rollout, keep)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import Comparison, Weights, WithEntropyBonus
+from agentrl_jax.rl.algorithm import Algorithm, Comparison, Weights
 from agentrl_jax.settings.marks import POSITIVE
 from agentrl_jax.types import Batch
 
@@ -29,7 +29,7 @@ class Gates:
 
 
 @dataclasses.dataclass(frozen=True)
-class SAPO(WithEntropyBonus):
+class SAPO(Algorithm):
     tau: Gates = Gates()
     weights: Weights = Weights('seq_mean_token_mean')
     comparison: Comparison = Comparison()

@@ -13,7 +13,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import masked_sum, positions_of
-from agentrl_jax.rl.update import Slices, accumulate
+from agentrl_jax.rl.microbatches import Slices, accumulate
 from agentrl_jax.settings.marks import ONE, POSITIVE, SHARE, ZERO
 from agentrl_jax.types import Demonstrations, Params
 
@@ -76,7 +76,7 @@ def clone(
         def loss_fn(params, part):
             return clone_loss({**frozen, **params}, part, fns=fns, head=head, count=count), {}
 
-        loss, _, gradient = accumulate(loss_fn, params, (batch,), batch.mask, slices)
+        (loss, _), gradient = accumulate(loss_fn, params, (batch,), batch.mask, slices)
         updates, opt_state = tx.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 

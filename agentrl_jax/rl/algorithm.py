@@ -126,7 +126,9 @@ class Algorithm:
     kl: KL = KL()
     weights: Weights = Weights()
     filter: Filter = Filter()
+    entropy_coef: Annotated[float, FINITE, Neutral(0.0)] = 0.0  # weight of the entropy bonus
 
+    bootstrap_truncated: ClassVar[bool] = False  # needs scores.next_values
     USES_CRITIC: ClassVar[bool] = False  # needs scores.values
     HAS_RATIO: ClassVar[bool] = True  # the loss contains pi / pi_old
     COMPARES_GROUPS: ClassVar[bool] = True  # advantages are relative to the episode's group
@@ -159,11 +161,6 @@ class Algorithm:
         return {}
 
     @property
-    def entropy(self) -> float:
-        """Weight of the entropy bonus."""
-        return 0.0
-
-    @property
     def uses_reference(self) -> bool:
         """Whether the policy of step 0 is needed."""
         return self.kl.coef > 0
@@ -172,11 +169,6 @@ class Algorithm:
     def other_models(self) -> int:
         """Number of teacher models to learn from instead of rewards."""
         return 0
-
-    @property
-    def bootstraps(self) -> bool:
-        """Whether scores.next_values are needed."""
-        return False
 
     def continuations(self, max_turns: int) -> int:
         """Return the maximum number of continuations per episode; 0 = episodes are not forked."""
@@ -237,18 +229,7 @@ class Algorithm:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithEntropyBonus(Algorithm):
-    """An algorithm with an entropy bonus."""
-
-    entropy_coef: Annotated[float, FINITE, Neutral(0.0)] = 0.0  # weight of the entropy bonus
-
-    @property
-    def entropy(self) -> float:
-        return self.entropy_coef
-
-
-@dataclasses.dataclass(frozen=True)
-class ClippedSurrogate(WithEntropyBonus):
+class ClippedSurrogate(Algorithm):
     """An algorithm with PPO's clipped surrogate (losses.clipped_surrogate)."""
 
     clip: Clip = Clip()

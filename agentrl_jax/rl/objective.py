@@ -11,16 +11,19 @@ from agentrl_jax.rl.learning import Forward, UpdateSettings
 from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.types import Batch, Params
 
+GAP = 'sampler/logprob_gap'  # from the first optimiser step, which still has the sampling policy
+MAXIMA = ('policy/ratio_max', GAP)  # reduced by max; all other metrics are summed
+
 
 def ratio_sums(logprobs: jax.Array, batch: Batch) -> dict:
-    """Sums of ratio metrics over trained tokens; maxima for the metrics in update.MAXIMA."""
+    """Sums of ratio metrics over trained tokens; maxima for those in MAXIMA."""
     log_ratio = losses.log_ratio(logprobs, batch.old_logprobs, batch.mask)
     ratio = jnp.exp(log_ratio)
     return {
         'policy/kl_old': masked_sum(-log_ratio, batch.mask),  # k1 of KL(pi_old || pi)
         'policy/kl_old_k3': masked_sum(ratio - 1.0 - log_ratio, batch.mask),
         'policy/ratio_max': jnp.max(jnp.where(batch.mask, ratio, 0.0)),
-        'sampler/logprob_gap': jnp.max(jnp.abs(log_ratio)),  # 0 off the mask
+        GAP: jnp.max(jnp.abs(log_ratio)),  # 0 off the mask
     }
 
 
@@ -59,8 +62,8 @@ def policy_loss(
         sums[name] = masked_sum(tokens, batch.mask)
     sums['policy/entropy'] = masked_sum(jax.lax.stop_gradient(entropy), batch.mask)
     sums['policy/surrogate'] = losses.weighted_sum(weights, per_token)
-    if algorithm.entropy:
-        per_token = per_token - algorithm.entropy * jnp.where(batch.mask, entropy, 0.0)
+    if algorithm.entropy_coef:
+        per_token = per_token - algorithm.entropy_coef * jnp.where(batch.mask, entropy, 0.0)
     if algorithm.kl.in_loss or settings.has_reference:
         estimator = algorithm.kl.estimator if algorithm.kl.in_loss else 'k3'
         kl = losses.kl_penalty(logprobs, batch.ref_logprobs, batch.mask, estimator=estimator)

@@ -99,7 +99,7 @@ def score(
     The old log-probabilities are the sampler's, or with `recompute` the trainer's (for a sampler of
     another precision). With windows, every token is scored in the context that the policy had.
     """
-    rows, with_next = TokenRows.of(rollout, windows), settings.algorithm.bootstraps
+    rows, with_next = TokenRows.of(rollout, windows), settings.algorithm.bootstrap_truncated
 
     def logprobs(model):
         return lambda rows: rows.logprobs(rows.hidden(fns, model), fns.head(model), settings)

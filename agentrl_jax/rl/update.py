@@ -9,25 +9,22 @@ gradient is not finite or if it has no trained token; parameters and optimiser s
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models.functions import ModelFns, join_critic, split_critic
 from agentrl_jax.rl import losses, objective
-from agentrl_jax.rl import widths as row_widths
 from agentrl_jax.rl.advantages import equal
 from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.learning import Models, Optim, UpdateSettings
 from agentrl_jax.rl.masked import masked_max, masked_mean, masked_var, positions_of
+from agentrl_jax.rl.microbatches import Slices, accumulate, sort_trained_first
+from agentrl_jax.rl.objective import GAP, MAXIMA
 from agentrl_jax.types import Batch, FrozenParams, Params, TrainState
 
-GAP = 'sampler/logprob_gap'  # from the first optimiser step, which still has the sampling policy
-MAXIMA = ('policy/ratio_max', GAP)  # reduced by max; all other metrics are summed
 NOT_PER_TOKEN = (*MAXIMA, 'policy/surrogate', 'value/loss')  # not divided by a token count
 
 
@@ -84,114 +81,6 @@ def minibatch_rows(
     return order.reshape(epochs * num_minibatches, rows // num_minibatches)
 
 
-def _split(batch: Any, parts: int, sharding: NamedSharding | None, unit: int = 1) -> Any:
-    """Split rows [B, ...] into [parts, B / parts, ...]; the i-th unit goes to part i % parts.
-
-    Each part then has rows from every device's block, so splitting moves no data between devices.
-    """
-
-    def one(x):
-        rows = x.shape[0]
-        x = x.reshape(rows // (parts * unit), parts, unit, *x.shape[1:]).swapaxes(0, 1)
-        x = x.reshape(parts, rows // parts, *x.shape[3:])
-        if sharding is None:
-            return x
-        return jax.lax.with_sharding_constraint(
-            x, NamedSharding(sharding.mesh, P(None, *sharding.spec))
-        )
-
-    return jax.tree.map(one, batch)
-
-
-def sort_trained_first(rows: jax.Array, mask: jax.Array, parts: int, unit: int = 1) -> jax.Array:
-    """Reorder the rows int32 [n] of a mini-batch, unit by unit, so that units with a trained token
-    fill the first slices of _split."""
-    trains, units = mask[rows].any(1).reshape(-1, unit).any(1), rows.reshape(-1, unit)
-    order = units[jnp.argsort(~trains, stable=True)]
-    return order.reshape(parts, -1, unit).swapaxes(0, 1).reshape(-1)
-
-
-class Slices(NamedTuple):
-    """How the rows of an optimiser step are split into micro-batches."""
-
-    parts: int
-    sharding: NamedSharding | None
-    widths: int = 1  # number of compiled widths
-    unit: int = 1  # adjacent rows that stay together
-    sparse: bool = False  # skip slices in which the loss reads no token
-    alike: Callable | None = None  # ModelFns.rest, for units whose rows share a prefix
-
-    @classmethod
-    def of(cls, settings: UpdateSettings, fns: ModelFns) -> 'Slices':
-        unit = settings.batch.prefix_rows
-        rest_of = fns.rest if unit > 1 else None
-        return cls(
-            settings.microbatches,
-            settings.layout,
-            settings.batch.widths,
-            unit,
-            settings.sparse,
-            rest_of,
-        )
-
-
-def _add(a: dict, b: dict) -> dict:
-    return {n: jnp.maximum(a[n], b[n]) if n in MAXIMA else a[n] + b[n] for n in a}
-
-
-def accumulate(
-    loss_fn: Callable,
-    params: Params,
-    rows: Any,
-    mask: jax.Array,
-    slices: Slices,
-) -> tuple[jax.Array, dict, Params]:
-    """Sum loss_fn(params, *rows) over slices of the rows; return (loss, metric sums, gradient).
-
-    mask bool [B, T]: the tokens that the loss reads. With more than one width, a slice is cut after
-    its last token in mask (see rl.widths). With shared prefixes loss_fn gets the keyword `room`
-    instead: columns for the rest of a row after the prefix of its unit. rows[0] is a Batch.
-    """
-    parts, sharding, widths, unit, sparse, rest_of = slices
-    value_and_grad = of_rows = jax.value_and_grad(loss_fn, has_aux=True)
-    if sparse or widths > 1:
-        needed = lengths = row_widths.used(mask)
-        if rest_of is not None:
-            model_inputs = rows[0].tokens, rows[0].attention_mask
-            needed = rest_of(*model_inputs, lengths, unit)
-        rows, every = (*rows, lengths, needed), row_widths.menu(mask.shape[1], widths)
-        if widths > 1:
-            order = row_widths.sorted_rows(rows[-1], parts=parts, unit=unit)
-            rows = jax.tree.map(lambda x: x[order], rows)
-
-        def value_and_grad(params, *rows):
-            return row_widths.run_in_bucket(
-                of_rows, params, rows[:-2], rows[-1], every, cuts=rest_of is None
-            )
-
-    if parts == 1:
-        (loss, sums), grads = value_and_grad(params, *rows)
-        return loss, sums, grads
-    split = _split(rows, parts, sharding, unit)
-
-    def body(carry, part):
-        if not sparse:
-            return add(carry, part), None
-        has_tokens = part[-2].any()  # any nonzero length
-        return jax.lax.cond(has_tokens, add, lambda carry, part: carry, carry, part), None
-
-    def add(carry, part):
-        (loss, sums), grads = value_and_grad(params, *part)
-        total, all_sums, all_grads = carry
-        grads = jax.tree.map(jnp.add, all_grads, grads)
-        return total + loss, _add(all_sums, sums), grads
-
-    first = jax.tree.map(lambda x: x[0], split)
-    shapes = jax.eval_shape(value_and_grad, params, *first)
-    (zero_loss, zero_sums), zero_grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(body, (zero_loss, zero_sums, zero_grads), split)[0]
-
-
 def apply_if_finite(
     tx: optax.GradientTransformation,
     grads: Params,
@@ -243,7 +132,7 @@ def critic_step(
         return objective.value_loss(raw, batch, weights, clip_value=settings.critic.clip or None)
 
     rows, slices, tokens = (batch, weights), Slices.of(settings, fns), batch.value_mask.sum()
-    loss, sums, grads = accumulate(loss_of, trained, rows, batch.value_mask, slices)
+    (loss, sums), grads = accumulate(loss_of, trained, rows, batch.value_mask, slices)
     params, opt_state, norm, finite, applied = apply_if_finite(
         settings.optim.tx(settings.optim.critic_lr, settings.critic.updates),
         grads,
@@ -284,7 +173,7 @@ def policy_step(
         return objective.policy_loss(params, *rows, state.kl_coef, step_fns, settings, extra_losses)
 
     rows, slices = (batch, weights, value_weights), Slices.of(settings, fns)
-    loss, sums, grads = accumulate(loss_of, state.params, rows, mask, slices)
+    (loss, sums), grads = accumulate(loss_of, state.params, rows, mask, slices)
     tokens, value_tokens = batch.mask.sum(), batch.value_mask.sum()
     params, opt_state, norm, finite, applied = apply_if_finite(
         settings.optim.tx(settings.optim.lr),

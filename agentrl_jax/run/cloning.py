@@ -11,7 +11,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import lora
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
-from agentrl_jax.rl.update import Slices
+from agentrl_jax.rl.microbatches import Slices
 from agentrl_jax.run import parts, usage
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import CLONED, trainable_params

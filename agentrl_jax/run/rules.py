@@ -266,7 +266,11 @@ RULES = (
         ONE_CONVERSATION,
     ),
     *exclude(
-        {'loss.bootstrap_truncated': Must('False', lambda run: not run.algorithm.bootstraps)},
+        {
+            'loss.bootstrap_truncated': Must(
+                'False', lambda run: not run.algorithm.bootstrap_truncated
+            )
+        },
         ONE_CONVERSATION
         | {
             'env.name': Must(

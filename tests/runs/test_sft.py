@@ -15,7 +15,7 @@ from agentrl_jax.machine.processes import CompileCounter
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
-from agentrl_jax.rl.update import Slices
+from agentrl_jax.rl.microbatches import Slices
 from agentrl_jax.text.answer import parse_answer
 
 END = tiny.tokenizer().special('<|im_end|>')

@@ -206,7 +206,7 @@ def test_configs_of_methods_are_the_methods():
     as in the paper" had a filter, clip-higher and a fivefold entropy bonus."""
     run = config.read(common.load_config('configs/agent_evol.py'))
     how = run.algorithm
-    assert (how.filter.keep, run.clone.oracle, how.kl.coef, how.entropy) == (1, 1, 0, 0)
+    assert (how.filter.keep, run.clone.oracle, how.kl.coef, how.entropy_coef) == (1, 1, 0, 0)
     assert run.steps == 4 * run.evol.iteration
     assert run.evol.base_rows % run.batch.microbatch_rows == 0 < run.evol.base_rows
     run = config.read(common.load_config('configs/scaling_inter.py'))
@@ -218,7 +218,7 @@ def test_configs_of_methods_are_the_methods():
         0.2,
     )
     assert (how.kl.coef, how.kl.estimator, how.kl.where) == (0.001, 'k3', 'loss')
-    assert (how.entropy, how.weights.aggregation) == (0.001, 'seq_mean_token_mean')
+    assert (how.entropy_coef, how.weights.aggregation) == (0.001, 'seq_mean_token_mean')
 
 
 # ---- published results ---------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def behaviour(run):
         | {
             'kl_estimator': how.kl.estimator if how.kl.in_loss else None,
             'kl_in_reward': how.kl.in_reward,
-            'entropy_coef': how.entropy,
+            'entropy_coef': how.entropy_coef,
             'clip_low': named.get('clip_low'),
             'clip_high': named.get('clip_high'),
             'dual_clip': named.get('dual_clip') or None,

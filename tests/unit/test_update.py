@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.models.functions import ModelFns, split_critic
 from agentrl_jax.models.qwen2 import Qwen2
-from agentrl_jax.rl import losses, objective, score, update, widths
+from agentrl_jax.rl import losses, microbatches, objective, score, update
 from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.learning import Optim
 from agentrl_jax.types import TrainState
@@ -133,8 +133,8 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
 
 def test_an_update_of_cut_rows_is_the_same_step():
     state, batch = state_of(toy.toy_params(0), kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
-    lengths = widths.used(batch.mask)
-    assert len(set(jnp.searchsorted(jnp.asarray(widths.menu(30, 4)), lengths).tolist())) > 1
+    lengths = microbatches.used(batch.mask)
+    assert len(set(jnp.searchsorted(jnp.asarray(microbatches.menu(30, 4)), lengths).tolist())) > 1
     settings = dict(fns=WITH_HEAD, **EVERYTHING)
     whole, measured = toy_update(**settings)(state, batch)
     after, metrics = toy_update(widths=4, num_microbatches=4, **settings)(state, batch)

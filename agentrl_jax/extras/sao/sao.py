@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.algorithm import (
+    Algorithm,
     Range,
-    WithEntropyBonus,
     build_batch,
     token_rewards,
     trained,
@@ -37,7 +37,7 @@ from agentrl_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
-class SAO(WithEntropyBonus):
+class SAO(Algorithm):
     clip: Range = Range(0.3, 5.0)
     gamma: Annotated[float, SHARE, Neutral(1.0)] = 1.0  # discount per action token
     lam_alpha: Annotated[float, POSITIVE] = 1.5  # lambda of GAE is 1 - 1 / (this x sampled tokens
