@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.models.functions import ModelFns, on_base
 from agentrl_jax.rl import evol, losses, update
-from agentrl_jax.rl.learning import Models, UpdateSettings
+from agentrl_jax.rl.learning import Learner, UpdateSettings
 from agentrl_jax.rl.masked import masked_mean
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout.windows import split_batch
@@ -55,7 +55,7 @@ def prepare(
     With a context window the batch has one row per turn. Continuations that train follow the row of
     their episode. Advantages are nan in rows that do not train.
     """
-    models, algorithm = Models(fns, frozen), settings.algorithm
+    learner, algorithm = Learner(fns, frozen, settings), settings.algorithm
     reference = frozen.reference if algorithm.COMPARES_REFERENCE else None
     rollout, rows, keep, metrics = algorithm.filter.select(
         rollout, groups=settings.num_groups, group_size=settings.group_size
@@ -73,14 +73,13 @@ def prepare(
         windows=windows,
     )
     for extra in settings.extras:
-        scores = extra.score(update_rollout, scores, models, settings, windows)
+        scores = extra.score(update_rollout, scores, learner, windows)
     batch = algorithm.make_batch(
         rollout, scores, group_size=settings.group_size, keep=keep, kl_coef=state.kl_coef
     )
     for extra in settings.extras:
-        batch = batch.replace(
-            extra=batch.extra | extra.arrays(update_rollout, batch.mask, models, settings)
-        )
+        arrays = extra.arrays(update_rollout, batch.mask, learner)
+        batch = batch.replace(extra=batch.extra | arrays)
     if settings.sampler.corrects:
         batch, measured = correct(batch, update_rollout.logprobs, settings)
         metrics |= measured

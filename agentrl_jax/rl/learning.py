@@ -142,11 +142,12 @@ class Forward(NamedTuple):
     logprobs: jax.Array  # float32 [B, T], of the trained tokens; no gradient
 
 
-class Models(NamedTuple):
-    """Functions of the policy model, and parameters that a run never changes."""
+class Learner(NamedTuple):
+    """Functions of the policy model, parameters that a run never changes, and update settings."""
 
     fns: ModelFns
-    frozen: FrozenParams
+    frozen: FrozenParams | None
+    settings: 'UpdateSettings'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,19 +157,12 @@ class Extra:
     METRICS: ClassVar[tuple[str, ...]] = ()  # metrics of loss(), averaged over tokens of reads()
 
     def score(
-        self,
-        rollout: Rollout,
-        scores: Scores,
-        models: Models,
-        settings: 'UpdateSettings',
-        windows: WindowIndex | None,
+        self, rollout: Rollout, scores: Scores, learner: Learner, windows: WindowIndex | None
     ) -> Scores:
         """Return the scores of a rollout, with any of them replaced."""
         return scores
 
-    def arrays(
-        self, rollout: Rollout, mask: jax.Array, models: Models, settings: 'UpdateSettings'
-    ) -> dict[str, jax.Array]:
+    def arrays(self, rollout: Rollout, mask: jax.Array, learner: Learner) -> dict[str, jax.Array]:
         """Return arrays for Batch.extra; mask bool [B, T]: the trained tokens."""
         return {}
 
@@ -182,8 +176,7 @@ class Extra:
         batch: Batch,
         weights: jax.Array,
         total: jax.Array | int,
-        models: Models,
-        settings: 'UpdateSettings',
+        learner: Learner,
     ) -> tuple[jax.Array | float, dict[str, jax.Array]]:
         """Return (loss term, sums of METRICS) of a micro-batch.
 

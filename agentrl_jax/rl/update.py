@@ -19,7 +19,7 @@ from agentrl_jax.models.functions import ModelFns, join_critic, split_critic
 from agentrl_jax.rl import losses, objective
 from agentrl_jax.rl.advantages import equal
 from agentrl_jax.rl.algorithm import KL
-from agentrl_jax.rl.learning import Models, Optim, UpdateSettings
+from agentrl_jax.rl.learning import Learner, Optim, UpdateSettings
 from agentrl_jax.rl.masked import masked_max, masked_mean, masked_var, positions_of
 from agentrl_jax.rl.microbatches import Slices, accumulate, sort_trained_first
 from agentrl_jax.rl.objective import GAP, MAXIMA
@@ -101,33 +101,29 @@ def apply_if_finite(
     return params, opt_state, norm, finite, ok
 
 
-def functions_at(fns: ModelFns, settings: UpdateSettings, room: int) -> ModelFns:
-    """Return fns for rows with a shared prefix and `room` columns for the rest; room=0: fns."""
+def functions_at(fns: ModelFns, unit: int, room: int) -> ModelFns:
+    """Return fns for `unit` rows with a shared prefix and `room` columns for the rest; 0: fns."""
     if not room:
         return fns
-    shared = fns.sharing(unit=settings.batch.prefix_rows, room=room)
+    shared = fns.sharing(unit=unit, room=room)
     return fns.replace(hidden=shared.hidden, values=fns.values and shared.values)
 
 
 def critic_step(
-    state: TrainState,
-    batch: Batch,
-    weights: jax.Array,
-    lr_scale: Any,
-    fns: ModelFns,
-    settings: UpdateSettings,
+    state: TrainState, batch: Batch, weights: jax.Array, lr_scale: Any, learner: Learner
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of a critic with separate parameters; (state, metrics, finite, applied).
 
     Frozen parameters have no gradient and no optimiser state and do not count in the gradient norm.
     """
+    fns, _, settings = learner
     trained, fixed = split_critic(
         state.critic_params, freeze_attention=settings.critic.freeze_attention
     )
 
     def loss_of(trained, batch, weights, *, room=0):
-        attention = batch.attention_mask
-        critic, row_fns = join_critic(trained, fixed), functions_at(fns, settings, room)
+        attention, critic = batch.attention_mask, join_critic(trained, fixed)
+        row_fns = functions_at(fns, settings.batch.prefix_rows, room)
         raw = row_fns.values(state.params, critic, batch.tokens, positions_of(attention), attention)
         return objective.value_loss(raw, batch, weights, clip_value=settings.critic.clip or None)
 
@@ -150,26 +146,26 @@ def critic_step(
 
 def policy_step(
     state: TrainState,
-    models: Models,
     batch: Batch,
     weights: jax.Array,
     value_weights: jax.Array,
     lr_scale: Any,
-    settings: UpdateSettings,
+    learner: Learner,
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of the policy and a critic in its backbone; (state, metrics, finite, applied)."""
-    fns, read = models.fns, [extra.reads(batch) for extra in settings.extras]
+    fns, _, settings = learner
+    read = [extra.reads(batch) for extra in settings.extras]
     if state.critic_params is not None:  # updated by critic_step
         fns = fns.replace(value_head=None)
     mask = functools.reduce(jnp.logical_or, read, batch.mask | batch.value_mask)
     totals = [tokens.sum() for tokens in read]
     extra_losses = [
-        functools.partial(extra.loss, total=total, models=models, settings=settings)
+        functools.partial(extra.loss, total=total, learner=learner)
         for extra, total in zip(settings.extras, totals, strict=True)
     ]
 
     def loss_of(params, *rows, room=0):
-        step_fns = functions_at(fns, settings, room)
+        step_fns = functions_at(fns, settings.batch.prefix_rows, room)
         return objective.policy_loss(params, *rows, state.kl_coef, step_fns, settings, extra_losses)
 
     rows, slices = (batch, weights, value_weights), Slices.of(settings, fns)
@@ -196,13 +192,13 @@ def policy_step(
 def one_step(
     state: TrainState,
     rows: jax.Array,
-    models: Models,
     batch: Batch,
     weigh: Callable,
     lr_scale: Any,
-    settings: UpdateSettings,
+    learner: Learner,
 ) -> tuple[TrainState, dict]:
     """One mini-batch: critic steps, then the policy step; the metrics describe the last step."""
+    settings = learner.settings
     if settings.sparse:
         rows = sort_trained_first(
             rows, batch.mask, settings.microbatches, settings.batch.prefix_rows
@@ -216,12 +212,12 @@ def one_step(
     if state.critic_params is not None:
         for _ in range(settings.critic.updates):
             state, metrics, finite, applied = critic_step(
-                state, part, value_weights, lr_scale, models.fns, settings
+                state, part, value_weights, lr_scale, learner
             )
             skipped += ~finite
         metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), applied, jnp.nan)
     state, measured, finite, applied = policy_step(
-        state, models, part, weights, value_weights, lr_scale, settings
+        state, part, weights, value_weights, lr_scale, learner
     )
     state = state.replace(skipped=state.skipped + skipped + ~finite)
     metrics |= measured
@@ -265,9 +261,9 @@ def update_step(
         epochs=settings.batch.epochs,
         unit=math.lcm(settings.batch.prefix_rows, together),
     )
-    before, models = state.skipped, Models(fns, frozen)
+    before, learner = state.skipped, Learner(fns, frozen, settings)
     state, steps = jax.lax.scan(
-        lambda s, r: one_step(s, r, models, batch, weigh, lr_scale, settings), state, rows
+        lambda s, r: one_step(s, r, batch, weigh, lr_scale, learner), state, rows
     )
     metrics = reduce_steps(steps) | batch_metrics(batch, fns.values is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)

@@ -22,7 +22,7 @@ from agentrl_jax.extras.distillation.distilling import Distilling
 from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.rl import objective
 from agentrl_jax.rl.algorithm import Clip
-from agentrl_jax.rl.learning import BatchSettings, Models, UpdateSettings
+from agentrl_jax.rl.learning import BatchSettings, Learner, UpdateSettings
 from agentrl_jax.rollout.windows import Context
 from agentrl_jax.text import task as text
 from agentrl_jax.types import FrozenParams
@@ -160,10 +160,10 @@ def frozen(teachers=(), reference=None, hints=HINTS):
 
 def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint():
     rollout, how = hinted_rollout(), UpdateSettings(OPEN, batch=BatchSettings(microbatch_rows=4))
-    models = Models(test_opd.TOY, frozen(test_opd.TEACHERS))
+    learner = Learner(test_opd.TOY, frozen(test_opd.TEACHERS), how)
     extra = Distilling(full=False, teachers=(test_opd.TOY,) * 2, prefix=PREFIX)
     before = toy.scores_of(rollout)
-    found = extra.score(rollout, before, models, how, None)
+    found = extra.score(rollout, before, learner, None)
     np.testing.assert_array_equal(found.old_logprobs, before.old_logprobs)
     for b, t in np.argwhere(rollout.action_mask):
         token = int(rollout.tokens[b, t])
@@ -181,13 +181,13 @@ def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
     """Check the gradient with finite differences: there is none through the teacher."""
     rollout, params = hinted_rollout(), toy.toy_params(0)
     extra = Distilling(full=True, teachers=(test_opd.TOY,) * count, prefix=PREFIX)
-    models = Models(test_opd.TOY, frozen(test_opd.TEACHERS[:count], params))
     taught, how = list(test_opd.TEACHERS[:count]) or [params], UpdateSettings(HOW, extras=(extra,))
+    learner = Learner(test_opd.TOY, frozen(test_opd.TEACHERS[:count], params), how)
     batch = HOW.make_batch(rollout, toy.scores_of(rollout), group_size=4)
-    batch = batch.replace(extra=extra.arrays(rollout, batch.mask, models, how))
+    batch = batch.replace(extra=extra.arrays(rollout, batch.mask, learner))
     weights = jnp.where(batch.mask, 1.0, 0.0)
     total = batch.mask.sum()
-    extra_loss = functools.partial(extra.loss, total=total, models=models, settings=how)
+    extra_loss = functools.partial(extra.loss, total=total, learner=learner)
 
     def loss(params):
         given = batch, weights, None, jnp.float32(0), test_opd.TOY, how, [extra_loss]

@@ -18,7 +18,7 @@ from agentrl_jax.extras.echo import observations
 from agentrl_jax.extras.echo.observations import Markers, ObservationLoss
 from agentrl_jax.extras.echo.section import markers_of
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl.learning import BatchSettings, Forward, Models, UpdateSettings
+from agentrl_jax.rl.learning import BatchSettings, Forward, Learner, UpdateSettings
 from agentrl_jax.rollout import windows
 from agentrl_jax.types import EpisodeStop
 
@@ -128,7 +128,7 @@ def test_the_loss_adds_the_mean_cross_entropy_by_hand():
     extra = ObservationLoss(0.5, PLAIN)
     how = UpdateSettings(algorithm=GRPO(), temperature=0.7)
     given = Forward({}, jnp.ones((1, 6, 1)), None), batch, None, extra.reads(batch).sum()
-    term, sums = extra.loss(*given, Models(fns, None), how)
+    term, sums = extra.loss(*given, Learner(fns, None, how))
     # At temperature 1, for any sampling temperature: -ln(3/4) - ln(1/4) = 1.673976
     np.testing.assert_allclose(sums['policy/observation_nll'], 1.673976, rtol=1e-5)
     np.testing.assert_allclose(term, 0.5 * 1.673976 / 2, rtol=1e-5)

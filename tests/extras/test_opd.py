@@ -18,7 +18,7 @@ from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import learn, losses, objective
 from agentrl_jax.rl.algorithm import Clip
-from agentrl_jax.rl.learning import Models, UpdateSettings
+from agentrl_jax.rl.learning import Learner, UpdateSettings
 from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import FrozenParams, Scores
 
@@ -103,10 +103,10 @@ def every_token(how, taught):
     batch = how.make_batch(rollout, Scores(old, ref, jnp.zeros_like(old)), group_size=V)
     weights = jnp.where(batch.mask, jnp.exp(old), 0.0)
     settings = UpdateSettings(algorithm=how, extras=(Distilling(how.divergence == 'full', (ONE,)),))
-    models = Models(ONE, FrozenParams({}, None, {'teachers': (taught,)}))
+    learner = Learner(ONE, FrozenParams({}, None, {'teachers': (taught,)}), settings)
     (extra,) = settings.extras
     total = batch.mask.sum()
-    extra_loss = functools.partial(extra.loss, total=total, models=models, settings=settings)
+    extra_loss = functools.partial(extra.loss, total=total, learner=learner)
 
     def loss(params):
         given = (batch, weights, None, jnp.float32(0), ONE, settings, [extra_loss])

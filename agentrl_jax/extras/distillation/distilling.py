@@ -10,7 +10,7 @@ import numpy as np
 from agentrl_jax.extras.distillation.hints import read_hint
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.learning import Extra, Models
+from agentrl_jax.rl.learning import Extra, Learner
 from agentrl_jax.rl.score import TokenRows, of_tokens
 from agentrl_jax.rollout.windows import of_episode
 from agentrl_jax.types import Batch, Params
@@ -29,17 +29,17 @@ class Distilling(Extra):
 
     METRICS = ('policy/kl_teacher',)
 
-    def models(self, models: Models) -> tuple[tuple[ModelFns, Params], ...]:
+    def models(self, learner: Learner) -> tuple[tuple[ModelFns, Params], ...]:
         """Return (functions, parameters) of each teacher."""
         if not self.teachers:
-            return ((models.fns, models.frozen.reference),)
-        return tuple(zip(self.teachers, models.frozen.extra['teachers'], strict=True))
+            return ((learner.fns, learner.frozen.reference),)
+        return tuple(zip(self.teachers, learner.frozen.extra['teachers'], strict=True))
 
-    def score(self, rollout, scores, models, settings, windows):
+    def score(self, rollout, scores, learner, windows):
         if self.full:
             return scores
-        rows = TokenRows.of(rollout, windows)
-        hint = self.arrays(rollout, rollout.action_mask, models, settings).get('hint')
+        rows, settings = TokenRows.of(rollout, windows), learner.settings
+        hint = self.arrays(rollout, rollout.action_mask, learner).get('hint')
         if hint is not None and windows is not None:
             hint = of_episode(hint, windows)
 
@@ -52,30 +52,30 @@ class Distilling(Extra):
                         fns.head(params),
                         settings,
                     )
-                    for fns, params in self.models(models)
+                    for fns, params in self.models(learner)
                 ]
             )
 
         ref = of_tokens(mean, (rows, hint), rollout=rollout, settings=settings, windows=windows)
         return scores.replace(ref_logprobs=jnp.where(rollout.action_mask, ref, 0.0))
 
-    def arrays(self, rollout, mask, models, settings):
-        hints = models.frozen.extra.get('hints')
+    def arrays(self, rollout, mask, learner):
+        hints = learner.frozen.extra.get('hints')
         return {} if hints is None else {'hint': hints[rollout.level]}
 
-    def loss(self, forward, batch: Batch, weights, total, models, settings):
+    def loss(self, forward, batch: Batch, weights, total, learner):
         if not self.full:
             gap = losses.log_ratio(forward.logprobs, batch.ref_logprobs, batch.mask)
             return jnp.zeros(()), {'policy/kl_teacher': gap.sum()}
         read = batch.tokens, batch.attention_mask, batch.extra.get('hint')
         each = [
             (read_hint(fns, params, *read, prefix=self.prefix), fns.head(params))
-            for fns, params in self.models(models)
+            for fns, params in self.models(learner)
         ]
-        student = forward.hidden, models.fns.head(forward.params)
+        student = forward.hidden, learner.fns.head(forward.params)
         masks = dict(mask=batch.mask, allowed=batch.allowed)
         models = [student, *each]
-        (kl,) = losses.of_logits(divergence, models, batch.tokens, settings.head, **masks)
+        (kl,) = losses.of_logits(divergence, models, batch.tokens, learner.settings.head, **masks)
         kl = jnp.where(batch.mask, kl, 0.0)
         return losses.weighted_sum(weights, kl), {'policy/kl_teacher': kl.sum()}
 

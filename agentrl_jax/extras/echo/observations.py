@@ -98,14 +98,14 @@ class ObservationLoss(Extra):
 
     METRICS = ('policy/observation_nll',)
 
-    def arrays(self, rollout, mask, models, settings):
+    def arrays(self, rollout, mask, learner):
         return {'observed': of_batch(rollout, mask, self.markers)}
 
     def reads(self, batch):
         return batch.extra['observed']
 
-    def loss(self, forward, batch, weights, total, models, settings):
-        head, size = models.fns.head(forward.params), settings.batch.head_chunk
+    def loss(self, forward, batch, weights, total, learner):
+        head, size = learner.fns.head(forward.params), learner.settings.batch.head_chunk
         arguments = batch.tokens, batch.extra['observed'], size
         surprise = -log_likelihood(forward.hidden, head, *arguments).sum()
         return self.coef * surprise / jnp.maximum(total, 1), {'policy/observation_nll': surprise}
