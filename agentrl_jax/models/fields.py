@@ -60,7 +60,10 @@ FIELDS = {  # by names of Model's fields, then others
 
 
 def number(part: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Return and check a number of FIELDS; the default if null or absent."""
+    """Return and check a number of FIELDS; the default if null or absent.
+
+    Raises ValueError if there is no default.
+    """
     field = FIELDS[name]
     value = part.get(field.hf)
     return field.check(default if value is None else value, f'config.json: {field.hf}')
@@ -69,13 +72,6 @@ def number(part: Mapping[str, Any], name: str, default: Any = None) -> Any:
 def flag(hf: Mapping[str, Any], name: str) -> bool:
     """Return and check a flag of FIELDS; False if null or absent."""
     return number(hf, name, default=False)
-
-
-def needed(part: Mapping[str, Any], *names: str, of: str = '') -> None:
-    """Raise ValueError if config.json lacks one of these fields. of: the part of it, as text."""
-    absent = [FIELDS[name].hf for name in names if part.get(FIELDS[name].hf) is None]
-    if absent:
-        raise ValueError(f'config.json: {", ".join(absent)}{of} missing')
 
 
 def check_layers(layers: int, tensors: Iterable[str], called: str) -> None:

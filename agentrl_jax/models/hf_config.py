@@ -4,16 +4,9 @@ import reprlib
 from typing import Any
 
 from agentrl_jax.models import FAMILIES, Model
-from agentrl_jax.models.fields import FIELDS, flag, needed, number
+from agentrl_jax.models.fields import FIELDS, flag, number
 
-_NEEDED = (
-    'vocab_size',
-    'hidden_size',
-    'intermediate_size',
-    'num_layers',
-    'num_heads',
-    'rms_norm_eps',
-)
+_SIZES = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_layers', 'num_heads')
 _LLAMA3 = ('factor', 'low_freq_factor', 'high_freq_factor', 'original_length')
 
 
@@ -31,10 +24,9 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> Model:
         raise ValueError('config.json: use_sliding_window is not supported')
     if (act := hf.get('hidden_act')) not in (None, 'silu'):
         raise ValueError(f'config.json: hidden_act {reprlib.repr(act)} is not supported (silu)')
-    needed(hf, *_NEEDED)
     options = FAMILIES[kind].options(kind, hf)
     theta, scaling = _rope_from_hf(hf)
-    sizes = {name: number(hf, name) for name in _NEEDED}
+    sizes = {name: number(hf, name) for name in (*_SIZES, 'rms_norm_eps')}
     # HuggingFace writes null (older files omit the field) for sizes that follow from other sizes.
     heads = sizes['num_heads']
     return FAMILIES[kind](
@@ -51,14 +43,11 @@ def config_from_hf(hf: dict[str, Any], **compute: Any) -> Model:
 
 def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
     """Return (theta, Llama 3 scaling or None); transformers 5 nests both in rope_parameters."""
-    rope = {}
-    for name in ('rope_scaling', 'rope_parameters'):
-        value = hf.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise ValueError(
-                f'config.json: {name} is {reprlib.repr(value)} and must be an object or null'
-            )
-        rope = value or rope
+    rope = hf.get('rope_parameters') or hf.get('rope_scaling') or {}
+    if not isinstance(rope, dict):
+        raise ValueError(
+            f'config.json: rope_scaling is {reprlib.repr(rope)} and must be an object or null'
+        )
     where = hf if rope.get('rope_theta') is None else rope
     theta = number(where, 'rope_theta', 10_000.0)  # transformers' default
     kind = rope.get('rope_type') or rope.get('type')
@@ -68,7 +57,6 @@ def _rope_from_hf(hf: dict[str, Any]) -> tuple[float, tuple | None]:
         raise ValueError(
             f'config.json: rope type {reprlib.repr(kind)} is not supported (default, llama3)'
         )
-    needed(rope, *_LLAMA3, of=' of its rope type llama3')
     scaling = tuple(number(rope, name) for name in _LLAMA3)
     if scaling[1] >= scaling[2]:
         raise ValueError('config.json: low_freq_factor must be below high_freq_factor')
@@ -84,7 +72,7 @@ def config_to_hf(config: Model, *, dtype: str, generic: bool = False) -> dict[st
     family = config.to_hf(generic=generic)
     kind = family.pop('model_type')
     hf = {'architectures': [f'{kind.capitalize()}ForCausalLM'], 'model_type': kind}
-    hf |= fields('vocab_size', 'hidden_size', 'intermediate_size', 'num_layers', 'num_heads')
+    hf |= fields(*_SIZES)
     hf |= fields('num_kv_heads', 'head_dim') | {'hidden_act': 'silu'}
     hf |= fields('rms_norm_eps', 'rope_theta', 'tie_embeddings') | {'torch_dtype': dtype, **family}
     if config.rope_scaling is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl_jax.models import decoder
 from agentrl_jax.models.base import Model
 from agentrl_jax.models.decoder import dense
-from agentrl_jax.models.fields import flag, needed
+from agentrl_jax.models.fields import flag, number
 
 
 class Attention(decoder.Attention):
@@ -51,7 +51,7 @@ class Qwen2(Model):
         if kind == 'qwen3' and bias:
             raise ValueError('config.json: Qwen3 with attention_bias is not supported')
         if kind == 'qwen3' and hf:
-            needed(hf, 'head_dim')
+            number(hf, 'head_dim')  # raises if it is absent
         return dict(qkv_bias=kind == 'qwen2' or bias, qk_norm=kind == 'qwen3')
 
     def to_hf(self, *, generic: bool = False) -> dict[str, Any]:

@@ -218,6 +218,8 @@ class Loose(NamedTuple):
     tokens: np.ndarray  # int [n]
     after: np.ndarray  # int [n]  states
     kinds: np.ndarray | None = None  # uint32 [n, words]  as `through`; None: all
+    forced: int | None = None  # start of an ending, if only `reserve` tokens are left
+    reserve: int = 0
 
 
 class Table:
@@ -313,8 +315,8 @@ class Table:
 
     def arrays(
         self, loose: Mapping[int, Loose], *, size: int, apart: Sequence[int], kinds: int
-    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Return (after [Q, C], through [Q, C, words], classes [size + 1]) of a Grammar.
+    ) -> dict[str, np.ndarray | None]:
+        """Return the fields `classes`, `after`, `through`, `forced` and `reserve` of a Grammar.
 
         loose: by state. apart: tokens with separate columns; without loose edges there are no
         other columns and classes is None. size: of the vocabulary. kinds: number; 0 = irrelevant.
@@ -339,16 +341,25 @@ class Table:
             classes, columns = np.append(classes, columns), columns + 1
         after = np.full((len(rows), columns), -1, np.int16)
         through = np.zeros((*after.shape, words(kinds)), np.uint32) if kinds else None
-        for state, (tokens, target, some) in enumerate(rows):
+        forced, reserve = np.arange(len(rows), dtype=np.int32), np.zeros(len(rows), np.int32)
+        for state, (tokens, target, some, ending, left) in enumerate(rows):
+            if ending is not None:
+                forced[state], reserve[state] = ending, left
             after[state, classes[tokens]] = target
             if through is not None and len(tokens):
                 if state not in loose:
                     bits = self._rows[state].values()
                     some = np.stack([as_words(kinds_, kinds) for _, kinds_ in bits])
                 through[state, classes[tokens]] = as_words(EVERY, kinds) if some is None else some
-        if not loose:
-            return after, through, None
-        return *with_choice(after, through, classes), classes.astype(np.int32)
+        if loose:
+            after, through = with_choice(after, through, classes)
+        return dict(
+            classes=classes.astype(np.int32) if loose else None,
+            after=after,
+            through=through,
+            forced=forced if reserve.any() else None,
+            reserve=reserve if reserve.any() else None,
+        )
 
 
 def _refine(classes: np.ndarray, rows: Sequence[Loose]) -> tuple[np.ndarray, int]:
@@ -357,7 +368,7 @@ def _refine(classes: np.ndarray, rows: Sequence[Loose]) -> tuple[np.ndarray, int
     Classes are ordered by the initial classes, then by the next states of the last rows.
     """
     before, classes, known = classes, classes.copy(), classes.max() + 1
-    for tokens, after, _ in rows:
+    for tokens, after, *_ in rows:
         if len(tokens):
             pairs = classes[tokens] * (len(rows) + 1) + after
             fresh = np.unique(pairs, return_inverse=True)[1]

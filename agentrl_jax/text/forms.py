@@ -122,34 +122,27 @@ def build_forms(
     loose = {opened: Loose(every, np.full(len(every), opened))}
     need = np.array([1 + max(len(ids) for ids, _ in ways) for ways in roots])  # tokens to the end
     bits, last = (np.asarray(pack(jnp.asarray(x))) for x in (some, ends))
-    closing, least = [], need.copy()
     for number, state in enumerate(states):
-        closing.append(table.add(step_spellings, roots[number], need[number]))
+        closing = table.add(step_spellings, roots[number], need[number])
         following_tokens, after = tokens.follow(automaton, number)
         # Force the ending before a token that would leave too few tokens for it.
-        least[number] = max(need[number], need[after].max(initial=0))
+        reserve = max(need[number], need[after].max(initial=0))
         targets, kinds = states[after], bits[after]
         if ends[number].any():
             following_tokens, targets = np.r_[following_tokens, end], np.r_[targets, 0]
             kinds = np.concatenate([kinds, last[[number]]])
-        loose[state] = Loose(following_tokens, targets, kinds if offers else None)
-    if least[0] >= longest:
+        kinds = kinds if offers else None
+        loose[state] = Loose(following_tokens, targets, kinds, closing, reserve)
+    least = loose[states[0]].reserve
+    if least >= longest:
         raise ValueError(
             f'rollout.max_response={longest} is too small for {", ".join(map(repr, forms))}: the '
-            f'end of an answer takes {least[0]} tokens; set it to more'
+            f'end of an answer takes {least} tokens; set it to more'
         )
-    after, through, classes = table.arrays(
-        loose, size=len(every), apart=(), kinds=len(forms) if offers else 0
-    )
-    forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
-    forced[states], reserve[states] = closing, least
+    arrays = table.arrays(loose, size=len(every), apart=(), kinds=len(forms) if offers else 0)
     return Grammar(
         columns=np.array(tokenizer.eos_ids, np.int32),
-        classes=classes,
-        after=after,
-        through=through,
-        forced=forced,
-        reserve=reserve,
+        **arrays,
         first=int(states[0]),
         think_state=-1,
         opened=opened,

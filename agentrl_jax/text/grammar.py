@@ -305,30 +305,25 @@ def build_grammar(
         tokens_across_tag = np.asarray(tokens_across_tag, int)
         merged = [i for i in tokens_across_tag if form.before in b''.join(tokens.texts[i].split())]
         closed = [[*ends, *merged], [*ends, *tokens_across_tag]]
-    for never in [*closed, *([[]] if writes else [])]:
+    for never in closed:
         some, state = np.delete(np.arange(len(tokens.texts)), never), table.state()
-        loose[state] = Loose(some, np.full(len(some), state))
+        loose[state] = Loose(some, np.full(len(some), state), None, starts[-1], max(budgets))
+    if writes:
+        every, opened = np.arange(len(tokens.texts)), table.state()
+        loose[opened] = Loose(every, np.full(len(every), opened))
     if loose:
         columns = sorted({*columns, *ends})
-    after, through, classes = table.arrays(
+    arrays = table.arrays(
         loose, size=len(tokens.texts), apart=columns, kinds=len(names) if offers else 0
     )
-    free = [*loose]
-    forced, reserve = np.arange(len(after), dtype=np.int32), np.zeros(len(after), np.int32)
-    if think_state:
-        forced[free[:2]], reserve[free[:2]] = starts[-1], max(budgets)
     total = sum(len(names) ** k for k in range(1, max_actions + 1))
-    legal = total if think_state or spelling != 'own' else _count(after, starts[0])
+    legal = total if think_state or spelling != 'own' else _count(arrays['after'], starts[0])
     return Grammar(
         columns=np.array(columns, np.int32),
-        classes=classes,
-        after=after,
-        through=through,
-        forced=forced if think_state else None,
-        reserve=reserve if think_state else None,
+        **arrays,
         first=starts[0],
-        think_state=free[0] if think_state else -1,
-        opened=free[-1] if writes else starts[0],
+        think_state=min(loose) if think_state else -1,
+        opened=opened if writes else starts[0],
         answers=(legal, total) if spelling == 'own' else (0, 0),
     )
 

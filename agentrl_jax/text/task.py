@@ -329,49 +329,15 @@ def turn_tokens(
     return line_tables.gather_lines(task.table, rows, width=task.width)
 
 
-def _families(
-    env,
-    observations,
-    style,
-    agent,
-    *,
-    max_turns,
-    max_actions,
-    per_turn,
-    max_words,
-    past_turns,
-    hints,
-):
-    """Return the line families in table order: name -> list of texts."""
-    asks = [getattr(style, part.asks) for part in agents.WRITTEN.values()] if agent.writes else []
+def _reward_numbers(env: Any, actions: int) -> tuple[range, list[str]]:
+    """Return the possible rewards of a turn with up to `actions` actions, in quanta and as text."""
     low, high = env.REWARD_BOUNDS
     quanta = range(
-        int(np.floor(per_turn * min(low, 0) / env.REWARD_QUANTUM + 0.5)),
-        int(np.floor(per_turn * max(high, 0) / env.REWARD_QUANTUM + 0.5)) + 1,
+        int(np.floor(actions * min(low, 0) / env.REWARD_QUANTUM + 0.5)),
+        int(np.floor(actions * max(high, 0) / env.REWARD_QUANTUM + 0.5)) + 1,
     )
     digits = 1 if env.REWARD_QUANTUM >= 0.1 else 2
-    numbers = [f'{q * env.REWARD_QUANTUM:.{digits}f}' for q in quanta]
-    rewards = [style.reward.format(reward=number) for number in numbers]
-    return quanta, {
-        'reward': [r.removeprefix('Reward:\n') for r in rewards],
-        'header': [style.header.format(turn=k + 1) for k in range(max_turns)],
-        'observation': observations,
-        'warning': [style.warning],
-        'tail': [style.tail.format(left=n, max_words=max_words) for n in range(max_actions + 1)],
-        'asks': asks,
-        'again': [style.again.format(trial=n + 1) for n in range(1, agent.trials)],
-        **history.families(
-            env.ACTION_NAMES,
-            numbers if style.rewards_shown() else [],
-            turns=past_turns,
-            max_turns=max_turns,
-        ),
-        **(
-            {'hint': [style.hint], 'hint_action': [f'{name}\n' for name in env.ACTION_NAMES]}
-            if hints
-            else {}
-        ),
-    }
+    return quanta, [f'{q * env.REWARD_QUANTUM:.{digits}f}' for q in quanta]
 
 
 def build_task(
@@ -411,18 +377,27 @@ def build_task(
     words, observations = STYLES[style], env.lines(env_params)
     if generation_prefix == 'Thought:':
         words, observations = in_react(words), [react_text(line) for line in observations]
-    quanta, families = _families(
-        env,
-        observations,
-        words,
-        agent,
-        max_turns=max_turns,
-        max_actions=max_actions_per_episode,
-        per_turn=max_actions_per_turn,
-        max_words=max_words,
-        past_turns=past_turns,
-        hints=plans is not None,
-    )
+    quanta, numbers = _reward_numbers(env, max_actions_per_turn)
+    rewards = [words.reward.format(reward=number) for number in numbers]
+    left = range(max_actions_per_episode + 1)
+    families = {  # lines in the order of the table
+        'reward': [text.removeprefix('Reward:\n') for text in rewards],
+        'header': [words.header.format(turn=k + 1) for k in range(max_turns)],
+        'observation': observations,
+        'warning': [words.warning],
+        'tail': [words.tail.format(left=n, max_words=max_words) for n in left],
+        'asks': [getattr(words, part.asks) for part in agents.WRITTEN.values()] * agent.writes,
+        'again': [words.again.format(trial=n + 1) for n in range(1, agent.trials)],
+        **history.families(
+            env.ACTION_NAMES,
+            numbers if words.rewards_shown() else [],
+            turns=past_turns,
+            max_turns=max_turns,
+        ),
+    }
+    if plans is not None:
+        families['hint'] = [words.hint]
+        families['hint_action'] = [f'{name}\n' for name in env.ACTION_NAMES]
     chat = chats.build_chat(tokenizer)
     observed, slots = families['observation'], env.line_slots(env_params)
     pieces = line_tables.check_rows(tokenizer, observed, slots)
