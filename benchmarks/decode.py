@@ -17,7 +17,7 @@ import numpy as np
 
 from agentrl_jax.models import Model
 from agentrl_jax.rollout import sampling
-from benchmarks import common
+from benchmarks import common, limits
 
 MODES = {
     'greedy': dict(temperature=0.0),
@@ -93,9 +93,11 @@ def run(
     """Return all measurements as a dictionary."""
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
+    device_limits = limits.measure()
     model = common.hf_model(params, config)
     tokens = np.random.default_rng(0).integers(1, vocab, (batch, prompt)).astype(np.int32)
     key, out = jax.random.key(1), {}
+    least = device_limits.seconds(**limits.generate(config, batch, prompt, new))
     for name in modes.split(','):
         mode = MODES[name]
         ours = jax.jit(functools.partial(generate, config=config, new=new, **mode))
@@ -113,19 +115,21 @@ def run(
             'hf_s': times['hf'],
             'times_hf': times['hf'] / times['ours'],
             'tokens_per_s': batch * new / times['ours'],
+            'share_of_limit': least / times['ours'],
         }
         if name == 'greedy':
             same = np.asarray(ours(params, tokens, key)[0]) == hf_generate(model, tokens, new, mode)
             out[name]['same_tokens'] = float(same.mean())
     result = {'shape': dict(vocab=vocab, batch=batch, prompt=prompt, new=new), 'modes': out}
+    result['limit_s'] = least
     if {'plain', 'nucleus'} <= out.keys():
         result['nucleus_over_plain'] = out['nucleus']['ours_s'] / out['plain']['ours_s']
     return result
 
 
 def show(result: dict[str, Any]) -> str:
-    columns = ['sampling', 'ours, s', 'HF, s', 'speed-up over HF', 'tokens/s']
-    rows = [[name, *list(mode.values())[:4]] for name, mode in result['modes'].items()]
+    columns = ['sampling', 'ours, s', 'HF, s', 'speed-up over HF', 'tokens/s', 'share of limit']
+    rows = [[name, *list(mode.values())[:5]] for name, mode in result['modes'].items()]
     return common.table(f'decode {result["shape"]}', columns, rows)
 
 

@@ -24,7 +24,7 @@ from agentrl_jax.rl import update
 from agentrl_jax.rl.algorithm import KL, Clip
 from agentrl_jax.rl.learning import BatchSettings, Optim, UpdateSettings
 from agentrl_jax.types import Batch, TrainState
-from benchmarks import common
+from benchmarks import common, limits
 
 ONCE = 'ours, once a prompt'
 LR, WEIGHT_DECAY, CLIP = 1e-5, 1e-4, 0.2
@@ -163,6 +163,7 @@ def run(
     """Return all measurements as a dictionary."""
     config = common.model_config(vocab, **shape)
     params = common.init_params(config)
+    device_limits = limits.measure()
     rows, sizes = make_batch(vocab, batch, prompt, new), dict(new=new, chunk=chunk)
     sizes['microbatches'] = microbatches
     calls = {'ours': ours(params, config, rows, **sizes)}
@@ -176,6 +177,7 @@ def run(
     first = float(calls['ours']()['policy/grad_norm']), calls['hf']()
     calls['hf, same work'] = hf(model, rows, prompt, with_entropy=True)
     times = common.medians(common.alternate(calls, repeats))
+    work = limits.update(config, batch, prompt + new, new)
     return {
         'shape': dict(vocab=vocab, batch=batch, prompt=prompt, new=new, microbatches=microbatches),
         'seconds': times,
@@ -183,15 +185,22 @@ def run(
         'times_hf_same_work': times['hf, same work'] / times['ours'],
         'times_once_a_prompt': times['ours'] / times[ONCE],
         'tokens_per_s': batch * (prompt + new) / times['ours'],
+        'limit_s': device_limits.seconds(**work),
+        'share_of_limit': device_limits.seconds(**work) / times['ours'],
+        'gflops': work['flops'] / times['ours'] / 1e9,
+        'matmul_gflops': device_limits.flops / 1e9,
         'gradient_difference': abs(first[0] / first[1] - 1.0),
         'gradient_difference_once_a_prompt': abs(norms[0] / norms[1] - 1.0),
     }
 
 
 def show(result: dict[str, Any]) -> str:
-    ours = result['seconds']['ours']
-    rows = [[name, s, s / ours] for name, s in result['seconds'].items()]
-    return common.table(f'update {result["shape"]}', ['update', 'seconds', 'times ours'], rows)
+    least = result['limit_s']
+    rows = [
+        [name, s, s / result['seconds']['ours'], least / s] for name, s in result['seconds'].items()
+    ]
+    columns = ['update', 'seconds', 'times ours', 'share of limit']
+    return common.table(f'update {result["shape"]}', columns, rows)
 
 
 def main() -> None:

@@ -111,7 +111,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     drawn = jax.tree.map(np.asarray, every_level(episodes, 1, 1))
     for extension in cfg.extensions:
         draw = functools.partial(extension.draw, cfg=cfg)
-        drawn = jax.eval_shape(draw, jax.random.key(0), 0, drawn)
+        drawn = jax.eval_shape(draw, drawn)
     collect = parts.build_collect(cfg, config, mesh, training=True)
     collect_args = (policy, task, sharding.with_layout(drawn, rows), key)
     rollout, _ = jax.eval_shape(collect, *collect_args)

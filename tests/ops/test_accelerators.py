@@ -62,3 +62,15 @@ def test_a_rollout_over_devices_gathers_weights_before_its_loops_and_no_logits_i
     assert found['copies_of_a_cache'] == []
     # Tensor parallelism sums hidden states of the rows in each layer
     assert found['largest_transfer'] < found['logits']
+
+
+@pytest.mark.skipif(not CUDA.is_dir(), reason='make cuda installs what it needs')
+def test_the_measurements_on_a_gpu_compile_without_one(tmp_path):
+    words = [sys.executable, '-m', 'benchmarks.gpu', f'--out={tmp_path}', '--rehearse']
+    where = {'PYTHONPATH': os.pathsep.join(map(str, (CUDA, ROOT)))}
+    subprocess.run(
+        [*words, '--topology=h100:1', '--minutes=60'], env=os.environ | where, cwd=ROOT, check=True
+    )
+    lines = map(json.loads, (tmp_path / 'figures.jsonl').read_text().splitlines())
+    compiled = [list(line['seconds']) for line in lines if line['part'] == 'compile']
+    assert compiled == [['4', '2'], *[['rollout', 'update']] * 3]

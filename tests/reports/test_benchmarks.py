@@ -1,9 +1,11 @@
 """The benchmarks measure what they say: both sides do the same work. No time is asserted."""
 
+import json
+
 import numpy as np
 import pytest
 
-from benchmarks import decode, host_schedule, update
+from benchmarks import decode, gpu, host_schedule, update
 
 SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
 
@@ -40,3 +42,29 @@ def test_an_ideal_by_hand():
     np.testing.assert_allclose(result['seconds']['hosts'], waits + result['steps']['hosts'])
     np.testing.assert_allclose(result['of_ideal'], 1.0)
     np.testing.assert_allclose(result['seconds']['no latency'], result['bounds']['device'])
+
+
+@pytest.mark.soak
+def test_the_measurements_on_a_gpu_can_be_rehearsed(tmp_path):
+    session = gpu.Session(gpu.arguments([f'--out={tmp_path}', '--rehearse', '--minutes=60']))
+    gpu.run(session)
+    lines = [json.loads(line) for line in (tmp_path / 'figures.jsonl').read_text().splitlines()]
+    assert 'failed' not in [line['part'] for line in lines], lines
+    by_part = {
+        part: [line for line in lines if line['part'] == part]
+        for part in ('decoding', 'rollout', 'update', 'memory', 'profile')
+    }
+    assert [len(x) for x in by_part.values()] == [2, 3, 3, 3, 1]
+    assert [x['rows'] for x in by_part['update']] == [4, 16, 4]  # a quarter, all, a quarter
+    for line in by_part['rollout']:
+        assert line['sampled'] == 4 * 4 * 2 * 8  # groups, episodes, turns, tokens
+    for line in by_part['decoding'] + by_part['rollout'] + by_part['update']:
+        assert line['share_of_limit'] > 0 and line['tokens_per_s'] > 0
+    assert list((tmp_path / 'profile').rglob('*.pb'))
+    assert '68.7 s' in gpu.show(lines)
+
+
+def test_no_measurement_on_a_gpu_starts_too_late(tmp_path):
+    session = gpu.Session(gpu.arguments([f'--out={tmp_path}', '--rehearse', '--minutes=0']))
+    gpu.run(session)
+    assert [line['part'] for line in session.figures] == ['device', 'limits', 'stopped']
