@@ -101,12 +101,7 @@ TINY = Sizes(
     lora_rank=4,
 )
 STARPO_S = {}  # configs/frozen_lake.py: two of eight groups train
-PPO = {
-    'filter.keep': 1.0,
-    'loss.clip_high': 0.2,
-    'loss.kl_coef': 0.001,
-    'loss.kl_in': 'reward',
-}
+PPO = {'filter.keep': 1.0, 'loss.clip_high': 0.2, 'loss.kl_coef': 0.001, 'loss.kl_in': 'reward'}
 
 
 class Session:
@@ -195,9 +190,8 @@ def median_seconds(call: Callable[[], Any], repeats: int) -> float:
 
 def device_and_limits(session: Session) -> None:
     """Which device, and its copy bandwidth and matmul rate in bfloat16."""
-    facts = {'commit': provenance.commit(), 'jax': jax.__version__}
-    facts['device'] = session.devices[0].device_kind
-    session.tell('device', **facts)
+    kind = session.devices[0].device_kind
+    session.tell('device', commit=provenance.commit(), jax=jax.__version__, device=kind)
     if not session.topology:
         session.limits = limits.measure('bfloat16')
         session.tell(
