@@ -149,6 +149,11 @@ class Rollout:
         return self.action_mask & (self.allowed == 0).all(-1)
 
     @property
+    def played(self) -> jax.Array:
+        """bool [B, K]: turns that were played."""
+        return jnp.arange(self.rewards.shape[1])[None] < self.num_turns[:, None]
+
+    @property
     def acts(self) -> jax.Array:
         """bool [B, K]: turns that step the environment; other turns only write text."""
         return self.part == 0

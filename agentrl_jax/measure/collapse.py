@@ -22,7 +22,7 @@ STD_EPS = 1e-3  # added to the std in z-scores (RAGEN-2)
 EMA_DECAY = 0.9
 LOST = (
     'all episodes were lost to environment faults (rollout/env_error; see replies.jsonl): fix the '
-    'worlds, or set hosts.min_healthy > 0 to end the run at once'
+    'environments, or set hosts.min_healthy > 0 to end the run at once'
 )
 TOO_FEW = (
     'environment faults left no group with two episodes to compare (rollout/env_error; see '

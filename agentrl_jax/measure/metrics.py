@@ -219,14 +219,13 @@ def agent_metrics(
     names_actions: the rollout records the actions that a plan names (not on hosts).
     """
     metrics = trial_figures(rollout, agent)
-    is_turn = jnp.arange(rollout.part.shape[1])[None] < rollout.num_turns[:, None]
     if agent.writes:
         kind = jnp.take_along_axis(rollout.part, jnp.maximum(rollout.turn, 0), axis=1)
         for part, name in enumerate(PARTS):
             metrics[f'{name}_tokens'] = jnp.sum(rollout.action_mask & (kind == part), axis=1)
     metrics = {name: masked_mean(x, rollout.healthy) for name, x in metrics.items()}
     if agent.writes:
-        written = is_turn & ~rollout.acts & rollout.healthy[:, None]
+        written = rollout.played & ~rollout.acts & rollout.healthy[:, None]
         metrics['written'] = masked_mean(rollout.valid.astype(jnp.float32), written)
     if agent.plans and names_actions:
         metrics['plan_followed'] = plan_followed(rollout)
@@ -237,9 +236,8 @@ def plan_followed(rollout: Rollout) -> jax.Array:
     """Share of plans with actions in which the next turn takes the first action first."""
     place = jnp.argmax(rollout.actions >= 0, axis=2, keepdims=True)
     first = jnp.take_along_axis(rollout.actions, place, axis=2)[:, :, 0]  # -1: no action
-    later = jnp.arange(1, first.shape[1])[None] < rollout.num_turns[:, None]
     plans = (rollout.part[:, :-1] == PLAN) & (rollout.part[:, 1:] == ACT)  # else the trial ended
-    plans &= later & (first[:, :-1] >= 0)
+    plans &= rollout.played[:, 1:] & (first[:, :-1] >= 0)
     same = (first[:, :-1] == first[:, 1:]).astype(jnp.float32)
     return masked_mean(same, plans & rollout.healthy[:, None])
 
@@ -264,8 +262,7 @@ def executed(rollout: Rollout) -> jax.Array:
 
 def last_trial(rollout: Rollout) -> jax.Array:
     """Return the number of the last trial in which a turn acted, int32 [B]."""
-    is_turn = jnp.arange(rollout.acts.shape[1])[None] < rollout.num_turns[:, None]
-    return jnp.max(jnp.where(rollout.acts & is_turn, rollout.trial, 0), axis=1)
+    return jnp.max(jnp.where(rollout.acts & rollout.played, rollout.trial, 0), axis=1)
 
 
 def last_actions(rollout: Rollout) -> jax.Array:
@@ -297,8 +294,7 @@ def env_metrics_of(rollout: Rollout, task: Any) -> dict[str, jax.Array]:
 
 def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
     healthy = rollout.healthy
-    turn_index = jnp.arange(rollout.rewards.shape[1])[None]
-    is_turn = (turn_index < rollout.num_turns[:, None]) & healthy[:, None]
+    is_turn = rollout.played & healthy[:, None]
     repeated, ngrams = repeated_ngrams(rollout.tokens, rollout.action_mask, rollout.turn, n=NGRAM)
     return {
         'rollout/success': masked_mean(rollout.success.astype(jnp.float32), healthy),
@@ -319,8 +315,7 @@ def _episode_metrics(rollout: Rollout) -> dict[str, jax.Array]:
 
 
 def _staleness(rollout: Rollout) -> dict[str, jax.Array]:
-    turns = jnp.arange(rollout.staleness.shape[1])[None]
-    is_turn = (turns < rollout.num_turns[:, None]) & rollout.healthy[:, None]
+    is_turn = rollout.played & rollout.healthy[:, None]
     stale = rollout.staleness.astype(jnp.float32)
     return {
         'rollout/staleness': masked_mean(stale, is_turn),

@@ -18,8 +18,7 @@ def count(rollout: Rollout, task: Any, *, levels: int, samples: int = 1) -> dict
     """Sum metrics over the healthy episodes among the first levels * samples rows."""
     rows = levels * samples
     healthy = rollout.healthy & (jnp.arange(rollout.tokens.shape[0]) < rows)
-    index = jnp.arange(rollout.rewards.shape[1])[None]
-    is_turn = (index < rollout.num_turns[:, None]) & healthy[:, None]
+    is_turn = rollout.played & healthy[:, None]
     env_metrics = env_metrics_of(rollout, task) | trial_figures(rollout, task.agent)
     solved = rollout.success & healthy
     return {

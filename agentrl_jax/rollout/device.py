@@ -152,12 +152,8 @@ def write_prompts(
     playing: jax.Array,
     *,
     player: token_rows.Player,
-) -> tuple[Rollout, jax.Array, jax.Array]:
-    """Write the prompt of the next turn of w slots; playing bool [w]: slots that have a turn.
-
-    Returns (out, tokens int32 [w, width] with pad_id after the end, count int32 [w]). The count is
-    larger than the width if tokens were lost.
-    """
+) -> tuple[Rollout, Turns]:
+    """Write the prompt of the next turn of w slots; playing bool [w]: slots that have a turn."""
     num_episodes, max_tokens = out.tokens.shape
     episode, world, length = turns.episode, turns.world, turns.length
     end = turns.sampled_end
@@ -180,7 +176,7 @@ def write_prompts(
         anchor=anchor,
     )
     out = player.record(out, (row, world.turn), task, world)
-    return out, jnp.where(used, tokens, task.pad_id), count
+    return out, turns.replace(tokens=jnp.where(used, tokens, task.pad_id), count=count)
 
 
 def serve(
@@ -204,10 +200,10 @@ def serve(
     slots, turns = schedule.next_turns(slots, task, episodes, which, over, turns)
     episode, world, length = turns.episode, turns.world, turns.length
     playing = episode < num_episodes
-    out, tokens, count = write_prompts(slots.out, task, turns, playing, player=player)
-    slots = slots.replace(out=out)
-    slots, follows = schedule.seat(slots, task, which, turns, (tokens, count))
-    block = tokens, length, jnp.where(follows, 0, count)
+    out, turns = write_prompts(slots.out, task, turns, playing, player=player)
+    slots, count = slots.replace(out=out), turns.count
+    slots, follows = schedule.seat(slots, task, which, turns)
+    block = turns.tokens, length, jnp.where(follows, 0, count)
     if settings.window:
         context = settings.context(task)
         block = windows.read_again(out, episode, world.turn, context, pad_id=task.pad_id)
@@ -232,7 +228,7 @@ def serve(
         world=jax.tree.map(put, slots.world, world),
         place=begin_answers(slots.place, task, which, world),
         serves=slots.serves + 1,
-        overflow=slots.overflow + jnp.sum(count > tokens.shape[1]),
+        overflow=slots.overflow + jnp.sum(count > turns.tokens.shape[1]),
     )
     return schedule.after_read(slots, task, which)
 

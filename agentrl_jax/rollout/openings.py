@@ -50,12 +50,7 @@ class SharedPrompts(Schedule):
         return order[jnp.minimum(number, order.shape[0] - 1)]
 
     def seat(
-        self,
-        slots: Slots,
-        task: text.TextTask,
-        which: jax.Array,
-        turns: Turns,
-        prompt: tuple[jax.Array, jax.Array],
+        self, slots: Slots, task: text.TextTask, which: jax.Array, turns: Turns
     ) -> tuple[Slots, jax.Array]:
         openings, none = slots.schedule, slots.phase.shape[0]
         changed = turns.episode != slots.episode[which]
@@ -64,9 +59,10 @@ class SharedPrompts(Schedule):
         length = openings.length.at[over].set(0, mode='drop')
         episode = slots.episode.at[which].set(turns.episode, mode='drop')
         prefix = task.prefix.shape[0]
-        donor, follows = donors(length, slots.out, episode, which, prompt, prefix=prefix)
+        prompts = turns.tokens, turns.count
+        donor, follows = donors(length, slots.out, episode, which, prompts, prefix=prefix)
         follows &= is_start
-        length = length.at[over].set(jnp.where(is_start, prompt[1], 0), mode='drop')
+        length = length.at[over].set(jnp.where(is_start, turns.count, 0), mode='drop')
         to = jnp.where(follows, which, none)
         donor = jnp.full_like(length, none).at[to].set(donor, mode='drop')
         openings = openings.replace(length=length, donor=donor)

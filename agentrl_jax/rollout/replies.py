@@ -41,8 +41,6 @@ FIELDS = {  # of a line, in addition to `about`
     'seconds': float,  # duration of the last attempt
     'tries': int,  # attempts
 }
-# Values for lines from before these fields existed
-ADDED = {'tries': 1, 'figures': [], 'valid': None, 'messages': None, 'offers': [], 'cuts': 0}
 LISTED = 20  # maximum number of rollouts of a log that an error lists
 About = dict[str, int | str]
 
@@ -127,7 +125,6 @@ def rows_of(path: str | Path, row_of: Callable | None = None) -> Iterator[dict[s
 def _row_of(line: bytes, where: str) -> dict[str, Any]:
     """Parse a line of a log with all FIELDS and a step; where: its location, for errors."""
     row = object_of(line, where)
-    row = {'trial': 0} | ADDED | row  # older logs had a single trial
     wrong = [
         name for name, kind in FIELDS.items() if name not in row or not isinstance(row[name], kind)
     ]

@@ -70,8 +70,7 @@ def of_rollout(
     the first of them. In the rollout these are 0.
     """
     values = jnp.asarray(function(rollout, task)).astype(jnp.float32)
-    turns = jnp.arange(rollout.rewards.shape[1])[None]
-    turn_mask = (turns < rollout.num_turns[:, None]) & rollout.healthy[:, None]
+    turn_mask = rollout.played & rollout.healthy[:, None]
     wrong = turn_mask & ~(jnp.abs(values) <= LARGEST)  # also true for nan
     first = values.reshape(-1)[jnp.argmax(wrong.reshape(-1))]
     rewards = jnp.where(turn_mask & ~wrong, values, 0.0)

@@ -52,6 +52,8 @@ class Turns:
     world: text.Episode  # w environments
     length: jax.Array  # int32 [w]  tokens of the episode so far
     sampled_end: jax.Array  # bool [w]  the policy ended the previous turn with an end token
+    tokens: jax.Array | None = None  # int32 [w, width]  prompt to read; pad_id after the end
+    count: jax.Array | None = None  # int32 [w]  tokens of the prompt; above width if some were lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,19 +115,14 @@ class Schedule:
         return slots, turns.replace(episode=episode, world=world, length=length)
 
     def seat(
-        self,
-        slots: Slots,
-        task: text.TextTask,
-        which: jax.Array,
-        turns: Turns,
-        prompt: tuple[jax.Array, jax.Array],
+        self, slots: Slots, task: text.TextTask, which: jax.Array, turns: Turns
     ) -> tuple[Slots, jax.Array]:
-        """Assign their turns to slots `which` int32 [w].
+        """Assign their turns, with prompts, to slots `which` int32 [w].
 
-        prompt: (tokens int32 [w, width], count int32 [w]) to read. Returns (slots, follows bool
-        [w]: slots that do not read their prompt, because `after_read` copies it).
+        Returns (slots, follows bool [w]: slots that do not read their prompt, because `after_read`
+        copies it).
         """
-        del task, prompt
+        del task
         changed = turns.episode != slots.episode[which]
         episode = slots.episode.at[which].set(turns.episode, mode='drop')
         return slots.replace(episode=episode), jnp.zeros_like(changed)

@@ -240,15 +240,10 @@ class Forked(Schedule):
         return slots.replace(schedule=remember(state, at, turns), out=out, rows=rows), turns
 
     def seat(
-        self,
-        slots: Slots,
-        task: text.TextTask,
-        which: jax.Array,
-        turns: Turns,
-        prompt: tuple[jax.Array, jax.Array],
+        self, slots: Slots, task: text.TextTask, which: jax.Array, turns: Turns
     ) -> tuple[Slots, jax.Array]:
         state = slots.schedule
-        slots, follows = self.inner.seat(self.within(slots), task, which, turns, prompt)
+        slots, follows = self.inner.seat(self.within(slots), task, which, turns)
         return slots.replace(schedule=state.replace(inner=slots.schedule)), follows
 
     def after_read(self, slots: Slots, task: text.TextTask, which: jax.Array) -> Slots:
