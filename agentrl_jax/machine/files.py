@@ -37,7 +37,7 @@ class Failure(ValueError):
 
 def warn(text: str) -> None:
     """Print a warning on one line."""
-    print(f'WARNING: {text}', file=sys.stderr, flush=True)
+    print(f'warning: {text}', file=sys.stderr, flush=True)
 
 
 def local_path(path: str | os.PathLike) -> pathlib.Path:

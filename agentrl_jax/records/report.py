@@ -182,7 +182,7 @@ def _training_warnings(rows: list[dict[str, float]]) -> list[str]:
         f'{100 * cut:.1f} % of episodes were cut by rollout.max_tokens': cut,
         f'{100 * faults:.1f} % of episodes were lost to environment faults': faults,
     }
-    return [f'WARNING: {sentence}' for sentence, amount in warnings.items() if amount > 0]
+    return [f'warning: {sentence}' for sentence, amount in warnings.items() if amount > 0]
 
 
 def players(figures: dict[str, float], prefix: str = '') -> str:

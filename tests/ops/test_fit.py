@@ -90,7 +90,7 @@ def test_a_config_that_cannot_fit_is_refused_before_a_model_is_made(monkeypatch,
         for room, warned in ((1.2 * found.likely, 0), (1.05 * found.likely, 1), (None, 0)):
             monkeypatch.setattr(fit, 'of_device', lambda device, room=room: room)
             fit.check(cfg)
-            assert capsys.readouterr().err.count('WARNING') == warned
+            assert capsys.readouterr().err.count('warning: ') == warned
         monkeypatch.setattr(fit, 'of_device', lambda device: 0.9 * found.certain)
         with pytest.raises(WrongUsage):
             fit.check(cfg)

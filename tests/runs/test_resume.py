@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_stopped_and_damaged_ends_as_the_undisturbed_one(
     assert line.startswith(f'error: checkpoint {step} is damaged: ') and checkpoint.MARK in line
     assert line.endswith(f'--fallback loads step {older} instead')
     assert run.finish(run.start('--fallback')) == 0, run.said()
-    assert f'WARNING: checkpoint {step} is damaged' in run.said()
+    assert f'warning: checkpoint {step} is damaged' in run.said()
     assert f'falling back to step {older}' in run.said()
 
     assert run.steps() == [16, 20]

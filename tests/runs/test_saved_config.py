@@ -124,7 +124,7 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
     out, err = capsys.readouterr()
     digest = files.config_hash(as_json(cfg))
     assert f'checkpoint  step 4 of {workdir}, config {digest[:12]}, commit ' in out
-    assert f'WARNING: 6 in {workdir} was never finished' in err and 'using step 4' in err
+    assert f'warning: 6 in {workdir} was never finished' in err and 'using step 4' in err
     record = json.loads((tmp_path / 'evaluation_validation.json').read_text())
     assert record['checkpoint'] == {
         'workdir': str(workdir),
@@ -137,7 +137,7 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
         cfg, str(workdir), str(tmp_path / 'out'), step=2, dtype='float32', part='policy'
     )
     out, err = capsys.readouterr()
-    assert f'checkpoint  step 2 of {workdir}' in out and 'WARNING' not in err
+    assert f'checkpoint  step 2 of {workdir}' in out and 'warning: ' not in err
     assert f'`{workdir}`, step 2 of 3' in (tmp_path / 'out' / 'README.md').read_text()
 
 

@@ -163,7 +163,7 @@ def test_splitting_rules_that_transformers_replaces_are_reported(tmp_path, capsy
     for kind, warns in (('Qwen2Tokenizer', False), ('GPT2Tokenizer', True)):
         write_folder(tmp_path, eos_token='<|im_end|>', tokenizer_class=kind)
         load_tokenizer(tmp_path)
-        assert ('WARNING' in capsys.readouterr().err) == warns
+        assert ('warning: ' in capsys.readouterr().err) == warns
 
 
 def test_templates_get_the_special_tokens_that_a_folder_names(tmp_path):

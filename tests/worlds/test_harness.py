@@ -203,7 +203,7 @@ def test_faults_of_a_harness_are_counted_and_reported_once_each(capsys):
         assert world.step(Answer(said)).valid == (world is hot)
     boxes_.close(), hot.close()
     assert warned == {'unknown_stop', 'bad_calls', 'temperature'}
-    assert capsys.readouterr().err.count('WARNING') == 3
+    assert capsys.readouterr().err.count('warning: ') == 3
 
 
 def test_an_episode_that_is_cut_still_earns():

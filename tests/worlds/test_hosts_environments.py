@@ -177,7 +177,7 @@ def test_items_of_a_held_out_file_that_are_trained_on_are_counted(tmp_path, caps
     for _ in range(2):
         assert [*env.item_range('validation')] == [*env.item_range('test')] == [2, 1, 7, 7]
     warning = capsys.readouterr().err
-    assert warning.startswith('WARNING: 2 of the 3 items') and warning.count('\n') == 1
+    assert warning.startswith('warning: 2 of the 3 items') and warning.count('\n') == 1
     gone = dataclasses.replace(env, item_files=('gone.json', other, other))
     assert [*gone.item_range('test')] == [8]  # an evaluation reads only its own file
     assert capsys.readouterr().err == ''
