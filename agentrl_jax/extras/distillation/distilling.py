@@ -13,7 +13,7 @@ from agentrl_jax.rl import losses
 from agentrl_jax.rl.learning import Extra, Learner
 from agentrl_jax.rl.score import TokenRows, of_tokens
 from agentrl_jax.rollout.windows import of_episode
-from agentrl_jax.types import Batch, Params
+from agentrl_jax.types import Batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,19 +21,23 @@ class Distilling(Extra):
     """KL to teachers in the loss (full), or their log-probabilities instead of the reference's."""
 
     full: bool
-    teachers: tuple[
-        ModelFns, ...
-    ] = ()  # functions of FrozenParams.extra['teachers']; (): the policy of
-    # step 0 is the teacher
+    teachers: tuple[ModelFns, ...] = ()  # functions of FrozenParams.extra['teachers']; (): the
+    # policy of step 0 is the teacher
     prefix: int = 0  # length of the prefix of every episode, after which teachers read hints
 
     METRICS = ('policy/kl_teacher',)
 
-    def models(self, learner: Learner) -> tuple[tuple[ModelFns, Params], ...]:
-        """Return (functions, parameters) of each teacher."""
-        if not self.teachers:
-            return ((learner.fns, learner.frozen.reference),)
-        return tuple(zip(self.teachers, learner.frozen.extra['teachers'], strict=True))
+    def read(
+        self, learner: Learner, tokens: jax.Array, attention: jax.Array, hint: jax.Array | None
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Return (hidden states [B, T, D] in rows with hints, head) of each teacher."""
+        teachers = [(learner.fns, learner.frozen.reference)]
+        if self.teachers:
+            teachers = zip(self.teachers, learner.frozen.extra['teachers'], strict=True)
+        return [
+            (read_hint(fns, params, tokens, attention, hint, prefix=self.prefix), fns.head(params))
+            for fns, params in teachers
+        ]
 
     def score(self, rollout, scores, learner, windows):
         if self.full:
@@ -44,17 +48,8 @@ class Distilling(Extra):
             hint = of_episode(hint, windows)
 
         def mean(rows, hint):
-            read = rows.tokens, rows.attention_mask, hint
-            return mixture(
-                [
-                    rows.logprobs(
-                        read_hint(fns, params, *read, prefix=self.prefix),
-                        fns.head(params),
-                        settings,
-                    )
-                    for fns, params in self.models(learner)
-                ]
-            )
+            each = self.read(learner, rows.tokens, rows.attention_mask, hint)
+            return mixture([rows.logprobs(hidden, head, settings) for hidden, head in each])
 
         ref = of_tokens(mean, (rows, hint), rollout=rollout, settings=settings, windows=windows)
         return scores.replace(ref_logprobs=jnp.where(rollout.action_mask, ref, 0.0))
@@ -67,11 +62,8 @@ class Distilling(Extra):
         if not self.full:
             gap = losses.log_ratio(forward.logprobs, batch.ref_logprobs, batch.mask)
             return jnp.zeros(()), {'policy/kl_teacher': gap.sum()}
-        read = batch.tokens, batch.attention_mask, batch.extra.get('hint')
-        each = [
-            (read_hint(fns, params, *read, prefix=self.prefix), fns.head(params))
-            for fns, params in self.models(learner)
-        ]
+        hint = batch.extra.get('hint')
+        each = self.read(learner, batch.tokens, batch.attention_mask, hint)
         student = forward.hidden, learner.fns.head(forward.params)
         masks = dict(mask=batch.mask, allowed=batch.allowed)
         models = [student, *each]

@@ -21,8 +21,7 @@ from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.learning import BatchSettings, Extra
-from agentrl_jax.rl.masked import positions_of
-from agentrl_jax.rl.score import score_rows
+from agentrl_jax.rl.score import TokenRows, score_rows
 from agentrl_jax.rollout import windows
 from agentrl_jax.types import Params, Rollout
 
@@ -128,14 +127,12 @@ def measure(
     count = rollout.tokens.shape[0]
     trusted = rollout.healthy & (jnp.arange(count) < rows)
     mask = written(rollout, markers) & trusted[:, None]
-    each = (rollout.tokens, rollout.attention_mask, mask)
-    if context is not None:
-        index = context.windows(rollout)
-        each = (*windows.split_turns(each[:2], index), windows.own_turn_mask(mask, index))
+    index = None if context is None else context.windows(rollout)
+    observed = TokenRows.of(rollout.replace(action_mask=mask, allowed=None), index)
 
-    def of_rows(tokens, attention, mask):
-        hidden = fns.hidden(params, tokens, positions_of(attention), attention)
-        return -log_likelihood(hidden, fns.head(params), tokens, mask, batch.head_chunk).sum(1)
+    def of_rows(rows):
+        hidden, head = rows.hidden(fns, params), fns.head(params)
+        return -log_likelihood(hidden, head, rows.tokens, rows.mask, batch.head_chunk).sum(1)
 
-    total = score_rows(of_rows, each, batch.microbatch_rows).sum()
+    total = score_rows(of_rows, (observed,), batch.microbatch_rows).sum()
     return {'observation_nll/total': total, 'observation_nll/count': mask.sum()}

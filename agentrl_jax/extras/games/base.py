@@ -144,7 +144,7 @@ def _ids(world: BorrowedWorld):
 
 @dataclasses.dataclass(frozen=True)
 class PgxWorld(BorrowedWorld):
-    """A game of pgx. With two players the agent is player 0 and the opponent moves at random."""
+    """A game of pgx for one player."""
 
     GAME: ClassVar[str]
 
@@ -152,28 +152,11 @@ class PgxWorld(BorrowedWorld):
         return _pgx_game(self.GAME)
 
     def start(self, key: jax.Array) -> Any:
-        return self.answered(key, self.game().init(key))[0]
+        return self.game().init(key)
 
     def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
         after = self.game().step(game, action, jax.random.fold_in(key, 0))
-        return self.answered(jax.random.fold_in(key, 1), after)
-
-    def answered(self, key: jax.Array, game: Any) -> tuple[Any, jax.Array]:
-        """Return (the game at the agent's next turn, the agent's total reward until then)."""
-
-        def move(carry):
-            game, key, reward = carry
-            key, draw, chance_key = jax.random.split(key, 3)
-            chance = jax.random.uniform(draw, game.legal_action_mask.shape)
-            action = jnp.argmax(jnp.where(game.legal_action_mask, chance, -1.0))
-            after = self.game().step(game, action, chance_key)
-            return after, key, reward + after.rewards[0]
-
-        def theirs(carry):
-            return (carry[0].current_player != 0) & ~carry[0].terminated
-
-        game, _, reward = jax.lax.while_loop(theirs, move, (game, key, game.rewards[0]))
-        return game, reward
+        return after, after.rewards[0]
 
     def is_terminated(self, state: EnvState, params: EnvParams) -> jax.Array:
         return state.game.terminated
@@ -189,8 +172,9 @@ class PgxWorld(BorrowedWorld):
 class TwoPlayers(PgxWorld):
     """A two-player zero-sum game of pgx, against random play or in self-play.
 
-    In self-play each action is a ply of the seat to move. Observations are those of this seat.
-    Rewards and success are those of seat 0, which moved first; seat 1 earns minus that.
+    Against random play the agent is player 0. In self-play each action is a ply of the seat to
+    move. Observations are those of this seat. Rewards and success are those of seat 0, which moved
+    first; seat 1 earns minus that.
     """
 
     PLIES: ClassVar[int]  # of the longest game, counting both players
@@ -210,13 +194,31 @@ class TwoPlayers(PgxWorld):
         return (state.game.current_player != self.first(state.game)).astype(jnp.int32)
 
     def start(self, key: jax.Array) -> Any:
-        return self.game().init(key) if self.opponent == 'self' else super().start(key)
+        game = super().start(key)
+        return game if self.opponent == 'self' else self.answered(key, game)[0]
 
     def turn(self, key: jax.Array, game: Any, action: jax.Array) -> tuple[Any, jax.Array]:
-        if self.opponent != 'self':
-            return super().turn(key, game, action)
-        after = self.game().step(game, action, jax.random.fold_in(key, 0))
-        return after, after.rewards[self.first(game)]
+        after, _ = super().turn(key, game, action)
+        if self.opponent == 'self':
+            return after, after.rewards[self.first(game)]
+        return self.answered(jax.random.fold_in(key, 1), after)
+
+    def answered(self, key: jax.Array, game: Any) -> tuple[Any, jax.Array]:
+        """Return (the game at the agent's next turn, the agent's total reward until then)."""
+
+        def move(carry):
+            game, key, reward = carry
+            key, draw, chance_key = jax.random.split(key, 3)
+            chance = jax.random.uniform(draw, game.legal_action_mask.shape)
+            action = jnp.argmax(jnp.where(game.legal_action_mask, chance, -1.0))
+            after = self.game().step(game, action, chance_key)
+            return after, key, reward + after.rewards[0]
+
+        def theirs(carry):
+            return (carry[0].current_player != 0) & ~carry[0].terminated
+
+        game, _, reward = jax.lax.while_loop(theirs, move, (game, key, game.rewards[0]))
+        return game, reward
 
 
 @functools.cache
