@@ -285,7 +285,7 @@ def show(result: dict[str, Any]) -> str:
     bounds = ', '.join(f'{name} {seconds:.1f} s' for name, seconds in result['bounds'].items())
     rows = [[name, result['seconds'][name], result['steps'][name]] for name in result['seconds']]
     rows.append(['ideal', max(result['bounds'].values()), ''])
-    title = f'slow worlds, {result["turns"]:,} turns; bounds: {bounds}'
+    title = f'slow environments, {result["turns"]:,} turns; bounds: {bounds}'
     return common.table(title, ['played', 'seconds', 'steps'], rows)
 
 

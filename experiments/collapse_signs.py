@@ -42,11 +42,25 @@ class Course(NamedTuple):
 
     @property
     def collapsed(self) -> bool:
-        return has_collapsed(self.rows)
+        """Whether the last three validations average at most COLLAPSED of a nonzero best."""
+        _, success = series(self.rows, SUCCESS)
+        best = success.max(initial=0.0)
+        return bool(best > 0 and success[-3:].mean() <= COLLAPSED * best)
 
     @property
     def onset(self) -> float:
-        return onset(self.rows) if self.collapsed else math.nan
+        """Step of the validation at which success falls for good; nan = not, or not collapsed.
+
+        It and all later validations are at most COLLAPSED of the best one before it.
+        """
+        steps, success = series(self.rows, SUCCESS)
+        first = math.nan
+        for k in range(success.size - 1, 0, -1):
+            best = success[:k].max()
+            if best <= 0 or success[k:].max() > COLLAPSED * best:
+                break
+            first = float(steps[k])
+        return first if self.collapsed else math.nan
 
 
 class Area(NamedTuple):
@@ -75,28 +89,6 @@ def series(rows: Rows, metric: str) -> tuple[np.ndarray, np.ndarray]:
     points = [(row['step'], row[metric]) for row in rows if metric in row]
     table = np.array(points, np.float64).reshape(-1, 2)
     return tuple(table[np.isfinite(table[:, 1])].T)
-
-
-def has_collapsed(rows: Rows) -> bool:
-    """Return whether the last three validations average at most COLLAPSED of a nonzero best."""
-    _, success = series(rows, SUCCESS)
-    best = success.max(initial=0.0)
-    return bool(best > 0 and success[-3:].mean() <= COLLAPSED * best)
-
-
-def onset(rows: Rows) -> float:
-    """Return the step of the validation at which success falls for good, or nan.
-
-    It and all later validations are at most COLLAPSED of the best one before it.
-    """
-    steps, success = series(rows, SUCCESS)
-    first = math.nan
-    for k in range(success.size - 1, 0, -1):
-        best = success[:k].max()
-        if best <= 0 or success[k:].max() > COLLAPSED * best:
-            break
-        first = steps[k]
-    return float(first)
 
 
 def change(rows: Rows, sign: Sign) -> tuple[np.ndarray, np.ndarray]:
@@ -169,8 +161,8 @@ def alarm(courses: Sequence[Course], sign: Sign, calibration: Sequence[Any]) -> 
         default=math.nan,
     )
     alarms = [_crossing(c.rows, sign, threshold) for c in healthy if c.seed not in calibration]
-    others = [c.rows for c in courses if c.collapsed and c.seed not in calibration]
-    leads = [onset(rows) - _crossing(rows, sign, threshold) for rows in others if onset(rows) > 0]
+    collapsed = [c for c in courses if c.collapsed and c.seed not in calibration]
+    leads = [c.onset - _crossing(c.rows, sign, threshold) for c in collapsed if c.onset > 0]
     raised = sum(not math.isnan(step) for step in alarms)
     return Alarm(float(threshold), tuple(leads), raised, len(alarms))
 

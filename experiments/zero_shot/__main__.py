@@ -153,7 +153,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--model', default='', help='folder or .gguf')
     parser.add_argument('--levels', type=int, default=64)
-    parser.add_argument('--only', default='', help='a world')
+    parser.add_argument('--only', default='', help='an environment')
     parser.add_argument('--prompts', default=','.join(PROMPTS))
     parser.add_argument('--answers', default=f'free,own,{UNIFORM}')
     parser.add_argument('--show', action='store_true', help='print the committed results')

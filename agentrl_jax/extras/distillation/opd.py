@@ -43,6 +43,8 @@ from agentrl_jax.rl.algorithm import Clip, ClippedSurrogate, Weights, build_batc
 from agentrl_jax.settings.marks import POSITIVE, ZERO, ConfigName, In, MustBe
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 
+Divergence = Literal['full', 'sampled']
+
 
 @dataclasses.dataclass(frozen=True)
 class OPD(ClippedSurrogate):
@@ -51,14 +53,10 @@ class OPD(ClippedSurrogate):
         tuple[str, ...], ConfigName('opd.teachers'), MustBe("paths, such as ('runs/teacher',)")
     ] = ()  # HuggingFace folders, .gguf or workdirs of runs, of any size, with the same vocabulary;
     # with opd.privileged, () = the policy of step 0
-    privileged: Annotated[Literal['none', 'plan'], ConfigName('opd.privileged')] = (
-        'none'  # extra text for
-    )
-    # teachers only: plan, the first prompt of env.hint=plan
-    divergence: Annotated[Literal['full', 'sampled'], ConfigName('opd.divergence')] = (
-        'full'  # reverse KL
-    )
-    # over all tokens (full), or at the sampled token
+    privileged: Annotated[Literal['none', 'plan'], ConfigName('opd.privileged')] = 'none'  # extra
+    # text for teachers only: plan, the first prompt of env.hint=plan
+    divergence: Annotated[Divergence, ConfigName('opd.divergence')] = 'full'  # reverse KL over all
+    # tokens (full), or at the sampled token
     reward_coef: Annotated[float, ZERO, ConfigName('opd.reward_coef')] = 0.0  # weight of the
     # return minus the group mean, added to the KL
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import jax
@@ -23,18 +23,16 @@ from agentrl_jax.run.rules import ON_DEVICE
 from agentrl_jax.run.streams import COLLECT, LEVELS
 from agentrl_jax.settings.marks import ZERO, ConfigName, In
 from agentrl_jax.settings.rules import Must, Rule, exclude
-from agentrl_jax.text.task import TextTask
-from agentrl_jax.types import FrozenParams, Params, Rollout, TrainState
+from agentrl_jax.types import Rollout
 
 
 @dataclasses.dataclass(frozen=True)
 class Forks(Extension):
     """Measurement of the critic: the episodes of a step are played again with continuations."""
 
-    value_every: Annotated[int, ConfigName('fork.value_every'), ZERO] = (
-        0  # ppo: steps between measurements
-    )
-    # of the critic (value/vine_error) with two continuations per turn after the first; 0 = off
+    value_every: Annotated[int, ConfigName('fork.value_every'), ZERO] = 0  # ppo: steps between
+    # measurements of the critic (value/vine_error) with two continuations per turn after the first;
+    # 0 = off
 
     RULES = (
         *exclude(
@@ -84,16 +82,23 @@ class Forks(Extension):
         """
         if not self.value_every:
             return
-        program = functools.partial(measure_critic, parts=parts, collect=parts.collect(forked))
+        collect, turns = parts.collect(forked), parts.config.env.max_turns
+        full_return = parts.learning.algorithm.reward_on == 'episode'
         replicated = NamedSharding(parts.mesh, PartitionSpec())
-        program = jax.jit(program, out_shardings=replicated)
+
+        @functools.partial(jax.jit, out_shardings=replicated)
+        def measure_critic(state, frozen, policy, task, step, levels, key):
+            episodes = with_forks(parts.draw(levels, step), continuations=2, max_turns=turns)
+            rollout, counters = collect(policy, task, episodes, key)
+            fns = on_base(parts.fns, frozen.model)
+            values = parts.score(state.params, state.critic_params, rollout, fns).values
+            return critic_error.critic_error(values, rollout, whole=full_return), counters
 
         def measure(moment: Moment):
             step, streams = moment.step, moment.streams
+            trained = moment.state, moment.frozen, moment.policy, moment.tasks[0]
             keys = streams.key(LEVELS), streams.key(COLLECT, step)
-            metrics, counters = program(
-                moment.state, moment.frozen, moment.policy, moment.tasks[0], step, keys
-            )
+            metrics, counters = measure_critic(*trained, step, *keys)
             return metrics, [counters]
 
         yield Probe('the critic error', self.value_every, measure)
@@ -104,28 +109,3 @@ def forked(settings: RolloutSettings) -> RolloutSettings:
     # With a window, the cache holds only the last turns, which are prefilled again
     schedule = Forked(settings.schedule, copies=not settings.window)
     return dataclasses.replace(settings, schedule=schedule)
-
-
-def measure_critic(
-    state: TrainState,
-    frozen: FrozenParams,
-    policy: Params,
-    task: TextTask,
-    step: jax.Array,
-    keys: tuple[jax.Array, jax.Array],
-    *,
-    parts: Parts,
-    collect: Callable,
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """Return (metrics of the critic's error, counters) for the episodes of a step.
-
-    keys: for the levels of the step and for its rollout.
-    """
-    levels, key = keys
-    turns = parts.config.env.max_turns
-    episodes = with_forks(parts.draw(levels, step), continuations=2, max_turns=turns)
-    rollout, counters = collect(policy, task, episodes, key)
-    fns = on_base(parts.fns, frozen.model)
-    values = parts.score(state.params, state.critic_params, rollout, fns).values
-    full_return = parts.learning.algorithm.reward_on == 'episode'
-    return critic_error.critic_error(values, rollout, whole=full_return), counters
