@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.extras.vine.draw import with_forks
-from agentrl_jax.extras.vine.forks import Forked
+from agentrl_jax.extras.vine.forks import Forked, with_forks
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device
 from agentrl_jax.rollout.slots import Schedule
@@ -31,7 +30,7 @@ def forked(name='frozen_lake', *, replay=False):
         return listed
     forks = listed.extra['forks']
     own = jnp.broadcast_to(listed.token_stream[:, None], forks.turn.shape)
-    return listed.replace(extra={'forks': forks.replace(token_stream=own, world_stream=own)})
+    return listed.replace(extra={'forks': forks.replace(stream=own)})
 
 
 def play(name='frozen_lake', listed=None, **settings):
@@ -115,10 +114,9 @@ def test_continuations_have_luck_of_their_own():
     rows, turns, trunks = flat(out)
     other = [(rows.tokens[i] != out.tokens[trunks[i]]).any() for i in np.flatnonzero(turns)]
     assert np.mean(other) > 0.5
-    forks = forked().extra['forks']
-    for own in (forks.token_stream, forks.world_stream):
-        streams = np.concatenate([np.asarray(own).reshape(-1), np.arange(16)])
-        assert len(set(streams.tolist())) == len(streams)
+    own = np.asarray(forked().extra['forks'].stream)
+    streams = np.concatenate([own.reshape(-1), np.arange(16)])
+    assert len(set(streams.tolist())) == len(streams)
 
 
 def assert_same(one, other, *, exact=True):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tiny_agents as tiny
 
-from agentrl_jax.extras.vine.draw import with_forks
-from agentrl_jax.extras.vine.forks import Forked
+from agentrl_jax.extras.vine.forks import Forked, with_forks
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import device, openings
 from agentrl_jax.rollout import rows as token_rows

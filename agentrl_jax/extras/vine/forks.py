@@ -17,14 +17,36 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from agentrl_jax.extras.vine.draw import FORKS, Forks, listed
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import IDLE, Schedule, Slots, Turns, choose
 from agentrl_jax.text import task as text
 from agentrl_jax.types import Rollout
 
+FIRST_FORKED = 2**30  # first stream of continuations, above the streams of all episodes
+FORKS = 'forks'  # in Episodes.extra
 CONTINUATIONS = 'continuations'  # in Rollout.extra
+
+
+@struct.dataclass
+class Forks:
+    """F continuations of each of E episodes, in playing order."""
+
+    turn: jax.Array  # int32 [E, F]  first turn of the continuation, never increasing along F
+    stream: jax.Array  # int32 [E, F]  of tokens and environments: the episode's would replay it
+
+
+def with_forks(episodes: Episodes, *, continuations: int, max_turns: int) -> Episodes:
+    """Add `continuations` continuations from the start of each turn after the first.
+
+    The last turn comes first. The first turn needs none: the other members of the group start there
+    too.
+    """
+    turn = jnp.repeat(jnp.arange(max_turns - 1, 0, -1, dtype=jnp.int32), continuations)
+    number = jnp.arange(len(turn), dtype=jnp.int32)[None]
+    stream = FIRST_FORKED + episodes.token_stream[:, None] * len(turn) + number
+    turn = jnp.broadcast_to(turn, stream.shape)
+    return episodes.replace(extra={FORKS: Forks(turn, stream)})
 
 
 @struct.dataclass
@@ -185,7 +207,17 @@ class Forked(Schedule):
         return slots.replace(schedule=slots.schedule.inner)
 
     def listed(self, episodes: Episodes) -> Episodes:
-        return listed(episodes)
+        """List the episodes, then their continuations trunk by trunk: E (1 + F) rows."""
+        forks = episodes.extra[FORKS]
+
+        def join(trunks, continuations):
+            return jnp.concatenate([trunks, continuations.reshape(-1)])
+
+        return Episodes(
+            level=join(episodes.level, jnp.repeat(episodes.level, forks.turn.shape[1])),
+            token_stream=join(episodes.token_stream, forks.stream),
+            world_stream=join(episodes.world_stream, forks.stream),
+        )
 
     def start(
         self, task: text.TextTask, episodes: Episodes, rows: token_rows.Rows, world: text.Episode

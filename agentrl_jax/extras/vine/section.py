@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from agentrl_jax.extras.vine import critic_error
-from agentrl_jax.extras.vine.draw import with_forks
-from agentrl_jax.extras.vine.forks import CONTINUATIONS, Forked
+from agentrl_jax.extras.vine.forks import CONTINUATIONS, Forked, with_forks
 from agentrl_jax.extras.vine.vine import Vine
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.rl.algorithm import KL_IN_LOSS
