@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,10 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import numpy as np
 import pandas as pd
 
-from agentrl_jax.machine import sharding
-from agentrl_jax.models import DRAWN, Model, weights
+from agentrl_jax import export
+from agentrl_jax.models import DRAWN, Model
 
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
 PINNED = 'BENCHMARK_IS_PINNED'  # environment variable: pin() has restarted the program
@@ -131,33 +131,11 @@ def hf_model(params: Any, config: Model) -> Any:
     torch, transformers = import_optional('torch'), import_optional('transformers')
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    hf_config = transformers.Qwen2Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={'rope_type': 'default', 'rope_theta': config.rope_theta},
-        tie_word_embeddings=config.tie_embeddings,
-        attn_implementation='sdpa',
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        max_position_embeddings=32768,
-    )
-    model = transformers.Qwen2ForCausalLM(hf_config).eval()
-    state = {}
-    for where, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        path = sharding.path_name(where)
-        array = np.asarray(leaf).T if weights.is_transposed(path) else np.asarray(leaf)
-        state[weights.hf_name(path)] = torch.tensor(np.ascontiguousarray(array))
-    if config.tie_embeddings:
-        state['lm_head.weight'] = state['model.embed_tokens.weight']
-    model.load_state_dict(state)
-    return model.to('cuda' if torch.cuda.is_available() else 'cpu')
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        path = export.export_hf(params, config, Path(folder) / 'model', dtype='float32')
+        model = transformers.Qwen2ForCausalLM.from_pretrained(path, attn_implementation='sdpa')
+    return model.eval().to('cuda' if torch.cuda.is_available() else 'cpu')
 
 
 def machine() -> dict[str, Any]:
