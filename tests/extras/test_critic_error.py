@@ -88,7 +88,6 @@ RUN = {
 }
 
 
-@pytest.mark.soak
 @pytest.mark.usefixtures('quick_runs')
 def test_measuring_changes_no_bit_of_training_and_compiles_nothing(tmp_path):
     rows, states = {}, {}
@@ -113,7 +112,6 @@ def test_measuring_changes_no_bit_of_training_and_compiles_nothing(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, states[3], states[0])
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     'changes, words',
     [

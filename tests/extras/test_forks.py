@@ -73,7 +73,7 @@ def differences(out):
     return found, checks
 
 
-@pytest.mark.parametrize('name', ['frozen_lake', pytest.param('sokoban', marks=pytest.mark.soak)])
+@pytest.mark.parametrize('name', ['frozen_lake', 'sokoban'])
 def test_a_continuation_with_its_trunk_s_streams_is_the_trunk_bit_for_bit(name):
     out, counters = play(name, forked(name, replay=True))
     found, checks = differences(out)
@@ -127,7 +127,6 @@ def assert_same(one, other, *, exact=True):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     'slots, serve_rows',
     [(64, 7), (3, 2)],
@@ -139,7 +138,6 @@ def test_no_schedule_changes_what_is_sampled(slots, serve_rows):
     assert_same(out, played('frozen_lake')[0], exact=False)
 
 
-@pytest.mark.soak
 @pytest.mark.mesh
 def test_no_mesh_changes_what_is_sampled():
     mesh = sharding.make_mesh(4, 1, 2)
@@ -157,7 +155,6 @@ def test_no_mesh_changes_what_is_sampled():
     assert_same(out, played('frozen_lake')[0], exact=False)
 
 
-@pytest.mark.soak
 def test_a_window_hides_the_same_turns_from_continuations():
     plain, _ = play(listed=tiny.episodes('frozen_lake'), window=1)
     out, _ = play(listed=forked(replay=True), window=1, slots=24)

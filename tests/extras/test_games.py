@@ -103,7 +103,6 @@ def test_pieces_are_checked_against_the_tokenizer():
 # ---- every game --------------------------------------------------------------------------------
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize('check', CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize('world', CASES)
 def test_a_game_passes_what_every_world_passes(world, check):
@@ -116,7 +115,6 @@ REAL = [
 ]
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize('name, short', [('demo', False), ('demo', True), *REAL])
 @pytest.mark.parametrize('world', CASES)
 def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
@@ -143,7 +141,6 @@ def test_prompts_are_what_the_tokenizer_makes_of_their_text(world, name, short):
         assert chat.tokenize(vocabulary, said) == ids
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize('world', CASES)
 def test_an_action_that_is_not_on_offer_changes_nothing(world):
     game = played(world)
@@ -198,7 +195,6 @@ def test_a_game_that_is_won_at_its_start_or_never_is_refused(world, field):
     assert not broken_by(Minesweeper()) and not broken_by(Game2048())
 
 
-@pytest.mark.soak
 @needs_pgx
 def test_2048_is_that_of_pgx():
     """A step of pgx with the level's random numbers gives the same game."""
@@ -278,7 +274,6 @@ def test_the_expert_of_connect_four_leaves_no_win_above_its_disc():
 # ---- by hand -----------------------------------------------------------------------------------
 
 
-@pytest.mark.soak
 @needs_pgx
 def test_2048_merges_equal_tiles_and_ends_at_its_goal():
     env = Game2048(goal=8)

@@ -61,10 +61,9 @@ def test_a_solution_is_what_leads_to_the_goal():
         assert (board[tuple(at)] == 2) == (fewest <= 6)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     'style, spelling',
-    [('brief', 'demo'), pytest.param('ragen', 'smollm', marks=pytest.mark.soak)],
+    [('brief', 'demo'), ('ragen', 'smollm')],
 )
 def test_a_teacher_reads_the_prompt_that_has_the_hint(style, spelling, monkeypatch):
     """A row without hints, with the hint inserted, equals the row of the text with the hint."""
@@ -171,10 +170,9 @@ def test_sampled_tokens_are_scored_by_the_mixture_of_teachers_that_read_the_hint
         assert found.ref_logprobs[b, t] == pytest.approx(np.log(q), abs=1e-5)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     'count',
-    [0, pytest.param(2, marks=pytest.mark.soak)],
+    [0, 2],
     ids=['itself', 'two teachers'],
 )
 def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
@@ -227,9 +225,9 @@ WINDOW = Context(window=2, prefix=PREFIX, width=3, max_response=3, keeps=False) 
 @pytest.mark.parametrize(
     'how, changes',
     [
-        pytest.param(HOW, {'devices': 4, 'widths': 3}, marks=pytest.mark.soak),
+        (HOW, {'devices': 4, 'widths': 3}),
         (HOW, {'context': WINDOW, 'rows': 2}),
-        pytest.param(OPEN, {'context': WINDOW, 'rows': 2}, marks=pytest.mark.soak),
+        (OPEN, {'context': WINDOW, 'rows': 2}),
     ],
     ids=['mesh and widths', 'full windows', 'sampled windows'],
 )

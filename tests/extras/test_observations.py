@@ -84,9 +84,7 @@ def rollouts(name):
     return tiny.played(name)[0]
 
 
-@pytest.mark.parametrize(
-    'name', ['frozen_lake', *(pytest.param(n, marks=pytest.mark.soak) for n in ('ragen', 'echo'))]
-)
+@pytest.mark.parametrize('name', ['frozen_lake', 'ragen', 'echo'])
 def test_the_texts_of_real_worlds_are_those_between_user_and_the_end(name):
     """Compare with regular expressions over the decoded conversation."""
     out, tokenizer = rollouts(name), tiny.tokenizer()
@@ -180,7 +178,7 @@ def test_a_step_adds_the_gradient_of_the_mean_over_the_whole_batch(split):
 # ---- held-out observations -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('window', [pytest.param(0, marks=pytest.mark.soak), 2])
+@pytest.mark.parametrize('window', [0, 2])
 def test_the_likelihood_of_observations_is_that_of_the_whole_softmax(window):
     out, found = context_runs.played(window)
     markers = markers_of(tiny.tokenizer())

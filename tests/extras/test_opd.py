@@ -198,8 +198,8 @@ OPEN = dataclasses.replace(SAMPLED, clip=Clip(1.0, 9.0))  # toy episodes are far
     'how, changes',
     [
         (FULL, {'num_microbatches': 4, 'head_chunk': 8}),
-        pytest.param(OPEN, {'num_microbatches': 4, 'head_chunk': 8}, marks=pytest.mark.soak),
-        pytest.param(FULL, {'devices': 4}, marks=pytest.mark.soak),
+        (OPEN, {'num_microbatches': 4, 'head_chunk': 8}),
+        (FULL, {'devices': 4}),
     ],
     ids=['full in chunks', 'sampled in chunks', 'mesh'],
 )

@@ -67,7 +67,6 @@ def trained(tmp_path_factory):
 
 
 @needs_pgx
-@pytest.mark.soak
 def test_a_run_trains_both_seats_and_says_how_much_it_could_lose(trained):
     cfg, workdir = trained
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
@@ -78,7 +77,6 @@ def test_a_run_trains_both_seats_and_says_how_much_it_could_lose(trained):
 
 
 @needs_pgx
-@pytest.mark.soak
 def test_snapshots_are_the_policies_of_their_steps_the_oldest_first(trained):
     cfg, workdir = trained
     with micro_runs.one_device():
@@ -92,7 +90,6 @@ def test_snapshots_are_the_policies_of_their_steps_the_oldest_first(trained):
 
 
 @needs_pgx
-@pytest.mark.soak
 def test_a_run_that_is_resumed_ends_with_the_same_bits(trained, tmp_path):
     cfg, workdir = trained
     with micro_runs.one_device():
@@ -103,7 +100,6 @@ def test_a_run_that_is_resumed_ends_with_the_same_bits(trained, tmp_path):
 
 
 @needs_pgx
-@pytest.mark.soak
 def test_its_checkpoints_have_ratings(trained):
     cfg, workdir = trained
     assert checkpoint.steps(workdir / checkpoint.FOLDER) == [0, 2, 4]

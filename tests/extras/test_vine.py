@@ -84,7 +84,6 @@ def test_without_continuations_vine_is_turn_grpo():
     assert not batch.mask[1::2].any()
 
 
-@pytest.mark.soak
 def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weights():
     rollout = toy.forked(toy.random_rollout(3, turns=3, faulty=(5,)), (2, 2, 1, 1))
     scores = toy.scores_of(with_continuations(rollout))
