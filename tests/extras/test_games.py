@@ -287,8 +287,3 @@ def test_2048_merges_equal_tiles_and_ends_at_its_goal():
     rows = env.observation_text(after).splitlines()
     assert rows[0].startswith('4') and rows[1].startswith('8') and bool(ended)
     assert float(reward) == (4 + 8) / 8 and bool(info['success'])
-
-
-def field(rows):
-    """Return the mines (#) of a field; bool [16]."""
-    return jnp.array([cell == '#' for row in rows for cell in row])
