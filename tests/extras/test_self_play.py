@@ -13,6 +13,8 @@ from agentrl_jax.extras.games.connect_four import ConnectFour
 from agentrl_jax.extras.games.leduc import Leduc
 from agentrl_jax.extras.self_play import choices
 from agentrl_jax.extras.self_play.player import ActorAndOpponent, Seated, WithOpponent
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl.losses import HeadSettings
 from agentrl_jax.rollout import device, windows
 from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import choose
@@ -168,10 +170,8 @@ def ask():
         functools.partial(
             choices.action_probabilities,
             answers=choices.spelled(game, tiny.tokenizer()),
-            hidden_fn=tiny.hidden,
-            head_fn=tiny.head,
-            bits=game.grammar.bits,
-            temperature=1.0,
+            fns=ModelFns(tiny.hidden, tiny.head),
+            settings=HeadSettings(bits=game.grammar.bits),
         )
     )
 

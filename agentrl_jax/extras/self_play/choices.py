@@ -5,13 +5,13 @@ With context.window=1, one action per turn and a single spelling of each answer 
 of the sequence, so no game has to be sampled.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.text import grammar as grammars
@@ -72,10 +72,8 @@ def action_probabilities(
     worlds: text.Episode,
     answers: jax.Array,
     *,
-    hidden_fn: Callable,
-    head_fn: Callable,
-    bits: grammars.Bits,
-    temperature: float,
+    fns: ModelFns,
+    settings: losses.HeadSettings,
 ) -> jax.Array:
     """Return the probability of each action in N environments, 0 if illegal; answers: spelled."""
     tokens, count = prompts(task, worlds)
@@ -94,13 +92,8 @@ def action_probabilities(
     allowed = _allowed(task.grammar, legal, jnp.tile(answers, (rows, 1)))  # [N A, L, W]
     allowed = jnp.take_along_axis(allowed, at.reshape(-1, width + length)[..., None], axis=1)
     ids, attention, mask = (x.reshape(-1, width + length) for x in (ids, attention, mask))
-    logprobs, _ = losses.token_logprobs(
-        hidden_fn(params, ids, positions_of(attention), attention),
-        head_fn(params),
-        ids,
-        losses.HeadSettings(temperature, bits=bits),
-        allowed=allowed,
-    )
+    hidden = fns.hidden(params, ids, positions_of(attention), attention)
+    logprobs, _ = losses.token_logprobs(hidden, fns.head(params), ids, settings, allowed=allowed)
     total = jnp.where(mask, logprobs, 0.0).sum(1).reshape(rows, actions)
     return jnp.where(offered, jnp.exp(total), 0.0)
 

@@ -13,7 +13,8 @@ from agentrl_jax.extras.self_play import choices, exploitability
 from agentrl_jax.extras.self_play.player import ActorAndOpponent, Seated, WithOpponent
 from agentrl_jax.extras.self_play.rae import RAE
 from agentrl_jax.models.base import Model
-from agentrl_jax.models.functions import policy_of
+from agentrl_jax.models.functions import ModelFns, policy_of
+from agentrl_jax.rl.losses import HeadSettings
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.hooks import Extension, Parts
 from agentrl_jax.run.streams import OPPONENT, Streams
@@ -120,13 +121,10 @@ def push(params: Params, snapshots: tuple[Params, ...]) -> tuple[Params, ...]:
 
 def build_choices(cfg: Any, model: Model, task: Task, tokenizer: Tokenizer) -> Callable:
     """Return a jitted (params, task, worlds) -> action probabilities at eval.temperature."""
-    answers = choices.spelled(task, tokenizer)
     probabilities = functools.partial(
         choices.action_probabilities,
-        answers=answers,
-        hidden_fn=model.forward,
-        head_fn=model.head_kernel,
-        bits=task.grammar.bits,
-        temperature=cfg.eval.temperature,
+        answers=choices.spelled(task, tokenizer),
+        fns=ModelFns(model.forward, model.head_kernel),
+        settings=HeadSettings(cfg.eval.temperature, bits=task.grammar.bits),
     )
     return jax.jit(probabilities)
