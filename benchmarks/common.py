@@ -41,6 +41,15 @@ def parse_arguments(description: str, **defaults: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def main(name: str, doc: str, run: Callable, show: Callable, **defaults: Any) -> None:
+    """Run a benchmark with one option per default, and print its table and its result."""
+    args = parse_arguments(doc.splitlines()[0], **defaults)
+    pin(args.core)
+    result = run(**{key: x for key, x in vars(args).items() if key not in ('json', 'core')})
+    print(show(result))
+    emit(name, result, args.json)
+
+
 def pin(core: int) -> None:
     """Run this program on one core with one thread; core=-1 changes nothing.
 

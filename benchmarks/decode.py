@@ -133,9 +133,12 @@ def show(result: dict[str, Any]) -> str:
     return common.table(f'decode {result["shape"]}', columns, rows)
 
 
-def main() -> None:
-    args = common.parse_arguments(
-        __doc__.splitlines()[0],
+if __name__ == '__main__':
+    common.main(
+        'decode',
+        __doc__,
+        run,
+        show,
         vocab=common.SMALL_VOCAB,
         batch=16,
         prompt=64,
@@ -143,12 +146,3 @@ def main() -> None:
         repeats=5,
         modes='greedy,plain,nucleus',
     )
-    common.pin(args.core)
-    settings = {k: v for k, v in vars(args).items() if k not in ('json', 'core')}
-    result = run(**settings)
-    print(show(result))
-    common.emit('decode', result, args.json)
-
-
-if __name__ == '__main__':
-    main()

@@ -175,13 +175,5 @@ def show(result: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    args = common.parse_arguments(__doc__.splitlines()[0], episodes=16, turns=4, new=16, repeats=3)
-    common.pin(args.core)
-    result = run(episodes=args.episodes, turns=args.turns, new=args.new, repeats=args.repeats)
-    print(show(result))
-    common.emit('rollout', result, args.json)
-
-
 if __name__ == '__main__':
-    main()
+    common.main('rollout', __doc__, run, show, episodes=16, turns=4, new=16, repeats=3)

@@ -203,9 +203,12 @@ def show(result: dict[str, Any]) -> str:
     return common.table(f'update {result["shape"]}', columns, rows)
 
 
-def main() -> None:
-    args = common.parse_arguments(
-        __doc__.splitlines()[0],
+if __name__ == '__main__':
+    common.main(
+        'update',
+        __doc__,
+        run,
+        show,
         vocab=common.SMALL_VOCAB,
         batch=16,
         prompt=64,
@@ -214,11 +217,3 @@ def main() -> None:
         chunk=1024,
         repeats=5,
     )
-    common.pin(args.core)
-    result = run(**{k: v for k, v in vars(args).items() if k not in ('json', 'core')})
-    print(show(result))
-    common.emit('update', result, args.json)
-
-
-if __name__ == '__main__':
-    main()

@@ -91,16 +91,16 @@ def labels(config: str, cells: Mapping[str, Overrides], rows: Sequence[str]) -> 
     """Return {label of the row in a table: name of the cell}."""
     base, names = load_config(config), {}
     for name, overrides in cells.items():
-        cfg, _ = sweep_spec.resolve(base, overrides, name)
-        fields = tables_runs.flatten(effective(cfg).to_dict())
-        names[_text(fields, rows)] = name
+        names[_text(_fields(base, overrides), rows)] = name
     if len(names) < len(cells):
         raise ValueError(f'some of the cells {", ".join(cells)} have the same {", ".join(rows)}')
     return names
 
 
-def _as_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _fields(base: Any, overrides: Overrides) -> dict[str, Any]:
+    """Return the fields of a run that take effect, by their dotted names."""
+    cfg, _ = sweep_spec.resolve(base, overrides, 'the plan')
+    return tables_runs.flatten(effective(cfg).to_dict())
 
 
 def make_plan(scales: Scales, scale: str) -> Plan:
@@ -111,12 +111,7 @@ def make_plan(scales: Scales, scale: str) -> Plan:
 def of_seconds(plan: Plan) -> Plan:
     """Shrink a plan to a few small steps, to check that its tables can be made."""
     base = load_config(plan.config)
-
-    def fields_of(cell):
-        cfg, _ = sweep_spec.resolve(base, cell, 'the plan')
-        return tables_runs.flatten(effective(cfg).to_dict())
-
-    before = [fields_of(cell) for cell in plan.cells]
+    before = [_fields(base, cell) for cell in plan.cells]
     cells = []
     for cell, fields in zip(plan.cells, before, strict=True):
         least = {}
@@ -124,7 +119,7 @@ def of_seconds(plan: Plan) -> Plan:
             values = sorted({0} | {other[name] for other in before})
             least[name] = value * values.index(fields[name])
         cells.append({**cell, **SMALL, **least})
-    pairs = list(zip(before, map(fields_of, cells), strict=True))
+    pairs = [(old, _fields(base, cell)) for old, cell in zip(before, cells, strict=True)]
 
     def renamed(*axes):
         """Map old labels of rows or columns to new ones; axes: the fields of each axis."""
@@ -149,7 +144,8 @@ def of_seconds(plan: Plan) -> Plan:
 
 def _text(fields: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return the label of a row or column for a run with these fields."""
-    return ', '.join(show(_as_json(fields[name])) for name in names)
+    values = [fields[name] for name in names]
+    return ', '.join(show(list(x) if isinstance(x, tuple) else x) for x in values)
 
 
 def list_runs(plan: Plan, seeds: Sequence[int], taken: Iterable[str] = ()) -> list[Overrides]:

@@ -297,9 +297,13 @@ def run(
     return result
 
 
-def main() -> None:
-    args = common.parse_arguments(
-        __doc__.splitlines()[0],
+if __name__ == '__main__':
+    logging.set_verbosity(logging.ERROR)  # hides Tunix's messages about logs, meshes and TPUs
+    common.main(
+        'tunix',
+        __doc__,
+        run,
+        show,
         parts='decode,update,turns',
         vocabs=f'{common.SMALL_VOCAB},{common.QWEN_VOCAB}',
         batches='16,8',
@@ -311,12 +315,3 @@ def main() -> None:
         modes='greedy,plain,nucleus',
         repeats=3,
     )
-    common.pin(args.core)
-    logging.set_verbosity(logging.ERROR)  # hides Tunix's messages about logs, meshes and TPUs
-    result = run(**{k: v for k, v in vars(args).items() if k not in ('json', 'core')})
-    print(show(result))
-    common.emit('tunix', result, args.json)
-
-
-if __name__ == '__main__':
-    main()
