@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from agentrl_jax import export
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import lora, weights
+from agentrl_jax.models.fields import stored_shapes
 from agentrl_jax.models.olmo2 import Olmo2
 from agentrl_jax.models.qwen2 import Qwen2
 
@@ -72,13 +73,8 @@ def padded(lengths, width, left):
 
 def hf_tensors(config, dtype=np.float32, seed=0):
     """Return random tensors of a model with HuggingFace's names."""
-    rng = np.random.default_rng(seed)
-    out = {}
-    for where, leaf in jax.tree_util.tree_flatten_with_path(config.abstract_params())[0]:
-        path = sharding.path_name(where)
-        shape = leaf.shape[::-1] if weights.is_transposed(path) else leaf.shape
-        out[weights.hf_name(path)] = rng.normal(0, 0.14, shape).astype(dtype)
-    return out
+    rng, shapes = np.random.default_rng(seed), stored_shapes(config.abstract_params())
+    return {name: rng.normal(0, 0.14, shape).astype(dtype) for name, shape in shapes.items()}
 
 
 def write_folder(folder, config, tensors, files=1, **changes):

@@ -14,11 +14,6 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.types import Params
 
 
-def stack(layers: Sequence[Params], dtype: str) -> Params:
-    """Stack L trees of arrays [...] into one tree of arrays [L, ...]."""
-    return jax.tree.map(lambda *of_layers: jnp.stack([x.astype(dtype) for x in of_layers]), *layers)
-
-
 def run(
     layer: Callable[[Params, jax.Array], jax.Array],
     layers: Sequence[Params],
@@ -46,4 +41,5 @@ def run(
 
     if remat:
         body = jax.checkpoint(body, prevent_cse=False)  # the loop already separates the passes
-    return jax.lax.scan(body, x, split(stack(layers, dtype), stacked=True))[0]
+    stacked = jax.tree.map(lambda *each: jnp.stack([x.astype(dtype) for x in each]), *layers)
+    return jax.lax.scan(body, x, split(stacked, stacked=True))[0]

@@ -30,37 +30,11 @@ each_family = pytest.mark.parametrize('config', CONFIGS.values(), ids=CONFIGS)
 DOWN = 'model.layers.1.mlp.down_proj.weight'
 
 
-GGUF_NAMES = {
-    'model.embed_tokens': 'token_embd',
-    'model.norm': 'output_norm',
-    'lm_head': 'output',
-    'input_layernorm': 'attn_norm',
-    'post_attention_layernorm': 'ffn_norm',
-    'self_attn.q_proj': 'attn_q',
-    'self_attn.k_proj': 'attn_k',
-    'self_attn.v_proj': 'attn_v',
-    'self_attn.o_proj': 'attn_output',
-    'self_attn.q_norm': 'attn_q_norm',
-    'self_attn.k_norm': 'attn_k_norm',
-    'mlp.gate_proj': 'ffn_gate',
-    'mlp.up_proj': 'ffn_up',
-    'mlp.down_proj': 'ffn_down',
-}
-
-
-POST_NORM = {  # OLMo 2's
-    'post_attention_layernorm': 'post_attention_norm',
-    'post_feedforward_layernorm': 'post_ffw_norm',
-}
-
-
 def gguf_name(name, config):
-    known = GGUF_NAMES | (POST_NORM if architecture(config) == 'olmo2' else {})
-    module, _, kind = name.rpartition('.')
-    if module in known:
-        return f'{known[module]}.{kind}'
-    layer, _, inner = module.removeprefix('model.layers.').partition('.')
-    return f'blk.{layer}.{known[inner]}.{kind}'
+    """Return llama.cpp's name of a tensor."""
+    numbers = {kind: number for number, kind in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(numbers[architecture(config)], n_blocks=2)
+    return names.get_name(name, ('.weight', '.bias'))
 
 
 def llama_order(weight, heads):

@@ -11,7 +11,6 @@ import pytest
 import tiny_models
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.models import layer_scan
 
 LAYERS = 3
 UNROLLED = dataclasses.replace(
@@ -101,10 +100,3 @@ def test_a_deeper_model_is_no_larger_a_program():
         return str(jax.make_jaxpr(of)(shapes, ids, ids, mask)).count('dot_general')
 
     assert products(2) == products(5) > 0
-
-
-def test_parameters_are_stacked_in_the_compute_dtype():
-    layers = [{'kernel': jnp.full((2, 3), i, jnp.float32)} for i in range(4)]
-    stacked = layer_scan.stack(layers, 'bfloat16')['kernel']
-    assert stacked.shape == (4, 2, 3) and stacked.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(stacked[:, 0, 0].astype(jnp.float32), [0, 1, 2, 3])
