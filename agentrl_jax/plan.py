@@ -43,7 +43,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -51,11 +50,9 @@ from typing import Any
 from agentrl_jax.planning import advice, fit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
-from agentrl_jax.planning.programs import Compiled
 
 PROGRAMS = ('collect', 'learn')
 WORTH_SAYING = GIB // 100  # bytes: a smaller saving would be printed as 0.00 GiB
-HEARTBEAT_S = 60.0  # seconds between lines about a program that is still compiling
 # Compiled programs took up to this many times the estimate of fit.py (benchmarks/plans.md)
 ESTIMATE_ERROR = 1.6
 
@@ -74,7 +71,7 @@ def plan(
         with reporting(f'{name} for {topology}'):
             compiled = [plan_programs.compile_program(name, s) for s in parts or [full]]
         one = extrapolate(compiled, layers, full.config.num_layers) if layers else compiled[0]
-        programs[name] = program_row(one, where.chip)
+        programs[name] = with_verdict(one, where.chip)
     tightest = max(PROGRAMS, key=lambda name: programs[name]['device_bytes'])
     validation = programs['collect']['device_bytes'] + of_validation(full)
     fits = all(row['fits'] for row in programs.values()) and validation <= where.chip.usable
@@ -116,25 +113,11 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting(name: str) -> Iterator[None]:
-    """Print to stderr when a program starts compiling, once a minute, and when it is done."""
-    start, done = time.monotonic(), threading.Event()
-
-    def report(words: str) -> None:
-        print(f'{words} {name}: {time.monotonic() - start:.0f} s', file=sys.stderr, flush=True)
-
-    def repeat() -> None:
-        while not done.wait(HEARTBEAT_S):
-            report('still compiling')
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    report('compiling')
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-    report('compiled')
+    """Print to stderr when a program starts compiling and when it is done."""
+    start = time.monotonic()
+    print(f'compiling {name}', file=sys.stderr, flush=True)
+    yield
+    print(f'compiled {name}: {time.monotonic() - start:.0f} s', file=sys.stderr, flush=True)
 
 
 def of_validation(shapes: Any) -> int:
@@ -171,27 +154,25 @@ def paper_text(made: dict[str, Any]) -> str:
     return f'Estimate: {estimated / GIB:.2f} of {usable / GIB:.2f} GiB per device: {verdict}.'
 
 
-def extrapolate(parts: list[Compiled], layers: tuple[int, ...], depth: int) -> Compiled:
-    """Extrapolate linearly from two depths to the depth of the model."""
+def extrapolate(parts: list[dict[str, Any]], layers: tuple[int, ...], depth: int) -> dict[str, Any]:
+    """Extrapolate the bytes of a program linearly from two depths to the depth of the model."""
     (few, many), (a, b) = parts, layers
-
-    def line(name: str) -> int:
-        low, high = getattr(few, name), getattr(many, name)
-        return int(low + (high - low) * (depth - a) / (b - a))
-
-    sizes = [field.name for field in dataclasses.fields(Compiled) if field.type is int]
-    return Compiled(
-        name=few.name,
-        refused=few.refused or many.refused,
-        compile_seconds=few.compile_seconds + many.compile_seconds,
-        **{name: line(name) for name in sizes},
-    )
+    sizes = {
+        name: int(few[name] + (many[name] - few[name]) * (depth - a) / (b - a))
+        for name in ('beside', *plan_programs.SIZES)
+    }
+    seconds = few['compile_seconds'] + many['compile_seconds']
+    refused = few['refused'] or many['refused']
+    return few | sizes | {'refused': refused, 'compile_seconds': seconds}
 
 
-def program_row(program: Compiled, chip: hardware.Chip) -> dict[str, Any]:
-    """Return the fields of a program, its memory in use and whether it fits."""
-    fits = not program.refused and program.total <= chip.usable
-    return dataclasses.asdict(program) | {'device_bytes': program.total, 'fits': fits}
+def with_verdict(program: dict[str, Any], chip: hardware.Chip) -> dict[str, Any]:
+    """Add the memory in use on a device and whether it fits."""
+    used = plan_programs.bytes_in_use(program)
+    return program | {
+        'device_bytes': used,
+        'fits': not program['refused'] and used <= chip.usable,
+    }
 
 
 def text(plan: dict[str, Any]) -> str:

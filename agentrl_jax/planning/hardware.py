@@ -114,18 +114,28 @@ def compiles_for(kind: str) -> bool:
 def find(name: str) -> Topology:
     """Return a topology: abstract TPU or GPU devices, or devices of this machine."""
     kind, sizes = parse(name)
-    if kind in TPU:
-        return Topology(_tpu_devices(name, sizes), TPU[kind])
-    if kind in gpus.GPUS:
-        return Topology(_gpu_devices(name, kind, sizes), chip(kind))
-    return _cpu(sizes[0]) if kind == 'cpu' else _gpu(sizes[0])
+    if kind in ('cpu', 'gpu'):
+        return _attached(kind, sizes[0])
+    if not compiles_for(kind):
+        needs = (
+            f"CUDA's compiler and libraries, but no GPU or driver (Linux, x86-64): pip install "
+            f'--no-deps -r {gpus.REQUIREMENTS}'
+            if kind in gpus.GPUS
+            else 'libtpu (Linux, x86-64): pip install -r requirements/plan.txt'
+        )
+        raise NotInstalled(f'topology {name!r} needs {needs}')
+    try:
+        devices = gpus.devices(kind, sizes) if kind in gpus.GPUS else _tpu_devices(name, sizes)
+    except (RuntimeError, ImportError, ValueError) as error:
+        raise ValueError(f'topology {name!r}: {error}') from error
+    return Topology(devices, chip(kind))
 
 
 def chip(kind: str) -> Chip:
     """Return the memory figures of a kind of TPU or GPU, which need not be attached."""
     if kind in TPU:
         return TPU[kind]
-    memory = gpus.GPUS[kind].memory
+    memory = gpus.GPUS[kind]['device_memory_size']
     fraction = float(os.environ.get(FRACTION) or MEM_FRACTION)
     return Chip(f'{memory / 1e9:.0f} GB', fraction * memory)
 
@@ -136,53 +146,30 @@ def stand_ins(name: str) -> Topology:
     return Topology(jax.devices('cpu')[: count_devices(kind, sizes)], chip(kind))
 
 
-def _gpu_devices(name: str, kind: str, sizes: tuple[int, ...]) -> Any:
-    if not compiles_for(kind):
-        raise NotInstalled(
-            f"topology {name!r} needs CUDA's compiler and libraries, but no GPU or driver (Linux, "
-            f'x86-64): pip install --no-deps -r {gpus.REQUIREMENTS}'
-        )
-    try:
-        return gpus.devices(kind, sizes)
-    except (RuntimeError, ImportError, ValueError) as error:
-        raise ValueError(f'topology {name!r}: {error}') from error
-
-
 def _tpu_devices(name: str, sizes: tuple[int, ...]) -> Any:
     # There is no metadata server, and several plans may compile at the same time.
     os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
     os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
     single = {'chips_per_host_bounds': [1, 1, 1]} if max(sizes) == 1 else {}
+    return topologies.get_topology_desc(platform='tpu', topology_name=name, **single).devices
+
+
+def _attached(kind: str, count: int) -> Topology:
     try:
-        return topologies.get_topology_desc(platform='tpu', topology_name=name, **single).devices
-    except (RuntimeError, ImportError, ValueError) as error:
-        if compiles_for('v5e'):
-            raise ValueError(f'topology {name!r}: {error}') from error
-        raise NotInstalled(
-            f'topology {name!r} needs libtpu (Linux, x86-64): pip install -r requirements/plan.txt'
-        ) from error
-
-
-def _cpu(count: int) -> Topology:
-    devices = jax.devices('cpu')
-    if len(devices) < count:
-        raise ValueError(
-            f'topology cpu:{count}: jax runs with {len(devices)} CPU devices; set '
-            f'jax_num_cpu_devices to {count} before it starts'
-        )
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / count
-    return Topology(devices[:count], Chip(f'{memory / 1e9:.1f} GB', memory))
-
-
-def _gpu(count: int) -> Topology:
-    try:
-        devices = jax.devices('gpu')
+        devices = jax.devices(kind)
     except RuntimeError as error:
         raise ValueError(
             f'topology gpu:{count} needs a GPU and jax with CUDA (pip install "jax[cuda13]"): '
             f'{error}'
         ) from error
     if len(devices) < count:
-        raise ValueError(f'topology gpu:{count}: there are {len(devices)} GPUs')
-    usable = devices[0].memory_stats()['bytes_limit']
-    return Topology(devices[:count], Chip(devices[0].device_kind, usable))
+        raise ValueError(
+            f'topology {kind}:{count}: jax runs with {len(devices)} such devices. Choose fewer, or '
+            'set jax_num_cpu_devices before jax starts'
+        )
+    if kind == 'gpu':
+        chip = Chip(devices[0].device_kind, devices[0].memory_stats()['bytes_limit'])
+    else:
+        memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / count
+        chip = Chip(f'{memory / 1e9:.1f} GB', memory)
+    return Topology(devices[:count], chip)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -26,6 +27,13 @@ OUT_OF_MEMORY = (  # error messages of libtpu 0.0.42
     re.compile(r'Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm'),
     re.compile(r'total memory required for HLO temporaries \(([\d.]+)([KMGT])\) exceeds [^.]*'),
 )
+SIZES = {  # bytes per device of a compiled program -> their names in XLA
+    'arguments': 'argument_size_in_bytes',
+    'outputs': 'output_size_in_bytes',
+    'shared': 'alias_size_in_bytes',  # outputs that reuse the memory of arguments
+    'temporaries': 'temp_size_in_bytes',
+    'code': 'generated_code_size_in_bytes',
+}
 UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
 
 
@@ -40,27 +48,6 @@ class Shapes:
     frozen: Any  # types.FrozenParams
     collect: tuple  # (jitted, arguments)
     learn: tuple
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """Memory of a compiled program on one device, in bytes."""
-
-    name: str
-    beside: int  # state in memory that is not an argument
-    arguments: int
-    outputs: int
-    shared: int  # outputs that reuse the memory of arguments
-    temporaries: int
-    code: int
-    compile_seconds: float  # spent tracing and compiling
-    refused: str = ''  # the compiler's out-of-memory error; temporaries then hold the full need
-
-    @property
-    def total(self) -> int:
-        """Bytes in use while the program runs."""
-        new = self.outputs - self.shared + self.temporaries + self.code
-        return self.beside + self.arguments + new
 
 
 def sizes_of(cfg: Config, model: str = '') -> Any:
@@ -168,26 +155,29 @@ def demonstrations(rollout: Any, count: int, layout: NamedSharding) -> Any:
     return types.Demonstrations(tokens=tokens, attention_mask=mask, mask=mask)
 
 
-def compile_program(name: str, shapes: Shapes) -> Compiled:
-    """Compile 'collect' or 'learn'; running out of device memory is also a result."""
+def compile_program(name: str, shapes: Shapes) -> dict[str, Any]:
+    """Compile 'collect' or 'learn' and return its memory on one device in bytes.
+
+    Keys: SIZES, 'beside' (see there), 'compile_seconds' (tracing and compiling) and 'refused', the
+    compiler's out-of-memory error; 'temporaries' is then the full need. '' = it compiled.
+    """
     function, arguments = getattr(shapes, name)
-    started = time.monotonic()
-    known = {'name': name, 'beside': beside(name, shapes)}
+    started, refused = time.monotonic(), ''
     try:
         memory = function.trace(*arguments).lower().compile().memory_analysis()
+        sizes = {size: getattr(memory, attribute) for size, attribute in SIZES.items()}
     except jax.errors.JaxRuntimeError as error:
-        return Compiled(
-            **known, **refused(name, str(error)), compile_seconds=time.monotonic() - started
-        )
-    return Compiled(
-        **known,
-        arguments=memory.argument_size_in_bytes,
-        outputs=memory.output_size_in_bytes,
-        shared=memory.alias_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        code=memory.generated_code_size_in_bytes,
-        compile_seconds=time.monotonic() - started,
-    )
+        needed, refused = out_of_memory(name, str(error))
+        sizes = dict.fromkeys(SIZES, 0) | {'temporaries': needed}
+    seconds = time.monotonic() - started
+    known = {'name': name, 'refused': refused, 'compile_seconds': seconds}
+    return known | sizes | {'beside': beside(name, shapes)}
+
+
+def bytes_in_use(program: Mapping[str, Any]) -> int:
+    """Return the bytes in use on a device while a compiled program runs."""
+    new = program['outputs'] - program['shared'] + program['temporaries'] + program['code']
+    return program['beside'] + program['arguments'] + new
 
 
 def beside(name: str, shapes: Shapes) -> int:
@@ -198,14 +188,12 @@ def beside(name: str, shapes: Shapes) -> int:
     return device_bytes((shapes.state, shapes.frozen)) - device_bytes(policy)
 
 
-def refused(name: str, message: str) -> dict[str, Any]:
-    """Return the fields of Compiled for a program that needs more memory than the device has."""
+def out_of_memory(name: str, message: str) -> tuple[int, str]:
+    """Return (bytes needed, error) of a program that needs more memory than the device has."""
     used = next((m for m in (p.search(message) for p in OUT_OF_MEMORY) if m), None)
     if used is None:
         raise ValueError(f'{name} does not compile: {message[:2000]}')
-    sizes = dict.fromkeys(('arguments', 'outputs', 'shared', 'code'), 0)
-    total = int(float(used[1]) * UNITS[used[2]])
-    return sizes | {'temporaries': total, 'refused': used[0]}
+    return int(float(used[1]) * UNITS[used[2]]), used[0]
 
 
 def device_bytes(tree: Any) -> int:

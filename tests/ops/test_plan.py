@@ -34,7 +34,7 @@ def test_a_topology_is_a_kind_and_its_axes_and_others_are_refused():
     assert hardware.count_devices('tpu7x', (2, 2, 1)) == 8  # a chip is two devices
     with pytest.raises(ValueError, match='needs a GPU'):
         hardware.find('gpu:1')
-    with pytest.raises(ValueError, match='8 CPU devices; set jax_num_cpu_devices to 16'):
+    with pytest.raises(ValueError, match='8 such devices'):
         hardware.find('cpu:16')
 
 
@@ -129,24 +129,23 @@ def test_knobs_are_sorted_and_the_saving_of_fsdp_is_exact(cfg, shapes):
     ],
 )
 def test_a_program_that_the_compiler_refuses_for_its_size_is_an_answer(message, used):
-    fields = programs.refused('learn', message)
-    costs = dict.fromkeys(('compile_seconds', 'beside'), 0)
-    found = programs.Compiled(name='learn', **fields, **costs)
-    assert found.total == used * 2**30 and found.refused
-    assert not plan.program_row(found, hardware.TPU['v6e'])['fits']
+    needed, refused = programs.out_of_memory('learn', message)
+    assert needed == used * 2**30 and refused
+    sizes = dict.fromkeys(('beside', *programs.SIZES), 0) | {'temporaries': needed}
+    assert not plan.with_verdict(sizes | {'refused': refused}, hardware.TPU['v6e'])['fits']
     with pytest.raises(ValueError, match='learn does not compile: UNIMPLEMENTED'):
-        programs.refused('learn', 'UNIMPLEMENTED: sort')
+        programs.out_of_memory('learn', 'UNIMPLEMENTED: sort')
 
 
 def test_two_depths_make_a_line():
     def made(depth):
-        known = {'name': 'learn', 'beside': 0, 'outputs': 5, 'shared': 5, 'code': 0}
+        known = {'refused': '', 'beside': 0, 'outputs': 5, 'shared': 5, 'code': 0}
         made = {'arguments': 10 * depth, 'temporaries': 7 + 3 * depth, 'compile_seconds': 9.0}
-        return programs.Compiled(**known, **made)
+        return known | made
 
     line = plan.extrapolate([made(2), made(4)], (2, 4), 24)
-    assert (line.arguments, line.temporaries, line.total) == (240, 79, 240 + 79)
-    assert line.compile_seconds == 18.0
+    assert (line['arguments'], line['temporaries']) == (240, 79)
+    assert programs.bytes_in_use(line) == 240 + 79 and line['compile_seconds'] == 18.0
     assert plan.layer_pair(['2', '4']) == (2, 4) and plan.layer_pair([]) == ()
     for words in (['2'], ['4', '2'], ['a', 'b']):
         with pytest.raises(ValueError, match='--layers'):
@@ -244,6 +243,6 @@ def test_a_gpu_is_described_with_its_bandwidth_and_the_memory_that_jax_takes(mon
     assert hardware.chip('h200').usable == pytest.approx(0.75 * 151397597184)  # jax's default
     monkeypatch.setenv(hardware.FRACTION, '.9')
     chip = hardware.chip('h200')
-    text = gpus.description(gpus.GPUS['h200'])
+    text = gpus.description('h200')
     assert f'memory_bandwidth: {4.8e12:.0f}\n' in text and 'H200' in text
     assert chip.usable == pytest.approx(0.9 * 151397597184)
