@@ -44,11 +44,6 @@ class Hyper:
         return [{field: value} for value in values]
 
     @staticmethod
-    def fixed(field: str, value: Any, length: int = 1) -> list[Overrides]:
-        """The same value `length` times."""
-        return [{field: value}] * length
-
-    @staticmethod
     def product(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
         """Every combination; the last sweep changes fastest."""
         return [_merge(parts) for parts in itertools.product(*sweeps)]
@@ -62,8 +57,6 @@ class Hyper:
     def chain(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
         """One sweep after the other."""
         return list(itertools.chain.from_iterable(sweeps))
-
-    zipit, chainit = zip, chain  # as XManager spells them
 
 
 def _merge(parts: Iterable[Overrides]) -> Overrides:
@@ -185,13 +178,13 @@ def _fits_command_line(value: Any) -> bool:
 def run_names(listed: Sequence[Overrides], digests: Sequence[str]) -> list[str]:
     """Folder names such as 'clip_high=0.28,seed=1-3f2a9c1b04': the overrides, then the hash.
 
-    Overrides that all runs share are left out, except the seed. If the rest exceeds NAME_LENGTH,
-    the overrides that distinguish the most runs are kept.
+    Overrides that all runs share are left out, except the seed. So are the last ones if they
+    exceed NAME_LENGTH.
     """
     fields = list(dict.fromkeys(field for overrides in listed for field in overrides))
     leaves = collections.Counter(field.rsplit('.', 1)[-1] for field in fields)
 
-    def word(field, overrides):
+    def word(field: str, overrides: Overrides) -> str:
         leaf = field.rsplit('.', 1)[-1]
         label = leaf if leaves[leaf] == 1 else field
         return f'{label}={_word(overrides[field])}' if field in overrides else ''
@@ -203,29 +196,13 @@ def run_names(listed: Sequence[Overrides], digests: Sequence[str]) -> list[str]:
             for field, words in columns.items()
             if field == 'seed' or len(set(words)) > 1
         }
-    ranked, names = _rank(columns), []
+    names = []
     for number, digest in enumerate(digests):
-        length, chosen = 0, set()
-        for field in ranked:
-            size = len(columns[field][number]) + 1
-            if 1 < size <= NAME_LENGTH + 1 - length:
-                length += size
-                chosen.add(field)
-        words = [columns[field][number] for field in columns if field in chosen]
-        names.append(f'{",".join(words) or "base"}-{digest[:HASH_DIGITS]}')
+        words = {field: column[number] for field, column in columns.items() if column[number]}
+        while len(','.join(words.values())) > NAME_LENGTH:
+            del words[next(field for field in reversed(words) if field != 'seed')]
+        names.append(f'{",".join(words.values()) or "base"}-{digest[:HASH_DIGITS]}')
     return names
-
-
-def _rank(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Order the fields greedily: seed first, then the field that distinguishes the most runs."""
-    ranked = [field for field in columns if field == 'seed']
-
-    def groups(field: str) -> int:
-        return len(set(zip(*(columns[name] for name in (*ranked, field)), strict=True)))
-
-    while len(ranked) < len(columns):
-        ranked.append(max((field for field in columns if field not in ranked), key=groups))
-    return ranked
 
 
 def _word(value: Any) -> str:

@@ -10,7 +10,6 @@ demand, in blocks, to the user's cache folder.
 import functools
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from agentrl_jax.envs.babyai.export import MINIGRID, export_levels
 from agentrl_jax.envs.splits import check_split, level_split
+from agentrl_jax.machine import files
 
 LEVELS = tuple(
     (
@@ -77,9 +77,8 @@ def block_seeds(name: str, index: int) -> range:
 def write(path: Path, levels: dict[str, np.ndarray]) -> None:
     """Write atomically, because several processes may export the same block."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix='.part', delete=False) as part:
-        np.savez_compressed(part, **levels)
-    os.replace(part.name, path)
+    with files.replacing(path) as partial, open(partial, 'wb') as file:
+        np.savez_compressed(file, **levels)
 
 
 def draw(
