@@ -9,6 +9,7 @@ demand, in blocks, to the user's cache folder.
 
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,25 +85,24 @@ def write(path: Path, levels: dict[str, np.ndarray]) -> None:
 def draw(
     split: str | None, num_levels: int, names: Sequence[str], *, seed: int
 ) -> dict[str, np.ndarray]:
-    """Draw distinct levels of a split: arrays of export.empty_levels, and data_idx [num_levels].
+    """Draw distinct levels of a split; arrays as in `numbered`.
 
     The names alternate in equal shares; the seed selects among the exported levels. Small maps have
     few distinct levels: GoToObjS6 has a few hundred.
     """
     check_split(split)
     quota = [num_levels // len(names) + (i < num_levels % len(names)) for i in range(len(names))]
-    parts = [
+    shares = [
         share(name, split, count, seed=seed)
         for name, count in zip(names, quota, strict=True)
         if count
     ]
-    place = np.concatenate([np.arange(len(part['agent'])) for part in parts])
-    order = np.argsort(place, kind='stable')
-    return {key: np.concatenate([part[key] for part in parts])[order] for key in parts[0]}
+    rounds = itertools.zip_longest(*shares)
+    return numbered([number for one in rounds for number in one if number is not None])
 
 
-def share(name: str, split: str | None, count: int, *, seed: int) -> dict[str, np.ndarray]:
-    """Return `count` levels of one name, reading blocks until there are enough."""
+def share(name: str, split: str | None, count: int, *, seed: int) -> list[int]:
+    """Return the numbers of `count` levels of one name, reading blocks until there are enough."""
     candidates, blocks, known = [], 0, set()
     while len(candidates) < count:
         if blocks == MAX_BLOCKS:
@@ -110,22 +110,18 @@ def share(name: str, split: str | None, count: int, *, seed: int) -> dict[str, n
                 f'num_levels: {name} has {len(candidates)} different levels of split {split} among '
                 f'{blocks} blocks of seeds, not {count}: use fewer levels'
             )
-        for row, key in enumerate(block_keys(name, blocks)):
-            fits = split is None or level_split(key) == split
-            if fits and key not in known:
-                candidates.append((blocks, row))
+        seeds, keys = block_seeds(name, blocks), block_keys(name, blocks)
+        for level_seed, key in zip(seeds, keys, strict=True):
+            if key not in known and split in (None, level_split(key)):
+                candidates.append(level_seed * len(LEVELS) + LEVELS.index(name))
                 known.add(key)
         blocks += 1
     chosen = np.random.default_rng(seed).permutation(len(candidates))[:count]
-    picked = [candidates[i] for i in sorted(chosen)]
-    first = block(name, 0)
-    part = {key: np.stack([block(name, b)[key][row] for b, row in picked]) for key in first}
-    seeds = [block_seeds(name, b)[row] for b, row in picked]
-    return part | {'data_idx': np.array(seeds, np.int32) * len(LEVELS) + LEVELS.index(name)}
+    return [candidates[i] for i in sorted(chosen)]
 
 
 def numbered(ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return the levels with AgentGym's numbers, in that order; arrays as in draw."""
+    """Return the levels with AgentGym's numbers: arrays of export.empty_levels, and data_idx."""
     rows = []
     for number in ids:
         seed, index = divmod(number, len(LEVELS))
