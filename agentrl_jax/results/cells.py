@@ -370,7 +370,7 @@ def _merged(kind: str, entries: Entries, table: Table) -> list[tuple[str, list[l
             if kind == CLONE and len(set(seeds)) < len(seeds):
                 names = ', '.join(entry['run'] for entry in part)
                 raise ValueError(
-                    f'clones: {names} have the same settings, and some the same seed: pass one set'
+                    f'clones: {names} have the same settings and repeated seeds: pass only one set'
                 )
             parts.append(part)
         name = LINE_NAMES.get(kind, members[0])

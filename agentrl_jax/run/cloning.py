@@ -65,7 +65,9 @@ def demonstrate_levels(run: Run, cfg: Config, task: Task) -> Demonstrations:
                     task, conversation, player, report=progress.advance, **settings
                 )
         except WorldError as error:  # for example from a search server
-            raise ValueError(f'an environment failed while demonstrating: {error}') from error
+            raise ValueError(
+                f'clone.episodes: an environment failed during a demonstration: {error}'
+            ) from error
         if cut:
             bound = demonstrations.budget_name(task, cfg.rollout.max_tokens)
             usage.warn(

@@ -112,8 +112,8 @@ def solutions(env: Any, env_params: Any, budget: int) -> np.ndarray:
         return simulation.solutions(env, env_params, budget)
     except simulation.NoExpert as error:
         raise ValueError(
-            'env.hint or an extension needs the plans of the expert, but '
-            f'{env.name} has no expert: disable them'
+            f'env.hint or an extension needs expert plans, but {env.name} has no expert: set '
+            'env.hint=none, and do not use the extension'
         ) from error
 
 

@@ -172,7 +172,7 @@ RULES = (
     *exclude(
         {'env.mix': ()},
         {'context.window': 0, 'filter.refill': 0, 'alarm.mi_every': 0},
-        'several environments have different prompts, and fixed shares',
+        'env.mix gives environments different prompts and fixed shares',
     ),
     # Agents
     Rule({'agent.name': AGENTS - {'reflect'}, 'agent.trials': TWO}),

@@ -137,7 +137,7 @@ def build_forms(
     if least >= longest:
         raise ValueError(
             f'rollout.max_response={longest} is too small for {", ".join(map(repr, forms))}: the '
-            f'end of an answer takes {least} tokens; set it to more'
+            f'end of an answer takes {least} tokens; set it to at least {least + 1}'
         )
     arrays = table.arrays(loose, size=len(every), apart=(), kinds=len(forms) if offers else 0)
     return Grammar(

@@ -291,7 +291,7 @@ LAKE = {
     'changes, words',
     [
         ({'gymnasium.id': 'FrozenLak-v1'}, 'cannot create an environment: NameNot.*FrozenLak'),
-        ({'gymnasium.actions': ('Up',)}, 'gymnasium.actions names 1 of 4 actions'),
+        ({'gymnasium.actions': ('Up',)}, 'gymnasium.actions has 1 names for 4 actions'),
         (
             {'env.name': 'objects', 'objects.make_object': 'nowhere:Echo'},
             "objects.make_object='nowhere:Echo'",

@@ -48,7 +48,9 @@ class GymnasiumWorld:
         if isinstance(space, spaces.Discrete):
             actions = range(int(space.start), int(space.start + space.n))
             if names and len(names) != space.n:
-                raise ValueError(f'gymnasium.actions names {len(names)} of {space.n} actions')
+                raise ValueError(
+                    f'gymnasium.actions has {len(names)} names for {space.n} actions: name each'
+                )
         self._names = names or tuple(map(str, actions))
         lowered = (name.lower() for name in self._names)
         self._actions = dict(zip(lowered, actions, strict=True))

@@ -78,7 +78,7 @@ def maker(env: str, settings: dict) -> functools.partial[World]:
     except TypeError as error:
         raise ValueError(f'--settings of {env}: {error}') from error
     if lacking := [call for call in NEEDED if not callable(getattr(kind, call, None))]:
-        raise ValueError(f'--env={env} is not a world: it has no {" and no ".join(lacking)}')
+        raise ValueError(f'--env={env} is not an environment: it has no {" and no ".join(lacking)}')
     return functools.partial(kind, **settings)
 
 
@@ -314,5 +314,7 @@ if __name__ == '__main__':
         serve_pipes(maker(asked['env'], asked['settings']), asked['most_chars'])
     except (ValueError, OSError, ImportError, WorldError) as error:
         # Flush now: the server kills a worker when its pipe closes
-        print(f'error: no world can be made: {shown(str(error))}', file=sys.stderr, flush=True)
+        print(
+            f'error: no environment can be made: {shown(str(error))}', file=sys.stderr, flush=True
+        )
         sys.exit(1)

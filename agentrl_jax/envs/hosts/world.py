@@ -66,7 +66,7 @@ class WorldDown(WorldError):
 
 
 LARGEST = 1e6  # reward or figure: their squares and sums stay finite in float32
-BOUNDS = f'must be from {-LARGEST:g} to {LARGEST:g}: scale the rewards of the world'
+BOUNDS = f'must be from {-LARGEST:g} to {LARGEST:g}: scale the rewards of the environment'
 
 
 def fits(value: Any) -> bool:

@@ -84,14 +84,14 @@ def load_teacher(name: str, setup: Setup) -> tuple[Model, Params]:
     other = setup.load_tokenizer(path)
     if vocabulary(other) != vocabulary(tokenizer):
         raise ValueError(
-            f'opd.teachers: {name} has the tokens of {other.source}, but the policy has those of '
-            f'{tokenizer.source}: the same ids must stand for the same texts'
+            f'opd.teachers: {name} uses the tokenizer {other.source}, but the policy '
+            f'{tokenizer.source}: use a teacher with the same token ids'
         )
     model, params = setup.load_policy(path)
     if model.vocab_size < setup.model.vocab_size:
         raise ValueError(
-            f'opd.teachers: {name} has probabilities of {model.vocab_size} tokens, but the policy '
-            f'of {setup.model.vocab_size}: use a teacher with at least as many'
+            f'opd.teachers: {name} has a vocabulary of {model.vocab_size} tokens, but the policy has '
+            f'{setup.model.vocab_size}: use a teacher with at least as many'
         )
     return model, params
 

@@ -137,7 +137,7 @@ def policies(path: str, game: Game, steps: Sequence[int | None]) -> list[Player]
     """Return the policy of each checkpoint of a run of the game, with one program for all."""
     cfg = in_self_play(parts.config_of_run(files.local_path(path)))
     if cfg.env.name != game.world.name:
-        raise ValueError(f'{path} plays {cfg.env.name}, but --workdir {game.world.name}')
+        raise ValueError(f'{path} plays {cfg.env.name}, but --workdir plays {game.world.name}')
     tokenizer = parts.build_tokenizer(cfg)
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, 'test', mesh)
