@@ -90,8 +90,8 @@ def load_teacher(name: str, setup: Setup) -> tuple[Model, Params]:
     model, params = setup.load_policy(path)
     if model.vocab_size < setup.model.vocab_size:
         raise ValueError(
-            f'opd.teachers: {name} has a vocabulary of {model.vocab_size} tokens, but the policy has '
-            f'{setup.model.vocab_size}: use a teacher with at least as many'
+            f'opd.teachers: {name} has a vocabulary of {model.vocab_size} tokens, but the policy '
+            f'has {setup.model.vocab_size}: use a teacher with at least as many'
         )
     return model, params
 
