@@ -90,9 +90,9 @@ def settings(
     )
 
 
-def state(tx, params, critic=None):
-    """Return the TrainState at step 0; one optimiser for policy and critic."""
-    return TrainState(
+def state(tx, params, critic=None, **fields):
+    """Return the TrainState at step 0, or with other fields; one optimiser for both networks."""
+    start = TrainState(
         step=jnp.int32(0),
         params=params,
         opt_state=tx.init(params),
@@ -101,3 +101,4 @@ def state(tx, params, critic=None):
         kl_coef=jnp.float32(0),
         skipped=jnp.int32(0),
     )
+    return start.replace(**fields)

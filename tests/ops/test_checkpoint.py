@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import updates
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -28,15 +29,7 @@ def make_state(seed: int = 0, width: int = 16) -> TrainState:
     }
     tx = optax.adamw(1e-3)
     critic = {'value_head': {'kernel': jax.random.normal(keys[2], (width, 1))}}
-    return TrainState(
-        step=jnp.int32(seed),
-        params=params,
-        opt_state=tx.init(params),
-        critic_params=critic,
-        critic_opt_state=tx.init(critic),
-        kl_coef=jnp.float32(0.1),
-        skipped=jnp.int32(0),
-    )
+    return updates.state(tx, params, critic, step=jnp.int32(seed), kl_coef=jnp.float32(0.1))
 
 
 def abstract(state, layout=None):

@@ -14,6 +14,7 @@ from test_multiprocess import variables_of
 
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
+from agentrl_jax.rollout import replies
 
 # Adam divides a gradient by its size. A gradient that is 0 up to rounding (key biases hardly affect
 # attention) moves its parameter by lr times noise: 1e-4 at lr 1e-3, with identical tokens.
@@ -139,3 +140,43 @@ def test_two_processes_then_one_of_eight_devices_train_like_one_through_losses(t
     for name in ('return', 'tokens'):
         each = [rows[0][f'rollout_{world}/{name}'] for world in WORLDS]
         assert rows[0][f'rollout/{name}'] == pytest.approx(sum(each) / 2, rel=1e-5)
+
+
+# ---- against worlds on hosts --------------------------------------------------------------------
+
+HOSTS = {
+    'env.name': 'objects',
+    'objects.make_object': 'host_worlds:Echo',
+    'hosts.instruction': 'Say something.',
+    'hosts.max_observation': 40,
+    'hosts.read_tokens': 16,
+    'rollout.max_tokens': 160,
+    'clone.episodes': 0,
+}
+
+
+@pytest.mark.soak
+def test_two_processes_train_like_one_against_hosts(tmp_path):
+    """Each process plays its rows on its device and logs the replies of its worlds."""
+    words = [f'--config.{name}={value}' for name, value in HOSTS.items()]
+    two, one = tmp_path / 'two', tmp_path / 'one'
+    for workdir, count in ((two, 2), (one, 1)):
+        for code, text in finish(start(workdir, count, 2 // count, *words)):
+            assert code == 0, text
+    assert_same_training(two, one, HOSTS)
+    logs = [replies.read_log(path) for path in sorted(two.glob('replies*.jsonl'))]
+    streams = [{row['stream'] for row in log if row['split'] == 'train'} for log in logs]
+    assert len(logs) == 2 and streams[0].isdisjoint(streams[1])
+    assert streams[0] | streams[1] == set(range(16))
+    # Metrics cover the worlds of both processes.
+    for row, alone in zip(*map(metrics_of, (two, one)), strict=True):
+        assert row['hosts/cut'] == alone['hosts/cut'] > 0
+        here = row['step'], 'train'
+        of_step = [line for log in logs for line in log if (line['step'], line['split']) == here]
+        slowest = max(line['seconds'] for line in of_step)
+        assert row['hosts/slowest_s'] == pytest.approx(slowest, abs=1e-5)
+
+
+def metrics_of(workdir):
+    rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
+    return [row for row in rows if 'hosts/cut' in row]

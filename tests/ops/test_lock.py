@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from waiting import until
 
 from agentrl_jax.machine import lock, processes
 from agentrl_jax.sweeps import status
@@ -44,13 +45,6 @@ def shared_disk(monkeypatch):
 
     monkeypatch.setattr(lock.filelock.FileLock, '_acquire', fail)
     monkeypatch.setattr(lock, 'machine', lambda: ('this host', 'its boot'))
-
-
-def wait_for(condition, within_s=20):
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_second_training_is_rejected_until_the_first_is_killed(owner, tmp_path, monkeypatch):
@@ -113,7 +107,7 @@ def test_an_owner_that_hung_and_was_replaced_ends(owner, tmp_path, shared_disk):
         time.sleep(0.1)
         return errors
 
-    wait_for(taken_over)
+    until(taken_over)
     assert 'was taken over by process 7 ' in errors[0]
     second.release()
     assert lock.read_lease(tmp_path)['pid'] == 7  # another owner's lease stays
@@ -131,7 +125,7 @@ def test_a_disk_that_fills_does_not_end_a_lease(tmp_path, monkeypatch):
         patch.setattr(lock.files, 'write_atomic', full)
         time.sleep(0.1)
     (tmp_path / lock.LEASE_FILE).unlink()  # deleted by a user
-    wait_for(lambda: (lock.read_lease(tmp_path) or {'beats': 0})['beats'] > before)
+    until(lambda: (lock.read_lease(tmp_path) or {'beats': 0})['beats'] > before)
     lease.release()
     assert errors == []
 

@@ -1,5 +1,6 @@
 """Meshes and partition rules: the first match wins, and indivisible axes are replicated."""
 
+import functools
 import importlib.metadata
 
 import jax
@@ -8,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 import tiny_models
+import updates
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import critic
-from agentrl_jax.types import TrainState
 
 TINY = tiny_models.UNTIED
 CUBE = (2, 2, 2)
@@ -127,17 +128,8 @@ def test_parameters_are_made_where_they_belong_with_the_values_of_one_device():
 def test_optimiser_moments_lie_as_their_parameters():
     mesh, tx = sharding.make_mesh(*CUBE), optax.adamw(1e-3)
     params = TINY.abstract_params()
-    scalar = jax.ShapeDtypeStruct((), jnp.int32)
-    critic_params = abstract_critic(params, TINY)
-    state = TrainState(
-        step=scalar,
-        params=params,
-        opt_state=jax.eval_shape(tx.init, params),
-        critic_params=critic_params,
-        critic_opt_state=jax.eval_shape(tx.init, critic_params),
-        kl_coef=shape(),
-        skipped=scalar,
-    )
+    make_state = functools.partial(updates.state, tx)
+    state = jax.eval_shape(make_state, params, abstract_critic(params, TINY))
     layout = sharding.specs(state, sharding.TRAIN_RULES, mesh)
     assert layout.opt_state[0].mu == layout.params == layout.opt_state[0].nu
     assert layout.critic_opt_state[0].mu == layout.critic_params

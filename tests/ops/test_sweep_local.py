@@ -13,6 +13,7 @@ import time
 
 import fake_sweep
 import pytest
+from waiting import until
 
 from agentrl_jax.machine import processes
 from agentrl_jax.records import run_log
@@ -49,13 +50,6 @@ def run_here(workdir, *, runs=1, jobs=1, retries=2, steps=5, step_s=0.01, fault=
     return code, said.getvalue(), most
 
 
-def until(condition, seconds=240):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, 'nothing happened'
-        time.sleep(0.01)
-
-
 def steps_of(folder):
     return [row['step'] for row in sweep_status.tail(folder / run_log.METRICS_FILE)]
 
@@ -78,7 +72,9 @@ def assert_all_done(workdir, runs, steps):
         folder = workdir / f'run-{number}'
         assert run_log.finished_step(folder) == steps
         assert set(steps_of(folder)) == set(range(steps))
-        until(lambda folder=folder: not sweep_status.is_locked(folder))  # an orphan may be ending
+        until(
+            lambda folder=folder: not sweep_status.is_locked(folder), 240
+        )  # an orphan may be ending
 
 
 # ---- one sweep left alone ----------------------------------------------------------------------

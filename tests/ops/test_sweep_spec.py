@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 
 import ml_collections
 import numpy as np
@@ -19,6 +18,7 @@ from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import config_dict, config_flags
+from waiting import until
 
 from agentrl_jax import sweep
 from agentrl_jax.run import command
@@ -331,9 +331,7 @@ def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_pat
         | {'PATH': f'{tmp_path}:{os.environ["PATH"]}', 'SAID': str(said)}
         | {'SLURM_ARRAY_TASK_ID': '1', 'SLURM_ARRAY_JOB_ID': '77'},
     )
-    deadline = time.monotonic() + 240
-    while not (said.exists() and said.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: said.exists() and said.read_text())
     task.terminate()
     assert task.wait(240) == 75
     chosen = ['--launcher=local', '--jobs=1', f'--only={runs[1].name}']

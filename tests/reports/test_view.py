@@ -3,11 +3,11 @@
 import json
 import math
 import os
-import time
 
 import pytest
 from fastapi.testclient import TestClient
 from test_documents import Page, small_document
+from waiting import until
 
 from agentrl_jax import view
 from agentrl_jax.machine import lock
@@ -226,10 +226,7 @@ def test_the_beacon_writes_what_a_run_does_while_it_lives(tmp_path):
     folder, now = make_run(tmp_path / 'a'), {'worlds': {'waited for': 7, 'slowest': '<b>'}}
     held = lock.take(folder)
     with beacon(folder, lambda: now, every_s=0.01):
-        deadline = time.monotonic() + 10
-        while 'worlds in flight waited for 7' not in Page(live(folder)).text:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: 'worlds in flight waited for 7' in Page(live(folder)).text)
     held.release()
     assert not (folder / run_log.NOW_FILE).exists() and 'in flight' not in live(folder)
 

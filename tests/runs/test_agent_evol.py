@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import toy_rollouts as toy
+import updates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.algorithms.agent_evol import AgentEvol
 from agentrl_jax.rl import evol, losses
-from agentrl_jax.types import Demonstrations, TrainState
+from agentrl_jax.types import Demonstrations
 
 # ---- the loss ----------------------------------------------------------------------------------
 
@@ -132,16 +133,7 @@ def test_an_iteration_restarts_from_the_given_policy():
     params, base = toy.toy_params(0), toy.toy_params(1)
     tx = optax.adam(0.1)
     _, moved = tx.update(params, tx.init(params), params)
-    state = TrainState(
-        step=jnp.int32(7),
-        params=params,
-        opt_state=moved,
-        critic_params=None,
-        critic_opt_state=None,
-        kl_coef=jnp.float32(0),
-        skipped=jnp.int32(0),
-        explorer=base,
-    )
+    state = updates.state(tx, params, step=jnp.int32(7), opt_state=moved, explorer=base)
     again = evol.begin_iteration(state, tx, base)
     assert same(again.explorer, params) and same(again.params, base) and again.step == 7
     assert same(again.opt_state, tx.init(base))

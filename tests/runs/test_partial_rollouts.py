@@ -102,7 +102,7 @@ def version_of(rollouts):
     )
 
 
-@pytest.mark.parametrize('staleness', [1, 3])
+@pytest.mark.parametrize('staleness', [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_batch_is_its_own_groups_and_no_turn_is_older_than_the_bound(staleness, tmp_path):
     rollouts, player = played(hosts.Echo, tmp_path, staleness=staleness)
     for step, out in enumerate(rollouts):

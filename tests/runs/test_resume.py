@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import chaos
 import jax
 import micro_runs
 import numpy as np
@@ -16,6 +17,7 @@ from agentrl_jax import train
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.run import recorder
+from agentrl_jax.run.config import read as read_config
 
 pytestmark = pytest.mark.soak
 
@@ -189,3 +191,21 @@ def test_a_stop_saves_before_anything_else_is_computed(
         assert train.train(short_config(), str(tmp_path)) == 0
     one, other = (micro_runs.saved_state(short_config(), each) for each in (left_alone, tmp_path))
     jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+# ---- tests/chaos.py, which kills runs of every kind any number of times --------------------------
+
+
+def test_kill_9_of_a_run_on_hosts_changes_no_bit_and_leaves_no_server(tmp_path):
+    runs = chaos.Chaos(tmp_path, seed=13)
+    try:
+        runs.of('hosts', kills=2)
+    finally:
+        runs.end()
+    assert runs.tally.total() and runs.leaves > 10
+    assert runs.compared['pages_of'] and runs.compared['replies_of']
+
+
+@pytest.mark.parametrize('name', chaos.KINDS)
+def test_every_kind_of_run_that_is_killed_is_possible(name):
+    read_config(chaos.config_of(chaos.KINDS[name].changes))

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import micro_runs
 import pytest
+from waiting import until
 
 from agentrl_jax import serve_policy
 from agentrl_jax.envs.hosts.harness.wire import Refused
@@ -97,12 +98,6 @@ def asked(desk, messages):
     return body['choices'][0]['message']['content']
 
 
-def wait_for(true):
-    until = time.monotonic() + 60
-    while not true() and time.monotonic() < until:
-        time.sleep(0.01)
-
-
 def play(desk, slots, *, read=str, go=None, said='a'):
     """Slots that give every client the same answer; go: each answer waits for it."""
 
@@ -129,7 +124,7 @@ def test_parallel_continuations_of_a_conversation_are_all_answered():
     go.clear()
     with ThreadPoolExecutor(3) as pool:
         said = [pool.submit(asked, desk, history) for _ in range(3)]
-        wait_for(lambda: len(desk.asking) == 3)
+        until(lambda: len(desk.asking) == 3)
         go.set()
         assert [one.result(60) for one in said] == ['a'] * 3
     assert len(desk.open) == 3 and not desk.asking
@@ -143,7 +138,7 @@ def test_a_request_that_is_sent_again_is_answered_once_by_the_same_answer():
     raw = json.dumps({'messages': [user('Where?')]}).encode()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(desk.ask, raw, False)
-        wait_for(lambda: len(desk.asking) == 1)
+        until(lambda: len(desk.asking) == 1)
         again = pool.submit(desk.ask, raw, True)
         time.sleep(0.1)
         go.set()

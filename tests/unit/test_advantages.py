@@ -13,6 +13,7 @@ from agentrl_jax.rl import advantages as adv
 
 SETTINGS = settings(max_examples=12, deadline=None)
 NORMS = ('std', 'mean', 'leave_one_out')
+gae, bi_level_gae, turn_wise_gae = map(jax.jit, (adv.gae, adv.bi_level_gae, adv.turn_wise_gae))
 
 
 def row(*numbers, dtype=jnp.float32):
@@ -134,10 +135,10 @@ def test_a_turn_with_zero_reward_is_a_boundary():
     np.testing.assert_array_equal(adv.turn_ends(mask, turn), [[0, 1, 0, 1]])
     rewards = adv.place_on_turn_ends(row(0.0, 1.0), mask, turn)
     kwargs = dict(gamma=1.0, turn_gamma=0.5, lam=1.0)
-    two = adv.bi_level_gae(rewards, jnp.zeros((1, 4)), mask, turn, **kwargs)
+    two = bi_level_gae(rewards, jnp.zeros((1, 4)), mask, turn, **kwargs)
     # turn 1: A = 1; turn 0: 0 + .5 * 1
     np.testing.assert_allclose(two, [[0.5, 0.5, 1, 1]])
-    all_zero = adv.bi_level_gae(0 * rewards, jnp.zeros((1, 4)), mask, turn, **kwargs)
+    all_zero = bi_level_gae(0 * rewards, jnp.zeros((1, 4)), mask, turn, **kwargs)
     np.testing.assert_array_equal(all_zero, np.zeros((1, 4)))
 
 
@@ -151,7 +152,7 @@ GAP = ALL.at[0, 5:7].set(False)
 
 
 def bi_level(lam, mask=ALL):
-    return adv.bi_level_gae(
+    return bi_level_gae(
         REWARD_AT_4_AND_9, TENTHS, mask, TWO_TURNS, gamma=1.0, turn_gamma=0.95, lam=lam
     )
 
@@ -171,11 +172,11 @@ def test_bi_level_gae_golden_vectors():
 def test_gae_golden_vectors():
     """Over observations (mask 1111100111), and over several turns."""
     rewards = row(0, 0, 0, 0, 0, 0, 0, 0, 0, 2)
-    out = adv.gae(rewards, TENTHS, GAP, gamma=1.0, lam=0.95)
+    out = gae(rewards, TENTHS, GAP, gamma=1.0, lam=0.95)
     want = [1.4646, 1.4364, 1.4067, 1.3755, 1.3426, 0, 0, 1.0975, 1.05, 1.0]
     np.testing.assert_allclose(out, [want], atol=5e-5)
     mask = row(1, 1, 0, 0, 1, 1, dtype=bool)
-    out = adv.gae(row(0, 0.3, 0, 0, 0, 1), row(0.1, 0.2, 9, 9, 0.5, 0.6), mask, gamma=1.0, lam=1.0)
+    out = gae(row(0, 0.3, 0, 0, 0, 1), row(0.1, 0.2, 9, 9, 0.5, 0.6), mask, gamma=1.0, lam=1.0)
     np.testing.assert_allclose(out, [[1.2, 1.1, 0, 0, 0.5, 0.4]], atol=1e-6)
 
 
@@ -197,7 +198,7 @@ def test_turn_wise_gae_by_hand():
     mask = row(1, 1, 0, 1, 1, dtype=bool)
     turn = row(0, 0, 1, 1, 1, dtype=jnp.int32)
     rewards, values = row(0, 0, 0, 0, 1), row(9, 0.5, 9, 9, 0.25)
-    out = adv.turn_wise_gae(rewards, values, mask, turn, turn_gamma=0.5, lam=1.0)
+    out = turn_wise_gae(rewards, values, mask, turn, turn_gamma=0.5, lam=1.0)
     np.testing.assert_allclose(out, [[0, 0, 0, 0.75, 0.75]], atol=1e-7)
 
 
@@ -348,12 +349,12 @@ def test_recursions_equal_float64_loops(seed, gamma, lam):
     rewards, values = rng.normal(size=(2, 4, 20))
     with jax.enable_x64(True):
         np.testing.assert_array_equal(adv.turn_ends(mask, turn), reference_ends(mask, turn))
-        out = adv.gae(rewards, values, mask, gamma=gamma, lam=lam)
+        out = gae(rewards, values, mask, gamma=gamma, lam=lam)
         np.testing.assert_allclose(out, reference_gae(rewards, values, mask, gamma, lam), atol=1e-9)
-        out = adv.bi_level_gae(rewards, values, mask, turn, gamma=gamma, turn_gamma=0.95, lam=lam)
+        out = bi_level_gae(rewards, values, mask, turn, gamma=gamma, turn_gamma=0.95, lam=lam)
         want = reference_bi_level(rewards, values, mask, turn, gamma, 0.95, lam)
         np.testing.assert_allclose(out, want, atol=1e-9)
-        out = adv.turn_wise_gae(rewards, values, mask, turn, turn_gamma=gamma, lam=lam)
+        out = turn_wise_gae(rewards, values, mask, turn, turn_gamma=gamma, lam=lam)
         want = reference_turn_wise(rewards, values, mask, turn, gamma, lam)
         np.testing.assert_allclose(out, want, atol=1e-9)
 
@@ -382,12 +383,12 @@ def test_bi_level_gae_with_both_levels_merged_is_gae():
     values = rng.normal(size=(5, 24)).astype(np.float32)
     inner = rng.normal(size=(5, 24)).astype(np.float32)  # like a KL term
     for rewards in (placed, placed + inner):
-        both = adv.bi_level_gae(rewards, values, mask, turn, gamma=1.0, turn_gamma=1.0, lam=1.0)
-        plain = adv.gae(rewards, values, mask, gamma=1.0, lam=1.0)
+        both = bi_level_gae(rewards, values, mask, turn, gamma=1.0, turn_gamma=1.0, lam=1.0)
+        plain = gae(rewards, values, mask, gamma=1.0, lam=1.0)
         np.testing.assert_allclose(both, plain, atol=1e-5)
     each = np.broadcast_to(np.arange(24, dtype=np.int32), (5, 24))  # each token is its own turn
-    both = adv.bi_level_gae(placed, values, mask, each, gamma=0.3, turn_gamma=0.9, lam=0.8)
-    np.testing.assert_allclose(both, adv.gae(placed, values, mask, gamma=0.9, lam=0.8), atol=1e-5)
+    both = bi_level_gae(placed, values, mask, each, gamma=0.3, turn_gamma=0.9, lam=0.8)
+    np.testing.assert_allclose(both, gae(placed, values, mask, gamma=0.9, lam=0.8), atol=1e-5)
 
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])
@@ -398,9 +399,9 @@ def test_poison_off_the_mask_changes_no_advantage(poison):
 
     def every(rewards, values):
         return (
-            adv.gae(rewards, values, mask, gamma=0.9, lam=0.8),
-            adv.turn_wise_gae(rewards, values, mask, turn, turn_gamma=0.9, lam=0.8),
-            adv.bi_level_gae(rewards, values, mask, turn, gamma=0.9, turn_gamma=0.8, lam=0.7),
+            gae(rewards, values, mask, gamma=0.9, lam=0.8),
+            turn_wise_gae(rewards, values, mask, turn, turn_gamma=0.9, lam=0.8),
+            bi_level_gae(rewards, values, mask, turn, gamma=0.9, turn_gamma=0.8, lam=0.7),
             adv.whiten(rewards, mask),
         )
 

@@ -35,7 +35,7 @@ from agentrl_jax.rl import losses, score, turn_credit
 from agentrl_jax.rl.algorithm import KL, Clip, Comparison, Filter, Range
 from agentrl_jax.rl.learning import BatchSettings, UpdateSettings
 from agentrl_jax.rollout import windows
-from agentrl_jax.types import EpisodeStop
+from agentrl_jax.types import EpisodeStop, Scores
 
 CLIP = Clip(0.2, 0.28)
 
@@ -48,12 +48,23 @@ def two_episodes(**kwargs):
 
 
 def zero_scores(rollout):
-    return jax.tree.map(jnp.zeros_like, toy.scores_of(rollout))
+    return Scores(*[jnp.zeros_like(rollout.logprobs)] * 3)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 2))
 def batch_of(how, rollout, group_size, scores=None, **kwargs):
     scores = zero_scores(rollout) if scores is None else scores
     return how.make_batch(rollout, scores, group_size=group_size, **kwargs)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def loss_of(how, logprobs, batch):
+    return how.loss(logprobs, batch)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradient_of(how, logprobs, batch):
+    return jax.grad(lambda x: how.loss(x, batch).sum())(logprobs)
 
 
 # ---- PPO -----------------------------------------------------------------------------------------
@@ -308,14 +319,13 @@ def test_gspo_by_hand():
     # log-ratios .1 .3 | -.4 at t = 1 2 | 4: row mean 0, turn means .2, -.4; A = 1, clip .9 to 1.1
     batch, clip = ratio_batch(1.0), Clip(0.1, 0.1)
     logp = jnp.array([[0, 0.1, 0.3, 0, -0.4, 0]])
-    np.testing.assert_allclose(
-        GSPO(clip=clip).loss(logp, batch), [[0, -1, -1, 0, -1, 0]], atol=1e-6
-    )
+    loss = loss_of(GSPO(clip=clip), logp, batch)
+    np.testing.assert_allclose(loss, [[0, -1, -1, 0, -1, 0]], atol=1e-6)
     # turn 0: e^.2 = 1.22, clipped to 1.1; turn 1: e^-.4 = .67, no lower clip for A > 0
     by_turn = GSPOTurn(clip=clip)
-    turn = by_turn.loss(logp, batch)
+    turn = loss_of(by_turn, logp, batch)
     np.testing.assert_allclose(turn, [[0, -1.1, -1.1, 0, -np.exp(-0.4), 0]], rtol=1e-5)
-    gradient = jax.grad(lambda x: by_turn.loss(x, batch).sum())(logp)
+    gradient = gradient_of(by_turn, logp, batch)
     np.testing.assert_allclose(gradient, [[0, 0, 0, 0, -np.exp(-0.4), 0]], atol=1e-5)
 
 
@@ -324,8 +334,8 @@ def test_cispo_by_hand():
     batch, how = ratio_batch(jnp.array([[0, 2.0, -1, 0, 1, 0]])), CISPO(clip=Range(0.2, 0.28))
     logp = jnp.array([[0, 0.5, -0.5, 0, 0.1, 0]])
     want = [[0, -1.28 * 2 * 0.5, 0.8 * -0.5, 0, -np.exp(0.1) * 0.1, 0]]
-    np.testing.assert_allclose(how.loss(logp, batch), want, rtol=1e-5)
-    gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logp)
+    np.testing.assert_allclose(loss_of(how, logp, batch), want, rtol=1e-5)
+    gradient = gradient_of(how, logp, batch)
     np.testing.assert_allclose(gradient, [[0, -2.56, 0.8, 0, -np.exp(0.1), 0]], rtol=1e-5)
     found = how.clipped(logp, batch)  # weights for both signs of the advantage
     assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == [1]
@@ -341,8 +351,8 @@ def test_sapo_by_hand():
     gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
     want = np.zeros((1, 6))
     want[0, [1, 2, 4]] = -advantage * 4 / tau * gate
-    np.testing.assert_allclose(how.loss(logp, batch), want, rtol=1e-5)
-    gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logp)
+    np.testing.assert_allclose(loss_of(how, logp, batch), want, rtol=1e-5)
+    gradient = gradient_of(how, logp, batch)
     slope = np.zeros((1, 6))
     slope[0, [1, 2, 4]] = -advantage * 4 * gate * (1 - gate) * ratio
     np.testing.assert_allclose(gradient, slope, rtol=1e-4)
@@ -367,8 +377,8 @@ def test_dppo_by_hand():
         want = np.zeros((1, 6))
         want[0, [1, 2, 4]] = -np.array([1.0, -1.0, 1.0]) * ratio * np.array(now)
         want[0, dropped] = 0.0
-        np.testing.assert_allclose(how.loss(logp, batch), want, rtol=1e-4, atol=1e-6)
-        gradient = np.asarray(jax.grad(lambda x: how.loss(x, batch).sum())(logp))
+        np.testing.assert_allclose(loss_of(how, logp, batch), want, rtol=1e-4, atol=1e-6)
+        gradient = gradient_of(how, logp, batch)
         assert set(np.flatnonzero(gradient)) == {1, 2, 4} - set(dropped)
         found = how.clipped(logp, batch)
         assert np.flatnonzero(found['policy/clip_frac_high']).tolist() == dropped[:1]
@@ -501,7 +511,7 @@ def test_nothing_to_train_on_gives_zeros(how):
     rollout = toy.random_rollout(6, faulty=range(8))
     batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
     assert not batch.mask.any() and not batch.advantages.any() and not batch.returns.any()
-    assert not np.asarray(how.loss(rollout.logprobs, batch)).any()
+    assert not loss_of(how, rollout.logprobs, batch).any()
 
 
 @pytest.mark.parametrize('cls', ALGORITHMS.values())
@@ -509,9 +519,13 @@ def test_first_gradient_is_the_policy_gradient(cls):
     """At pi = pi_old, the gradient of every surrogate is -A of its token."""
     rollout, how = toy.random_rollout(7), cls()
     batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
-    weights = batch.mask.astype(jnp.float32)
-    total = lambda x: losses.weighted_sum(weights, how.loss(x, batch))  # noqa: E731
-    got = jax.grad(total)(batch.old_logprobs)
+
+    @jax.jit
+    def gradient(x):
+        weights = batch.mask.astype(jnp.float32)
+        return jax.grad(lambda x: losses.weighted_sum(weights, how.loss(x, batch)))(x)
+
+    got = gradient(batch.old_logprobs)
     np.testing.assert_allclose(got, np.where(batch.mask, -batch.advantages, 0), atol=1e-5)
 
 
@@ -524,7 +538,7 @@ def test_clip_metrics_are_of_the_tokens_that_lose_their_gradient(cls):
     batch = batch_of(how, rollout, 4, toy.scores_of(rollout))
     noise = np.random.default_rng(0).normal(size=batch.mask.shape)
     logprobs = batch.old_logprobs + jnp.asarray(noise, jnp.float32)
-    gradient = jax.grad(lambda x: how.loss(x, batch).sum())(logprobs)
+    gradient = gradient_of(how, logprobs, batch)
     flat = batch.mask & (batch.advantages != 0) & (gradient == 0)
     found = functools.reduce(jnp.logical_or, how.clipped(logprobs, batch).values())
     assert flat.any() and (~flat & batch.mask).any()

@@ -78,12 +78,8 @@ ALL = groups(0, 1, 2, 3)
     [
         ({}, ALL),
         ({'filter.keep': 0.5}, groups(2, 3)),
-        ({'filter.rule': 'varied'}, groups(0, 2, 3)),
         # total 3: 1.5 < .8 * 3 - .01 = 2.39 <= 2.5
         ({'filter.rule': 'top_p', 'filter.p': 0.8}, groups(2, 3)),
-        # exp of the stds 1.65 1 4.48 2.72, sum 9.85: 4.48 < .7 * 9.85 = 6.9 <= 7.2; .75: 7.39
-        ({'filter.rule': 'top_p_softmax', 'filter.p': 0.7}, groups(2, 3)),
-        ({'filter.rule': 'top_p_softmax', 'filter.p': 0.75}, groups(0, 2, 3)),
     ],
 )
 def test_a_rule_trains_the_groups_that_it_keeps(changes, kept):

@@ -1,5 +1,6 @@
 """Group filters: by hand, and with the defects of the references."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,10 +23,13 @@ def rollout_of(returns, healthy=None):
     return toy.rollout_of([[(1, 1)]] * len(returns), returns[:, None], length=2, faulty=faulty)
 
 
+compiled = jax.jit(Filter.select, static_argnums=0, static_argnames=('groups', 'group_size'))
+
+
 def select(chosen, played, groups):
     """Apply a Filter to returns or to a rollout."""
     played = rollout_of(played) if hasattr(played, 'dtype') else played
-    return chosen.select(played, groups=groups, group_size=len(played.tokens) // groups)
+    return compiled(chosen, played, groups=groups, group_size=len(played.tokens) // groups)
 
 
 def test_the_widest_groups_are_selected_as_rows_in_batch_order():

@@ -206,7 +206,7 @@ def test_thoughts_leave_room_for_every_action_on_offer(seed, opening, spelling):
     'opening, longest',
     [
         ('<think>', 32),
-        pytest.param('Thought:', 24, marks=pytest.mark.soak),
+        ('Thought:', 24),
     ],
 )
 def test_qwen_finds_a_token_wherever_some_actions_are_on_offer(opening, longest):

@@ -69,7 +69,7 @@ def test_masked_tokens_alone_see_the_head(chunk_size, row_tokens):
         logprobs, entropy = (jnp.where(mask, x, 0.0) for x in out)
         return (jnp.sin(logprobs) + entropy**2).sum(), (logprobs, entropy, out)
 
-    program = jax.value_and_grad(run, has_aux=True)
+    program = jax.jit(jax.value_and_grad(run, has_aux=True), static_argnums=1)
     (_, (*few, raw)), gradient = program(hidden, row_tokens, mask=mask)
     (_, (*every, _)), expected = program(hidden.at[0].set(0.0))
     np.testing.assert_allclose(np.stack(few)[:, :, 1:], np.stack(every)[:, :, 1:], atol=2e-6)
@@ -110,9 +110,9 @@ def test_chunked_gradient_equals_autodiff_of_log_softmax(with_entropy):
         chosen = jnp.take_along_axis(logp[:, :-1], tokens[:, 1:, None], -1)[..., 0]
         return (weight[0, :, 1:] * chosen).sum() + with_entropy * (weight[1, :, 1:] * entropy).sum()
 
-    want = jax.grad(plain, (0, 1))(hidden, head)
+    want = jax.jit(jax.grad(plain, (0, 1)))(hidden, head)
     for chunk_size in (None, 5):
-        got = jax.grad(ours, (0, 1))(hidden, head, chunk_size)
+        got = jax.jit(jax.grad(ours, (0, 1)), static_argnums=2)(hidden, head, chunk_size)
         for g, w in zip(got, want, strict=True):
             np.testing.assert_allclose(g, w, atol=5e-6)
 
@@ -327,8 +327,8 @@ def test_poisoned_padding_changes_neither_value_nor_gradient(poison):
         return losses.weighted_sum(weights, per_token)
 
     poisoned = np.where(mask, arrays, poison)
-    clean = jax.value_and_grad(total)(arrays[0], arrays[1:])
-    dirty = jax.value_and_grad(total)(poisoned[0], poisoned[1:])
+    program = jax.jit(jax.value_and_grad(total))
+    clean, dirty = (program(given[0], given[1:]) for given in (arrays, poisoned))
     np.testing.assert_array_equal(clean[0], dirty[0])
     np.testing.assert_array_equal(clean[1], dirty[1])
     assert np.isfinite(dirty[1]).all()

@@ -21,7 +21,6 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import prefixes
 from agentrl_jax.models.functions import model_functions
 from agentrl_jax.rl import update
-from agentrl_jax.types import TrainState
 
 UNIT, LENGTH = 4, 24
 CONFIG = dataclasses.replace(tiny_models.TINY, num_layers=2)
@@ -86,7 +85,9 @@ def seen(packed, unit, place):
 SHAPES = [(0, 20), (15, 18), (15, 24), (19, 20), (0, 9), (9, 9), (0, 12), (3, 7)]
 
 
-@pytest.mark.parametrize('scan', [False, True], ids=['layers', 'loop'])
+@pytest.mark.parametrize(
+    'scan', [pytest.param(False, marks=pytest.mark.soak), True], ids=['layers', 'loop']
+)
 def test_states_and_gradients_are_those_of_whole_rows(scan):
     config = dataclasses.replace(CONFIG, scan_layers=scan, remat=scan)
     tokens, real, _ = units(SHAPES, vocabulary=config.vocab_size)
@@ -130,15 +131,7 @@ def step_of(batch, fns, critic=False, mesh=None, **fields):
         other = {'backbone': other, 'value_head': value_head(2)}
     else:
         params, other = params | {'value_head': value_head(2)}, None
-    state = TrainState(
-        step=jnp.int32(0),
-        params=params,
-        opt_state=tx.init(params),
-        critic_params=other,
-        critic_opt_state=None if other is None else tx.init(other),
-        kl_coef=jnp.float32(0.1),
-        skipped=jnp.int32(0),
-    )
+    state = updates.state(tx, params, other, kl_coef=jnp.float32(0.1))
     how = updates.settings(len(batch.tokens), tx=tx, kl_estimator='k3', entropy_coef=0.01, **fields)
     run = jax.jit(
         functools.partial(update.update_step, fns=fns, settings=how), compiler_options=QUICK
@@ -159,9 +152,7 @@ def assert_close(a, b):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    'critic', [False, pytest.param(True, marks=pytest.mark.soak)], ids=['one backbone', 'a critic']
-)
+@pytest.mark.parametrize('critic', [False, True], ids=['one backbone', 'a critic'])
 def test_an_update_is_the_same_step(critic):
     rollout = alike_rollout()
     batch = jax.jit(functools.partial(PPO().make_batch, group_size=4))(

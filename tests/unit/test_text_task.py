@@ -79,10 +79,13 @@ def lake(**budgets):
     return text.build_task(FrozenLake(), env_params, tiny.tokenizer(), **settings)
 
 
+play_turn = jax.jit(text.play_turn)
+
+
 def answer(task, parts, *, matched=True, turn=0, used=0):
     world = text.begin(task, 0).replace(turn=jnp.int32(turn), used=jnp.int32(used))
     parts = jnp.array([*parts, ABSENT, ABSENT, ABSENT][: task.max_actions_per_turn], jnp.int32)
-    return text.play_turn(task, jax.random.key(0), world, parts, jnp.bool_(matched))
+    return play_turn(task, jax.random.key(0), world, parts, jnp.bool_(matched))
 
 
 GOES, ENDS, SPENT = EpisodeStop.NONE, EpisodeStop.TERMINATED, EpisodeStop.ACTION_BUDGET

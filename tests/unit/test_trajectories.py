@@ -202,7 +202,10 @@ def assert_same_episodes(found, tokens, attention, mask):
         np.testing.assert_array_equal(found.mask[i][found.attention_mask[i]], mask[i][real])
 
 
-@pytest.mark.parametrize('name', tiny.NAMES)
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(n, marks=[] if n == 'sokoban' else pytest.mark.soak) for n in tiny.NAMES],
+)
 def test_demonstrations_come_back_token_for_token(name):
     """This also holds for texts only: a demonstration is tokenised like its text."""
     own = jax.device_get(tiny.demonstrations(name, oracle=0.5, episodes=24))

@@ -144,21 +144,24 @@ def test_every_mode_equals_float64_loops(mode, seed, gamma):
 # ---- anchors -----------------------------------------------------------------------------------
 
 
+step_advantages = jax.jit(turn_credit.step_advantages, static_argnames=('group_size', 'norm'))
+
+
 def test_step_advantages_by_hand():
     # group of two, anchors: row 0: a b, row 1: a c;  a: 1 and 3 -> -1, 1; b and c alone
     anchors = jnp.array([[7, 8], [7, 9]], jnp.uint32)
     returns, played = jnp.array([[1.0, 5], [3, 6]]), jnp.ones((2, 2), bool)
-    out = turn_credit.step_advantages(returns, anchors, played, group_size=2)
+    out = step_advantages(returns, anchors, played, group_size=2)
     np.testing.assert_allclose(out, [[-1, 0], [1, 0]])
-    out = turn_credit.step_advantages(returns, anchors, played, group_size=2, norm='std')
+    out = step_advantages(returns, anchors, played, group_size=2, norm='std')
     np.testing.assert_allclose(out, [[-(0.5**0.5), 0], [0.5**0.5, 0]], rtol=1e-5)
     # a state that occurs twice in an episode counts twice: a: 1, 5, 3 -> mean 3
     anchors = jnp.array([[7, 7], [7, 9]], jnp.uint32)
-    out = turn_credit.step_advantages(returns, anchors, played, group_size=2)
+    out = step_advantages(returns, anchors, played, group_size=2)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
     # unplayed turns and other groups are excluded
     played = jnp.array([[True, True], [False, True]])
-    out = turn_credit.step_advantages(returns, anchors, played, group_size=2)
+    out = step_advantages(returns, anchors, played, group_size=2)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])
-    out = turn_credit.step_advantages(returns, anchors, played, group_size=1)
+    out = step_advantages(returns, anchors, played, group_size=1)
     np.testing.assert_allclose(out, [[-2, 2], [0, 0]])

@@ -4,7 +4,6 @@ import functools
 import os
 import subprocess
 import sys
-import time
 
 import harness_clients as clients
 import host_worlds
@@ -14,6 +13,7 @@ import micro_runs
 import numpy as np
 import pytest
 import tiny_agents as tiny
+from waiting import until
 
 from agentrl_jax.envs.hosts.harness import boxes, workers
 from agentrl_jax.envs.hosts.harness.task import Task
@@ -288,10 +288,8 @@ def test_a_crash_costs_its_episode_unless_the_policy_is_to_blame():
 
 def wait_for(mark, *, there):
     """Wait until a process has the mark in its command line, or until no process has it."""
-    until = time.monotonic() + 20
-    while (mark in subprocess.check_output(['ps', 'axwwo', 'args'], text=True)) != there:
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    processes = functools.partial(subprocess.check_output, ['ps', 'axwwo', 'args'], text=True)
+    until(lambda: (mark in processes()) == there)
 
 
 def test_a_worker_that_hangs_or_dies_is_replaced_and_its_neighbours_are_the_same_to_the_bit():

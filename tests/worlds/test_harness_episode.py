@@ -11,6 +11,7 @@ import harness_clients as clients
 import numpy as np
 import pytest
 from harness_clients import body
+from waiting import until
 
 from agentrl_jax.envs.hosts.harness import task as task_of_harness
 from agentrl_jax.envs.hosts.harness import wire, workers
@@ -191,11 +192,12 @@ def test_an_episode_whose_request_was_refused_is_freed():
     server.close(episode)
     gone = weakref.ref(episode)
     del episode
-    until = time.monotonic() + 30  # the answering thread must leave its frames
-    while gone() is not None and time.monotonic() < until:
+
+    def is_gone():  # once the answering thread has left its frames
         gc.collect()
-        time.sleep(0.05)
-    assert gone() is None
+        return gone() is None
+
+    until(is_gone)
 
 
 @pytest.mark.parametrize('error', [SystemExit, KeyboardInterrupt, asyncio.CancelledError, KeyError])

@@ -260,6 +260,7 @@ def test_a_late_reply_of_a_world_that_was_left_behind_is_not_taken():
     hosts.assert_same(out, calm())
 
 
+@pytest.mark.soak
 def test_meshes_play_against_hosts_as_well():
     """Four devices with two rows each and one device with eight rows give the same tokens."""
     from agentrl_jax.machine import sharding

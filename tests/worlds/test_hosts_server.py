@@ -15,6 +15,7 @@ import urllib.request
 import psutil
 import pytest
 from fastapi import testclient
+from waiting import until
 
 from agentrl_jax import serve
 from agentrl_jax.envs.hosts import gate, server, workers
@@ -62,13 +63,6 @@ def call(url, path, body=None, method='POST', raw=None):
 
 def get(url, path):
     return call(url, path, method='GET')
-
-
-def until(true, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def made(url, item=0, **body):

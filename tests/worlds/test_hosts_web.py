@@ -17,6 +17,7 @@ import host_worlds as hosts
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from waiting import until
 from web_site import NOTE, ROWS, Forbidden, Site, row, served, write_rows
 
 from agentrl_jax.envs.hosts import server
@@ -200,13 +201,6 @@ def test_pages_reach_no_address_that_is_not_listed(arena, site):
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def wait_until(true):
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def ended(group):
     try:
         os.killpg(group, 0)
@@ -221,7 +215,7 @@ def profiles(tmp_path, monkeypatch):
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     monkeypatch.setattr(tabs, 'SHARED', chromium.Shared(0.0))
     yield tmp_path
-    wait_until(lambda: not list(tmp_path.glob('playwright*')))
+    until(lambda: not list(tmp_path.glob('playwright*')))
 
 
 def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, profiles):
@@ -240,7 +234,7 @@ def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, p
     tabs.SHARED.linger_s = 0.0
     with contextlib.closing(MiniWoB()) as again:
         assert again.visitor.browser is kept and again.reset(0)
-    wait_until(lambda: ended(kept.pid))
+    until(lambda: ended(kept.pid))
 
 
 def test_a_browser_that_dies_fails_its_worlds_and_is_started_again(shop, profiles):
@@ -282,7 +276,7 @@ def test_a_browser_that_hangs_is_replaced(profiles, monkeypatch):
     assert fresh is not hung and fresh.pages('') == 0
     for browser in (hung, fresh):
         tabs.SHARED.give_back(browser)
-        wait_until(lambda pid=browser.pid: ended(pid))
+        until(lambda pid=browser.pid: ended(pid))
 
 
 def test_no_chromium_is_a_clear_error(monkeypatch):
@@ -334,7 +328,7 @@ def killed(code):
 def test_a_killed_process_leaves_no_browser_and_pages_are_the_same_there(miniwob, profiles):
     texts, group = json.loads(killed(PLAYED))
     assert texts == [played(miniwob, item)[1][:2] for item in (43, 62, 65)]
-    wait_until(lambda: ended(group))
+    until(lambda: ended(group))
 
 
 def test_a_process_killed_while_its_browser_starts_leaves_none(tmp_path, monkeypatch):
@@ -349,7 +343,7 @@ def test_a_process_killed_while_its_browser_starts_leaves_none(tmp_path, monkeyp
 
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     killed(STARTING)
-    wait_until(lambda: not running())
+    until(lambda: not running())
 
 
 # ---- MiniWoB++ -----------------------------------------------------------------------------------
