@@ -1,5 +1,7 @@
 """Small rollouts and a toy model for tests of algorithms and updates."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,6 +109,17 @@ def scores_of(rollout, seed=0):
         ref_logprobs=jnp.asarray(np.where(mask, logprobs + noise * np.float32(0.3), 0)),
         values=jnp.asarray(np.where(mask, values, 0)),
     )
+
+
+def zero_scores(rollout):
+    return Scores(*[jnp.zeros_like(rollout.logprobs)] * 3)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def batch_of(how, rollout, group_size, scores=None, **kwargs):
+    """Return the batch of an algorithm; without scores these are zero."""
+    scores = zero_scores(rollout) if scores is None else scores
+    return how.make_batch(rollout, scores, group_size=group_size, **kwargs)
 
 
 def toy_params(seed):

@@ -57,7 +57,7 @@ def expected_advantages(rollout, group_size, learner=None):
 @pytest.mark.parametrize('faulty', [(), (2, 5)])
 def test_a_seat_is_compared_with_the_same_seat_of_the_others(faulty):
     rollout = seated(0, faulty=faulty)
-    batch = RAE().make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    batch = toy.batch_of(RAE(), rollout, 4, toy.scores_of(rollout))
     np.testing.assert_allclose(batch.advantages, expected_advantages(rollout, 4), atol=1e-5)
 
 
@@ -69,7 +69,7 @@ def test_against_snapshots_only_members_in_the_same_seat_are_compared():
         == learner[:, None]
     )
     rollout = rollout.replace(action_mask=rollout.action_mask & own)
-    batch = RAE().make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    batch = toy.batch_of(RAE(), rollout, 4, toy.scores_of(rollout))
     assert bool((batch.mask == rollout.action_mask).all())
     expected = expected_advantages(rollout, 4, np.asarray(learner))
     np.testing.assert_allclose(batch.advantages, expected, atol=1e-5)
@@ -80,5 +80,5 @@ def test_what_moving_first_is_worth_is_no_advantage():
     rollout = seated(2)
     scores = toy.scores_of(rollout)
     more = rollout.replace(rewards=rollout.rewards.at[:, 0].add(2.0))
-    one, other = (RAE().make_batch(x, scores, group_size=4) for x in (rollout, more))
+    one, other = (toy.batch_of(RAE(), x, 4, scores) for x in (rollout, more))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), one, other)

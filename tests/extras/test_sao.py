@@ -11,7 +11,7 @@ from agentrl_jax.extras.sao.sao import SAO, adaptive_lambda
 def test_sao_drops_tokens_on_either_side_whatever_their_advantage_by_hand():
     # ratios 1.5, .65, 6.5: the last two are beyond .7 and 6
     rollout, how = toy.rollout_of([[(1, 2), (1, 1)]], [[1.0, 1.0]], length=6), SAO()
-    batch = how.make_batch(rollout, toy.scores_of(rollout), group_size=1)
+    batch = toy.batch_of(how, rollout, 1, toy.scores_of(rollout))
     batch = batch.replace(
         advantages=jnp.array([[0, 2.0, -1, 0, 1, 0]]), old_logprobs=jnp.zeros((1, 6))
     )
@@ -31,7 +31,7 @@ def test_sao_bridges_observations_with_a_lambda_by_length_by_hand():
     rollout = toy.rollout_of(layouts, rewards, length=7)
     values = jnp.zeros((2, 7)).at[0, jnp.array([1, 2, 5])].set(jnp.array([0.2, 0.4, 0.6]))
     scores = toy.scores_of(rollout).replace(values=values)
-    batch = SAO(lam_alpha=1.0).make_batch(rollout, scores, group_size=1)
+    batch = toy.batch_of(SAO(lam_alpha=1.0), rollout, 1, scores)
     # 3 tokens: lambda 2/3. delta_5 = 1 - .6, delta_2 = .5 + .6 - .4, delta_1 = .4 - .2
     last, middle = 0.4, 0.7 + 2 / 3 * 0.4
     want = [0, 0.2 + 2 / 3 * middle, middle, 0, 0, last, 0]

@@ -74,12 +74,12 @@ def test_a_faulty_episode_takes_its_continuations_with_it():
 def test_without_continuations_vine_is_turn_grpo():
     rollout = toy.random_rollout(2)
     scores = toy.scores_of(rollout)
-    wanted = TurnGRPO().make_batch(rollout, scores, group_size=4)
-    plain = Vine().make_batch(rollout, scores, group_size=4)
+    wanted = toy.batch_of(TurnGRPO(), rollout, 4, scores)
+    plain = toy.batch_of(Vine(), rollout, 4, scores)
     jax.tree.map(np.testing.assert_array_equal, plain, wanted)
     none = toy.forked(rollout.replace(num_turns=jnp.ones(8, jnp.int32)), (1,))
-    batch = Vine().make_batch(none, toy.scores_of(with_continuations(none)), group_size=4)
-    one = TurnGRPO().make_batch(none, scores, group_size=4)
+    batch = toy.batch_of(Vine(), none, 4, toy.scores_of(with_continuations(none)))
+    one = toy.batch_of(TurnGRPO(), none, 4, scores)
     np.testing.assert_allclose(batch.advantages[::2], one.advantages, atol=1e-6)
     assert not batch.mask[1::2].any()
 
@@ -87,7 +87,7 @@ def test_without_continuations_vine_is_turn_grpo():
 def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weights():
     rollout = toy.forked(toy.random_rollout(3, turns=3, faulty=(5,)), (2, 2, 1, 1))
     scores = toy.scores_of(with_continuations(rollout))
-    batch = Vine(scale='none').make_batch(rollout, scores, group_size=4)
+    batch = toy.batch_of(Vine(scale='none'), rollout, 4, scores)
     more, turn = (
         rollout.extra['continuations'].rollout,
         np.asarray(rollout.extra['continuations'].turn),
@@ -112,7 +112,7 @@ def test_what_trains_are_episodes_and_first_turns_of_continuations_at_equal_weig
     wanted = to_tokens(weighted, rollout.turn, batch.mask.reshape(8, 5, -1)[:, 0])
     trunks = batch.advantages.reshape(8, 5, -1)[:, 0]
     np.testing.assert_allclose(trunks, wanted, rtol=1e-5, atol=1e-6)
-    scaled = Vine().make_batch(rollout, scores, group_size=4)
+    scaled = toy.batch_of(Vine(), rollout, 4, scores)
     assert masked_mean(scaled.advantages**2, scaled.mask) == pytest.approx(1, rel=1e-4)
 
 

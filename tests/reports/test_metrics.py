@@ -9,6 +9,7 @@ from agentrl_jax.measure.metrics import rollout_metrics
 from agentrl_jax.types import EpisodeStop, TurnStop
 
 GROUP_SIZE = 2
+measured = jax.jit(rollout_metrics, static_argnums=1)
 
 
 def make_rollout(**changes):
@@ -46,7 +47,7 @@ def make_rollout(**changes):
 
 @pytest.fixture(scope='module')
 def metrics():
-    return jax.jit(rollout_metrics, static_argnums=1)(make_rollout(), GROUP_SIZE)
+    return measured(make_rollout(), GROUP_SIZE)
 
 
 def test_metrics_of_a_rollout_by_hand(metrics):
@@ -84,21 +85,21 @@ def test_a_faulty_episode_changes_only_its_own_count(metrics):
         success=np.array([1, 0, 1, 0], bool),
         actions=np.array([[[2], [-1]], [[-1], [3]], [[2], [-1]], [[2], [-1]]]),
     )
-    for name, value in rollout_metrics(poisoned, GROUP_SIZE).items():
+    for name, value in measured(poisoned, GROUP_SIZE).items():
         np.testing.assert_array_equal(value, metrics[name], err_msg=name)
 
 
 def test_without_any_healthy_episode_nothing_was_measured():
     """A rollout whose worlds had all failed was one of success 0, whose groups all varied."""
     rollout = make_rollout(episode_stop=np.full(4, EpisodeStop.ENV_ERROR))
-    metrics = rollout_metrics(rollout, GROUP_SIZE)
+    metrics = measured(rollout, GROUP_SIZE)
     assert metrics.pop('rollout/env_error') == 1
     assert all(np.isnan(value) for value in metrics.values())
 
 
 def test_without_two_healthy_members_no_group_has_a_spread():
     stop = np.array([EpisodeStop.TERMINATED, EpisodeStop.ENV_ERROR] * 2)
-    metrics = rollout_metrics(make_rollout(episode_stop=stop), GROUP_SIZE)
+    metrics = measured(make_rollout(episode_stop=stop), GROUP_SIZE)
     unknown = {name for name, value in metrics.items() if np.isnan(value)}
     assert unknown == {'group/return_std', 'group/zero_std_frac', 'echo/distinct_actions'}
 
@@ -110,7 +111,7 @@ def test_equal_returns_of_a_group_count_as_zero_std_despite_rounding():
         penalties=np.zeros((4, 2), np.float32),
         episode_stop=np.full(4, EpisodeStop.TERMINATED),
     )
-    assert rollout_metrics(rollout, GROUP_SIZE)['group/zero_std_frac'] == 0.5
+    assert measured(rollout, GROUP_SIZE)['group/zero_std_frac'] == 0.5
 
 
 def reference_repeated_ngrams(tokens, mask, turn, n):

@@ -129,7 +129,7 @@ def test_returns_to_go_against_the_others_by_hand():
 def test_with_one_turn_it_is_rloo_and_its_scale_is_one_number_for_the_batch():
     rollout = toy.random_rollout(0, turns=1)
     plain, want, scaled = (
-        how.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+        toy.batch_of(how, rollout, 4, toy.scores_of(rollout))
         for how in (TurnGRPO(scale='none'), RLOO(), TurnGRPO())
     )
     np.testing.assert_allclose(plain.advantages, want.advantages, atol=1e-6)
@@ -145,5 +145,5 @@ def test_the_kl_of_a_turn_is_part_of_what_it_and_earlier_turns_earned():
         old_logprobs=jnp.array([[0.0, 0, 0, 2], [0, 0, 0, 0]]), ref_logprobs=jnp.zeros((2, 4))
     )
     how = TurnGRPO(scale='none', kl=KL(0.5, 'reward'))
-    batch = how.make_batch(rollout, scores, group_size=2, kl_coef=0.5)
+    batch = toy.batch_of(how, rollout, 2, scores, kl_coef=0.5)
     np.testing.assert_allclose(batch.advantages, [[0, -1, 0, -1], [0, 1, 0, 1]])

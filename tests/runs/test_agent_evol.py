@@ -30,7 +30,7 @@ def test_weights_by_hand():
 def test_the_loss_by_hand():
     # returns 2 and 1 (weights 4/3, 2/3), 0 is not kept; log p -.5, -.25 | -1 | -2
     rollout = toy.rollout_of([[(1, 2)], [(2, 1)], [(1, 1)]], [[2.0], [1], [0]], length=4)
-    batch = AgentEvol().make_batch(rollout, toy.scores_of(rollout), group_size=3)
+    batch = toy.batch_of(AgentEvol(), rollout, 3, toy.scores_of(rollout))
     np.testing.assert_array_equal(batch.mask.sum(1), [2, 1, 0])
     logprobs = jnp.array([[0, -0.5, -0.25, 0], [0, 0, -1.0, 0], [0, -2.0, 0, 0]])
     loss = AgentEvol().loss(logprobs, batch)
@@ -65,7 +65,7 @@ def test_loss_and_gradient_are_those_of_float64_loops(seed, threshold, weights):
     rollout = toy.random_rollout(seed, faulty=rng.integers(0, 8, 2))
     rollout = rollout.replace(rewards=2.0 * rollout.rewards)
     how = AgentEvol(threshold=threshold, weigh_by=weights)
-    batch = how.make_batch(rollout, toy.scores_of(rollout), group_size=4)
+    batch = toy.batch_of(how, rollout, 4, toy.scores_of(rollout))
     logprobs = -rng.random(batch.tokens.shape)
     share = losses.token_weights(batch.mask, 'token_mean')
 
@@ -106,7 +106,7 @@ def test_demonstrations_are_drawn_without_repetition_and_widened():
 def test_demonstrations_are_spread_over_the_batch_and_weigh_one():
     rollout = toy.random_rollout(0, rows=6, length=8)
     scores = toy.scores_of(rollout)
-    batch = AgentEvol().make_batch(rollout, scores, group_size=3)
+    batch = toy.batch_of(AgentEvol(), rollout, 3, scores)
     data = evol.draw(toy_demonstrations(3, 8), jax.random.key(1), rows=3, max_tokens=8, pad_id=0)
     shown = evol.demonstration_batch(data, jax.tree.map(lambda x: x[:3] - 1.0, scores))
     mixed = evol.join(batch, shown)

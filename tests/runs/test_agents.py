@@ -29,7 +29,7 @@ from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import agents, answer
 from agentrl_jax.text import task as text
 from agentrl_jax.text.agents import ACT, PLAN, REFLECT, Agent
-from agentrl_jax.types import EpisodeStop, Scores
+from agentrl_jax.types import EpisodeStop
 
 NAME = 'frozen_lake'
 BOTH = Agent(plans=True, plan_every=2, reflects=True, trials=2)
@@ -367,10 +367,8 @@ def by_mode():
 
 def credit(rollout, mode):
     """Advantages of turns [B, K], taken from their sampled tokens."""
-    zeros = jnp.zeros(rollout.tokens.shape, jnp.float32)
     how = dict(outcome='success', turn_gamma=1.0, comparison=Comparison('mean'))
-    algorithm = MTGRPO(mode=mode, **how)
-    batch = algorithm.make_batch(rollout, Scores(zeros, zeros, zeros), group_size=3)
+    batch = toy.batch_of(MTGRPO(mode=mode, **how), rollout, 3)
     of_turns = np.zeros(rollout.rewards.shape)
     for b, t in np.argwhere(np.asarray(batch.mask)):
         of_turns[b, rollout.turn[b, t]] = batch.advantages[b, t]

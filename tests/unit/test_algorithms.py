@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_rollouts as toy
+from toy_rollouts import batch_of
 
 from agentrl_jax.algorithms import ALGORITHMS
 from agentrl_jax.algorithms.agent_evol import AgentEvol
@@ -35,7 +36,7 @@ from agentrl_jax.rl import losses, score, turn_credit
 from agentrl_jax.rl.algorithm import KL, Clip, Comparison, Filter, Range
 from agentrl_jax.rl.learning import BatchSettings, UpdateSettings
 from agentrl_jax.rollout import windows
-from agentrl_jax.types import EpisodeStop, Scores
+from agentrl_jax.types import EpisodeStop
 
 CLIP = Clip(0.2, 0.28)
 
@@ -45,16 +46,6 @@ def two_episodes(**kwargs):
     return toy.rollout_of(
         [[(1, 2), (2, 1)], [(1, 2)]], [[0.5, 1.0], [-1.0, 0.0]], length=7, **kwargs
     )
-
-
-def zero_scores(rollout):
-    return Scores(*[jnp.zeros_like(rollout.logprobs)] * 3)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def batch_of(how, rollout, group_size, scores=None, **kwargs):
-    scores = zero_scores(rollout) if scores is None else scores
-    return how.make_batch(rollout, scores, group_size=group_size, **kwargs)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -88,7 +79,7 @@ def test_ppo_episode_placement_and_values_by_hand():
     # A5 = 1; A2 = .5 - .3 + .5 * 1 = .7; A1 = .3 - .2 + .5 * .7 = .45; targets A + V
     rollout = two_episodes()
     values = jnp.zeros((2, 7)).at[0, jnp.array([1, 2, 5])].set(jnp.array([0.2, 0.3, 0.5]))
-    scores = zero_scores(rollout).replace(values=values)
+    scores = toy.zero_scores(rollout).replace(values=values)
     batch = batch_of(PPO(whiten=False, reward_on='episode', lam=0.5), rollout, 2, scores)
     np.testing.assert_allclose(batch.advantages[0], [0, 0.45, 0.7, 0, 0, 1.0, 0], rtol=1e-6)
     np.testing.assert_allclose(batch.returns[0], [0, 0.65, 1.0, 0, 0, 1.5, 0], rtol=1e-6)
@@ -123,7 +114,7 @@ def test_ppo_turn_estimator_trains_values_at_turn_ends_only():
 def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
     """Only the KL of a turn's last token did: 1000 nats on other tokens changed nothing else."""
     rollout = toy.rollout_of([[(1, 2), (1, 2)]], [[0.5, 1.0]], length=6)
-    scores = zero_scores(rollout).replace(old_logprobs=jnp.array([[9.0, 0, 0, 9, 1000, 0]]))
+    scores = toy.zero_scores(rollout).replace(old_logprobs=jnp.array([[9.0, 0, 0, 9, 1000, 0]]))
     how = PPO(estimator=estimator, whiten=False, kl=KL(0.001, 'reward'))
     batch = batch_of(how, rollout, 1, scores, kl_coef=0.001)
     # rewards .5 at t = 2 and 1 at t = 5, KL 1 at t = 4: 1.5 - 1 in the first turn, and after the
@@ -140,7 +131,7 @@ def test_an_episode_cut_by_a_budget_goes_on_with_the_value_after_it_if_asked(est
     stops = jnp.array([EpisodeStop.TERMINATED, EpisodeStop.TURN_BUDGET])
     rollout = rollout.replace(episode_stop=stops)
     after = jnp.zeros((2, 6)).at[0, 2].set(0.25).at[0, 5].set(9).at[1, 2].set(4)
-    scores = zero_scores(rollout).replace(next_values=after)
+    scores = toy.zero_scores(rollout).replace(next_values=after)
     plain = PPO(whiten=False, estimator=estimator)
     asked = dataclasses.replace(plain, bootstrap_truncated=True)
     over, cut = (batch_of(how, rollout, 2, scores) for how in (plain, asked))
@@ -197,7 +188,7 @@ def test_grpo_counts_format_penalties_and_leaves_faulty_episodes_out():
 def test_kl_in_the_reward_by_hand():
     # old - ref = .5 on all tokens, coefficient .2: each trained token costs .1
     rollout = two_episodes()
-    scores = zero_scores(rollout).replace(old_logprobs=jnp.full((2, 7), 0.5))
+    scores = toy.zero_scores(rollout).replace(old_logprobs=jnp.full((2, 7), 0.5))
     kl, now = KL(0.9, 'reward'), dict(kl_coef=jnp.float32(0.2))  # the adaptive coefficient is used
     batch = batch_of(PPO(whiten=False, kl=kl), rollout, 2, scores, **now)
     want = [0, 1.5 - 0.3, 1.5 - 0.2, 0, 0, 1 - 0.1, 0]

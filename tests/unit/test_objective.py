@@ -1,6 +1,5 @@
 """The loss of a policy with entropy and KL, and the metrics of ratios, by hand."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,12 +14,6 @@ from agentrl_jax.rl.learning import UpdateSettings
 CLIP = Clip(0.2, 0.28)
 
 
-def batch_of_one(rollout):
-    """Return GRPO's batch of one episode."""
-    scores = jax.tree.map(jnp.zeros_like, toy.scores_of(rollout))
-    return GRPO().make_batch(rollout, scores, group_size=1)
-
-
 @pytest.mark.parametrize('where', ['loss', 'reward'])
 def test_policy_loss_adds_entropy_and_kl_by_hand(where):
     """A model without layers: hidden is 1, logits [0, ln 3], so p = (1/4, 3/4) everywhere.
@@ -29,7 +22,7 @@ def test_policy_loss_adds_entropy_and_kl_by_hand(where):
     """
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
     rollout = rollout.replace(tokens=jnp.array([[0, 0, 1]]))
-    batch = batch_of_one(rollout)  # A = 1 (group of one)
+    batch = toy.batch_of(GRPO(), rollout, 1)  # A = 1 (group of one)
     logp = np.log([0.25, 0.75])
     batch = batch.replace(
         old_logprobs=jnp.array([[0.0, *logp]], jnp.float32),
@@ -59,7 +52,7 @@ def test_policy_loss_adds_entropy_and_kl_by_hand(where):
 
 def test_ratio_metrics_by_hand():
     # ratios 2 (A > 0: clipped high), .5 (A < 0: clipped low), 4 (A < 0: only a dual clip), 1
-    batch = batch_of_one(toy.rollout_of([[(1, 4)]], [[1.0]], length=5))
+    batch = toy.batch_of(GRPO(), toy.rollout_of([[(1, 4)]], [[1.0]], length=5), 1)
     batch = batch.replace(advantages=jnp.array([[0.0, 1, -1, -1, 1]]))
     logprobs = jnp.log(jnp.array([[9.0, 2, 0.5, 4, 1]]))
     sums = objective.ratio_sums(logprobs, batch)

@@ -1,6 +1,5 @@
 """examples/one_step.py gives the results of the package without importing it."""
 
-import functools
 import importlib.util
 import pathlib
 import sys
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toy_rollouts as toy
 
 from agentrl_jax import types
 from agentrl_jax.algorithms.grpo import GRPO
@@ -73,9 +73,8 @@ def package_batch(rollout, old_logprobs):
     known = dict(tokens=rollout.tokens, action_mask=rollout.mask, turn=rollout.turn)
     full = empty.replace(**known, attention_mask=rollout.turn >= 0, rewards=rollout.rewards)
     full = jax.tree.map(jnp.asarray, full)
-    zeros = jnp.zeros_like(old_logprobs)
-    scores = types.Scores(old_logprobs=old_logprobs, ref_logprobs=zeros, values=zeros)
-    return jax.jit(functools.partial(GRPO(kl=KL(0.0)).make_batch, group_size=GROUP))(full, scores)
+    scores = toy.zero_scores(full).replace(old_logprobs=old_logprobs)
+    return toy.batch_of(GRPO(kl=KL(0.0)), full, GROUP, scores)
 
 
 @pytest.mark.soak

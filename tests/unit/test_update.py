@@ -32,13 +32,10 @@ def own_critic_state(tx=TX, **kwargs):
     return state_of(toy.toy_params(0), toy.toy_params(1), tx, **kwargs)
 
 
-MAKE_BATCH = jax.jit(functools.partial(PPO().make_batch, group_size=4))
-
-
 @functools.cache
 def toy_batch(seed=0, **kwargs):
     rollout = toy.random_rollout(seed, **kwargs)
-    return MAKE_BATCH(rollout, toy.scores_of(rollout))
+    return toy.batch_of(PPO(), rollout, 4, toy.scores_of(rollout))
 
 
 QUICK = {'xla_backend_optimization_level': 0}
@@ -472,8 +469,7 @@ def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
 def test_explained_variance_by_hand():
     # returns 1 3 (var 1), values 1 2: residuals 0 1 (var .25) -> .75
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
-    make_batch = jax.jit(functools.partial(PPO().make_batch, group_size=1))
-    batch = make_batch(rollout, toy.scores_of(rollout))
+    batch = toy.batch_of(PPO(), rollout, 1, toy.scores_of(rollout))
     batch = batch.replace(returns=jnp.array([[0.0, 1, 3]]), old_values=jnp.array([[0.0, 1, 2]]))
     metrics = update.batch_metrics(batch, True)
     assert metrics['value/explained_variance'] == pytest.approx(0.75)
