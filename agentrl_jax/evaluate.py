@@ -128,10 +128,10 @@ def evaluate(
         hosts.label(run, **label)
         rollout, counters = pool.collect(params, task, pool.episodes, key)
     collecting.check_counters([counters])
-    of = f'step {origin.step} of {workdir}' if workdir else cfg.model.path or 'random weights'
-    where = f'{of}, {cfg.eval.split} episodes'
-    counted = collecting.token_counts([counters]), collecting.sampled([counters])
-    collecting.check_tokens(*counted, where)
+    policy = workdir or cfg.model.path or 'random weights'
+    where = f'{f"step {origin.step} of " if workdir else ""}{policy}, {cfg.eval.split} episodes'
+    counts, sampled = collecting.token_counts([counters]), collecting.sampled([counters])
+    collecting.check_tokens(counts, sampled, where)
     sums = pool.sums(params, rollout)
     metrics = validation.summarise(sums)
     if math.isnan(metrics['eval/success']):
@@ -146,18 +146,15 @@ def evaluate(
     metrics |= {f'reference/{name}': x for name, x in players.items()}
     passed = {k: validation.passes(sums, k) for k in range(1, cfg.eval.samples + 1)}
     pass_at = {
-        str(k): {'mean': x, 'low': ends[0], 'high': ends[1]} for k, (x, ends) in passed.items()
+        str(k): {'mean': x, 'low': low, 'high': high} for k, (x, (low, high)) in passed.items()
     }
-    settings = settings_of(cfg) | ({'rules': rules} if rules else {})
-    about_it = {'settings': settings, 'checkpoint': origin.fields()}
     print(describe(metrics, cfg.eval.split, passed), flush=True)
     if cut.any():
-        print(
-            f'{100 * cut.mean():.1f} % of episodes were ended by '
-            f'rollout.max_tokens={cfg.rollout.max_tokens}',
-            flush=True,
-        )
-    keep(folder / f'{name}.json', metrics | {'pass_at': pass_at} | about_it)
+        limit = f'rollout.max_tokens={cfg.rollout.max_tokens}'
+        print(f'{100 * cut.mean():.1f} % of episodes were ended by {limit}', flush=True)
+    settings = settings_of(cfg) | ({'rules': rules} if rules else {})
+    about_it = {'pass_at': pass_at, 'settings': settings, 'checkpoint': origin.fields()}
+    keep(folder / f'{name}.json', metrics | about_it)
     # Order rows by level, then by sample
     samples = cfg.eval.samples
     rows = np.arange(samples * cfg.env.eval_levels).reshape(samples, -1).T.ravel()
@@ -173,7 +170,7 @@ def evaluate(
         key=key,
         replies=hosts.said(run, cfg.env.name, log, episodes.token_stream, **label),
         group_size=samples,
-        title=f'{cfg.eval.split} episodes of {workdir or cfg.model.path or "random weights"}',
+        title=f'{cfg.eval.split} episodes of {policy}',
         extras={},
         limit=pages.PAGE_EPISODES,
         about=about.of_run(run.config_dict, sys.argv) | checkpoint_name,
@@ -220,7 +217,7 @@ def other_rules(
 
 def settings_of(cfg: Config) -> dict[str, Any]:
     """Return the settings in which evaluations of one checkpoint may differ."""
-    return {
+    settings = {
         'env': cfg.env.name,
         'levels': cfg.env.eval_levels,
         'pool_seed': cfg.env.pool_seed,
@@ -234,15 +231,12 @@ def settings_of(cfg: Config) -> dict[str, Any]:
         'stop_at_answer': cfg.rollout.stop_at_answer,
         'sampler_dtype': cfg.rollout.sampler_dtype or cfg.model.dtype,
         'reward': cfg.reward.function,
-    } | {
-        name: x
-        for name, x in {
-            'constrain': cfg.rollout.constrain,
-            # For a server, which alone determines the environment
-            'url': run_log.redact(getattr(cfg.worlds[0], 'url', '')),
-        }.items()
-        if x
     }
+    if cfg.rollout.constrain:
+        settings['constrain'] = cfg.rollout.constrain
+    if url := getattr(cfg.worlds[0], 'url', ''):  # a server alone determines the environment
+        settings['url'] = run_log.redact(url)
+    return settings
 
 
 def keep(path: Path, record: dict[str, Any]) -> None:
@@ -278,25 +272,19 @@ def describe(
     metrics: dict[str, float], split: str, passed: Mapping[int, tuple[float, tuple[float, float]]]
 ) -> str:
     """Format the metrics, one per line. passed: pass@k and its interval by k."""
-    low, high = 100 * metrics['eval/success_low'], 100 * metrics['eval/success_high']
-    faults = 100 * metrics['eval/env_error']
-    faulty = f'{faults:.1f} % of episodes were lost to environment faults and are not counted\n'
-    powers = [k for k in passed if k in (1, len(passed)) or k & (k - 1) == 0]  # powers of two
-    several = '\n'.join(
-        f'pass@{k:<6}{100 * mean:.1f} % [{100 * low:.1f}, {100 * high:.1f}]'
-        for k, (mean, (low, high)) in ((k, passed[k]) for k in powers)
-    )
+    lines = [f'{split} success {report.interval(metrics)}']
+    for k, (mean, ends) in passed.items() if len(passed) > 1 else ():
+        if k == len(passed) or k & (k - 1) == 0:  # powers of two
+            low, high = (100 * end for end in ends)
+            lines.append(f'pass@{k:<6}{100 * mean:.1f} % [{low:.1f}, {high:.1f}]')
     valid = 100 * metrics['eval/valid_format']
-    observed = 'eval/observation_nll'
-    surprise = f'observations {metrics[observed]:.3f} nats/token\n' if observed in metrics else ''
     valid = '' if math.isnan(valid) else f'valid format {valid:.1f} %, '  # hosts may not report it
-    return (
-        f'{split} success {100 * metrics["eval/success"]:.1f} % [{low:.1f}, {high:.1f}]\n'
-        + (f'{several}\n' if len(passed) > 1 else '')
-        + f'{valid}return {metrics["eval/return"]:.3f}\n'
-        f'{surprise}{faulty if faults else ""}'
-        f'{report.players(metrics, "reference/")}'
-    )
+    lines.append(f'{valid}return {metrics["eval/return"]:.3f}')
+    if 'eval/observation_nll' in metrics:
+        lines.append(f'observations {metrics["eval/observation_nll"]:.3f} nats/token')
+    if faults := 100 * metrics['eval/env_error']:
+        lines.append(f'{faults:.1f} % of episodes were lost to environment faults, not counted')
+    return '\n'.join([*lines, report.players(metrics, 'reference/')])
 
 
 ADVICE = 'evaluate it with its own config, or with --transfer if only the environment differs'

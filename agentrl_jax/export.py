@@ -41,7 +41,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -169,18 +168,15 @@ def _free(out_dir: str | Path) -> Path:
 
 def _appear(out_dir: Path, write: Callable[[Path], None], card: str | None) -> Path:
     """Fill a temporary folder with write(folder) and a card, then rename it to out_dir."""
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f'.{out_dir.name}.', dir=out_dir.parent))
+    temporary = out_dir.with_name(f'.{out_dir.name}.{os.getpid()}.tmp')
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
         write(temporary)
         if card is not None:
             (temporary / 'README.md').write_text(card, encoding='utf-8')
-        # mkdtemp and safetensors ignore the umask: their folders and files are private
-        mask = os.umask(0)
-        os.umask(mask)
-        for path in temporary.iterdir():
-            path.chmod(0o666 & ~mask)
-        temporary.chmod(0o777 & ~mask)
+        for path in temporary.iterdir():  # safetensors ignores the umask: its files are private
+            path.chmod(temporary.stat().st_mode & 0o666)
         os.replace(temporary, out_dir)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -22,10 +22,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from agentrl_jax.machine import checksums, files, processes
+from agentrl_jax.machine import checksums, files, processes, sharding
 from agentrl_jax.settings import tree
 
 FOLDER = 'checkpoints'  # below the workdir
@@ -220,17 +221,32 @@ def read_extra(path: str | os.PathLike, *, step: int | None = None) -> dict[str,
 
 
 def load_params_only(
-    path: str | os.PathLike, abstract_params: Any, *, step: int | None = None, field: str = 'params'
+    path: str | os.PathLike, abstract_params: Any, *, step: int | None = None
 ) -> Any:
-    """Load one field of the state and no other arrays. `path`: see find_step; errors as restore."""
+    """Load the parameters and no other arrays. `path`: see find_step; errors as restore."""
     path = find_step(path, step=step)
     check_files(path)
     saved = _array_metadata(path)
-    if field not in saved:
-        raise ValueError(f'{path} has no field {field!r}, only {", ".join(sorted(saved))}')
-    _check_leaves(saved[field], abstract_params, path)
+    _check_leaves(saved['params'], abstract_params, path)
     placeholders = jax.tree.map(lambda _: ocp.PLACEHOLDER, saved)
-    return _load(path, {**placeholders, field: abstract_params})[field]
+    return _load(path, {**placeholders, 'params': abstract_params})['params']
+
+
+def save_params(folder: pathlib.Path, params: Any) -> None:
+    """Save parameters that never change, such as a base model; ValueError if others are there."""
+    ckpts = open_checkpoints(folder, keep=1)
+    stored = save(ckpts, 0, {'params': params}, {})
+    close(ckpts)
+
+    @jax.jit
+    def equal(one, other):
+        return jnp.stack(jax.tree.leaves(jax.tree.map(jnp.array_equal, one, other))).all()
+
+    if not stored and not equal(load_params_only(folder, sharding.abstract_of(params)), params):
+        raise ValueError(
+            f'{folder} holds the parameters of another run, which ended before its first '
+            'checkpoint; remove the folder'
+        )
 
 
 def find_step(path: str | os.PathLike, *, step: int | None = None) -> pathlib.Path:
@@ -271,15 +287,13 @@ def check_files(
     The processes divide the files among them, so all must call, unless `alone`.
     """
     known = _digests(path)
-    known = known if names is None else {name: known[name] for name in names}
-    part, of = (0, 1) if alone else (jax.process_index(), jax.process_count())
-    difference = checksums.first_difference(path, known, part=part, of=of)
-    if of > 1:  # one process reports the reason; the rest only know the file
-        numbers = processes.gather(np.array([difference[0] if difference else len(known)]))
-        if difference is None and numbers.min() < len(known):
-            difference = int(numbers.min()), 'has changed, according to another process'
+    first, of = (0, 1) if alone else (jax.process_index(), jax.process_count())
+    part = {name: known[name] for name in sorted(names or known)[first::of]}
+    difference = checksums.first_difference(path, part)
+    if not alone and processes.gather(np.array(bool(difference))).any():
+        difference = difference or f'{path} has changed, according to another process'
     if difference:
-        raise Damaged(path, f'{path / sorted(known)[difference[0]]} {difference[1]}')
+        raise Damaged(path, difference)
 
 
 def _digests(path: pathlib.Path) -> dict[str, dict[str, Any]]:

@@ -99,35 +99,27 @@ def _digest(path: pathlib.Path, *, sync: bool = False) -> str:
     return digest
 
 
-def first_difference(
-    folder: pathlib.Path, known: dict[str, dict[str, Any]], *, part: int = 0, of: int = 1
-) -> tuple[int, str] | None:
-    """Return (index, reason) of the first known file that has changed; None if none has.
+def first_difference(folder: pathlib.Path, known: dict[str, dict[str, Any]]) -> str:
+    """Return the first known file that has changed, and how; '' if none has.
 
-    Checks every of-th file, sorted by name, from index `part` on. Compares all sizes before it
-    reads any file.
+    Compares all sizes before it reads any file.
     """
-    names = list(enumerate(sorted(known)))[part::of]
-    for number, name in names:
+    for name in sorted(known):
         path, size = folder / name, known[name]['bytes']
         if not path.is_file():
-            return number, 'is missing'
+            return f'{path} is missing'
         if path.stat().st_size != size:
-            return number, f'has {path.stat().st_size:,} bytes of {size:,}'
+            return f'{path} has {path.stat().st_size:,} bytes of {size:,}'
     with concurrent.futures.ThreadPoolExecutor(READERS) as readers:
-        differ = readers.map(
-            lambda name: _difference(folder / name, known[name]['sha256']),
-            [name for _, name in names],
-        )
-        differences = (pair for pair in zip(names, differ, strict=True) if pair[1])
-        first = next(differences, None)
-    return None if first is None else (first[0][0], first[1])
+        differences = readers.map(lambda x: _difference(folder / x, known[x]), sorted(known))
+        return next(filter(None, differences), '')
 
 
-def _difference(path: pathlib.Path, digest: str) -> str:
+def _difference(path: pathlib.Path, known: dict[str, Any]) -> str:
     try:
-        return '' if _digest(path) == digest else 'has changed since it was written'
+        same = _digest(path) == known['sha256']
+        return '' if same else f'{path} has changed since it was written'
     except OSError as error:
         if error.errno != errno.EIO:  # not damage: permissions or an unreachable server
             raise
-        return 'cannot be read from the disk'
+        return f'{path} cannot be read from the disk'

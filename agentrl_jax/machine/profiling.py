@@ -1,12 +1,15 @@
-"""Traces of training steps on devices and host, for xprof."""
+"""Traces of training steps on devices and host, for xprof, and peak memory."""
 
 import contextlib
 import pathlib
+import resource
+import sys
 from collections.abc import Iterator
 
 import jax
 
 FOLDER = 'profile'  # below the workdir
+RSS_UNIT = 1 if sys.platform == 'darwin' else 1024  # bytes per unit of getrusage
 
 
 class Trace(contextlib.ExitStack):
@@ -35,3 +38,11 @@ class Trace(contextlib.ExitStack):
             yield
         if step == self._last:
             self.close()
+
+
+def peak_memory() -> dict[str, int]:
+    """Peak bytes of the process, and of its fullest device if the backend reports them."""
+    peak = {'perf/host_peak_bytes': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT}
+    known = [device.memory_stats() or {} for device in jax.local_devices()]
+    used = [stats['peak_bytes_in_use'] for stats in known if 'peak_bytes_in_use' in stats]
+    return peak | ({'perf/device_peak_bytes': max(used)} if used else {})

@@ -4,16 +4,18 @@ import functools
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from agentrl_jax.machine import files, provenance
+from agentrl_jax.machine import files
 from agentrl_jax.records.method import method
 from agentrl_jax.settings import tree
 
+PACKAGE = Path(__file__).resolve().parents[1]
 COMMIT_DIGITS = 12
 
 
@@ -54,9 +56,25 @@ def config_name(argv: Sequence[str]) -> str:
 
 
 @functools.cache
-def commit() -> str | None:
-    """The commit of the running code, cached because the checkout may change during a run."""
-    return provenance.commit()
+def commit(folder: Path = PACKAGE) -> str | None:
+    """The commit of the checkout that contains a folder of code; None outside of a checkout.
+
+    The suffix '-modified' means that tracked files differ from that commit. Cached, because the
+    checkout may change during a run.
+    """
+
+    def git(*arguments):
+        command = ['git', '-C', str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # An installed package may be inside another project's checkout that does not track it.
+        if not git('ls-files', '--', '.'):
+            return None
+        changed = git('status', '--porcelain', '--untracked-files=no')
+        return git('rev-parse', 'HEAD') + ('-modified' if changed else '')
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def short(commit: str | None) -> str:

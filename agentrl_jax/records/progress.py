@@ -131,10 +131,10 @@ def beacon(
 
 
 @contextlib.contextmanager
-def live_line(label: str, watch: Watch, *, stream: TextIO | None = None) -> Iterator[None]:
+def live_line(label: str, watch: Watch) -> Iterator[None]:
     """A live line without a bar, removed at the end; only on a terminal of process 0."""
-    console = Console(file=_stream(stream))
-    if not _draws(console):
+    console = Console(stderr=True)
+    if jax.process_index() or not _draws(console):
         yield
         return
     options = {'console': console, 'refresh_per_second': 4, 'transient': True}
@@ -170,7 +170,7 @@ class Progress(contextlib.ExitStack):
     ):
         super().__init__()
         self._total, self._label, self._first, self._done = total, label, done, done
-        self._stream = _stream(stream)
+        self._stream = stream or (sys.stderr if jax.process_index() == 0 else io.StringIO())
         self._watches: dict[str, Watch] = {}
         self._start = time.monotonic()
         console = Console(file=self._stream)
@@ -238,10 +238,6 @@ class Progress(contextlib.ExitStack):
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=self._stream, flush=True)
-
-
-def _stream(stream: TextIO | None) -> TextIO:
-    return stream or (sys.stderr if jax.process_index() == 0 else io.StringIO())
 
 
 def _draws(console: Console) -> bool:

@@ -118,7 +118,7 @@ def finished(workdir: Path, command: str) -> str:
     rows = run_log.read_metrics(Path(workdir) / run_log.METRICS_FILE)
     step = run_log.finished_step(workdir)
     evaluated = [row for row in rows if 'eval/success' in row]
-    success = f', held-out success {_interval(evaluated[-1])}' if evaluated else ''
+    success = f', held-out success {interval(evaluated[-1])}' if evaluated else ''
     return (
         f'{workdir} is finished: step {step}{success}\n'
         f'to train longer: {command} --config.steps={2 * step or 1}'
@@ -136,8 +136,8 @@ def summary(workdir: Path, command: str) -> str:
     pages = sorted((workdir / 'rollouts').glob('*.html'))
     return '\n'.join(
         [
-            f'held-out success {_interval(first)} at step {first["step"]}'
-            f' -> {_interval(last)} at step {last["step"]}',
+            f'held-out success {interval(first)} at step {first["step"]}'
+            f' -> {interval(last)} at step {last["step"]}',
             f'{players(success)} on the same levels',
             *_others(first, last, success),
             *_training_warnings(rows),
@@ -156,7 +156,7 @@ def _others(
     """One line for each further pool (another split or environment)."""
     suffix = '/success'
     return [
-        f'{prefix} {_interval(first, prefix)} -> {_interval(last, prefix)}; '
+        f'{prefix} {interval(first, prefix)} -> {interval(last, prefix)}; '
         f'{players(success, f"{prefix}/")}'
         for prefix in (name.removesuffix(suffix) for name in last if name.endswith(suffix))
         if prefix.startswith('eval_')
@@ -194,7 +194,7 @@ def players(figures: dict[str, float], prefix: str = '') -> str:
     )
 
 
-def _interval(row: Mapping[str, float], prefix: str = 'eval') -> str:
+def interval(row: Mapping[str, float], prefix: str = 'eval') -> str:
     ends = ('', '_low', '_high')
     mean, low, high = (100 * row.get(f'{prefix}/success{end}', math.nan) for end in ends)
     return f'{mean:.1f} % [{low:.1f}, {high:.1f}]'

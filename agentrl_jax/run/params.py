@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from agentrl_jax.machine import checkpoint, checksums, files, frozen, sharding
+from agentrl_jax.machine import checkpoint, checksums, files, sharding
 from agentrl_jax.models import Model, critic, lora
 from agentrl_jax.models.functions import policy_of
 from agentrl_jax.run.config import Config
@@ -74,7 +74,7 @@ def base_is_in_model_path(cfg: Config) -> bool:
 def save_base(cfg: Config, workdir: Path, params: Params) -> None:
     """Save the parameters under the adapters, unless model.path holds them."""
     if cfg.lora.rank and not base_is_in_model_path(cfg):
-        frozen.keep(workdir / BASE_FOLDER, params)
+        checkpoint.save_params(workdir / BASE_FOLDER, params)
 
 
 def load_base(cfg: Config, workdir: Path | str, params: Params, extra: Mapping[str, Any]) -> Params:
@@ -87,7 +87,8 @@ def load_base(cfg: Config, workdir: Path | str, params: Params, extra: Mapping[s
     if not cfg.lora.rank:
         return {}
     if (Path(workdir) / BASE_FOLDER).is_dir() or not base_is_in_model_path(read_saved(extra)):
-        return frozen.load(Path(workdir) / BASE_FOLDER, sharding.abstract_of(params))
+        folder = Path(workdir) / BASE_FOLDER
+        return checkpoint.load_params_only(folder, sharding.abstract_of(params))
     if 'base' in extra and extra['base'] != base_digest(params):
         raise ValueError(
             f'model.path={cfg.model.path!r} holds different parameters than '
@@ -151,7 +152,7 @@ def _path_in(extra: Mapping[str, Any]) -> str:
 
 def load_initial_policy(workdir: Path, abstract: Params) -> Params:
     """Load the policy of step 0, which is saved next to the checkpoints."""
-    return frozen.load(workdir / REFERENCE_FOLDER, sharding.abstract_of(abstract))
+    return checkpoint.load_params_only(workdir / REFERENCE_FOLDER, sharding.abstract_of(abstract))
 
 
 def chosen(args: Any) -> tuple[str, int | None]:

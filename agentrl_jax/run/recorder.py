@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from agentrl_jax.machine import memory, processes, profiling
+from agentrl_jax.machine import processes, profiling
 from agentrl_jax.measure import collapse, totals
 from agentrl_jax.records import about, pages, run_log
 from agentrl_jax.records.markup import many
@@ -125,7 +125,7 @@ class Recorder(contextlib.ExitStack):
         row |= totals.so_far(
             self.history, row, step, sampled=sampled or 0, episodes=cfg.rollout.episodes
         )
-        row |= memory.peak_memory()
+        row |= profiling.peak_memory()
         self.history.append(run_log.plain_row(step, row))
         alarms = self.check_alarms()
         self.log.write(step, self.history[-1])

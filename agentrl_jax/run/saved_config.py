@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl_jax.machine import checkpoint, files, provenance
+from agentrl_jax.machine import checkpoint, files
+from agentrl_jax.records import about
 from agentrl_jax.run import config, migration, usage
 
 MAY_DIFFER = tuple(  # fields that a command may override, since they do not define the model
     f'model.{name}' for name in ('path', 'tokenizer', 'dtype', 'remat', 'attention', 'scan_layers')
 )
-HASH_SHOWN = 12  # printed digits of a config's hash and of a commit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +41,14 @@ def origin(workdir: str, face: Any, *, step: int | None = None) -> CheckpointInf
     face: the ConfigDict, which supplies the hash if there is no run.
     """
     if not workdir:
-        return CheckpointInfo(
-            '', None, files.config_hash(config.as_json(face)), provenance.commit()
-        )
+        return CheckpointInfo('', None, files.config_hash(config.as_json(face)), about.commit())
     folder = checkpoint.find_step(workdir, step=step)
     saved = migration.config_json_in(checkpoint.read_extra(folder))
     return CheckpointInfo(
         workdir=str(workdir),
         step=checkpoint.number_of(folder),
         config_hash=files.config_hash(saved),
-        commit=provenance.commit(),
+        commit=about.commit(),
         skipped=tuple(unfinished(folder)) if step is None else (),
     )
 
@@ -99,11 +97,9 @@ def unfinished(folder: Path) -> list[str]:
 def say(found: CheckpointInfo) -> None:
     """Print the checkpoint, and a warning about skipped checkpoints."""
     step = 'untrained' if found.step is None else f'step {found.step} of {found.workdir}'
-    commit, dash, modified = (found.commit or 'no checkout').partition('-')
-    commit = commit[:HASH_SHOWN] + dash + modified
-    print(
-        f'checkpoint  {step}, config {found.config_hash[:HASH_SHOWN]}, commit {commit}', flush=True
-    )
+    commit = about.short(found.commit) or 'no checkout'
+    digits = found.config_hash[: about.COMMIT_DIGITS]
+    print(f'checkpoint  {step}, config {digits}, commit {commit}', flush=True)
     if found.skipped:
         usage.warn(
             f'{", ".join(found.skipped)} in {found.workdir} was never finished (it lacks '

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.envs import HOSTS, WORLDS
-from agentrl_jax.machine import checkpoint, files, frozen, sharding
+from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import critic
 from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
@@ -198,7 +198,7 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
     policy = policy_of(state.params, {})
     folder = workdir / REFERENCE_FOLDER
     if int(state.step) == 0:
-        frozen.keep(folder, policy)
+        checkpoint.save_params(folder, policy)
     elif not folder.is_dir():
         raise FileNotFoundError(
             f'{folder} is missing: it holds the policy of step 0, which this run is compared with. '

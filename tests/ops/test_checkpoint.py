@@ -120,12 +120,6 @@ def test_evaluation_reads_only_the_parameters(ckpts):
     for path in (workdir, ckpts.directory, ckpts.directory / '1'):
         assert_same_bits(checkpoint.load_params_only(path, abstract(state.params)), state.params)
         assert checkpoint.read_extra(path) == {'config': {'a': 1}}
-    critic = checkpoint.load_params_only(
-        workdir, abstract(state.critic_params), field='critic_params'
-    )
-    assert_same_bits(critic, state.critic_params)
-    with pytest.raises(ValueError, match="'reference'"):
-        checkpoint.load_params_only(workdir, {}, field='reference')
 
 
 def test_wrong_leaves_are_named(ckpts):

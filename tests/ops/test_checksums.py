@@ -50,19 +50,19 @@ def test_no_mesh_changes_a_digest_which_is_that_of_earlier_versions():
         assert checksums.digest(tree) == wanted
 
 
-def test_the_first_file_that_differs_is_numbered(tmp_path):
+def test_the_first_file_that_differs_is_named(tmp_path):
     for name in ('a', 'folder/b', 'z'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'this is {name}')
     known = checksums.files(tmp_path)
     assert sorted(known) == ['a', 'folder/b', 'z'] and known['z']['bytes'] == 9
     (tmp_path / 'new').touch()
-    assert checksums.first_difference(tmp_path, known) is None
-    (tmp_path / 'folder/b').write_text('this is folder/c')
-    assert checksums.first_difference(tmp_path, known)[0] == 1
-    assert checksums.first_difference(tmp_path, known, part=0, of=2) is None  # compares a and z
-    assert checksums.first_difference(tmp_path, known, part=1, of=2)[0] == 1
-    (tmp_path / 'z').write_text('this is')
-    assert checksums.first_difference(tmp_path, known) == (2, 'has 7 bytes of 9')
+    assert checksums.first_difference(tmp_path, known) == ''
+    for name, text, end in (
+        ('folder/b', 'this is folder/c', 'has changed since it was written'),
+        ('z', 'shorter', 'has 7 bytes of 9'),  # sizes are compared first
+    ):
+        (tmp_path / name).write_text(text)
+        assert checksums.first_difference(tmp_path, known) == f'{tmp_path / name} {end}'
     (tmp_path / 'a').unlink()
-    assert checksums.first_difference(tmp_path, known) == (0, 'is missing')
+    assert checksums.first_difference(tmp_path, known) == f'{tmp_path / "a"} is missing'

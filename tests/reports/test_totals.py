@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import micro_runs
 import pytest
 
-from agentrl_jax.machine import memory
+from agentrl_jax.machine import profiling
 from agentrl_jax.measure import metrics, totals
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.planning import hardware, work
@@ -127,9 +127,9 @@ def test_a_share_is_of_a_peak_that_is_known_and_of_nothing_else():
 
 
 def test_peak_memory_is_the_device_s_where_it_says_so(monkeypatch):
-    here = memory.peak_memory()
+    here = profiling.peak_memory()
     assert list(here) == ['perf/host_peak_bytes'] and 1e7 < here['perf/host_peak_bytes'] < 1e12
     stats = [{'peak_bytes_in_use': 7, 'bytes_in_use': 3}, {'peak_bytes_in_use': 9}, None]
     devices = [types.SimpleNamespace(memory_stats=lambda x=x: x) for x in stats]
     monkeypatch.setattr(jax, 'local_devices', lambda: devices)
-    assert memory.peak_memory()['perf/device_peak_bytes'] == 9
+    assert profiling.peak_memory()['perf/device_peak_bytes'] == 9

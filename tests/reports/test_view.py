@@ -11,6 +11,7 @@ from waiting import until
 
 from agentrl_jax import view
 from agentrl_jax.machine import lock
+from agentrl_jax.records import document as documents
 from agentrl_jax.records import live_charts, live_page, live_server, run_log
 from agentrl_jax.records.page_html import MAX_TOKENS, render_page
 from agentrl_jax.records.progress import beacon
@@ -124,7 +125,7 @@ def test_tokens_carry_their_numbers_and_a_class_for_each_heat_map():
 )
 def test_wrong_documents_name_the_field(wrong, field):
     with pytest.raises(ValueError, match=f'document: {field}'):
-        render_page(wrong)
+        documents.check(wrong)
 
 
 # ---- live page -----------------------------------------------------------------------------------

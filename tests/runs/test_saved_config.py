@@ -13,7 +13,8 @@ from ml_collections import config_flags
 from safetensors.numpy import load_file, save_file
 
 from agentrl_jax import evaluate, export
-from agentrl_jax.machine import checkpoint, files, provenance
+from agentrl_jax.machine import checkpoint, files
+from agentrl_jax.records import about
 from agentrl_jax.run import params, parts, saved_config, usage
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
@@ -130,7 +131,7 @@ def test_evaluate_and_export_name_the_checkpoint_and_warn_of_what_they_skip(
         'workdir': str(workdir),
         'step': 4,
         'config_hash': digest,
-        'commit': provenance.commit(),
+        'commit': about.commit(),
         'skipped': ['6'],
     }
     export.export_checkpoint(
@@ -272,13 +273,14 @@ def test_the_commit_is_that_of_the_checkout_the_code_lies_in(tmp_path):
         who = ('-c', 'user.name=a', '-c', 'user.email=a@b')
         subprocess.run(['git', '-C', str(tmp_path), *who, *arguments], check=True)
 
+    commit = about.commit.__wrapped__  # without its cache
     git('init', '-q')
     code = tmp_path / 'venv' / 'code.py'
     code.parent.mkdir()
     code.write_text('1')
-    assert provenance.commit(code.parent) is None  # in a checkout that does not track it
+    assert commit(code.parent) is None  # in a checkout that does not track it
     git('add', '.')
     git('commit', '-qm', 'x')
-    clean = provenance.commit(code.parent)
+    clean = commit(code.parent)
     code.write_text('2')
-    assert len(clean) == 40 and provenance.commit(code.parent) == f'{clean}-modified'
+    assert len(clean) == 40 and commit(code.parent) == f'{clean}-modified'
