@@ -18,7 +18,7 @@ from typing import (
 
 import jax
 import numpy as np
-from pydantic import Field, InstanceOf, Strict, TypeAdapter, ValidationError
+from pydantic import Field, InstanceOf, Strict
 from typing_extensions import TypedDict
 
 from agentrl_jax.machine import files
@@ -143,18 +143,9 @@ class Document(TypedDict):
     episodes: list[Episode]
 
 
-SCHEMA = TypeAdapter(Document)
-
-
 def check(document: Any) -> None:
     """Raise a ValueError that names the first wrong field of a document."""
-    try:
-        SCHEMA.validate_python(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = '.'.join(map(str, first['loc'])) or 'the document'
-        value = '' if isinstance(first['input'], (dict, list)) else f', not {first["input"]!r:.80}'
-        raise ValueError(f'rollout document: {field}: {first["msg"]}{value}') from error
+    files.read_as(Document, document, 'rollout document')
 
 
 # ---- from a rollout ----------------------------------------------------------------------------
@@ -379,12 +370,7 @@ def write(path: str | os.PathLike, document: dict[str, Any]) -> None:
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """Read a document. Raises ValueError with the file and the reason if it is invalid."""
-    document = files.read_json(path)
-    try:
-        check(document)
-    except ValueError as error:
-        raise ValueError(f'{path}: {error}') from error
-    return document
+    return files.read_as(Document, files.read_json(path), path)
 
 
 def find(source: str | os.PathLike) -> Path:

@@ -116,15 +116,15 @@ def test_tokens_carry_their_numbers_and_a_class_for_each_heat_map():
 @pytest.mark.parametrize(
     'wrong, field',
     [
-        ([], 'the document'),
-        ({'version': 2}, 'version'),
-        (document(episode(level=10**30)), 'episodes.0.level'),
-        (document(episode(turns=[turn(grid=[3])])), 'episodes.0.turns.0.grid.0'),
-        (document(EPISODE, episode(tokens=[token(lp='low')])), 'episodes.1.tokens.0.lp'),
+        ([], r'is \[\]'),
+        ({'version': 2}, ': version'),
+        (document(episode(level=10**30)), ': episodes.0.level'),
+        (document(episode(turns=[turn(grid=[3])])), ': episodes.0.turns.0.grid.0'),
+        (document(EPISODE, episode(tokens=[token(lp='low')])), ': episodes.1.tokens.0.lp'),
     ],
 )
 def test_wrong_documents_name_the_field(wrong, field):
-    with pytest.raises(ValueError, match=f'document: {field}'):
+    with pytest.raises(ValueError, match=f'document ?{field}'):
         documents.check(wrong)
 
 
