@@ -224,8 +224,7 @@ def of_rollout(
 def totals(rollout: Rollout) -> dict[str, int | float | str]:
     """`Totals` of all episodes of a rollout."""
     healthy = rollout.healthy
-    is_turn = np.arange(rollout.rewards.shape[1]) < rollout.num_turns[:, None]
-    is_turn &= healthy[:, None]
+    is_turn = np.asarray(rollout.played) & healthy[:, None]
     cut = ((rollout.turn_stop == TurnStop.LENGTH) & is_turn).any(1)
     out = rollout.episode_stop == EpisodeStop.TOKEN_BUDGET
     unknown = bool((is_turn & ~rollout.judged).any())

@@ -19,7 +19,6 @@ from agentrl_jax.records import about, plots, run_log
 from agentrl_jax.records.series import Panel, points
 from agentrl_jax.text.conversation import HostTask
 
-REFERENCE_FILE = run_log.REFERENCE_FILE
 PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
 FIRST_S = 20.0  # after the start, until curves are drawn for the first time
 SHARE = 0.02  # maximum share of a run's time spent on drawing
@@ -63,7 +62,7 @@ def write_reference(
         if prefix != 'eval':
             figures |= {f'{prefix}/{name}': x for name, x in figures_of.items()}
     text = json.dumps(figures, sort_keys=True) + '\n'
-    files.write_atomic(Path(workdir) / REFERENCE_FILE, text)
+    files.write_atomic(Path(workdir) / run_log.REFERENCE_FILE, text)
 
 
 def write_curves(workdir: Path, title: str) -> Path | None:
@@ -72,7 +71,7 @@ def write_curves(workdir: Path, title: str) -> Path | None:
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     if not any(points(rows, name, 'step')[0].size for name in PANELS):
         return None
-    success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
+    success = json.loads((workdir / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
     lines = {name: success[name] for name in ('random', 'oracle') if name in success}
     panels = [
         Panel(name, name, {'': [rows]}, lines if name == 'eval/success' else {}) for name in PANELS
@@ -129,7 +128,7 @@ def summary(workdir: Path, command: str) -> str:
     """The final message of a run."""
     workdir = Path(workdir)
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
-    success = json.loads((workdir / REFERENCE_FILE).read_text(encoding='utf-8'))
+    success = json.loads((workdir / run_log.REFERENCE_FILE).read_text(encoding='utf-8'))
     evaluated = [row for row in rows if 'eval/success' in row] or [{'step': 0}]
     first, last = evaluated[0], evaluated[-1]
     compiled = max((int(row.get('perf/recompiles', 0)) for row in rows), default=0)
