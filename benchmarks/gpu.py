@@ -36,10 +36,11 @@ if __name__ == '__main__':
 import jax.numpy as jnp
 import numpy as np
 
-from agentrl_jax.machine import provenance, sharding
+from agentrl_jax.machine import sharding
 from agentrl_jax.models import Model
 from agentrl_jax.planning import fit
 from agentrl_jax.planning import programs as plan_programs
+from agentrl_jax.records import about
 from agentrl_jax.rollout import sampling
 from agentrl_jax.rollout.episodes import draw_episodes
 from agentrl_jax.run import parts
@@ -191,7 +192,7 @@ def median_seconds(call: Callable[[], Any], repeats: int) -> float:
 def device_and_limits(session: Session) -> None:
     """Which device, and its copy bandwidth and matmul rate in bfloat16."""
     kind = session.devices[0].device_kind
-    session.tell('device', commit=provenance.commit(), jax=jax.__version__, device=kind)
+    session.tell('device', commit=about.commit(), jax=jax.__version__, device=kind)
     if not session.topology:
         session.limits = limits.measure('bfloat16')
         session.tell(
