@@ -247,7 +247,9 @@ def trial_figures(rollout: Rollout, agent: Any) -> dict[str, jax.Array]:
     if agent.trials == 1:
         return {}
     last = last_trial(rollout)
-    first, second = (trial_rewards(rollout, number) for number in (0, 1))
+    first, second = (
+        jnp.where(rollout.trial == number, rollout.rewards, 0.0).sum(1) for number in (0, 1)
+    )
     solved = {
         f'success_{name}': rollout.success & (last <= number)
         for number, name in enumerate(TRIALS[: agent.trials])
@@ -269,11 +271,6 @@ def last_actions(rollout: Rollout) -> jax.Array:
     """Return the actions of the last trial, which starts from the initial level."""
     last = rollout.trial == last_trial(rollout)[:, None]
     return jnp.where(last[:, :, None], executed(rollout), -1)
-
-
-def trial_rewards(rollout: Rollout, number: int) -> jax.Array:
-    """Return the sum of environment rewards in a trial, float32 [B]."""
-    return jnp.where(rollout.trial == number, rollout.rewards, 0.0).sum(1)
 
 
 def environment_metrics(rollout: Rollout, task: Any) -> dict[str, jax.Array]:

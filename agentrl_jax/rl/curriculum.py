@@ -20,15 +20,6 @@ from typing import Annotated
 from agentrl_jax.settings.marks import ONE, MustBe
 
 
-def horizon(step: int, *, rounds: tuple[int, ...], stage_steps: int) -> int:
-    """Return the maximum number of turns per episode at training step `step` (from 0).
-
-    Stage i covers steps i * S to (i + 1) * S - 1, S = stage_steps, with horizon rounds[i]. The last
-    stage never ends.
-    """
-    return rounds[min(step // stage_steps, len(rounds) - 1)]
-
-
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
     """ScalingInter-RL in training; validation always plays env.max_turns."""
@@ -38,7 +29,11 @@ class Curriculum:
     stage_steps: Annotated[int, ONE] = 100  # steps per stage; the last stage lasts to the end
 
     def turn_limit(self, step: int, max_turns: int) -> int:
-        """Return the maximum number of turns at a training step: `horizon`, or max_turns if off."""
+        """Return the maximum number of turns at a training step (from 0): max_turns if off.
+
+        Stage i covers steps i * S to (i + 1) * S - 1, S = stage_steps, with rounds[i] turns. The
+        last stage never ends.
+        """
         if not self.rounds:
             return max_turns
-        return horizon(step, rounds=self.rounds, stage_steps=self.stage_steps)
+        return self.rounds[min(step // self.stage_steps, len(self.rounds) - 1)]

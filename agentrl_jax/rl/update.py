@@ -240,12 +240,13 @@ def update_step(
     settings: UpdateSettings,
     frozen: FrozenParams | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Run the optimiser steps of a batch, with how.batch.epochs passes over its rows.
+    """Run the optimiser steps of a batch, with settings.batch.epochs passes over its rows.
 
     Without state.critic_params a critic, if any, shares the backbone. Then critic.coef * value loss
     is added to the policy loss, and fns.value_head saves a forward pass. key: permutes the rows;
     None keeps their order. lr_scale: factor of both learning rates. frozen: for extensions. The
-    how.rows_per_episode rows of an episode are in one optimiser step and count as one sequence.
+    rows of an episode (settings.rows_per_episode) are in one optimiser step and count as one
+    sequence.
     """
     together, weights = settings.rows_per_episode, settings.algorithm.weights
     weigh = functools.partial(

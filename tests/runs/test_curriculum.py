@@ -7,7 +7,7 @@ import micro_runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax.rl.curriculum import horizon
+from agentrl_jax.rl.curriculum import Curriculum
 from agentrl_jax.run.config import read as read_config
 
 
@@ -28,7 +28,7 @@ tables = st.sets(st.integers(1, 40), min_size=1, max_size=5).map(lambda x: tuple
 @given(tables, st.integers(1, 12))
 def test_horizons_are_those_of_a_counter_and_never_shrink(rounds, stage_steps):
     steps = range(stage_steps * (len(rounds) + 1))
-    table = [horizon(step, rounds=rounds, stage_steps=stage_steps) for step in steps]
+    table = [Curriculum(rounds, stage_steps).turn_limit(step, 0) for step in steps]
     assert table == counted(rounds, stage_steps, len(steps)) == sorted(table)
 
 
