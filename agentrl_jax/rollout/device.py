@@ -12,7 +12,6 @@ Tokens, their cache and their random streams are rows (rollout.rows), shared wit
 Here each row also has an environment, an answer parser and a row of the output (rollout.slots).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -353,15 +352,7 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, settings: RolloutSettings) -> Calla
     replicated over both axes (sharding.rollout_rules) and may be split over 'tensor'.
     settings.slots is the number for the full mesh. Counters are returned per shard, int32 [shards].
     """
-    rows = P(('data', 'fsdp'))
-    shards = mesh.shape['data'] * mesh.shape['fsdp']
-    slots = settings.slots // shards
-    settings = dataclasses.replace(
-        settings,
-        slots=slots,
-        serve_rows=min(settings.serve_rows, slots),
-        vocab_shards=mesh.shape['tensor'],
-    )
+    rows, settings = P(('data', 'fsdp')), settings.of_shard(mesh)
 
     def local(params, task, episodes, key, head):
         out, counters = collect(params, task, episodes, key, head, settings=settings)

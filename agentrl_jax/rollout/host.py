@@ -117,21 +117,14 @@ class HostCollect:
     # rewards of the environments
 
     def __post_init__(self):
-        slots = self.settings.slots
-        if slots % self.shards:
-            raise ValueError(f'rollout.slots={slots} must be a multiple of {self.shards} shards')
         self.strings = jax.device_put(self.strings, NamedSharding(self.local, P()))
-
-    @property
-    def shards(self) -> int:
-        return self.mesh.shape['data'] * self.mesh.shape['fsdp']
 
     def programs(self, task: HostTask) -> Programs:
         settings = self.settings
         longest = task.env.context or settings.max_tokens
         return build_programs(
             self.local,
-            dataclasses.replace(settings, slots=settings.slots // self.shards),
+            settings.of_shard(self.mesh),
             width=self.read_tokens,
             cache_tokens=settings.context(task).cache_tokens(longest),
         )

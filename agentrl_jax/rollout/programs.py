@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.sharding import PartitionSpec as P
 
+from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout.slots import RolloutSettings, sample
 from agentrl_jax.text import answer as answers
@@ -280,11 +281,6 @@ def build_programs(
     because other shapes may round the last bits differently.
     """
     rows = P(('data', 'fsdp'))
-    settings = dataclasses.replace(
-        settings,
-        serve_rows=min(settings.serve_rows, settings.slots),
-        vocab_shards=mesh.shape['tensor'],
-    )
 
     def program(function, *, takes, gives, donate=(), **static):
         local = jax.shard_map(
@@ -302,7 +298,7 @@ def build_programs(
         decode=program(decode, takes=(rows, P(), P(), P(), P(), P()), gives=(rows, rows), donate=0),
         read=program(read, takes=(rows, P(), P(), rows), gives=rows, donate=0),
         copy=program(copy, takes=(rows, P(), rows), gives=rows, donate=0),
-        shards=mesh.shape['data'] * mesh.shape['fsdp'],
+        shards=sharding.row_shards(mesh),
         settings=settings,
         width=width,
     )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from agentrl_jax.machine import sharding
 from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import windows
@@ -156,6 +157,12 @@ class RolloutSettings:
     @property
     def model(self) -> Model:
         return self.player.model
+
+    def of_shard(self, mesh: jax.sharding.Mesh) -> 'RolloutSettings':
+        """Return the settings of one shard of the rows; `slots` is the number of the full mesh."""
+        slots = self.slots // sharding.row_shards(mesh)
+        rows, tensor = min(self.serve_rows, slots), mesh.shape['tensor']
+        return dataclasses.replace(self, slots=slots, serve_rows=rows, vocab_shards=tensor)
 
     def context(self, task: Any) -> windows.Context:
         """Return the window of the policy in episodes of a task."""
