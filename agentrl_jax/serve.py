@@ -35,6 +35,7 @@ if __name__ == '__main__':
     command.begin(__doc__, needs=('env',))
 
 import asyncio
+import ipaddress
 import json
 import os
 import socket
@@ -43,14 +44,21 @@ import threading
 import uvicorn
 
 from agentrl_jax.envs.hosts import gate, server, workers
+from agentrl_jax.envs.hosts.connection import token_in
 
+LEAST_TOKEN = 16  # characters
 END_S = 10.0  # for requests and environments to end after stdin has closed
 
 
 def token_of(path: str, address: str) -> str:
-    """Return the token in a file; an address that other machines reach needs one."""
-    token = gate.read_token(path)
-    if not token and not gate.is_loopback(address):
+    """Read the token of clients; an address that other machines reach needs one."""
+    token = token_in(path)
+    if path and len(token) < LEAST_TOKEN:
+        raise ValueError(
+            f'{path}: the first line must be a token of at least {LEAST_TOKEN} characters'
+        )
+    local = all(ipaddress.ip_address(number).is_loopback for _, number in gate.resolved(address))
+    if not token and not local:
         raise ValueError(f'--address={address} accepts other machines: set --token to a file')
     return token
 

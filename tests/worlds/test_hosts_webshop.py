@@ -173,15 +173,15 @@ def test_purchases_are_scored_by_hand(files):
     goal = products.Goal(shirt, (('color', 'dark blue'), ('size', 'small')), 20.0)
     # Two attributes, two options and the price: five parts
     chosen = {'color': 'dark blue', 'size': 'small'}
-    assert scoring.score(shirt, chosen, goal).total == 1.0
-    assert scoring.score(shirt, chosen | {'color': 'light blue'}, goal).total == 1.0  # blue is blue
-    other = scoring.score(shirt, chosen | {'color': 'red | white'}, goal).total
+    assert scoring.score(shirt, chosen, goal) == 1.0
+    assert scoring.score(shirt, chosen | {'color': 'light blue'}, goal) == 1.0  # blue is blue
+    other = scoring.score(shirt, chosen | {'color': 'red | white'}, goal)
     assert other == pytest.approx(4 / 5)
-    small = scoring.score(shirt, chosen | {'size': 'smaller'}, goal).total
+    small = scoring.score(shirt, chosen | {'size': 'smaller'}, goal)
     assert small == pytest.approx(4 / 5)
     dear = dataclasses.replace(goal, most=10.0)
-    assert scoring.score(shirt, {}, dear).total == pytest.approx(2 / 5)
-    assert scoring.score(lamp, {'size': 'small'}, goal).total == 0.0  # the titles share no noun
+    assert scoring.score(shirt, {}, dear) == pytest.approx(2 / 5)
+    assert scoring.score(lamp, {'size': 'small'}, goal) == 0.0  # the titles share no noun
 
 
 def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
@@ -207,12 +207,11 @@ def test_purchases_earn_what_webshop_s_own_functions_paid_for_them():
     assert len(recorded['purchases']) > 700
     for bought, wanted, options, most, chosen, paid in recorded['purchases']:
         goal = products.Goal(known[wanted], tuple(options.items()), most)
-        found = scoring.score(known[bought], chosen, goal)
-        attributes = round(found.attributes * len(known[wanted].wanted))
-        matched = round(found.options * len(options))
-        parts = [found.total, found.type, attributes, matched, found.price]
+        total = scoring.score(known[bought], chosen, goal)
+        kind = scoring.type_factor(known[bought], known[wanted])
+        parts = [total, kind, *scoring.matches(known[bought], chosen, goal)]
         assert parts == paid, (bought, wanted, options, chosen)
-        assert found.total <= 1
+        assert total <= 1
 
 
 # ---- pages ---------------------------------------------------------------------------------------

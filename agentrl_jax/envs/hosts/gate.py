@@ -7,7 +7,6 @@ are {error, code} with a status.
 import collections
 import contextlib
 import hmac
-import ipaddress
 import json
 import socket
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrl_jax.envs.hosts.connection import listening_at, token_in
+from agentrl_jax.envs.hosts.connection import listening_at
 
 STATUS = {
     'unauthorized': 401,
@@ -40,7 +39,6 @@ STATUS = {
 }
 CODES = {404: 'not_found', 405: 'not_found', 413: 'too_large'}  # of Starlette's errors
 LONGEST_ERROR = 1000  # characters of an error message
-LEAST_TOKEN = 16  # characters
 
 
 class Refused(Exception):
@@ -149,11 +147,6 @@ def resolved(address: str) -> list[tuple[socket.AddressFamily, str]]:
     return sorted(known, key=lambda one: one[0] != socket.AF_INET)
 
 
-def is_loopback(address: str) -> bool:
-    """Return whether an address is reachable only from this machine."""
-    return all(ipaddress.ip_address(number).is_loopback for _, number in resolved(address))
-
-
 def listening(address: str, port: int, setting: str = '--port') -> socket.socket:
     """Open a listening socket; setting: the flag or field of the port, for errors."""
     family, number = resolved(address)[0]
@@ -168,13 +161,3 @@ def listening(address: str, port: int, setting: str = '--port') -> socket.socket
 def url_of(listener: socket.socket) -> str:
     address, port = listener.getsockname()[:2]
     return f'http://[{address}]:{port}' if ':' in address else f'http://{address}:{port}'
-
-
-def read_token(path: str) -> str:
-    """Read the token that clients must send, the first line of a file; '' without a file."""
-    token = token_in(path)
-    if path and len(token) < LEAST_TOKEN:
-        raise ValueError(
-            f'{path}: the first line must be a token of at least {LEAST_TOKEN} characters'
-        )
-    return token

@@ -3,7 +3,6 @@
   POST /create {lease_s?}           {id, key, instruction, settings, ...}; 503 if the server is full
   POST /reset {id, data_idx}        {id, observation, reward, done, success, turn, data_idx, ...}
   POST /step {id, action}           the same after a step; valid: whether the action is valid
-  POST /step_batch {steps: [{id, action}, ...]}    {results: [...]}, errors in place
   POST /close {id} or {key}         true; false if it was closed before
   GET /observation /detail ?id      the last reply again
   GET /health /metrics /            for monitoring; /health needs no token
@@ -365,9 +364,6 @@ def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
     class Step(Named):
         action: Text
 
-    class Steps(pydantic.BaseModel):
-        steps: list[Step] = pydantic.Field(max_length=1024)
-
     Number = Annotated[int, fastapi.Query(alias=names.id)]
     Key = Annotated[str, fastapi.Header()]
 
@@ -389,17 +385,6 @@ def add_routes(app: fastapi.FastAPI, worlds: Worlds, wording: Wording) -> None:
     async def step(body: Step) -> dict:
         worlds.counts['steps'] += 1
         return wording.stepped(await worlds.step(body.number, body.action))
-
-    @app.post('/step_batch')
-    async def step_batch(body: Steps) -> dict:
-        async def one(step: Step) -> dict:
-            try:
-                return await worlds.step(step.number, step.action)
-            except Refused as refused:
-                return refused.fields
-
-        worlds.counts['steps'] += len(body.steps)
-        return {'results': await asyncio.gather(*map(one, body.steps))}
 
     @app.post('/close')
     async def close(body: Close) -> bool:

@@ -4,6 +4,7 @@ A world belongs to one thread, which creates it, plays many episodes with it and
 block. It has no access to tokens or the model.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import numbers
@@ -11,7 +12,7 @@ import pathlib
 import queue
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -161,19 +162,13 @@ class World(Protocol):
         """Release all resources; idempotent."""
 
 
-class world_errors:
-    """Context manager for foreign code: `failed` handles any error, and the caller continues."""
-
-    def __init__(self, failed: Callable[[Exception], None]):
-        self.failed = failed
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            self.failed(error)
-        return isinstance(error, Exception)
+@contextlib.contextmanager
+def world_errors(failed: Callable[[Exception], None]) -> Iterator[None]:
+    """Run foreign code: `failed` handles any error, and the caller continues."""
+    try:
+        yield
+    except Exception as error:
+        failed(error)
 
 
 class WorldThread(threading.Thread):

@@ -15,7 +15,6 @@ Texts match if their token set ratio is above 85. Words are split as in thefuzz 
 pin: Latin-1 letters beyond ASCII are dropped, and an underscore is a letter.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
@@ -41,15 +40,6 @@ COLORS = (
     'rose royal rust sand sapphire seashell silver skull slate steel stone stonewash sunflower tan '
     'taupe teal tiger turquoise violet walnut wheat white wine yellow'
 ).split()
-
-
-@dataclasses.dataclass(frozen=True)
-class Score:
-    total: float
-    type: float
-    attributes: float  # fraction, as the next two
-    options: float
-    price: float
 
 
 def words(text: str) -> set[str]:
@@ -103,18 +93,15 @@ def has_attribute(product: Product, attribute: str) -> bool:
     return held or alike(attribute, product.attributes)
 
 
-def score(bought: Product, chosen: Mapping[str, str], goal: Goal) -> Score:
-    """Score a purchase; chosen: the clicked option values, by kind."""
+def matches(bought: Product, chosen: Mapping[str, str], goal: Goal) -> tuple[int, int, bool]:
+    """Return the number of matched attributes and options, and whether the price is low enough."""
     attributes = sum(has_attribute(bought, name) for name in goal.product.wanted)
     values = [plain_color(value) for value in chosen.values()]
     options = sum(alike(plain_option(option), values) for option in goal.options)
-    price = float(bought.price <= goal.most)
-    kind = type_factor(bought, goal.product)
-    counts = len(goal.product.wanted), len(goal.options)
-    return Score(
-        total=kind * ((attributes + options + price) / (sum(counts) + 1)),
-        type=kind,
-        attributes=attributes / max(counts[0], 1),
-        options=options / counts[1] if counts[1] else 1.0,
-        price=price,
-    )
+    return attributes, options, bought.price <= goal.most
+
+
+def score(bought: Product, chosen: Mapping[str, str], goal: Goal) -> float:
+    """Score a purchase; chosen: the clicked option values, by kind."""
+    parts = len(goal.product.wanted) + len(goal.options) + 1
+    return type_factor(bought, goal.product) * (sum(matches(bought, chosen, goal)) / parts)

@@ -230,7 +230,7 @@ class WebShop:
     def _buy(self) -> Reply:
         self.done = True
         bought = self.shop.products[self.page.asin]
-        total = scoring.score(bought, dict(self.page.chosen), self.goal).total
+        total = scoring.score(bought, dict(self.page.chosen), self.goal)
         success = total >= 1
         text = BETWEEN.join(
             ('Thank you for shopping with us!', 'Your score (min 0.0, max 1.0)', f'{total:g}')
