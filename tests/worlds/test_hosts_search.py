@@ -69,7 +69,7 @@ def test_scores_are_bm25_s(corpus):
             total += rarity * count / (count + 0.9 * (1 - 0.4 + 0.4 * len(bag) / mean))
         return total
 
-    (hits,) = index.search([' '.join(query)], 4)
+    hits = index.search(' '.join(query), 4)
     wanted = sorted(((score(bag), number) for number, bag in enumerate(bags)), reverse=True)
     wanted = [(number, score) for score, number in wanted if score]
     assert [int(document['id']) for document, _ in hits] == [number for number, _ in wanted]
@@ -147,15 +147,15 @@ def test_any_retriever_of_the_protocol_serves_and_bad_answers_are_faults():
         contextlib.closing(retrieval.Client(f'{table.url}/dense', token='a-secret')) as client,
     ):
         for score in (0.5, 0.0):
-            assert client.search(['x'], 1) == [[(row, score)]]
+            assert client.search('x', 1) == [(row, score)]
         sent = {'queries': ['x'], 'topk': 1, 'return_scores': True}
         assert table.asked[-1] == ('dense/retrieve', sent)
         assert table.tokens[-1] == 'Bearer a-secret'
         for _ in bad:
             with pytest.raises(WorldError):
-                client.search(['x'], 1)
+                client.search('x', 1)
     with pytest.raises(WorldDown, match='cannot be reached'):
-        retrieval.Client(table.url).search(['x'], 1)
+        retrieval.Client(table.url).search('x', 1)
 
 
 # ---- questions ---------------------------------------------------------------------------------

@@ -247,7 +247,7 @@ class AgentGym:
         except Unreadable as unreadable:
             return Reply(str(unreadable), success=self._success, valid=False)
         if self._server is None or self._failed:
-            raise WorldError('step: the world has failed or was never reset')
+            raise WorldError('step: the environment has failed or was never reset')
         with self._tried():
             reply = self._call('step', {'action': action})
             self._turn += 1
@@ -330,9 +330,9 @@ class AgentGym:
             fields = reply if isinstance(reply, dict) else {}
             number = fields.get(self.quirks.created, reply)
             if isinstance(number, bool) or not isinstance(number, int):
-                raise WorldError(f'{server.name} create: no world id in {reply!r:.200}')
+                raise WorldError(f'{server.name} create: no environment id in {reply!r:.200}')
             if fields.get('key', key) != key:
-                raise WorldError(f'{server.name} create: the world belongs to another client')
+                raise WorldError(f'{server.name} create: the environment belongs to another client')
             self._compare(server.name, fields.get('settings'))
         except WorldDown:
             raise

@@ -97,24 +97,16 @@ class Gate:
         await app(scope, bounded, counted)
 
 
-def gated(
-    title: str,
-    *,
-    most_bytes: int,
-    token: str,
-    counts: collections.Counter[str],
-    running: Callable[[], contextlib.AbstractAsyncContextManager],
+def build_app(
+    title: str, running: Callable[[], contextlib.AbstractAsyncContextManager]
 ) -> fastapi.FastAPI:
-    """Create an app with a Gate and without routes; running: its lifespan context."""
+    """Create an app without routes that answers errors as JSON; running: its lifespan context."""
     app = fastapi.FastAPI(
-        lifespan=lambda app: running(),
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
         title=title,
+        lifespan=lambda app: running(),
+        openapi_url=None,  # and no pages of documentation
         default_response_class=Answer,
     )
-    app.add_middleware(Gate, most_bytes=most_bytes, token=token, counts=counts)
 
     @app.exception_handler(Refused)
     async def on_refusal(request: fastapi.Request, refused: Refused) -> JSONResponse:

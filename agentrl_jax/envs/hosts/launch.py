@@ -12,7 +12,7 @@ from agentrl_jax.machine.children import Child
 END_S = 15.0  # for a server to end; its worlds have 3 s to close
 
 
-class Launched:
+class Launched(Child):
     """A server in a child process; its stdin is a pipe that closes when this process ends."""
 
     def __init__(
@@ -32,8 +32,7 @@ class Launched:
         flags = [f'--{name}={value}' for name, value in words.items()]
         with open(log, 'ab') as out:
             # Ctrl-C goes to the run, which then ends its servers
-            child = Child('agentrl_jax.serve', '--until_stdin_closes', *flags, stderr=out)
-        self.process = child.process
+            super().__init__('agentrl_jax.serve', '--until_stdin_closes', *flags, stderr=out)
         self.url = self._url(start_s, f'{env} (its output: {log})')
 
     def _url(self, start_s: float, name: str) -> str:

@@ -37,10 +37,7 @@ def launched(env: str, settings: str, workers: int, worlds: int, step_s: float) 
     return server
 
 
-@functools.cache
-def shared(urls: tuple[str, ...]) -> Servers:
-    """Return the state of a run's servers, shared by its threads."""
-    return Servers(urls)
+shared = functools.cache(Servers)  # state of a run's servers, shared by its threads
 
 
 def checked(name: str, settings: Settings) -> Settings:

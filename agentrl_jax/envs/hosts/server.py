@@ -123,7 +123,7 @@ class Worlds:
             await asyncio.sleep(0.02)
         worker = min(ready, key=lambda worker: len(worker.worlds), default=None)
         if worker is None or len(worker.worlds) >= self.limits.worlds:
-            raise Refused('no_room', f'the server is full: {len(self.sessions)} worlds are open')
+            raise Refused('no_room', f'all {len(self.sessions)} environments are in use')
         number, self.next_id = self.next_id, self.next_id + 1
         worker.worlds.add(number)
         session = Session(
@@ -165,7 +165,7 @@ class Worlds:
     def reply(self, number: int) -> dict:
         reply = self._session(number).reply
         if reply is None:
-            raise Refused('not_reset', f'world {number} has not been reset')
+            raise Refused('not_reset', f'environment {number} has not been reset')
         return reply
 
     def _known(self, number: int) -> bool:
@@ -180,9 +180,9 @@ class Worlds:
         session = self.sessions[number]
         if session.life != session.worker.life or number not in session.worker.worlds:
             self._drop(number)
-            raise Refused('lost', f'world {number} was lost with its worker')
+            raise Refused('lost', f'environment {number} was lost with its worker')
         if session.busy:
-            raise Refused('busy', f'world {number} is still busy with its last call')
+            raise Refused('busy', f'environment {number} is still busy with its last call')
         return session
 
     async def _asked(self, number: int, session: Session, verb: str, **rest: Any) -> dict:
@@ -192,9 +192,10 @@ class Worlds:
             reply = await ask
         except TimeoutError:
             session.worker.hung.add(number)
-            self._lose(number, 'timeout', f'world {number}: no answer in {self.limits.step_s:g} s')
+            text = f'environment {number}: no answer in {self.limits.step_s:g} s'
+            self._lose(number, 'timeout', text)
         except WorkerDied:
-            self._lose(number, 'lost', f'world {number} was lost with its worker')
+            self._lose(number, 'lost', f'environment {number} was lost with its worker')
         finally:
             session.busy = False
             session.called = time.monotonic()
@@ -270,13 +271,8 @@ class Worlds:
 
 def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> fastapi.FastAPI:
     worlds = Worlds(env, settings, limits)
-    app = gate.gated(
-        env,
-        most_bytes=limits.most_bytes,
-        token=token,
-        counts=worlds.counts,
-        running=worlds.running,
-    )
+    app = gate.build_app(env, worlds.running)
+    app.add_middleware(gate.Gate, most_bytes=limits.most_bytes, token=token, counts=worlds.counts)
     app.state.worlds = worlds
     add_routes(app, worlds, WORDINGS.get(env, Wording()))
 

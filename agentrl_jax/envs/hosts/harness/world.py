@@ -44,10 +44,7 @@ def endpoint(host: str, port: int) -> 'Endpoint':
     return Endpoint(host, port)
 
 
-@functools.cache
-def workers(run: str, most: int) -> Workers:
-    """Return the workers of this process."""
-    return Workers(run, most)
+workers = functools.cache(Workers)  # of this process
 
 
 class Harness:

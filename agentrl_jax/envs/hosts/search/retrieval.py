@@ -117,11 +117,8 @@ class Index:
         ranker = bm25s().BM25.load(folder, mmap=True, show_progress=False)
         return cls(ranker, Rows(pathlib.Path(folder)))
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
-        """Return up to k (document, score) pairs per query, best first."""
-        return [self._search(query, k) for query in queries]
-
-    def _search(self, query: str, k: int) -> list[tuple[Document, float]]:
+    def search(self, query: str, k: int) -> list[tuple[Document, float]]:
+        """Return up to k (document, score) pairs, best first."""
         scores = self.ranker.get_scores_from_ids(self.ranker.get_tokens_ids(words(query)))
         hits = np.flatnonzero(scores > 0)
         if len(hits) > k:
@@ -185,13 +182,13 @@ class Client:
         self.connection = Connection(url, timeout_s=timeout_s, most_bytes=most_bytes, token=token)
         self.name = self.connection.name
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Document, float]]]:
+    def search(self, query: str, k: int) -> list[tuple[Document, float]]:
         # Search-R1's server fails if no scores are requested
-        body = {'queries': list(queries), 'topk': k, 'return_scores': True}
+        body = {'queries': [query], 'topk': k, 'return_scores': True}
         reply = read(Retrieved, self.connection.post('retrieve', body), self.name)
-        if len(reply.result) != len(queries):
-            raise WorldError(f'{self.name}: {len(queries)} queries, {len(reply.result)} answers')
-        return [[self._hit(hit) for hit in hits[:k]] for hits in reply.result]
+        if len(reply.result) != 1:
+            raise WorldError(f'{self.name}: one query, {len(reply.result)} answers')
+        return [self._hit(hit) for hit in reply.result[0][:k]]
 
     def _hit(self, hit: dict) -> tuple[Document, float]:
         document = hit.get('document', hit)

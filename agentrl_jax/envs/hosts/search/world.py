@@ -116,8 +116,7 @@ class Search:
         """Return the result of a call."""
         if kind == 'failed':
             return f'{ERROR} {content}'
-        (hits,) = self.searcher.search([content], self.play.topk or self.dialect.topk)
-        return self.dialect.show(hits)
+        return self.dialect.show(self.searcher.search(content, self.play.topk or self.dialect.topk))
 
     def close(self) -> None:
         if isinstance(self.corpus, retrieval.Client):

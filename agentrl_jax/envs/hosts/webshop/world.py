@@ -56,8 +56,7 @@ class Shop:
 
     def find(self, words: str) -> tuple[str, ...]:
         """Return matching asins, best first."""
-        (hits,) = self.index.search([words], FOUND)
-        return tuple(document['id'] for document, _ in hits)
+        return tuple(document['id'] for document, _ in self.index.search(words, FOUND))
 
     @classmethod
     def of(cls, known: Sequence[Product]) -> 'Shop':
