@@ -20,15 +20,11 @@ class Launched(Child):
         env: str,
         *,
         settings: dict | None = None,  # keywords of the world
-        workers: int = 1,
-        worlds: int = 64,  # per worker
-        step_s: float = 60.0,
-        lease_s: float = 600.0,
         start_s: float = 120.0,
         log: str | pathlib.Path = os.devnull,  # output of the server and its worlds
+        **limits: float,  # other flags of the server, such as workers
     ):
-        words = dict(env=env, settings=json.dumps(settings or {}), workers=workers, worlds=worlds)
-        words |= dict(step_s=step_s, lease_s=lease_s)
+        words = {'env': env, 'settings': json.dumps(settings or {})} | limits
         flags = [f'--{name}={value}' for name, value in words.items()]
         with open(log, 'ab') as out:
             # Ctrl-C goes to the run, which then ends its servers
