@@ -155,7 +155,7 @@ def test_scaled_rewards_are_the_same_in_process_and_on_a_server():
 
 @WITH_JAVA
 def test_a_player_walks_the_gold_path_and_takes_random_steps_of_it():
-    player = SciWorldPlayer(SciWorld(heap_mb=HEAP_MB))
+    player = SciWorldPlayer(SciWorld(heap_mb=HEAP_MB), 'last_action')
     with contextlib.closing(player):
         player.reset(4629)
         said = player.random(np.random.default_rng(0))

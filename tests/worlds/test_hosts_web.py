@@ -300,7 +300,7 @@ def test_a_page_that_hangs_is_waited_for_as_long_as_settings_say(profiles):
 PLAYED = """
 import json, os
 from agentrl_jax.envs.hosts.web.miniwob import MiniWoB, Player
-play = Player(MiniWoB())
+play = Player(MiniWoB(), 'in_backticks')
 texts = [[play.reset(item), play.step(play.best()).observation] for item in (43, 62, 65)]
 print(json.dumps([texts, play.world.visitor.browser.pid]), flush=True)
 os.killpg(0, 9)

@@ -285,7 +285,7 @@ def test_a_purchase_ends_an_episode_and_alone_is_rewarded(shop):
 
 
 def test_an_oracle_buys_every_goal_from_wherever_play_has_led(shop):
-    generator, player = np.random.default_rng(0), world.Player(shop)
+    generator, player = np.random.default_rng(0), world.Player(shop, 'last_action')
     for number, item in enumerate(range(0, len(shop.shop.goals), 29)):
         player.reset(item)
         for _ in range(number % 6):

@@ -91,8 +91,8 @@ def test_tasks_of_listed_sites_are_read(tmp_path):
     assert found[2].targets[0].contents == ('buy a lamp |OR| buy lamps', 'high')
     assert [task.number for task in found.values() if task.needs_judge] == [5]
     alone, judged = (
-        {number for split in SPLITS for number in world.items(split, path, sites, judge)}
-        for judge in ('', 'module:judge')
+        {number for split in SPLITS for number in env.our_items(split).tolist()}
+        for env in (world.WebEnvironment(tasks=path, sites=sites, judge=j) for j in ('', 'a:b'))
     )
     assert judged - alone == {5} and judged == found.keys()
 

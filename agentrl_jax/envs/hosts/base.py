@@ -5,6 +5,7 @@ on the device. World servers import its module, so it must not import JAX.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -100,6 +101,6 @@ class HostEnvironment:
         return {}
 
 
-def hashed(items: range, split: str) -> np.ndarray:
+def hashed(items: Iterable[int], split: str) -> np.ndarray:
     """Return the items of a split, int32, assigned by a digest of their numbers."""
     return np.array([i for i in items if level_split(str(i).encode()) == split], np.int32)

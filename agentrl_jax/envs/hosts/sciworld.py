@@ -247,9 +247,6 @@ class SciWorldPlayer(Read):
     The solution is fixed, so it may fail after a different action. Random play draws its actions.
     """
 
-    def __init__(self, world: SciWorld):
-        super().__init__(world, 'last_action')
-
     def reset(self, item: int) -> str:
         self.path = self.world.gold(item)
         self.left = collections.deque(self.path)
@@ -272,7 +269,7 @@ class SciWorldEnvironment(Served, Play):
         return dataclasses.replace(super().quirks, scale=self.scale)
 
     def player(self) -> SciWorldPlayer:
-        return SciWorldPlayer(self.world())
+        return SciWorldPlayer(self.world(), self.quirks.reader)
 
     def our_items(self, split: str) -> np.ndarray:
         return hashed(range(len(games(self.shifted))), split)

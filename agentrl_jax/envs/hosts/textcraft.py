@@ -445,10 +445,6 @@ def commands_named(observation: str) -> list[str]:
 class TextCraftPlayer(Read):
     """TextCraft with a planner and random play."""
 
-    def __init__(self, world: TextCraft):
-        super().__init__(world, 'only_action')
-        self.named: list[str] = []
-
     def reset(self, item: int) -> str:
         observation = super().reset(item)
         self.named = commands_named(observation)
@@ -478,7 +474,7 @@ class TextCraftEnvironment(Served, Play):
         packaged()
 
     def player(self) -> TextCraftPlayer:
-        return TextCraftPlayer(self.world())
+        return TextCraftPlayer(self.world(), self.quirks.reader)
 
     def our_items(self, split: str) -> np.ndarray:
         """Split by a digest of the goal's name; item_files selects AgentGym's own splits."""

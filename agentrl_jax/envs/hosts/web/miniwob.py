@@ -140,9 +140,6 @@ class MiniWoB:
 class Player(Read):
     """A world with its expert and random play."""
 
-    def __init__(self, world: MiniWoB):
-        super().__init__(world, 'in_backticks')
-
     def best(self) -> str:
         world = self.world
         if world.done or world.task not in experts.EXPERTS:
@@ -173,7 +170,7 @@ class MiniWoBEnvironment(Served, Play):
         return super().accepted if self.prompt == 'long' else ''
 
     def player(self) -> Player:
-        return Player(self.world())
+        return Player(self.world(), self.quirks.reader)
 
     def our_items(self, split: str) -> np.ndarray:
         return hashed(range(self.seeds * len(self.tasks or experts.EXPERTS)), split)

@@ -15,11 +15,11 @@ from typing import Annotated, Any
 import numpy as np
 
 from agentrl_jax.envs.hosts.answers import READERS, Unreadable
+from agentrl_jax.envs.hosts.base import hashed
 from agentrl_jax.envs.hosts.served import Served, checked
 from agentrl_jax.envs.hosts.web import actions, chromium, scoring, tabs
 from agentrl_jax.envs.hosts.web.tasks import Task, read_sites, read_tasks
 from agentrl_jax.envs.hosts.world import Reply, WorldError
-from agentrl_jax.envs.splits import level_split
 from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.settings.marks import ONE, POSITIVE, ConfigName, NameIn
 
@@ -49,15 +49,6 @@ def read(path: str, sites: tuple[str, ...]) -> dict[int, Task]:
     if not path:
         raise ValueError('set web.tasks to a file of tasks, such as test.raw.json of libwebarena')
     return read_tasks(path, read_sites(sites))
-
-
-def items(split: str, path: str, sites: tuple[str, ...], judge: str) -> list[int]:
-    """Return the tasks of a split; without a judge, tasks that need one are left out."""
-    return [
-        number
-        for number, task in read(path, sites).items()
-        if (judge or not task.needs_judge) and level_split(str(number).encode()) == split
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,4 +174,7 @@ class WebEnvironment(Served, Play):
     name, WORLD, PROMPTS = 'web', WebArena, PROMPTS
 
     def our_items(self, split: str) -> np.ndarray:
-        return np.array(items(split, self.tasks, self.sites, self.judge), np.int32)
+        """Return the tasks of a split; without a judge, tasks that need one are left out."""
+        known = read(self.tasks, self.sites)
+        numbers = [n for n, task in known.items() if self.judge or not task.needs_judge]
+        return hashed(numbers, split)

@@ -305,9 +305,6 @@ class AgentGymShop(WebShop):
 class Player(Read):
     """The shop with its expert and random play."""
 
-    def __init__(self, world: WebShop):
-        super().__init__(world, 'last_action')
-
     def best(self) -> str:
         plan = self.world.plan()
         return f'Action: {plan[0]}' if plan else ''
@@ -327,7 +324,7 @@ class ShopEnvironment(Served, Play):
     name, quick, WORLD, PROMPTS, FIGURES = 'shop', True, WebShop, PROMPTS, FIGURES
 
     def player(self) -> Player:
-        return Player(self.world())
+        return Player(self.world(), self.quirks.reader)
 
     def our_items(self, split: str) -> np.ndarray:
         """Split the stalls or goals; all goals of a product are in one split."""
