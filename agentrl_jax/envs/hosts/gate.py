@@ -38,6 +38,7 @@ STATUS = {
     'timeout': 504,  # the world did not reply in time
 }
 CODES = {404: 'not_found', 405: 'not_found', 413: 'too_large'}  # of Starlette's errors
+MOST_BYTES = 2**20  # of a request
 LONGEST_ERROR = 1000  # characters of an error message
 
 
@@ -62,12 +63,9 @@ def refusal(refused: Refused) -> Answer:
 class Gate:
     """Middleware that checks the token and the size of each request and counts the answers."""
 
-    def __init__(
-        self, app: ASGIApp, *, most_bytes: int, token: str, counts: collections.Counter[str]
-    ):
-        """most_bytes: per request; counts: responses by status."""
-        self.app, self.most_bytes, self.token = app, most_bytes, token.encode()
-        self.counts = counts
+    def __init__(self, app: ASGIApp, *, token: str, counts: collections.Counter[str]):
+        """counts: responses by status."""
+        self.app, self.token, self.counts = app, token.encode(), counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope['type'] != 'http':
@@ -78,8 +76,8 @@ class Gate:
             nonlocal size
             message = await receive()
             size += len(message.get('body', b''))
-            if size > self.most_bytes:
-                raise HTTPException(413, f'the request has over {self.most_bytes} bytes')
+            if size > MOST_BYTES:
+                raise HTTPException(413, f'the request has over {MOST_BYTES} bytes')
             return message
 
         async def counted(message: Message) -> None:

@@ -9,6 +9,7 @@ import time
 from agentrl_jax.envs.hosts.connection import can_be_read
 from agentrl_jax.machine.children import Child
 
+START_S = 120.0  # for a server to be ready
 END_S = 15.0  # for a server to end; its worlds have 3 s to close
 
 
@@ -20,7 +21,6 @@ class Launched(Child):
         env: str,
         *,
         settings: dict | None = None,  # keywords of the world
-        start_s: float = 120.0,
         log: str | pathlib.Path = os.devnull,  # output of the server and its worlds
         **limits: float,  # other flags of the server, such as workers
     ):
@@ -29,10 +29,10 @@ class Launched(Child):
         with open(log, 'ab') as out:
             # Ctrl-C goes to the run, which then ends its servers
             super().__init__('agentrl_jax.serve', '--until_stdin_closes', *flags, stderr=out)
-        self.url = self._url(start_s, f'{env} (its output: {log})')
+        self.url = self._url(f'{env} (its output: {log})')
 
-    def _url(self, start_s: float, name: str) -> str:
-        deadline = time.monotonic() + start_s
+    def _url(self, name: str) -> str:
+        deadline = time.monotonic() + START_S
         while can_be_read(self.process.stdout, max(deadline - time.monotonic(), 0)):
             line = self.process.stdout.readline()
             if not line:
@@ -41,7 +41,7 @@ class Launched(Child):
             if line.startswith(b'{"url"'):
                 return json.loads(line)['url']
         self.close()
-        raise TimeoutError(f'the server of {name} was not ready within {start_s:g} s')
+        raise TimeoutError(f'the server of {name} was not ready within {START_S:g} s')
 
     def close(self) -> None:
         """End the server; idempotent."""

@@ -42,6 +42,7 @@ from agentrl_jax.settings.marks import In
 
 FINISHED = {'textcraft': False}  # whether a step after the end is an error; default True (AgentGym)
 SWEEP_S = 0.5
+START_S = 60.0  # for a worker to be ready
 
 
 # Rejects lone surrogates, which UTF-8 cannot encode
@@ -63,10 +64,7 @@ class Limits:
     worlds: Annotated[int, In(1, 65536)] = 64  # open worlds per worker
     lease_s: Annotated[float, In(0.1, 7 * DAY_S)] = 600.0  # idle time until a world is closed
     step_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # of a reset or step, then the world is lost
-    most_chars: Annotated[int, In(1, 2**26)] = 2**20  # per observation
-    most_bytes: Annotated[int, In(1024, 2**28)] = 2**20  # per request
     worker_mb: Annotated[float, In(64, 2**24)] = 4096.0  # resident; above it, the worker restarts
-    start_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # for a worker to be ready
 
     def __post_init__(self):
         for name, (_, marks) in tree.hints(Limits).items():
@@ -91,9 +89,7 @@ class Worlds:
 
     def __init__(self, env: str, settings: dict, limits: Limits):
         self.env, self.limits = env, limits
-        self.workers = [
-            Worker(env, settings, most_chars=limits.most_chars) for _ in range(limits.workers)
-        ]
+        self.workers = [Worker(env, settings) for _ in range(limits.workers)]
         self.sessions: dict[int, Session] = {}
         self.counts: collections.Counter[str] = collections.Counter()
         self.first_id = secrets.randbits(40) << 12  # JSON's numbers are exact up to 2^53
@@ -116,7 +112,7 @@ class Worlds:
         if lease_s is not None and lease_s > self.limits.lease_s:
             limit_s = self.limits.lease_s
             raise Refused('invalid', f'lease_s={lease_s:g} is above the server limit, {limit_s:g}')
-        deadline = time.monotonic() + self.limits.start_s
+        deadline = time.monotonic() + START_S
         while not (ready := [worker for worker in self.workers if worker.ready]):
             if time.monotonic() > deadline:
                 break
@@ -272,7 +268,7 @@ class Worlds:
 def build_app(env: str, settings: dict, *, limits: Limits, token: str = '') -> fastapi.FastAPI:
     worlds = Worlds(env, settings, limits)
     app = gate.build_app(env, worlds.running)
-    app.add_middleware(gate.Gate, most_bytes=limits.most_bytes, token=token, counts=worlds.counts)
+    app.add_middleware(gate.Gate, token=token, counts=worlds.counts)
     app.state.worlds = worlds
     add_routes(app, worlds, WORDINGS.get(env, Wording()))
 

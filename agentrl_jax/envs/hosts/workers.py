@@ -52,6 +52,8 @@ NEEDED = ('reset', 'step', 'close')  # of a World
 # Settings that clients do not receive: addresses, secrets and settings of the machine
 PRIVATE = ('token', 'timeout_s', 'heap_mb', 'sites', 'states', 'login')
 GRACE_S = 3.0  # for worlds to close when their worker ends
+MOST_CHARS = 2**20  # of an observation
+LONGEST_LINE = 16 * MOST_CHARS + 2**16  # bytes: the longest JSON observation, plus a margin
 
 
 def place_of(env: str) -> tuple[str, str]:
@@ -94,11 +96,6 @@ def shared_settings(make: functools.partial[World]) -> dict[str, Any]:
     }
 
 
-def longest_line(most_chars: int) -> int:
-    """Return the maximum bytes per line: the longest JSON observation, plus a margin."""
-    return 16 * most_chars + 2**16
-
-
 # ---- in the worker -----------------------------------------------------------------------------
 
 
@@ -112,9 +109,9 @@ def print_error(error: Exception) -> None:
 class WorkerKeeper(WorldThread):
     """Execute orders for a world; print errors of its code, which end only this world."""
 
-    def __init__(self, make: Callable[[], World], send: Callable[..., None], most_chars: int):
+    def __init__(self, make: Callable[[], World], send: Callable[..., None]):
         super().__init__(make)
-        self.send, self.most_chars = send, most_chars
+        self.send = send
 
     def failed(self, error: Exception) -> None:
         print_error(error)
@@ -152,8 +149,8 @@ class WorkerKeeper(WorldThread):
     def fields(self, reply: Reply) -> dict[str, Any]:
         if not fits(reply.reward):
             raise WorldError(f'reward {reply.reward!r} {BOUNDS}')
-        if len(reply.observation) > self.most_chars:
-            raise WorldError(f'an observation has over {self.most_chars} characters')
+        if len(reply.observation) > MOST_CHARS:
+            raise WorldError(f'an observation has over {MOST_CHARS} characters')
         message = {
             'observation': reply.observation,
             'reward': float(reply.reward),
@@ -166,14 +163,14 @@ class WorkerKeeper(WorldThread):
         return message | details()
 
 
-def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
+def serve_pipes(make: Callable[[], World]) -> None:
     """Play worlds until the input ends."""
     orders, answers = children.take_pipes()
     lock, keepers = threading.Lock(), {}
 
     def send(**message: Any) -> None:
         line = json.dumps(message).encode() + b'\n'
-        if len(line) > longest_line(most_chars):
+        if len(line) > LONGEST_LINE:
             error = {'error': f'an answer of {len(line)} bytes is too long', 'code': 'fault'}
             line = json.dumps({'seq': message['seq'], **error}).encode() + b'\n'
         with lock:
@@ -188,7 +185,7 @@ def serve_pipes(make: Callable[[], World], most_chars: int) -> None:
         order = json.loads(line)
         number = order['id']
         if order['verb'] == 'create':
-            keepers[number] = WorkerKeeper(make, send, most_chars)
+            keepers[number] = WorkerKeeper(make, send)
             keepers[number].start()
         if number not in keepers:
             send(seq=order['seq'], error=f'there is no environment {number}', code='lost')
@@ -215,9 +212,8 @@ class WorkerDied(RuntimeError):
 class Worker:
     """A worker process, restarted when it dies."""
 
-    def __init__(self, env: str, settings: dict, *, most_chars: int):
-        self.spec = json.dumps({'env': env, 'settings': settings, 'most_chars': most_chars})
-        self.limit = longest_line(most_chars)
+    def __init__(self, env: str, settings: dict):
+        self.words = [env, json.dumps(settings)]
         self.life = 0  # number of starts; a world belongs to one life
         self.ready = False
         self.stillborn = False  # it ended before it was ready
@@ -253,10 +249,10 @@ class Worker:
             sys.executable,
             '-m',
             'agentrl_jax.envs.hosts.workers',
-            self.spec,
+            *self.words,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            limit=self.limit,
+            limit=LONGEST_LINE,
             env={**os.environ, 'JAX_PLATFORMS': 'cpu'},  # accelerators belong to the run
             start_new_session=True,
         )
@@ -309,9 +305,8 @@ class Worker:
 
 
 if __name__ == '__main__':
-    asked = json.loads(sys.argv[1])
     try:
-        serve_pipes(maker(asked['env'], asked['settings']), asked['most_chars'])
+        serve_pipes(maker(sys.argv[1], json.loads(sys.argv[2])))
     except (ValueError, OSError, ImportError, WorldError) as error:
         # Flush now: the server kills a worker when its pipe closes
         print(

@@ -29,6 +29,7 @@ from agentrl_jax.envs.hosts.world import WorldError, package_folder
 Document = dict[str, Any]  # id, contents
 
 K1, B = 0.9, 0.4
+MOST_BYTES = 2**22  # of a server's reply
 WORD = re.compile(r'\w+')
 STOP_WORDS = frozenset(  # Lucene's
     'a an and are as at be but by for if in into is it no not of on or such that the their then '
@@ -174,12 +175,10 @@ class Retrieved(pydantic.BaseModel):
 class Client:
     """A client of a server with Search-R1's protocol, dense or not; not thread-safe."""
 
-    def __init__(
-        self, url: str, *, timeout_s: float = 30.0, most_bytes: int = 2**22, token: str = ''
-    ):
+    def __init__(self, url: str, *, timeout_s: float = 30.0, token: str = ''):
         """url: with or without a final /retrieve."""
         url = url.rstrip('/').removesuffix('/retrieve')
-        self.connection = Connection(url, timeout_s=timeout_s, most_bytes=most_bytes, token=token)
+        self.connection = Connection(url, timeout_s=timeout_s, most_bytes=MOST_BYTES, token=token)
         self.name = self.connection.name
 
     def search(self, query: str, k: int) -> list[tuple[Document, float]]:

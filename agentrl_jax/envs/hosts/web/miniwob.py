@@ -83,7 +83,7 @@ class MiniWoB:
         for task in self.tasks:
             if not (self.folder / f'{task}.html').exists():
                 raise ValueError(f'miniwob.tasks: {task!r} is not a page of MiniWoB++')
-        self.visitor = tabs.Visitor((), SIZE, tabs.SETTLE_S)
+        self.visitor = tabs.Visitor((), SIZE)
         self.task, self.goal, self.before, self.done = '', '', 'none', True
 
     @classmethod
@@ -100,7 +100,7 @@ class MiniWoB:
         if self.visitor.browser.dead or len(known) != 1 or known[0].gone:
             self.visitor.begin()
         tab = self.visitor.tab
-        tab.go((self.folder / f'{self.task}.html').as_uri(), self.visitor.settle_s)
+        tab.go((self.folder / f'{self.task}.html').as_uri())
         tab.evaluate(BEGIN.replace('SEED', str(seed)))
         self.visitor.settle()
         self.goal, self.before, self.done = tab.evaluate(GOAL), 'none', False

@@ -1,7 +1,7 @@
 """A visitor of pages: a browser profile, its tabs and the actions in them.
 
 There are no fixed waits. After an action, the page is polled until nothing is loading and it has
-been drawn twice, for up to settle_s seconds.
+been drawn twice, for up to SETTLE_S seconds.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ class Tab:
             raise Refused(f'the page: {json.dumps(reply["exceptionDetails"])[:300]}')
         return reply['result'].get('value')
 
-    def settle(self, most_s: float) -> None:
+    def settle(self, most_s: float = SETTLE_S) -> None:
         """Wait up to most_s seconds until nothing is loading and the page has been drawn."""
         deadline, busy = time.monotonic() + most_s, True
         while busy and time.monotonic() < deadline and not self.gone:
@@ -111,19 +111,19 @@ class Tab:
             self.late += 1
             self.loading.clear()  # never wait again for the unfinished requests
 
-    def go(self, url: str, settle_s: float) -> None:
+    def go(self, url: str) -> None:
         """Go to an address; if it cannot be reached, the page is an error page."""
         # This returns when the site answers, so a slow site gets the timeout of other calls
-        self.call('Page.navigate', url=url, timeout_s=max(settle_s, 30.0))
-        self.settle(settle_s)
+        self.call('Page.navigate', url=url)
+        self.settle()
 
-    def turn(self, way: int, settle_s: float) -> None:
+    def turn(self, way: int) -> None:
         """Go back (-1) or forward (1) if there is a page."""
         reply = self.call('Page.getNavigationHistory')
         place = reply['currentIndex'] + way
         if 0 <= place < len(reply['entries']):
             self.call('Page.navigateToHistoryEntry', entryId=reply['entries'][place]['id'])
-            self.settle(settle_s)
+            self.settle()
 
     def lines(self) -> list[tree.Line]:
         """Return the visible lines of the page."""
@@ -211,10 +211,10 @@ async def close_dialog(dialog: 'Dialog') -> None:
 class Visitor:
     """Tabs with cookies that other visitors of the browser do not share."""
 
-    def __init__(self, origins: tuple[str, ...], size: tuple[int, int], settle_s: float):
+    def __init__(self, origins: tuple[str, ...], size: tuple[int, int]):
         """size: width and height of the window."""
         self.origins = tuple(map(origin, origins))
-        self.size, self.settle_s = size, settle_s
+        self.size = size
         self.browser = SHARED.take(self.origins)
         self.context: BrowserContext | None = None
         self.tabs: list[Tab] = []
@@ -278,7 +278,7 @@ class Visitor:
             allowed = False
         if not allowed:
             raise Unreadable(f'{url} is none of the sites that can be visited')
-        self.tab.go(url, self.settle_s)
+        self.tab.go(url)
 
     def do(self, action: Action) -> None:
         """Execute an action; raise Unreadable if it is impossible here."""
@@ -307,7 +307,7 @@ class Visitor:
         elif verb == 'goto':
             self.go(action.text.strip())
         elif verb in ('go_back', 'go_forward'):
-            tab.turn(1 if verb == 'go_forward' else -1, self.settle_s)
+            tab.turn(1 if verb == 'go_forward' else -1)
         self.settle()
 
     def _at_element(self, action: Action) -> None:
@@ -328,8 +328,8 @@ class Visitor:
     def settle(self) -> None:
         """Wait for the front page, and track tabs that pages have opened or closed."""
         self._to_front()
-        self.tab.settle(self.settle_s)
-        deadline = time.monotonic() + self.settle_s
+        self.tab.settle()
+        deadline = time.monotonic() + SETTLE_S
         while (extra := self._extra_pages()) != self.unreported:
             if time.monotonic() > deadline:
                 self.unreported = extra  # for example, a tab whose site answers 204
@@ -342,7 +342,7 @@ class Visitor:
                 continue
             if len(self.tabs) < MAX_TABS:
                 self._add(page)
-                self.tab.settle(self.settle_s)
+                self.tab.settle()
             else:
                 self.browser.run(page.close())
         if not self.tabs:

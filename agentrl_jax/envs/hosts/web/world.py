@@ -76,7 +76,7 @@ class WebArena:
         self.tasks, self.sites = read(play.tasks, play.sites), read_sites(play.sites)
         self.states, self.login = play.states, play.login
         self.judge = import_callable(play.judge, 'web.judge') if play.judge else None
-        self.visitor = tabs.Visitor(tuple(self.sites.values()), WINDOW, tabs.SETTLE_S)
+        self.visitor = tabs.Visitor(tuple(self.sites.values()), WINDOW)
         self.task: Task | None = None
         self.before, self.done = 'none', True
 
