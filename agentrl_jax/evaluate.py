@@ -127,11 +127,9 @@ def evaluate(
     ):
         hosts.label(run, **label)
         rollout, counters = pool.collect(params, task, pool.episodes, key)
-    collecting.check_counters([counters])
     policy = workdir or cfg.model.path or 'random weights'
     where = f'{f"step {origin.step} of " if workdir else ""}{policy}, {cfg.eval.split} episodes'
-    counts, sampled = collecting.token_counts([counters]), collecting.sampled([counters])
-    collecting.check_tokens(counts, sampled, where)
+    collecting.check_validation(counters, where)
     sums = pool.sums(params, rollout)
     metrics = validation.summarise(sums)
     if math.isnan(metrics['eval/success']):

@@ -61,7 +61,7 @@ from agentrl_jax.run.config import Config
 from agentrl_jax.run.hooks import Moment
 from agentrl_jax.run.params import actor_params, policy_of, save_if_best
 from agentrl_jax.run.recorder import Played, Recorder
-from agentrl_jax.run.run import EvalPool, Run
+from agentrl_jax.run.run import Run
 from agentrl_jax.run.state import (
     RunState,
     checkpoint_metadata,
@@ -131,13 +131,6 @@ def train_step(
     return state, measured, sampled, page
 
 
-def split_of(cfg: Config, pool: EvalPool) -> str:
-    """Return the split of a pool."""
-    world = hosts.of_world(cfg, '', pool.task.env.name)
-    other = pool.prefix.removeprefix('eval').removesuffix(world)
-    return other.removeprefix('_') or cfg.eval.split
-
-
 def validate(
     run: Run,
     policy: Params,
@@ -147,17 +140,14 @@ def validate(
 ) -> dict[str, float]:
     """Play every level of the held-out pools with a fixed seed. check: as in train_step."""
     metrics, counts = {}, []
-    for programs in run.pools:
+    for pool in run.pools:
         check(f'the validation before step {step}')
+        hosts.label(run, step=step, split=pool.split, number=0)
         key = streams.key(EVALUATE)
-        split = split_of(run.config, programs)
-        hosts.label(run, step=step, split=split, number=0)
-        rollout, counters = programs.collect(policy, programs.task, programs.episodes, key)
-        collecting.check_counters([counters])
-        counted = collecting.token_counts([counters]), collecting.sampled([counters])
-        collecting.check_tokens(*counted, f'step {step}, {split} episodes')
-        counts.append(programs.sums(policy, rollout))
-        metrics |= validation.summarise(counts[-1], programs.prefix)
+        rollout, counters = pool.collect(policy, pool.task, pool.episodes, key)
+        collecting.check_validation(counters, f'step {step}, {pool.split} episodes')
+        counts.append(pool.sums(policy, rollout))
+        metrics |= validation.summarise(counts[-1], pool.prefix)
     for name, measure in run.training.eval_probes.items():
         check(f'{name} before step {step}')
         metrics[name] = measure(policy)

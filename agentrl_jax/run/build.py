@@ -20,7 +20,7 @@ from agentrl_jax.rollout.episodes import draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, hooks, hosts, mixture, parts, usage
 from agentrl_jax.run.config import Config, effective, read
-from agentrl_jax.run.hooks import Moment, Parts, Probe
+from agentrl_jax.run.hooks import Extension, Moment, Parts, Probe
 from agentrl_jax.run.run import EvalPool, Run, TrainPrograms
 from agentrl_jax.run.streams import PAIRS
 from agentrl_jax.text import grammar
@@ -34,21 +34,16 @@ PRETRAINED_LR = 1e-4  # pretrained weights are trained with lower learning rates
 PRETRAINED_SIZE = 10**8  # parameters; larger models start from pretrained weights
 
 
-def measure_episodes(
-    rollout: Rollout, agent: Any, *, cfg: Config, names_actions: bool = False
+def measure_rollout(
+    rollout: Rollout, task: Task | None = None, *, cfg: Config
 ) -> dict[str, jax.Array]:
-    """Return the metrics of a rollout that any environment has."""
-    common = metrics.rollout_metrics(rollout, cfg.rollout.group_size)
+    """Return the metrics of a rollout. task: its only environment, which adds its own metrics."""
+    measured = metrics.rollout_metrics(rollout, cfg.rollout.group_size)
     for extension in cfg.extensions:
-        common |= extension.metrics(rollout)
-    return common | metrics.agent_metrics(rollout, agent, names_actions=names_actions)
-
-
-def measure_rollout(rollout: Rollout, task: Task, *, cfg: Config) -> dict[str, jax.Array]:
-    """Return the metrics of a rollout, including the environment's own."""
+        measured |= extension.metrics(rollout)
     names = isinstance(task, TextTask)  # on hosts, actions are texts
-    common = measure_episodes(rollout, task.agent, cfg=cfg, names_actions=names)
-    return common | metrics.environment_metrics(rollout, task)
+    measured |= metrics.agent_metrics(rollout, cfg.agent.build(), names_actions=names)
+    return measured if task is None else measured | metrics.environment_metrics(rollout, task)
 
 
 def scores_of(
@@ -126,41 +121,38 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     now. learns: whether the run may be trained.
     """
     with usage.checked():
-        face = effective(given)
-        mesh = parts.build_mesh(read(face, None))
-        cfg = read(face, sharding.row_shards(mesh))
+        config_dict = effective(given)
+        mesh = parts.build_mesh(read(config_dict, None))
+        cfg = read(config_dict, sharding.row_shards(mesh))
         tokenizer = parts.build_tokenizer(cfg)
         tasks = build_tasks(cfg, tokenizer, mesh)
         held_out = build_held_out(cfg, tokenizer, mesh)
-        for one in (*tasks, *held_out.values()):
-            parts.check_reward(cfg, one)
-        for one in tasks if probe else ():
-            if isinstance(one, HostTask):
-                hosts.probe(one.env, cfg.hosts.policy.tries)
+        for task in (*tasks, *held_out.values()):
+            parts.check_reward(cfg, task)
+        for task in tasks if probe else ():
+            if isinstance(task, HostTask):
+                hosts.probe(task.env, cfg.hosts.policy.tries)
         model, params = parts.build_model(cfg, tokenizer, mesh)
         if learns:
             warn_of_random_start(cfg, model)
         setup = build_setup(cfg, model, tokenizer, mesh)
         additions = tuple(extension.load(setup, learns=learns) for extension in cfg.extensions)
-    optimizers = parts.build_optimisers(cfg)
     worlds = {
         member.env.name: parts.build_worlds(member, tokenizer)
         for member in cfg.members
         if member.on_hosts
     }
-    validations = build_validations(cfg, mesh, model, held_out, additions, worlds)
     return Run(
         config=cfg,
-        config_dict=face,
+        config_dict=config_dict,
         mesh=mesh,
         tokenizer=tokenizer,
         model=model,
         params=params,
         additions=additions,
-        optimizers=optimizers,
+        optimizers=parts.build_optimisers(cfg),
         training=build_training(cfg, mesh, model, additions, tasks, tokenizer, worlds),
-        validation=validations[0],
-        also=validations[1:],
+        pools=build_validations(cfg, mesh, model, held_out, additions, worlds),
         worlds=worlds,
     )
 
@@ -193,77 +185,58 @@ def build_tasks(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> tuple[Task, ..
     return tuple(tasks if mesh is None else sharding.replicate(tasks, mesh))
 
 
-def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[str, Task]:
-    """Return the validation pools by the prefix of their metrics, starting with eval.split.
-
-    With several environments, each has its own pools: eval_sokoban, eval_test_sokoban.
-    """
-    first, pools = cfg.eval.split, {}
+def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[tuple[str, str], Task]:
+    """Return the validation pools by (split, environment), starting with eval.split."""
     cfg = cfg.held_out
-    for split in (first, *cfg.eval.also):
-        for member in cfg.members:
-            prefix = 'eval' if split == first else f'eval_{split}'
-            prefix = hosts.of_world(cfg, prefix, member.env.name)
-            pools[prefix] = parts.build_text_task(member, tokenizer, split, mesh)
-    return pools
+    return {
+        (split, member.env.name): parts.build_text_task(member, tokenizer, split, mesh)
+        for split in (cfg.eval.split, *cfg.eval.also)
+        for member in cfg.members
+    }
 
 
-def build_draw(cfg: Config, task: Task) -> Callable:
-    """Return draw_episodes for an environment."""
-    return functools.partial(
-        draw_episodes,
+def build_draw(cfg: Config, task: Task, extensions: tuple[Extension, ...] = ()) -> Callable:
+    """Return draw_episodes for an environment, with the changes of extensions."""
+    sizes = dict(
         levels=task.env.num_levels(task.env_params),
         groups=cfg.rollout.num_groups,
         group_size=cfg.rollout.group_size,
     )
 
-
-def build_training_draw(cfg: Config, task: Task) -> Callable:
-    """Return build_draw with the changes of extensions."""
-    core = build_draw(cfg, task)
-
     def draw(key, step, first=0):
-        episodes = core(key, step, first)
-        for extension in cfg.extensions:
+        episodes = draw_episodes(key, step, first, **sizes)
+        for extension in extensions:
             episodes = extension.draw(episodes, cfg)
         return episodes
 
     return draw
 
 
-def build_collects(
-    cfg: Config, mesh: Mesh, config: Model, worlds: dict[str, Worlds]
-) -> tuple[Callable, ...]:
-    """Return `collect` of each training environment."""
-    make = functools.partial(parts.build_collect, model=config, mesh=mesh, training=True)
-    return tuple(make(member, worlds=worlds.get(member.env.name)) for member in cfg.members)
-
-
 def build_rollout_programs(
-    cfg: Config, mesh: Mesh, tasks: tuple[Task, ...], collects: tuple[Callable, ...]
-) -> tuple[Callable, Callable, Callable]:
-    """Return (draw, collect, metrics of a rollout) of the training environments."""
+    cfg: Config, mesh: Mesh, config: Model, tasks: tuple[Task, ...], worlds: dict[str, Worlds]
+) -> dict[str, Any]:
+    """Return the fields of TrainPrograms that play and measure a rollout."""
     rows, replicated = sharding.shard_rows(mesh), NamedSharding(mesh, PartitionSpec())
-    one = functools.partial(measure_rollout, cfg=cfg)
-    together = functools.partial(measure_episodes, agent=cfg.agent.build(), cfg=cfg)
-    draws = [build_training_draw(*each) for each in zip(cfg.members, tasks, strict=True)]
     counts = [member.rollout.episodes for member in cfg.members]
+    draws = [
+        jax.jit(build_draw(member, task, cfg.extensions), out_shardings=rows)
+        for member, task in zip(cfg.members, tasks, strict=True)
+    ]
+    make = functools.partial(parts.build_collect, model=config, mesh=mesh, training=True)
+    collects = tuple(make(member, worlds=worlds.get(member.env.name)) for member in cfg.members)
+    join = jax.jit(mixture.joined, out_shardings=rows)
+    measure = jax.jit(functools.partial(measure_rollout, cfg=cfg), out_shardings=replicated)
 
+    @functools.partial(jax.jit, out_shardings=rows)
     def split(rollout):
         return tuple(map(mixture.own, tasks, mixture.blocks(counts, rollout)))
 
-    return (
-        functools.partial(
-            mixture.draw, draws=[jax.jit(x, out_shardings=rows) for x in draws], counts=counts
-        ),
-        functools.partial(
-            mixture.collect, collects=collects, join=jax.jit(mixture.joined, out_shardings=rows)
-        ),
-        functools.partial(
-            mixture.measure,
-            split=jax.jit(split, out_shardings=rows),
-            one=jax.jit(one, out_shardings=replicated),
-            together=jax.jit(together, out_shardings=replicated) if cfg.env.mix else None,
+    return dict(
+        draw=functools.partial(mixture.draw, draws=draws, counts=counts),
+        collect=functools.partial(mixture.collect, collects=collects, join=join),
+        collects=collects,
+        metrics=functools.partial(
+            mixture.measure_worlds, measure=measure, split=split if cfg.env.mix else None
         ),
     )
 
@@ -282,8 +255,6 @@ def build_training(
     fns = parts.build_functions(cfg, config, mesh)
     extras = hooks.extras_of(additions, tasks[0])
     settings = build_update_settings(cfg, mesh, tasks[0], extras)
-    collects = build_collects(cfg, mesh, config, worlds)
-    draw, collect, measure = build_rollout_programs(cfg, mesh, tasks, collects)
     one = cfg.members[0]
     built = Parts(
         config=cfg,
@@ -306,11 +277,8 @@ def build_training(
         eval_probes |= extension.eval_probes(built)
     return TrainPrograms(
         tasks=tasks,
-        draw=draw,
-        collect=collect,
-        collects=collects,
+        **build_rollout_programs(cfg, mesh, config, tasks, worlds),
         pack=collecting.build_pack(settings, rows, replicated),
-        metrics=measure,
         probes=tuple(probes),
         learn=build_learn(fns, settings),
         rescore=jax.jit(functools.partial(rescore, fns=fns, settings=settings), out_shardings=rows),
@@ -344,13 +312,14 @@ def build_validations(
     cfg: Config,
     mesh: Mesh,
     config: Model,
-    held_out: dict[str, Task],
+    held_out: dict[tuple[str, str], Task],
     additions: tuple[hooks.Addition, ...],
     worlds: dict[str, Worlds],
 ) -> tuple[EvalPool, ...]:
     """Build the programs of all pools: eval.samples episodes on each of env.eval_levels levels.
 
-    Pools on the device share one collect.
+    Pools on the device share one collect. With several environments, each has its own pools, with
+    the prefixes eval_sokoban, eval_test_sokoban.
     """
     rows, shards = sharding.shard_rows(mesh), sharding.row_shards(mesh)
     make = functools.partial(parts.build_collect, cfg, config, mesh, training=False)
@@ -358,17 +327,19 @@ def build_validations(
     on_device, replicated = make(), NamedSharding(mesh, PartitionSpec())
     levels, samples = cfg.env.eval_levels, cfg.eval.samples
 
-    def build(prefix, task):
+    def build(split, world, task):
+        prefix = 'eval' if split == cfg.eval.split else f'eval_{split}'
         pool = task.env.num_levels(task.env_params)
         count = functools.partial(validation.count, levels=levels, samples=samples)
         more = (addition.measure(task, context_of(cfg, task)) for addition in additions)
         return EvalPool(
-            prefix=prefix,
+            split=split,
+            prefix=hosts.of_world(cfg, prefix, world),
             task=task,
             episodes=jax.device_put(every_level(levels, pool, shards, samples), rows),
-            collect=collects.get(task.env.name, on_device),
+            collect=collects.get(world, on_device),
             count=jax.jit(count, out_shardings=replicated),
             more=tuple(measure for measure in more if measure is not None),
         )
 
-    return tuple(build(prefix, task) for prefix, task in held_out.items())
+    return tuple(build(split, world, task) for (split, world), task in held_out.items())

@@ -62,6 +62,12 @@ def check_tokens(counts: dict[str, Any], tokens: int, where: str) -> None:
         )
 
 
+def check_validation(counters: dict[str, Any], where: str) -> None:
+    """Raise if episodes of a validation pool are invalid, as training episodes are checked."""
+    check_counters([counters])
+    check_tokens(token_counts([counters]), sampled([counters]), where)
+
+
 def play(
     run: Run,
     params: Params,

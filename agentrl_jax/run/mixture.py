@@ -94,25 +94,24 @@ def collect(
     return rollouts[0] if len(rollouts) == 1 else join(rollouts), list(counters)
 
 
-def measure(
+def measure_worlds(
     rollout: Rollout,
     tasks: tuple[Task, ...],
     *,
-    split: Callable,
-    one: Callable,
-    together: Callable | None,
+    measure: Callable,
+    split: Callable | None,
 ) -> dict[str, jax.Array]:
     """Return the metrics of a rollout, and of each environment by name: rollout_sokoban/success.
 
-    split: splits a rollout by environment; one: metrics of one environment; together: metrics of
-    all, or None for a run of one environment, which has no metrics by name.
+    measure: (rollout, its only environment or none) -> metrics. split: splits a rollout by
+    environment; None for a run of one environment, which has no metrics by name.
     """
-    if together is None:
-        return one(rollout, *tasks)
-    metrics = together(rollout)
+    if split is None:
+        return measure(rollout, *tasks)
+    metrics = measure(rollout)
     for task, rows in zip(tasks, split(rollout), strict=True):
         world = task.env.name
-        for name, value in one(rows, task).items():
+        for name, value in measure(rows, task).items():
             group, _, leaf = name.partition('/')
             if group in ('rollout', 'group', 'agent'):
                 metrics[f'{group}_{world}/{leaf}'] = value

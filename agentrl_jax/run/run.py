@@ -39,6 +39,7 @@ class TrainPrograms:
 class EvalPool:
     """A pool of validation levels as text, its episodes, and the programs that play them."""
 
+    split: str
     prefix: str  # of the pool's metrics
     task: Task
     episodes: Episodes
@@ -65,16 +66,13 @@ class Run:
     model: Model
     params: Params  # initial parameters before cloning; only shapes once a state holds them
     additions: tuple[Addition, ...]  # from extensions
-    optimizers: tuple[
-        optax.GradientTransformation, optax.GradientTransformation | None
-    ]  # optimisers of
-    # policy and critic
+    # Optimisers of policy and critic
+    optimizers: tuple[optax.GradientTransformation, optax.GradientTransformation | None]
     training: TrainPrograms
-    validation: EvalPool  # pool of eval.split, for the first environment of env.mix
-    also: tuple[EvalPool, ...]  # pools of the other environments, and of eval.also
+    pools: tuple[EvalPool, ...]  # of eval.split and eval.also, for each environment
     worlds: dict[str, Worlds]  # environments on hosts by name
 
     @property
-    def pools(self) -> tuple[EvalPool, ...]:
-        """All validation pools."""
-        return (self.validation, *self.also)
+    def validation(self) -> EvalPool:
+        """The pool of eval.split, for the first environment of env.mix."""
+        return self.pools[0]

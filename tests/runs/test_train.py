@@ -69,11 +69,10 @@ def trace(cfg, *, with_rollout):
             out = out.replace(allowed=jax.ShapeDtypeStruct(shape, jnp.uint32))
         each = (member.rollout.episodes for member in cfg.members)
         listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
-        collects = build_module.build_collects(cfg, mesh, found[0], {})
-        _, collect, _ = build_module.build_rollout_programs(cfg, mesh, tasks, collects)
+        programs = build_module.build_rollout_programs(cfg, mesh, found[0], tasks, {})
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, base)
-        made, _ = jax.eval_shape(collect, policy, tasks, listed, key)
+        made, _ = jax.eval_shape(programs['collect'], policy, tasks, listed, key)
         assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), made) == out
     fns = parts.build_functions(cfg, found[0], mesh)
     how = build_module.build_update_settings(cfg, mesh, tasks[0])
