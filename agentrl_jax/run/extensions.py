@@ -3,22 +3,16 @@
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Iterator
-from types import ModuleType
 
 from agentrl_jax import extras
 from agentrl_jax.algorithms import ALGORITHMS
 
 
-def _modules() -> Iterator[ModuleType]:
-    for module in pkgutil.iter_modules(extras.__path__, f'{extras.__name__}.'):
-        yield importlib.import_module(module.name)
-
-
 def _sections() -> dict[str, type]:
     """Return {section: class} of all extensions, and add their algorithms to ALGORITHMS."""
     sections: dict[str, type] = {}
-    for module in _modules():
+    for found in pkgutil.iter_modules(extras.__path__, f'{extras.__name__}.'):
+        module = importlib.import_module(found.name)
         ALGORITHMS.update(getattr(module, 'ALGORITHMS', {}))
         sections |= getattr(module, 'SECTIONS', {})
     return sections

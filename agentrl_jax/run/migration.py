@@ -13,7 +13,7 @@ from agentrl_jax.measure.collapse import SIGNALS, Alarms
 from agentrl_jax.run import config, outside, usage
 from agentrl_jax.settings import tree
 
-VERSION = 5  # version of the configs in checkpoints; see migrate
+VERSION = 5  # of the configs in checkpoints
 ANY = object()  # no value of the field changed any result
 
 
@@ -146,16 +146,13 @@ def arguments(words: Sequence[str]) -> list[str]:
     return unchanged + new
 
 
-STEPS = (lambda saved: saved, *[_current] * 4)  # from each version to the next
-
-
-def migrate(saved: Mapping[str, Any], version: int = 0) -> Any:
+def migrate(saved: Mapping[str, Any]) -> Any:
     """Return the ConfigDict of a saved config of any version.
 
     Newer fields have their defaults; fields without effect are unset. ValueError lists fields that
     no longer exist.
     """
-    values = tree.migrate({**saved, 'version': version}, STEPS)
+    values = _current(tree.flat(saved))
     outside.register(values)
     cfg = config.get_config()
     with cfg.unlocked():
@@ -185,7 +182,7 @@ def config_json_in(extra: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def from_metadata(extra: Mapping[str, Any]) -> Any:
     """Return that config in this version; errors as in config_json_in and migrate."""
-    return migrate(config_json_in(extra), extra.get('version', 0))
+    return migrate(config_json_in(extra))
 
 
 def to_metadata(cfg: Any) -> dict[str, Any]:
@@ -211,7 +208,7 @@ def following(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
     chosen = {name for _, _, every in tree.variants(config.Config) for name in every}
 
     def defaults(of):
-        cfg = migrate(of, VERSION)
+        cfg = migrate(of)
         cfg.update_from_flattened_dict(dict.fromkeys(chosen))
         return tree.flat(config.as_json(config.effective(cfg)))
 

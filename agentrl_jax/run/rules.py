@@ -15,7 +15,7 @@ import jax
 
 from agentrl_jax.envs import HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
-from agentrl_jax.settings import rules
+from agentrl_jax.settings import rules, tree
 from agentrl_jax.settings.marks import POSITIVE, In, suggestion
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text import agents
@@ -308,9 +308,9 @@ RULES = (
 
 def broken(run: Config) -> list[rules.Broken]:
     """Return the rules that a Config breaks. If one of FIRST is broken, most others are skipped."""
-    values = rules.settings_of(run)
+    values = tree.values(run, idle=True)
     for world in run.worlds:
-        values |= rules.settings_of(world, f'{world.name}.')
+        values |= tree.values(world, f'{world.name}.', idle=True)
     violations = rules.broken((*FIRST, *rules.rules_of(run.algorithm)), run, values)
     if not violations:
         added = [rule for section in vars(run.extras).values() for rule in rules.rules_of(section)]

@@ -77,14 +77,6 @@ def code_of(error: BaseException) -> int:
     return EXIT_USAGE if isinstance(error, (WrongUsage, *NAMED)) else 1
 
 
-def end(sentence: str, error: BaseException) -> NoReturn:
-    """Exit with a line about an error, which is also the text of the SystemExit."""
-    print(f'error: {sentence}', file=sys.stderr)
-    ended = SystemExit(f'error: {sentence}')
-    ended.code = code_of(error)
-    raise ended
-
-
 @contextlib.contextmanager
 def one_line_errors(workdir: str | os.PathLike | None = None) -> Iterator[None]:
     """End the process with one line for an error in this context: code 2 for wrong usage, else 1.
@@ -95,7 +87,10 @@ def one_line_errors(workdir: str | os.PathLike | None = None) -> Iterator[None]:
         with checked():
             yield
     except (ValueError, OSError) as error:
-        end(files.format_error(error, workdir), error)
+        ended = SystemExit(f'error: {files.format_error(error, workdir)}')
+        print(ended, file=sys.stderr)
+        ended.code = code_of(error)
+        raise ended from error
 
 
 def refuse(sentence: str) -> NoReturn:

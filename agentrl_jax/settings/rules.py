@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from agentrl_jax.settings import tree
 from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.settings.marks import In, Variant
+from agentrl_jax.settings.marks import In
 
 FIELD = re.compile(r'\b[a-z]\w*(?:\.\w+)+')
 
@@ -103,17 +103,6 @@ def _words(need: Any, subject: Any) -> str:
     return str(need) if isinstance(need, In) else repr(need)
 
 
-def settings_of(made: Any, at: str = '') -> dict[str, Any]:
-    """Return {dotted name: value} of settings, including fields without effect."""
-    values: dict[str, Any] = {}
-    for name, leaf in tree.leaves(type(made), at, made).items():
-        values[name] = leaf.default
-        if Variant in leaf.marks:
-            key = leaf.marks[Variant].key(leaf.default)
-            values |= {name: key} | settings_of(leaf.default)
-    return values
-
-
 def rules_of(made: Any, attribute: str = 'RULES') -> list[Rule]:
     """Return the rules of an object's class and its bases."""
     classes = reversed(type(made).__mro__)
@@ -130,4 +119,4 @@ def broken(
 def broken_by(world: Any) -> list[Broken]:
     """Return the environment's rules that its settings break."""
     at = f'{world.name}.'
-    return broken(rules_of(world), world, settings_of(world, at), at)
+    return broken(rules_of(world), world, tree.values(world, at, idle=True), at)

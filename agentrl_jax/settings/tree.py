@@ -13,7 +13,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import ml_collections
@@ -275,16 +275,20 @@ def _read(
     return dataclasses.replace(settings, **{leaf.attribute: leaf.default for leaf in idle})
 
 
-def values(made: Any, at: str = '') -> dict[str, Any]:
-    """Return {dotted name: value} of settings; None for fields without effect."""
+def values(made: Any, at: str = '', *, idle: bool = False) -> dict[str, Any]:
+    """Return {dotted name: value} of settings.
+
+    Fields without effect are None, or with `idle` have their values.
+    """
     fields: dict = {}
     for name, leaf in walk(type(made), at, made):
         if not isinstance(leaf, Leaf):
-            fields |= values(getattr(made, name), leaf[1])
+            fields |= values(getattr(made, name), leaf[1], idle=idle)
         elif Variant in leaf.marks:
-            fields |= {leaf.name: leaf.marks[Variant].key(leaf.default)} | values(leaf.default)
+            key = leaf.marks[Variant].key(leaf.default)
+            fields |= {leaf.name: key} | values(leaf.default, idle=idle)
         else:
-            works = OnlyIf not in leaf.marks or leaf.marks[OnlyIf].test(made)
+            works = idle or OnlyIf not in leaf.marks or leaf.marks[OnlyIf].test(made)
             fields[leaf.name] = leaf.default if works else None
     return fields
 
@@ -303,11 +307,3 @@ def unknown_field_message(name: str, known: Iterable[str]) -> str:
     if section and near:
         return f'{message}; {section} has {", ".join(near)}'
     return f'{message}; --show_config prints all fields'
-
-
-def migrate(saved: Any, steps: Sequence[Callable[[dict], dict]]) -> dict[str, Any]:
-    """Flatten a saved config and migrate it. steps: from each version to the next."""
-    config = flat(saved)
-    for step in steps[config.pop('version', 0) :]:
-        config = step(config)
-    return config

@@ -99,6 +99,7 @@ def broken_run(cfg, probe=True, learns=True):
         task=types.SimpleNamespace(env=types.SimpleNamespace(name=cfg.env.name)),
         episodes=None,
         prefix='eval',
+        split='validation',
     )
     return types.SimpleNamespace(config=cfg, params=None, worlds={}, pools=[pool], validation=pool)
 

@@ -154,7 +154,7 @@ def test_fields_of_the_algorithm_have_values_and_a_second_time_changes_nothing(n
     run = config.read(cfg)
     assert run == config.read(full) and hash(run.algorithm) == hash(config.read(full).algorithm)
     saved = json.loads(full.to_json_best_effort())  # with lists instead of tuples
-    assert config.read(migration.migrate(saved, migration.VERSION)) == run
+    assert config.read(migration.migrate(saved)) == run
 
 
 def test_saved_configs_with_removed_fields_are_read_unless_a_removed_field_had_an_effect():
@@ -177,11 +177,10 @@ def test_saved_configs_with_removed_fields_are_read_unless_a_removed_field_had_a
         'hosts.launch': 2,
     }
     expected = config.read(given('grpo', **now), None)
-    for version in (1, 2, 3, 4):
-        assert config.read(migration.migrate(saved, version), None) == expected
+    assert config.read(migration.migrate(saved), None) == expected
     saved['filter']['soft'] = True
     with pytest.raises(ValueError, match='sets filter.soft=True, .* use commit 55cb303'):
-        migration.migrate(saved, 1)
+        migration.migrate(saved)
 
 
 def test_fields_of_earlier_versions_on_a_command_line(capsys):
