@@ -96,7 +96,7 @@ def open_session(cfg: Any) -> Session:
         raise ValueError('this benchmark has no demonstrations; set evol.base_rows=0')
     state = start_state(run, run.params)
     reference = None
-    if cfg.needs_reference:
+    if cfg.algorithm.uses_reference:
         reference = jax.tree.map(jax.numpy.copy, run_params.policy_of(state.params, {}))
     model = run.params if cfg.lora.rank else {}
     return Session(run, state, FrozenParams(model, reference, extra_arrays(run)))

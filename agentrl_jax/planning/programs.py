@@ -128,7 +128,7 @@ def state_of(
     make = functools.partial(make_state, cfg=cfg, config=config, optimizers=optimizers)
     state = jax.eval_shape(make, params)
     state = sharding.with_layout(state, sharding.specs(state, sharding.TRAIN_RULES, mesh))
-    reference = policy_of(state.params, {}) if cfg.needs_reference else None
+    reference = policy_of(state.params, {}) if cfg.algorithm.uses_reference else None
     return state, types.FrozenParams(params if cfg.lora.rank else {}, reference)
 
 

@@ -37,14 +37,19 @@ def step_flops(cfg: Config, config: Model, row: Mapping[str, Any]) -> float | No
     models read the rows as well).
     """
     rows = float(row['batch/trained_rows'])
-    if cfg.context.window or cfg.continuations or cfg.algorithm.other_models or not rows > 0:
+    if (
+        cfg.context.window
+        or cfg.algorithm.continuations(cfg.env.max_turns)
+        or cfg.algorithm.other_models
+        or not rows > 0
+    ):
         return None
     episodes = cfg.rollout.episodes * float(row['filter/collects'])
     length, sampled = float(row['rollout/tokens']), float(row['rollout/response_length'])
     rollout_flops = body(config, episodes * length, length) + head(config, episodes * sampled)
     tokens, trained = float(row['batch/tokens']), float(row['batch/trained_tokens'])
     backward = 1 if cfg.lora.rank else 2  # frozen weights have no gradient
-    passes = cfg.batch.epochs * (1 + backward) + cfg.needs_reference
+    passes = cfg.batch.epochs * (1 + backward) + cfg.algorithm.uses_reference
     passes += cfg.sampler.corrects
     critic = 0
     if cfg.algorithm.USES_CRITIC:  # values before the update; a separate critic is trained too

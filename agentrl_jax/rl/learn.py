@@ -132,6 +132,6 @@ def update_settings_of(run: Any, **task: Any) -> UpdateSettings:
         max_response=run.rollout.max_response,
         temperature=run.rollout.temperature,
         base_rows=run.base_rows,
-        has_reference=run.needs_reference and run.algorithm.COMPARES_REFERENCE,
+        has_reference=run.algorithm.uses_reference and run.algorithm.COMPARES_REFERENCE,
         **task,
     )

@@ -99,7 +99,7 @@ def build_learn(fns: ModelFns, settings: UpdateSettings) -> Callable:
 
 def warn_of_random_start(cfg: Config, model: Model) -> None:
     """Warn about each setting that only makes sense with pretrained weights."""
-    if not cfg.starts_at_random or jax.process_index():
+    if cfg.model.path or cfg.clone.demonstrates or jax.process_index():
         return
     advice = 'set model.path or clone demonstrations (clone.episodes)'
     if cfg.optim.lr < PRETRAINED_LR or model.param_count() > PRETRAINED_SIZE:

@@ -78,10 +78,6 @@ class Config:
         sections = vars(self.extras).values()
         return tuple(section for section in sections if isinstance(section, Extension))
 
-    @property
-    def algorithm_name(self) -> str:
-        return Variant(ALGORITHMS).key(self.algorithm)
-
     def answer_forms(self, world: Any) -> tuple[str, ...]:
         """Return the templates of answers to an environment on a host (text.forms); () = any."""
         return (self.hosts.forms or world.forms) if self.rollout.constrain else ()
@@ -163,33 +159,18 @@ class Config:
         return self.algorithm.USES_CRITIC and self.critic.share_backbone
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether a KL term or a teacher uses the policy of step 0."""
-        return self.algorithm.uses_reference
-
-    @property
-    def explores(self) -> bool:
-        """Whether the policy from the start of an iteration plays the episodes (AgentEvol)."""
-        return self.algorithm.EXPLORES
-
-    @property
-    def starts_at_random(self) -> bool:
-        """Whether training starts from random weights: nothing is loaded or cloned."""
-        return not self.model.path and not self.clone.demonstrates
-
-    @property
     def saves_initial_policy(self) -> bool:
         """Whether the policy of step 0 is kept on disk, as a reference or to restart from."""
-        return self.needs_reference or self.explores
+        return self.algorithm.uses_reference or self.algorithm.EXPLORES
 
     def starts_iteration(self, step: int) -> bool:
         """Return whether a new iteration (AgentEvol) starts at this step."""
-        return self.explores and step > 0 and step % self.evol.iteration == 0
+        return self.algorithm.EXPLORES and step > 0 and step % self.evol.iteration == 0
 
     @property
     def base_rows(self) -> int:
         """Number of demonstrations added to the episodes of a step (AgentEvol)."""
-        return self.evol.base_rows if self.explores else 0
+        return self.evol.base_rows if self.algorithm.EXPLORES else 0
 
     @property
     def update_rows(self) -> int:
@@ -212,11 +193,6 @@ class Config:
         """Number of acting turns in a trial under the smallest turn limit."""
         agent = self.agent.build()
         return agent.acting_turns(max(self.fewest_turns, agent.least_turns))
-
-    @property
-    def continuations(self) -> int:
-        """Maximum number of continuations of an episode; 0 = episodes are never forked."""
-        return self.algorithm.continuations(self.env.max_turns)
 
 
 def get_config() -> Any:

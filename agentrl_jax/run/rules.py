@@ -253,7 +253,8 @@ RULES = (
                 lambda run: run.algorithm.kl.horizon >= run.rollout.episodes,
             ),
             'algorithm': Must(
-                'one that samples only from the newest policy', lambda run: not run.explores
+                'one that samples only from the newest policy',
+                lambda run: not run.algorithm.EXPLORES,
             ),
         },
     ),
@@ -281,7 +282,9 @@ RULES = (
     ),
     Rule({'alarm.mi_every': 0, 'alarm.mi_text': 'answer', 'env.think': True}),
     # Imitation
-    Rule({'evol.base_rows': 0, 'algorithm': Must("'agent_evol'", lambda run: run.explores)}),
+    Rule(
+        {'evol.base_rows': 0, 'algorithm': Must("'agent_evol'", lambda run: run.algorithm.EXPLORES)}
+    ),
     *exclude(
         {'evol.base_rows': 0},
         {

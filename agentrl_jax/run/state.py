@@ -102,7 +102,7 @@ def make_state(params: Any, cfg: Config, config: Any, optimizers: tuple) -> Trai
         critic_opt_state=critic_opt_state,
         kl_coef=jnp.float32(cfg.algorithm.kl.coef),
         skipped=jnp.int32(0),
-        explorer=jax.tree.map(jnp.copy, policy) if cfg.explores else None,
+        explorer=jax.tree.map(jnp.copy, policy) if cfg.algorithm.EXPLORES else None,
         extra={n: x for one in cfg.extensions for n, x in one.start_state(policy).items()},
     )
 
@@ -205,7 +205,7 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
             'Restore it, or start over in another workdir'
         )
     # AgentEvol's start policy stays on disk until the next iteration starts
-    return load_initial_policy(workdir, policy) if run.config.needs_reference else None
+    return load_initial_policy(workdir, policy) if run.config.algorithm.uses_reference else None
 
 
 def maybe_start_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> TrainState:

@@ -64,7 +64,7 @@ def test_a_world_and_an_algorithm_outside_the_package_train_and_are_read_from_a_
     assert run_log.read_metrics(run / run_log.METRICS_FILE)[1]['step'] == 1
     forget(before)
     opened = config.read(saved_config.get_config(str(checkpoint.find_step(run))))
-    assert opened.algorithm_name == NAMES['algorithm']
+    assert type(opened.algorithm) is algorithms.ALGORITHMS[NAMES['algorithm']]
     assert opened.env.name == opened.worlds[0].name == 'corridor'
     forget(before)
     module.unlink()

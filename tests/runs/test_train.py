@@ -46,14 +46,14 @@ def trace(cfg, *, with_rollout):
     run = types.SimpleNamespace(config=cfg, model=found[0], mesh=mesh, optimizers=optimizers)
     state = jax.eval_shape(functools.partial(start.start_state, run), params)
     base = params if cfg.lora.rank else {}
-    reference = run_params.policy_of(state.params, {}) if cfg.needs_reference else None
+    reference = run_params.policy_of(state.params, {}) if cfg.algorithm.uses_reference else None
     rows = cfg.rollout.num_groups * cfg.rollout.group_size
     turns = cfg.env.max_turns
     out = toy.rollout_of([[(1, 1)] * turns], np.zeros((1, turns)), length=cfg.rollout.max_tokens)
     out = out.replace(actions=jnp.zeros((1, turns, cfg.env.max_actions_per_turn), jnp.int32))
     if cfg.algorithm.CREDITS_SEATS:
         out = out.replace(extra={'seats': np.zeros((1, turns), np.int32)})
-    if count := cfg.continuations:
+    if count := cfg.algorithm.continuations(turns):
         out = toy.forked(out, [1] * count)
     out = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), out)
     tasks = (None,)

@@ -247,7 +247,7 @@ def updated(name, shape=(1, 1, 1), rank=2):
     run = built((UPDATES[name] if name in UPDATES else FROZEN_ATTENTION) | fields, shape)
     cfg, config, mesh, params = run.config, run.model, run.mesh, run.params
     state = start.start_state(run, params)
-    reference = jax.tree.map(jnp.copy, state.params) if cfg.needs_reference else None
+    reference = jax.tree.map(jnp.copy, state.params) if cfg.algorithm.uses_reference else None
     frozen = FrozenParams({'model': params['model']} if rank else {}, reference)
     before = jax.device_get((state, frozen))
     fns = parts.build_functions(cfg, config, mesh)
