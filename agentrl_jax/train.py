@@ -66,8 +66,8 @@ from agentrl_jax.run.state import (
     RunState,
     checkpoint_metadata,
     disk_bytes_needed,
-    maybe_start_iteration,
     open_run,
+    start_iteration,
 )
 from agentrl_jax.run.streams import COLLECT, EVALUATE, SHUFFLE, Streams
 from agentrl_jax.types import Params, TrainState
@@ -87,7 +87,8 @@ def train_step(
     check: called between programs, while `state` is valid (processes.Preemption.check).
     """
     check(f'the rollout of step {step}')
-    cfg, programs, streams, frozen = run.config, run.training, opened.streams, opened.frozen
+    cfg, programs, frozen = run.config, run.training, opened.frozen
+    streams = Streams(cfg.seed)
     policy = actor_params(state, frozen.model)
     began = time.monotonic()
     horizon = cfg.turn_limit(step)
@@ -98,7 +99,7 @@ def train_step(
         state = extension.begin_step(state, step, first=first)
         players = extension.actor(players, state, frozen.model, streams, step)
     (rollout, episodes), sampled, measured, groups = collecting.collect(
-        run, players, tasks, streams, step, check
+        run, players, tasks, step, check
     )
     collected = time.monotonic()
     moment = Moment(state, frozen, policy, tasks, rollout, streams, step)
@@ -134,7 +135,6 @@ def train_step(
 def validate(
     run: Run,
     policy: Params,
-    streams: Streams,
     step: int = 0,
     check: Callable[[str], None] = processes.go_on,
 ) -> dict[str, float]:
@@ -143,7 +143,7 @@ def validate(
     for pool in run.pools:
         check(f'the validation before step {step}')
         hosts.label(run, step=step, split=pool.split, number=0)
-        key = streams.key(EVALUATE)
+        key = Streams(run.config.seed).key(EVALUATE)
         rollout, counters = pool.collect(policy, pool.task, pool.episodes, key)
         collecting.check_validation(counters, f'step {step}, {pool.split} episodes')
         counts.append(pool.sums(policy, rollout))
@@ -224,7 +224,7 @@ def play(
     curves: report.Curves,
 ) -> tuple[int, TrainState | None]:
     """Run the remaining steps: (exit code, state to save)."""
-    cfg, state, streams = run.config, opened.state, opened.streams
+    cfg, state = run.config, opened.state
     first, model, iteration_started = int(state.step), opened.frozen.model, False
 
     def save() -> None:
@@ -242,16 +242,16 @@ def play(
             if validation_due(cfg, step):
                 with record.validating():
                     policy = policy_of(state.params, model)
-                    row |= validate(run, policy, streams, step, preemption.check)
+                    row |= validate(run, policy, step, preemption.check)
                 if cfg.checkpoint.best:
                     success = {'step': step, 'eval/success': row['eval/success']}
                     saved = checkpoint_metadata(run) | success
                     save_if_best(workdir, state.params, saved)
             if step < cfg.steps:  # the last iteration only evaluates
-                if step > first and cfg.starts_iteration(step):
-                    save()  # an iteration cannot start twice
-                iteration_started = cfg.starts_iteration(step)
-                state = maybe_start_iteration(run, state, step, workdir)
+                if cfg.starts_iteration(step):
+                    if step > first:
+                        save()  # an iteration cannot start twice
+                    state, iteration_started = start_iteration(run, state, workdir), True
                 with record.training():
                     state, measured, sampled, page = train_step(
                         run, opened, state, step, step == first, preemption.check
@@ -318,8 +318,7 @@ def main() -> None:
         with usage.checked():
             config.read(args.config)
             fit.check(args.config)
-        more = dict(fallback=args.fallback, replay=args.replay)
-        code = train(args.config, args.workdir, **more)
+        code = train(args.config, args.workdir, fallback=args.fallback, replay=args.replay)
     except checkpoint.Damaged as error:
         processes.fail(error, processes.EXIT_DAMAGED)
     except (ValueError, OSError, RuntimeError) as error:

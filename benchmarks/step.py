@@ -78,10 +78,10 @@ class Session:
         )
 
     def play(self) -> Any:
-        return collecting.play(self.run, self.policy, self.run.training.tasks, self.streams, 0)
+        return collecting.play(self.run, self.policy, self.run.training.tasks, 0)
 
     def step(self) -> Any:
-        run_state = RunState(self.state, self.frozen, None, self.streams)
+        run_state = RunState(self.state, self.frozen, None)
         self.state, measured, _, _ = train.train_step(
             self.run, run_state, self.state, 0, first=False
         )

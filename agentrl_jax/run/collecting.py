@@ -72,14 +72,14 @@ def play(
     run: Run,
     params: Params,
     tasks: tuple[Task, ...],
-    streams: Streams,
     step: int,
     number: int = 0,
 ) -> tuple[Played, list[dict[str, Any]]]:
     """Play one rollout of a step: (rollout and its episodes, counters of each environment)."""
     hosts.label(run, step=step, split='train', number=number)
     if run.config.rollout.staleness:
-        return collect_stale(run, params, tasks, streams, step)
+        return collect_stale(run, params, tasks, step)
+    streams = Streams(run.config.seed)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
     drawn = run.training.draw(levels, step, number * run.config.rollout.episodes)
     rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
@@ -88,13 +88,14 @@ def play(
 
 
 def collect_stale(
-    run: Run, params: Params, tasks: tuple[Task, ...], streams: Streams, step: int
+    run: Run, params: Params, tasks: tuple[Task, ...], step: int
 ) -> tuple[Played, list[dict[str, Any]]]:
     """Play a rollout of the run's only environment while episodes of later steps are in flight.
 
     Each step has the same levels as without staleness. Streams number the episodes of the run.
     """
     (task,), (collect,), cfg = tasks, run.training.collects, run.config
+    streams = Streams(cfg.seed)
 
     def draw(of):
         return run.training.draw(streams.key(LEVELS), of, of * cfg.rollout.episodes)[0]
@@ -115,7 +116,6 @@ def collect(
     run: Run,
     params: Params,
     tasks: tuple[Task, ...],
-    streams: Streams,
     step: int,
     check: Callable[[str], None] = processes.go_on,
 ) -> tuple[Played, int, dict, int | None]:
@@ -124,7 +124,7 @@ def collect(
     The held groups come first in the batch; their number is None without dynamic sampling. check:
     called before each further rollout (processes.Preemption.check).
     """
-    collected, counted = play(run, params, tasks, streams, step)
+    collected, counted = play(run, params, tasks, step)
     measured = run.training.metrics(collected[0], run.training.tasks) | {'filter/collects': 1}
     if run.training.pack is None:
         return collected, sampled(counted), measured | counts(counted), None
@@ -132,7 +132,7 @@ def collect(
     for number in range(1 + run.config.algorithm.filter.refill):
         if number:
             check(f'rollout {number + 1} of step {step}')
-            collected, counters = play(run, params, tasks, streams, step, number)
+            collected, counters = play(run, params, tasks, step, number)
             counted += counters
         # The count passes through the host: on devices, two layouts would compile two programs.
         held, filled, passing = run.training.pack(held, np.int32(count), collected)

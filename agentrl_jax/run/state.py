@@ -33,7 +33,6 @@ from agentrl_jax.run.params import (
     trainable_params,
 )
 from agentrl_jax.run.run import Run
-from agentrl_jax.run.streams import Streams
 from agentrl_jax.run.usage import WrongUsage, checked
 from agentrl_jax.types import Demonstrations, FrozenParams, Params, TrainState
 
@@ -61,7 +60,6 @@ class RunState:
     state: TrainState
     frozen: FrozenParams
     base: Demonstrations | None  # demonstrations that are added to batches (AgentEvol)
-    streams: Streams
 
 
 def changeable_world_fields(cfg: Config) -> set[str]:
@@ -136,10 +134,10 @@ def open_run(
     if fallback:
         checkpoint.rename_damaged(workdir)
     checkpoints = checkpoint.open_checkpoints(workdir, keep=run.config.checkpoint.keep)
-    return checkpoints, restore_or_init(run, checkpoints, Streams(run.config.seed))
+    return checkpoints, restore_or_init(run, checkpoints)
 
 
-def restore_or_init(run: Run, checkpoints: checkpoint.Checkpoints, streams: Streams) -> RunState:
+def restore_or_init(run: Run, checkpoints: checkpoint.Checkpoints) -> RunState:
     """Restore the newest checkpoint, or make the state of step 0."""
     workdir = checkpoints.directory.parent
     joins = run.config.base_rows > 0
@@ -181,7 +179,6 @@ def restore_or_init(run: Run, checkpoints: checkpoint.Checkpoints, streams: Stre
         state=state,
         frozen=FrozenParams(model, reference, extra_arrays(run)),
         base=jax.device_get(examples) if joins else None,
-        streams=streams,
     )
 
 
@@ -208,11 +205,8 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
     return load_initial_policy(workdir, policy) if run.config.algorithm.uses_reference else None
 
 
-def maybe_start_iteration(run: Run, state: TrainState, step: int, workdir: Path) -> TrainState:
-    """Replace explorer and learner if an AgentEvol iteration starts at this step."""
-    cfg = run.config
-    if not cfg.starts_iteration(step):
-        return state
+def start_iteration(run: Run, state: TrainState, workdir: Path) -> TrainState:
+    """Replace explorer and learner at the start of an AgentEvol iteration."""
     start = load_initial_policy(workdir, policy_of(state.params, {}))
     return evol.begin_iteration(state, run.optimizers[0], start)
 

@@ -16,7 +16,6 @@ from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.rollout.episodes import Episodes, draw_episodes
 from agentrl_jax.run import collecting
 from agentrl_jax.run.config import read as read_config
-from agentrl_jax.run.streams import Streams
 
 GROUPS, GROUP_SIZE, ROWS = 4, 2, 8
 VARIED = UpdateSettings(GRPO(filter=Filter('varied')), num_groups=GROUPS, group_size=GROUP_SIZE)
@@ -42,9 +41,6 @@ def test_kept_groups_are_packed_and_free_places_do_not_train():
     assert (int(count), int(kept)) == (4, 3)
     assert episodes.token_stream.tolist() == [2, 3, 6, 7, 8, 9, 12, 13]
     assert out.returns.tolist() == [0, 1, 0, 2, 3, 0, 5, 0] and out.healthy.all()
-
-
-STREAMS = Streams(seed=0)
 
 
 def stub_run(refill, varied):
@@ -92,7 +88,7 @@ def test_rollouts_are_played_until_the_batch_is_full_or_the_limit_is_reached(
     varied, rollouts, held, kept
 ):
     run, drawn = stub_run(3, varied)
-    (out, _), sampled, measured, groups = collecting.collect(run, None, None, STREAMS, 5)
+    (out, _), sampled, measured, groups = collecting.collect(run, None, None, 5)
     assert len(drawn) == measured['filter/collects'] == rollouts and int(sampled) == 10 * rollouts
     assert measured['filter/kept'] == pytest.approx(kept)
     assert measured['rollout/nonfinite'] == rollouts  # one per rollout
@@ -106,7 +102,7 @@ def test_rollouts_are_played_until_the_batch_is_full_or_the_limit_is_reached(
 
 def test_without_refilling_one_rollout_is_played_and_nothing_marked():
     run, drawn = stub_run(0, [1])
-    (out, _), sampled, measured, groups = collecting.collect(run, None, None, STREAMS, 0)
+    (out, _), sampled, measured, groups = collecting.collect(run, None, None, 0)
     assert len(drawn) == 1 and measured['filter/collects'] == 1 and out.healthy.all()
     assert int(sampled) == 10 and groups is None and 'filter/kept' not in measured
 

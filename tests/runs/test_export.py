@@ -24,7 +24,6 @@ from agentrl_jax.run.build import build
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.params import saved_policy
 from agentrl_jax.run.state import restore_or_init
-from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.prompt_lines import system_text
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.tokens import hf_folder, rendering, unigram
@@ -58,7 +57,7 @@ def finished(tmp_path_factory):
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')
     checkpoints = checkpoint.open_checkpoints(workdir, keep=1)
-    restore_or_init(build(cfg), checkpoints, Streams(cfg.seed))
+    restore_or_init(build(cfg), checkpoints)
     checkpoint.close(checkpoints)
     run_log.write_config(workdir, cfg)
     with run_log.RunLog(workdir) as log:

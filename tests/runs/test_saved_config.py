@@ -19,7 +19,6 @@ from agentrl_jax.run import params, parts, saved_config, usage
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json
-from agentrl_jax.run.streams import Streams
 
 pytestmark = pytest.mark.usefixtures('one_device')
 CHANGES = {
@@ -173,7 +172,7 @@ def resume(cfg, workdir):
     """Start or resume the run."""
     checkpoints = checkpoint.open_checkpoints(workdir, keep=3)
     try:
-        start.restore_or_init(build(cfg), checkpoints, Streams(cfg.seed))
+        start.restore_or_init(build(cfg), checkpoints)
     finally:
         checkpoint.close(checkpoints)
 

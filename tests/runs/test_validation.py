@@ -15,7 +15,6 @@ from agentrl_jax.measure import metrics, stats, validation
 from agentrl_jax.rl.learning import Optim
 from agentrl_jax.run import params
 from agentrl_jax.run.migration import canonical_json, to_metadata
-from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.agents import ONLY_ACTS
 
 
@@ -110,7 +109,7 @@ LOST = '49 of 50 sampled tokens have log-probabilities that are not finite.*rms_
 def test_a_validation_of_a_policy_that_is_not_finite_is_an_error_and_no_figure():
     run = broken_run(micro_runs.config('frozen_lake'))
     with pytest.raises(ValueError, match=f'step 7, validation episodes: {LOST}'):
-        train.validate(run, None, Streams(0), 7)
+        train.validate(run, None, 7)
 
 
 def test_an_evaluation_of_a_policy_that_is_not_finite_leaves_no_result(tmp_path, monkeypatch):
