@@ -304,7 +304,7 @@ def training_step(
         make_state, cfg=cfg, config=config, optimizers=parts.build_optimisers(cfg)
     )
     state = jax.jit(make)(params)
-    reference = jax.tree.map(jnp.copy, state.params) if cfg.needs_reference else None
+    reference = jax.tree.map(jnp.copy, state.params) if cfg.algorithm.uses_reference else None
     frozen = FrozenParams(params if cfg.lora.rank else {}, reference, {})
 
     def play(step):

@@ -270,13 +270,6 @@ def check_sizes(cfg: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def known_fields() -> dict[str, Any]:
-    """Return the default config as {dotted name: value}."""
-    from agentrl_jax.run import config
-
-    return tree.flat(config.get_config())
-
-
 def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
     """Format an exception on one line. argv: used to locate an unknown config field."""
     text = str(error.args[0] if error.args else error).replace('\\n', '\n').replace("\\'", "'")
@@ -286,7 +279,10 @@ def one_line(error: BaseException, argv: Sequence[str] = ()) -> str:
         return ' '.join(text.split())
     pattern = re.compile(rf'--?config\.((?:\w+\.)*{field[1]})(?:\.|=|$)')
     names = [match[1] for match in map(pattern.match, argv) if match]
-    return tree.unknown_field_message(names[0] if names else field[1], known_fields())
+    from agentrl_jax.run import config
+
+    fields = tree.flat(config.get_config())
+    return tree.unknown_field_message(names[0] if names else field[1], fields)
 
 
 def show_frames_of(path: str) -> None:
