@@ -28,7 +28,6 @@ from ml_collections import config_flags
 from agentrl_jax.machine import files
 from agentrl_jax.run.usage import SIZES, missing, one_line_errors, refuse, wants_fallback
 from agentrl_jax.settings import tree
-from agentrl_jax.settings.callables import USERS
 
 PLATFORMS = 'JAX_PLATFORMS'  # environment variable of jax: where it computes
 PLATFORM_WAS_SET = PLATFORMS in os.environ  # set by the caller
@@ -135,7 +134,7 @@ def define_config_of_run() -> None:
     help_ = "Config file; default: the config of the workdir's run."
     try:
         config_flags.DEFINE_config_file('config', config_of_run(), help_)
-    except (flags.Error, *USERS) as error:  # the default reads --config.field=value immediately
+    except Exception as error:  # the default reads --config.field=value immediately
         refuse(one_line(error, sys.argv))
 
 
@@ -166,7 +165,7 @@ def parse(argv: Sequence[str], needs: Sequence[str] = ()) -> None:
         check_checkpoint()
         if 'config' in flags.FLAGS and flags.FLAGS['config'].value is not None:
             check_sizes(flags.FLAGS.config, flags.FLAGS['config'].override_values)
-    except (flags.Error, *USERS) as error:
+    except Exception as error:  # a config file may raise anything
         refuse(error_of_file(error, argv) or one_line(error, argv))
 
 

@@ -8,19 +8,6 @@ from collections.abc import Callable
 
 from agentrl_jax.settings.marks import suggestion
 
-USERS = (  # errors that importing a user's module may raise
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 FORM = re.compile(r'\w+(\.\w+)*:\w+')
 
 
@@ -48,7 +35,7 @@ def import_module(name: str, field: str) -> types.ModuleType:
         raise ValueError(f'{place} is not package.module:callable, for example my_module:function')
     try:
         return importlib.import_module(module)
-    except USERS as error:
+    except Exception as error:  # a user's module may raise anything
         if isinstance(error, ModuleNotFoundError) and f'{module}.'.startswith(f'{error.name}.'):
             raise ValueError(
                 f'{place} is not package.module:callable: {error}; add its folder to PYTHONPATH'
