@@ -78,7 +78,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
             'environments. Plan one of these with the same rollout.max_tokens'
         )
     mesh = parts.build_mesh(cfg, devices)
-    cfg = settings.read(given, sharding.row_shards(mesh))
+    cfg = settings.check(cfg, sharding.row_shards(mesh))
     replicated, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
     tokenizer = parts.build_tokenizer(cfg)
     config = sizes_of(cfg, model)

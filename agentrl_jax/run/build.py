@@ -19,7 +19,7 @@ from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, hooks, hosts, mixture, parts, usage
-from agentrl_jax.run.config import Config, effective, read
+from agentrl_jax.run.config import Config, check, effective, read
 from agentrl_jax.run.hooks import Extension, Moment, Parts, Probe
 from agentrl_jax.run.run import EvalPool, Run, TrainPrograms
 from agentrl_jax.run.streams import PAIRS
@@ -122,8 +122,9 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
     """
     with usage.checked():
         config_dict = effective(given)
-        mesh = parts.build_mesh(read(config_dict, None))
-        cfg = read(config_dict, sharding.row_shards(mesh))
+        cfg = read(config_dict, None)
+        mesh = parts.build_mesh(cfg)
+        cfg = check(cfg, sharding.row_shards(mesh))
         tokenizer = parts.build_tokenizer(cfg)
         tasks = build_tasks(cfg, tokenizer, mesh)
         held_out = build_held_out(cfg, tokenizer, mesh)

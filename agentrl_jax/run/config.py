@@ -223,12 +223,18 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
     with _impossible():
         run = _with_world_names(tree.read(Config, cfg))
         worlds = tuple(read_world_section(cfg, name) for name in run.env.worlds if name in WORLDS)
-    run = dataclasses.replace(run, worlds=worlds, shards=shards or 1)
-    if shards is not None and (broken := rules.broken(run)):
+    run = dataclasses.replace(run, worlds=worlds)
+    return run if shards is None else check(run, shards)
+
+
+def check(run: Config, shards: int) -> Config:
+    """Return a run's config for a mesh; WrongUsage lists all rules between fields it breaks."""
+    run = dataclasses.replace(run, shards=shards)
+    if broken := rules.broken(run):
         sentences = '; '.join(rule.sentence for rule in broken)
         fields = tuple(field for rule in broken for field in rule.fields)
         raise WrongUsage(f'invalid config: {sentences}', fields)
-    if shards is not None and run.clone.file:
+    if run.clone.file:
         trajectories.read_records(run.clone.file)  # fail before the model is loaded
     return run
 
