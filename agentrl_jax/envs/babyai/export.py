@@ -155,18 +155,19 @@ def fill_level(level: dict[str, Any], env: Any) -> None:
 
 
 def fill_instruction(level: dict[str, Any], instruction: Any, objects: list) -> None:
-    """Write minigrid's instruction: up to four clauses and the order of the halves."""
+    """Write minigrid's instruction: up to four clauses and the order of the halves.
+
+    Only clauses to pick up or open are strict in these levels.
+    """
     kind = type(instruction).__name__
     halves = [instruction]
     if kind in ('BeforeInstr', 'AfterInstr'):
         halves = [instruction.instr_a, instruction.instr_b]
         level['order'] = BEFORE if kind == 'BeforeInstr' else AFTER
-        check_lenient(instruction)
     for half, group in zip(halves, (0, 2), strict=False):
         clauses = [half]
         if type(half).__name__ == 'AndInstr':
             clauses = [half.instr_a, half.instr_b]
-            check_lenient(half)
         for place, clause in enumerate(clauses, group):
             fill_clause(level, place, clause, objects)
 
@@ -178,8 +179,6 @@ def fill_clause(level: dict[str, Any], place: int, clause: Any, objects: list) -
     level['clause'][place] = kind
     if kind in (PICK_UP, OPEN_DOOR):
         level['strict'][place] = clause.strict
-    if kind == PUT_NEXT:
-        check_lenient(clause)
     for side, desc in enumerate(descriptions):
         level['described'][place, side] = describe(desc)
         things = [thing for thing in desc.obj_set if thing.type != 'wall']
@@ -196,8 +195,3 @@ def describe(desc: Any) -> int:
     number = DESCRIBED.index(desc.type) * (len(COLOURS) + 1) + colour
     number = number * len(PLACES) + PLACES.index(desc.loc)
     return number * 2 + (len(desc.obj_set) > 1)
-
-
-def check_lenient(instruction: Any) -> None:
-    if instruction.strict:
-        raise ValueError(f'a strict {type(instruction).__name__} is not supported')
