@@ -57,9 +57,13 @@ def _menus(env: Any):
     def one(state):
         in_sight = sight.look(state, env.most_seen)
         offer = macros.offers(state, in_sight, env.agentgym_wording)
+        steps, place = jnp.asarray(rules.STEPS), in_sight.place
+        ahead, right = steps[state.direction], steps[(state.direction + 1) % 4]
+        forward, sideways = jnp.asarray(sight.FORWARD)[place], jnp.asarray(sight.RIGHT)[place]
+        cell = state.agent + forward * ahead + sideways * right
         return dict(
             name=in_sight.name,
-            place=jnp.where(in_sight.present, in_sight.place, -1),
+            cell=jnp.where(in_sight.present, cell, -1),
             number=jnp.minimum(in_sight.number, NUMBERS - 1),
             counted=jnp.minimum(offer.go_to, NUMBERS - 1),
             near=offer.near,
@@ -100,7 +104,7 @@ def wish(state: Any, plan: list[int], menu: dict[str, np.ndarray]) -> tuple[int,
             options.insert(0, ('toggle_through', 'toggle_through', front, ('at', front)))
     options += [('through', 'through', cell, ('at', cell)) for cell in reversed(doors)]
     for family, able, cell, end in options:
-        row = np.flatnonzero((menu['place'] == place_of(state, cell)) & menu[able])
+        row = np.flatnonzero((menu['cell'] == cell) & menu[able])
         if len(row) and (step > 1 or family != 'go_to'):
             return numbered_action(family, menu, int(row[0])), end
     return -1, ()
@@ -110,18 +114,6 @@ def numbered_action(family: str, menu: dict[str, np.ndarray], row: int) -> int:
     name = int(menu['name'][row]) - (macros.DOORS if family == 'pickup' else 0)
     number = menu['counted' if family in ('pickup', 'go_to') else 'number'][row]
     return macros.ACTIONS[family].start + name * NUMBERS + int(number)
-
-
-def place_of(state: Any, cell: int) -> int:
-    """Return the place of a cell in the view, -2 = outside."""
-    y, x = divmod(int(cell), SIDE)
-    agent_y, agent_x = divmod(int(state.agent), SIDE)
-    dx, dy, direction = x - agent_x, y - agent_y, int(state.direction)
-    forward = (dx, dy, -dx, -dy)[direction]
-    right = (dy, -dx, -dy, dx)[direction]
-    if not (0 <= forward < rules.VIEW and abs(right) <= rules.REACH):
-        return -2
-    return (rules.VIEW - 1 - forward) * rules.VIEW + right + rules.REACH
 
 
 def arrived(state: Any, end: tuple) -> bool:
