@@ -78,9 +78,7 @@ class EnvParams(environment.EnvParams):
 
     pair: jax.Array = None  # int32 [levels]
     high: jax.Array = None  # int32 [levels]
-    low_reward: jax.Array = (
-        0.1  # float32 [] reward of the low arm, as in RAGEN's code (.15 in the paper)
-    )
+    low_reward: jax.Array = 0.1  # float32 [] of the low arm, as in RAGEN's code (paper: .15)
     high_probability: jax.Array = 0.25  # float32 [] probability that the high arm pays 1, else 0
     max_steps_in_episode: int = 1
 

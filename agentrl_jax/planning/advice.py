@@ -57,9 +57,8 @@ def layer_bytes(cfg: Config, config: Model, mesh: Mesh) -> int:
     unit = cfg.batch.prefix_rows
     if again or (unit == 1 and parts.fused(cfg, config, mesh)):
         scores = 0  # recomputed (attention.attend_rows) or never stored (kernels)
-    scores = (
-        scores * (2 * unit - 1) // unit
-    )  # a rest attends to the lead and to at most as many tokens of its own row
+    # A rest attends to the lead and to at most as many tokens of its own row.
+    scores = scores * (2 * unit - 1) // unit
     return rows * cfg.rollout.max_tokens * (inside + scores) // mesh.shape['tensor']
 
 
