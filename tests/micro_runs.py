@@ -7,6 +7,7 @@ import os
 import pathlib
 
 import jax
+import numpy as np
 
 from agentrl_jax.machine import checkpoint, sharding
 from agentrl_jax.run import parts
@@ -126,3 +127,8 @@ def get_config():
 def environment(**more):
     """Return the environment of a subprocess that shares programs (see conftest.py)."""
     return dict(os.environ, PYTHONPATH=f'{ROOT}{os.pathsep}{ROOT / "tests"}', **more)
+
+
+def assert_same(one, other):
+    """Compare all arrays of two trees bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, one, other)

@@ -43,10 +43,6 @@ def config(mix, **changes):
     return cfg
 
 
-def assert_same(left, right):
-    jax.tree.map(np.testing.assert_array_equal, left, right)
-
-
 # ---- shares ------------------------------------------------------------------------------------
 
 
@@ -189,8 +185,8 @@ def test_rows_of_worlds_that_say_more_are_cut_back_to_their_own():
     assert whole.actions.tolist()[2:] == [[[0, -1, -1]]] * 4 and whole.figures.shape == (6, 2)
     found = [*map(mixture.own, tasks, mixture.blocks((2, 2, 2), whole))]
     assert found[0].figures is None
-    assert_same(found[1].figures, one.figures)
-    assert_same(found[2].figures, two.figures)
+    micro_runs.assert_same(found[1].figures, one.figures)
+    micro_runs.assert_same(found[2].figures, two.figures)
     assert mixture.joined((plain, plain)).figures is None
     # Validity is known on the device, and for some environments on hosts
     assert whole.judged is None

@@ -177,14 +177,6 @@ def finished(tmp_path_factory, quick_runs):
     return run
 
 
-def assert_same(one, other):
-    jax.tree.map(np.testing.assert_array_equal, one, other)
-
-
-def first_leaf(tree):
-    return jax.tree.leaves(tree)[0]
-
-
 @each_run
 def test_every_step_leaves_a_row_of_finite_documented_numbers(finished, name):
     cfg, _, rows = finished(name)
@@ -285,7 +277,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, name, tmp_path)
         shutil.rmtree(tmp_path / 'checkpoints' / str(cfg.steps))
     again = finish(config(name), tmp_path)
     np.testing.assert_equal(*map(micro_runs.without_times, (again.rows, rows)))
-    assert_same(again.state(), finished(name).state())
+    micro_runs.assert_same(again.state(), finished(name).state())
     for page in (workdir / 'rollouts').glob('[!o]*.json'):  # replies of objects have times
         assert (tmp_path / 'rollouts' / page.name).read_bytes() == page.read_bytes()
 
@@ -295,7 +287,7 @@ def test_a_finished_run_is_only_looked_at_and_may_not_change(finished):
     before = finished('a critic')
     state = before.state()
     again = finish(before.cfg, before.workdir)
-    assert_same(state, again.state())
+    micro_runs.assert_same(state, again.state())
     assert micro_runs.without_times(again.rows) == micro_runs.without_times(before.rows)
     with pytest.raises(ValueError, match='optim.lr: 0.001 in the checkpoint, 0.002 now'):
         train.train(config('a critic', **{'optim.lr': 2e-3}), str(before.workdir))
@@ -341,13 +333,13 @@ def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(fi
     states = [run.state(step) for step in range(5)]
     base = states[0].params
     for state in states[:3]:
-        assert_same(base, state.explorer)
-    assert not np.array_equal(*map(first_leaf, (base, states[2].params)))
+        micro_runs.assert_same(base, state.explorer)
+    assert not np.array_equal(*(jax.tree.leaves(x)[0] for x in (base, states[2].params)))
     # Step 2 starts the second iteration: the current policy explores.
     for state in states[3:]:
-        assert_same(states[2].params, state.explorer)
+        micro_runs.assert_same(states[2].params, state.explorer)
     # Learning restarted: Adam has counted one step's optimiser steps, (16 + 8) / 8.
-    assert [int(first_leaf(state.opt_state)) for state in states] == [0, 3, 6, 3, 6]
+    assert [int(jax.tree.leaves(state.opt_state)[0]) for state in states] == [0, 3, 6, 3, 6]
     # Demonstrations are among the trained rows of every step.
     trained = [row['batch/trained_rows'] for row in run.rows[:-1]]
     assert min(trained) >= 8 and 8 < max(trained) <= 24
@@ -374,7 +366,7 @@ def test_the_best_policy_is_kept_and_a_run_starts_from_it_or_from_the_newest(fin
     assert (saved['step'], saved['eval/success']) == (best['step'], best['eval/success'])
     for folder, step in (('best', best['step']), ('', cfg.steps)):
         given = config('a critic', **{'model.path': str(workdir / folder), 'clone.episodes': 0})
-        assert_same(jax.device_get(train.build(given).params), run.state(step).params)
+        micro_runs.assert_same(jax.device_get(train.build(given).params), run.state(step).params)
 
 
 @pytest.mark.soak
@@ -398,7 +390,7 @@ def test_figures_of_worlds_are_beside_their_means(finished):
 def test_a_mixture_of_one_world_is_the_plain_run(finished, tmp_path):
     plain = finished('a shared backbone')
     mixed = finish(config('a shared backbone', **{'env.mix': (('frozen_lake', 1.0),)}), tmp_path)
-    assert_same(plain.state(), mixed.state())
+    micro_runs.assert_same(plain.state(), mixed.state())
     for row, expected in zip(*map(micro_runs.without_times, (mixed.rows, plain.rows)), strict=True):
         np.testing.assert_equal({name: row[name] for name in expected}, expected)
         if 'eval/success' in row:
