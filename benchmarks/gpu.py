@@ -118,7 +118,7 @@ class Session:
         self.devices = where.devices if where else jax.devices()[:1]
         self.figures: list[dict[str, Any]] = []
         self.limits: limits.Limits | None = None  # None if nothing runs here
-        self.steps: list[Callable[[], Any]] = []  # a step of each measured config
+        self.step: Callable[[], Any] | None = None  # a step of the first measured config
 
     def tell(self, part: str, **figures: Any) -> None:
         """Append a line to the file of figures."""
@@ -359,14 +359,15 @@ def training_step(
         estimated_gb=fit.estimate(shapes).likely / GB,
         **changes,
     )
-    session.steps.append(lambda: jax.block_until_ready(train(play(0)[0])))
+    if session.step is None:  # only this state stays in memory
+        session.step = lambda: jax.block_until_ready(train(play(0)[0]))
 
 
 def profile(session: Session, _) -> None:
     """Trace a step of the first config."""
-    if not session.topology:
+    if session.step is not None:
         with jax.profiler.trace(str(session.out / 'profile')):
-            session.steps[0]()
+            session.step()
         session.tell('profile', folder='profile')
 
 

@@ -189,6 +189,16 @@ def test_what_waiting_cannot_heal_ends_babysit_with_the_message_of_gcloud(tmp_pa
     assert bench.verbs() == ['describe', 'create']
 
 
+@pytest.mark.soak
+def test_hiccups_of_ssh_over_weeks_neither_end_babysit_nor_delete_a_tpu(tmp_path):
+    """Previously any four hiccups ended babysit; with --delete they also deleted the TPU."""
+    day = 'running ' * 62 + 'deaf ' * 3 + 'exited1 '  # healthy for half an hour, then a failure
+    bench = simulated(tmp_path / 'x', day * 3 + 'exited0')
+    said = bench.call('babysit', 'demo', '--', 'true')
+    assert said.count('failure 1:') == 3 and 'failure 2' not in said
+    assert 'delete' not in bench.verbs()
+
+
 @pytest.mark.parametrize('life', ['deaf', 'running deaf'])
 def test_a_tpu_that_is_ready_behind_a_firewall_is_never_deleted(life, tmp_path):
     """Previously it was deleted after TPU_GRACE, even if it was on-demand."""
@@ -213,6 +223,18 @@ def test_a_preemption_while_it_compiles_is_followed_by_another_tpu(tmp_path):
     assert 'demo: done' in said and 'failure' not in said
     changes = [verb for verb in bench.verbs() if verb in ('create', 'delete')]
     assert changes == ['create', 'delete', *['create'] * 3, 'delete']
+
+
+@pytest.mark.parametrize('provider', ['tpu_vm', 'gce_one'])
+def test_ssh_gets_the_flags_and_the_user_that_are_set(provider, tmp_path):
+    flags = {'TPU_SSH_FLAGS': '--tunnel-through-iap --internal-ip', 'TPU_SSH_USER': 'me'}
+    bench = Bench(tmp_path / 'x', re.sub('_one$', '', provider), **PROVIDERS[provider] | flags)
+    said = bench.call('setup', 'demo', '--dry-run')
+    lines = [line for line in said.splitlines() if ' ssh ' in line or ' scp ' in line]
+    assert len(lines) >= 3
+    for line in lines:
+        assert flags['TPU_SSH_FLAGS'] in line and 'me@demo' in line
+        gcloud_flags.parse(shlex.split(line)[1:])
 
 
 @pytest.fixture
@@ -284,6 +306,30 @@ def test_babysit_takes_an_older_checkpoint_where_one_is_damaged_once(local):
 
 
 @pytest.mark.soak
+def test_launch_logs_status_stop_and_unlock(local):
+    local.call('create', 'demo')
+    local.call('setup', 'demo')
+    assert '[0] none' in local.call('status', 'demo')
+    local.call('launch', 'demo', '--', 'python', FAKE_TRAINING, 'gs://my-bucket/run', '900')
+    said = local.call('status', 'demo')
+    assert 'demo: ready' in said and '[0] running' in said and '[1] running' in said
+    assert 'a job is running' in local.call('launch', 'demo', '--', 'true', code=1)
+    assert 'a job is running' in local.call('sync', 'demo', code=1)  # its files are in use
+    run = local.buckets / 'my-bucket' / 'run'
+    eventually(lambda: step(run, 0) and step(run, 1))
+    assert '[1] exited 75' in local.call('stop', 'demo')
+    assert '[0] step 0 of 900' in local.call('logs', 'demo', '--lines=5')
+    assert local.call('status', 'demo').count('exited 75') == 2
+    lock = local.folder / 'lock'
+    lock.touch()
+    local.environment |= {'TPU_LOCKFILE': str(lock), 'TPU_HOSTS': '1'}
+    with lock.open():
+        local.call('unlock', 'demo', code=1 if shutil.which('fuser') else 0)
+    local.call('unlock', 'demo')
+    assert not lock.exists()
+
+
+@pytest.mark.soak
 def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
     """Previously it deleted the entire tree, including the workdirs in runs/."""
     local.call('create', 'demo')
@@ -320,6 +366,23 @@ def test_sync_replaces_the_code_of_the_hosts_and_nothing_else(local, tmp_path):
     assert not (tree / 'experiments/algorithms').exists()  # no empty folders
     assert all((tree / name).read_text() == 'mine' for name in ours)
     assert (tree / 'agentrl_jax/train.py').read_text() == 'changed'
+
+
+@pytest.mark.soak
+def test_a_share_of_a_sweep_is_trained_run_by_run(local):
+    """Runs 1, 3 and 5 of 5: the first is killed, the second is done, the third is still trained."""
+    code = {1: 137}
+    lines = [
+        f'/usr/bin/python -c \'print("run {n}"); exit({code.get(n, 0)})\' $HOME'
+        for n in range(1, 6)
+    ]
+    lines[2] = '# run 3 is done'
+    listing = f"printf '%s\\n' {shlex.join(lines)} #"
+    local.environment['TPU_FAILURES'] = '0'
+    said = local.call('sweep', 'demo', '--share=1/2', '--', 'bash', '-c', listing, code=1)
+    assert '2 runs, 1 failed' in said and '[0] run 1' in said
+    log = (local.folder / 'hosts/demo/0/agentrl_job/log').read_text()
+    assert log.split('\n')[:2] == ['run 1', 'run 5']
 
 
 def main():
