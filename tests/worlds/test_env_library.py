@@ -303,7 +303,7 @@ def test_figures_of_an_environment_are_means_over_healthy_episodes_under_its_nam
     task = text.build_task(Library(), by_hand(), tiny.tokenizer(), style='brief', **BUDGETS)
     actions = jnp.array([[NURSE, PILOT, BOX + C3], [ARTIST, BOX, -1], [NURSE, NURSE, NURSE]])
     healthy, first = jnp.array([True, True, False]), jnp.zeros((3, 3), jnp.int32)
-    turns = jnp.arange(3) < jnp.array([3, 2, 3])[:, None]
+    turns = jnp.arange(3)[None] < jnp.array([3, 2, 3])[:, None]
     played = _Played(actions[..., None], first[:, 0], healthy, first == 0, first, turns)
     got = metrics.environment_metrics(played, task)
     assert {name: float(x) for name, x in got.items()} == {
