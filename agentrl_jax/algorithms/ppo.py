@@ -107,8 +107,7 @@ class PPO(ClippedSurrogate):
         if self.reward_normalization == 'identity':
             return token_rewards(rollout, mask, reward_on=self.reward_on), scale
         norm = NORMALIZATIONS[self.reward_normalization]
-        comparison = dict(group_size=group_size, norm=norm, scale=scale)
-        returns = adv.compare(rollout.returns, rows, **comparison)
+        returns = adv.compare(rollout.returns, rows, group_size=group_size, norm=norm, scale=scale)
         return adv.place_on_episode_end(returns, mask), jnp.abs(returns)
 
 

@@ -21,6 +21,5 @@ class RLOO(ClippedSurrogate):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
-        comparison = dict(group_size=group_size, norm='leave_one_out')
-        per_episode = adv.compare(returns, rows, scale=scale, **comparison)
+        per_episode = adv.leave_one_out(returns, rows, group_size=group_size, scale=scale)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -13,6 +13,8 @@ Returns are equal if they differ only by rounding (`equal`). `scale` is the sum 
 the terms of each return, which bounds its rounding; None: the magnitude of the return.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -273,11 +275,8 @@ def compare(
     return compared.reshape(returns.shape)
 
 
-def group_center(
-    returns: jax.Array, healthy: jax.Array, *, group_size: int, scale: jax.Array | None = None
-) -> jax.Array:
-    """R - group mean, see compare."""
-    return compare(returns, healthy, group_size=group_size, norm='mean', scale=scale)
+group_center = functools.partial(compare, norm='mean')
+leave_one_out = functools.partial(compare, norm='leave_one_out')
 
 
 def overlong_penalty(lengths: jax.Array, *, max_length: int, buffer: int, coef: float) -> jax.Array:

@@ -45,8 +45,7 @@ def leave_one_out_to_go(
     reached = reached_turns(num_turns, healthy, rewards.shape[1])
     to_go, scale = _sums_to_go(rewards, scale, reached)
     members = jnp.broadcast_to(healthy[:, None], reached.shape)
-    comparison = dict(group_size=group_size, norm='leave_one_out')
-    alone = adv.compare(to_go, members, scale=scale, **comparison)
+    alone = adv.leave_one_out(to_go, members, group_size=group_size, scale=scale)
     return jnp.where(reached, alone, 0.0)
 
 

@@ -45,7 +45,7 @@ HOST_TASK_FIELDS = tuple(
 )
 # Fields that a resumed run may change
 CHANGEABLE_ON_RESUME = (
-    *('steps', 'log', 'checkpoint', 'mesh', 'alarm', 'fork.value_every'),
+    *('steps', 'log', 'checkpoint', 'mesh', 'alarm'),
     *HOST_CONNECTION_FIELDS,
 )
 

@@ -33,6 +33,7 @@ class Forks(Extension):
     # measurements of the critic (value/vine_error) with two continuations per turn after the first;
     # 0 = off
 
+    FREE_ON_RESUME = ('fork.value_every',)
     RULES = (
         *exclude(
             {'fork.value_every': 0},
