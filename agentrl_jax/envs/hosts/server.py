@@ -42,7 +42,6 @@ from agentrl_jax.settings.marks import In
 
 FINISHED = {'textcraft': False}  # whether a step after the end is an error; default True (AgentGym)
 SWEEP_S = 0.5
-START_S = 60.0  # for a worker to be ready
 
 
 # Rejects lone surrogates, which UTF-8 cannot encode
@@ -63,6 +62,7 @@ class Limits:
     workers: Annotated[int, In(1, 1024)] = 1  # processes
     worlds: Annotated[int, In(1, 65536)] = 64  # open worlds per worker
     lease_s: Annotated[float, In(0.1, 7 * DAY_S)] = 600.0  # idle time until a world is closed
+    start_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # for a worker to be ready
     step_s: Annotated[float, In(0.1, DAY_S)] = 60.0  # of a reset or step, then the world is lost
     worker_mb: Annotated[float, In(64, 2**24)] = 4096.0  # resident; above it, the worker restarts
 
@@ -112,7 +112,7 @@ class Worlds:
         if lease_s is not None and lease_s > self.limits.lease_s:
             limit_s = self.limits.lease_s
             raise Refused('invalid', f'lease_s={lease_s:g} is above the server limit, {limit_s:g}')
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self.limits.start_s
         while not (ready := [worker for worker in self.workers if worker.ready]):
             if time.monotonic() > deadline:
                 break
