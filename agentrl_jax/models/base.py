@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,51 +18,18 @@ from jax.sharding import NamedSharding
 
 from agentrl_jax.models.attention import AttentionMask
 from agentrl_jax.models.decoder import (
-    Attention,
     Backbone,
+    DecoderConfig,
     KVCache,
-    RMSNorm,
     Where,
     matmul_transposed,
 )
 from agentrl_jax.types import Params
 
-SCAN_FROM = 8  # layers; fewer compile equally fast without a loop
-
 
 @dataclasses.dataclass(frozen=True)
-class Model(abc.ABC):
+class Model(DecoderConfig, abc.ABC):
     """Sizes and computation of a model; hashable, so it can be a static argument."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    tie_embeddings: bool = True  # the output head is the embedding transposed
-    rope_theta: float = 1e6
-    rms_norm_eps: float = 1e-6
-    rope_scaling: tuple[float, float, float, float] | None = None  # Llama 3: see rope_frequencies
-    dtype: str = 'float32'  # compute dtype
-    lora_scale: float = 1.0  # alpha / rank, scale of the low-rank corrections in params['lora']
-    remat: bool = False  # recompute each layer in the backward pass of forward()
-    scan_layers: bool | None = None  # layers of forward() as one loop; None: see `scans`
-    transposed: bool = False  # kernels are [out, in]; see transpose_kernels
-    fused: str = ''  # attention kernels: 'cudnn', 'pallas' or '' (none); see kernels.kind_for
-
-    ATTENTION: ClassVar[type[Attention]]
-    NORMS: ClassVar[tuple[tuple[str, str], ...]]  # (before, after) attention, then MLP; '' = none
-    SCALED_IN: ClassVar[str] = ''  # RMSNorm.scaled_in
-
-    def __post_init__(self):
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f'num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}'
-            )
-        if self.head_dim % 2:
-            raise ValueError(f'head_dim={self.head_dim} must be even for rotary positions')
 
     # Reading and writing files.
 
@@ -167,19 +134,6 @@ class Model(abc.ABC):
         model['embedding'] = model.pop('embed_tokens')['embedding']
         lora = {name: params[name] for name in ('lora',) if name in params}
         return Backbone(self).apply({'params': model} | lora, *args, **options)
-
-    def norm(self, name: str) -> RMSNorm:
-        """Create a norm inside a module."""
-        return RMSNorm(self.rms_norm_eps, self.dtype, self.SCALED_IN, name=name)
-
-    @property
-    def scans(self) -> bool:
-        """Whether forward() runs its layers as a loop, which is free only with remat.
-
-        Without remat the loop keeps one array several times and is slower (experiments/LOG.md).
-        """
-        deep = self.remat and self.num_layers >= SCAN_FROM
-        return deep if self.scan_layers is None else self.scan_layers
 
     def init_cache(self, rows: int, length: int, dtype: str | None = None) -> KVCache:
         """Return an empty cache of `rows` rows and `length` positions; dtype None = compute."""

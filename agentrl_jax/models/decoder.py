@@ -6,8 +6,9 @@ Letters: B or R rows, O or T tokens, S cache rows, D hidden, H query heads, Kh k
 G = H / Kh query heads per key-value head, Dh head width.
 """
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -19,8 +20,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.models import kernels, layer_scan
 from agentrl_jax.models.attention import AttentionMask, attend_cache, attend_rows, attend_units
 
-if TYPE_CHECKING:
-    from agentrl_jax.models.base import Model
+SCAN_FROM = 8  # layers; fewer compile equally fast without a loop
 
 
 @struct.dataclass
@@ -34,31 +34,6 @@ class KVCache:
     @property
     def length(self) -> int:
         return self.k[0].shape[1]
-
-
-def rope_frequencies(config: 'Model') -> jax.Array:
-    """Angle per position of each pair of channels, theta ** (-2i / Dh), float32 [Dh / 2].
-
-    rope_scaling (factor, low, high, original_length) rescales them as in Llama 3.1. Waves longer
-    than original_length / low are slowed by factor, and waves shorter than original_length / high
-    are unchanged, with linear interpolation in between.
-    """
-    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    frequency = 1.0 / config.rope_theta**exponent
-    if config.rope_scaling is None:
-        return frequency
-    factor, low, high, length = config.rope_scaling
-    waves = length * frequency / (2 * math.pi)  # periods within the original length
-    keep = jnp.clip((waves - low) / (high - low), 0.0, 1.0)
-    return frequency * (keep + (1 - keep) / factor)
-
-
-def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotate the pairs (i, i + Dh / 2) of x [R, O, N, Dh] by angles float32 [R, O, Dh / 2]."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
 
 
 class RMSNorm(nn.Module):
@@ -81,6 +56,79 @@ class RMSNorm(nn.Module):
         # Round before the scale, as transformers does in most families, to agree in bfloat16
         x, scale = (y.astype(self.scaled_in or self.dtype) for y in (x, scale))
         return (x * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes of a decoder and how it computes; a family defines its attention and norms."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    tie_embeddings: bool = True  # the output head is the embedding transposed
+    rope_theta: float = 1e6
+    rms_norm_eps: float = 1e-6
+    rope_scaling: tuple[float, float, float, float] | None = None  # Llama 3: see rope_frequencies
+    dtype: str = 'float32'  # compute dtype
+    lora_scale: float = 1.0  # alpha / rank, scale of the low-rank corrections in params['lora']
+    remat: bool = False  # recompute each layer in the backward pass of forward()
+    scan_layers: bool | None = None  # layers of forward() as one loop; None: see `scans`
+    transposed: bool = False  # kernels are [out, in]; see transpose_kernels
+    fused: str = ''  # attention kernels: 'cudnn', 'pallas' or '' (none); see kernels.kind_for
+
+    ATTENTION: ClassVar['type[Attention]']
+    NORMS: ClassVar[tuple[tuple[str, str], ...]]  # (before, after) attention, then MLP; '' = none
+    SCALED_IN: ClassVar[str] = ''  # RMSNorm.scaled_in
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f'num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}'
+            )
+        if self.head_dim % 2:
+            raise ValueError(f'head_dim={self.head_dim} must be even for rotary positions')
+
+    def norm(self, name: str) -> RMSNorm:
+        """Create a norm inside a module."""
+        return RMSNorm(self.rms_norm_eps, self.dtype, self.SCALED_IN, name=name)
+
+    @property
+    def scans(self) -> bool:
+        """Whether forward() runs its layers as a loop, which is free only with remat.
+
+        Without remat the loop keeps one array several times and is slower (experiments/LOG.md).
+        """
+        deep = self.remat and self.num_layers >= SCAN_FROM
+        return deep if self.scan_layers is None else self.scan_layers
+
+
+def rope_frequencies(config: DecoderConfig) -> jax.Array:
+    """Angle per position of each pair of channels, theta ** (-2i / Dh), float32 [Dh / 2].
+
+    rope_scaling (factor, low, high, original_length) rescales them as in Llama 3.1. Waves longer
+    than original_length / low are slowed by factor, and waves shorter than original_length / high
+    are unchanged, with linear interpolation in between.
+    """
+    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    frequency = 1.0 / config.rope_theta**exponent
+    if config.rope_scaling is None:
+        return frequency
+    factor, low, high, length = config.rope_scaling
+    waves = length * frequency / (2 * math.pi)  # periods within the original length
+    keep = jnp.clip((waves - low) / (high - low), 0.0, 1.0)
+    return frequency * (keep + (1 - keep) / factor)
+
+
+def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotate the pairs (i, i + Dh / 2) of x [R, O, N, Dh] by angles float32 [R, O, Dh / 2]."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
 
 
 def matmul_transposed(kernel: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
@@ -116,7 +164,7 @@ def dense(
     x: jax.Array,
     features: int,
     name: str,
-    config: 'Model',
+    config: DecoderConfig,
     *,
     bias: bool = False,
     gain: float = 1.0,
@@ -141,7 +189,7 @@ def dense(
 class Attention(nn.Module):
     """Grouped-query attention within rows, or against the rows of a cache."""
 
-    config: 'Model'
+    config: DecoderConfig
     rows: NamedSharding | None = None  # layout of rows on a mesh
 
     def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -173,7 +221,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate x) * up x) (arXiv:2002.05202)."""
 
-    config: 'Model'
+    config: DecoderConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -186,7 +234,7 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """x + after(attention(before(x))), then the same with the MLP."""
 
-    config: 'Model'
+    config: DecoderConfig
     rows: NamedSharding | None = None  # layout of rows on a mesh
 
     @nn.compact
@@ -214,7 +262,7 @@ class Layer(nn.Module):
 class Backbone(nn.Module):
     """Embedding, layers and final norm: the model without its head."""
 
-    config: 'Model'
+    config: DecoderConfig
 
     @nn.compact
     def __call__(
