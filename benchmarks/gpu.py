@@ -1,17 +1,17 @@
-"""What a GPU does with Qwen2.5 in nine minutes: decoding, rollouts, updates, memory, a profile.
+"""Qwen2.5 on a GPU in nine minutes: decoding, rollouts, updates, memory and a profile.
 
   python -m benchmarks.gpu --out=DIR [--minutes=9] [--tokenizer=FOLDER]
   python -m benchmarks.gpu --out=DIR --rehearse          the same on a CPU, with tiny sizes
   python -m benchmarks.gpu --out=DIR --topology=h100:1   compiles for a GPU that is not there
 
 Weights are random, so every answer uses all of its tokens. Each figure is appended to
-DIR/figures.jsonl as soon as it is known; the process may be killed at any time. No part starts
-after --minutes. A part that fails is tried again with plain attention, then with eight layers, and
-says so. The table at the end shows the published seconds of comparable steps.
+DIR/figures.jsonl as soon as it is known, so the process may be killed at any time. No part starts
+after --minutes. A part that fails runs again with plain attention, then with eight layers; the
+figures name both. The table at the end adds the published seconds of comparable steps.
 
-The programs are those of a run (planning.programs), compiled once each; programs of a part compile
-at the same time. tokenizer: folder of Qwen2.5's tokenizer; without it prompts are longer, since the
-bundled one has 4,096 tokens. The vocabulary of the model is Qwen2.5's in both cases.
+planning.programs builds the same programs as a run. Each is compiled once, and the programs of a
+part compile at the same time. --tokenizer is a folder with Qwen2.5's tokenizer. Without it the
+bundled tokenizer splits the prompts; the model has Qwen2.5's vocabulary in both cases.
 """
 
 import argparse
@@ -61,7 +61,7 @@ FALLBACKS = ({}, {'attention': 'plain'}, {'attention': 'plain', 'layers': 8})
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What is measured."""
+    """Models, rows and config of the measurements."""
 
     model: str  # of models.sizes; '' = the sizes of the config
     larger: str  # the model with LoRA
@@ -234,11 +234,11 @@ def decoding(session: Session, changes: dict[str, Any]) -> None:
     params = jax.eval_shape(lambda key: cast(config.init(key), config), jax.random.key(0))
     key, count = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
     program = jax.jit(functools.partial(generate, config=config, room=sizes.new))
-    wanted = {}
+    calls = {}
     for rows in sizes.rows:
         prompt = jax.ShapeDtypeStruct((rows, sizes.prompt), jnp.int32)
-        wanted[rows] = program, place((params, prompt, key, count))
-    programs = compile_all(session, wanted, config='decoding', **changes)
+        calls[rows] = program, place((params, prompt, key, count))
+    programs = compile_all(session, calls, config='decoding', **changes)
     if session.limits is None:
         return
     params = jax.jit(lambda key: cast(config.init(key), config))(jax.random.key(0))
@@ -281,10 +281,10 @@ def training_step(
     """Rollout and update of one config: compile, time and measure them."""
     attention = {'model.attention': changes['attention']} if 'attention' in changes else {}
     layers = changes['layers'] if 'layers' in changes else 0
-    given = session.config(fields | attention)
-    shapes = plan_programs.shapes(given, session.devices, model, layers)
-    wanted = {'rollout': shapes.collect, 'update': shapes.learn}
-    programs = compile_all(session, wanted, config=name, **changes)
+    cfg = session.config(fields | attention)
+    shapes = plan_programs.shapes(cfg, session.devices, model, layers)
+    programs_of = {'rollout': shapes.collect, 'update': shapes.learn}
+    programs = compile_all(session, programs_of, config=name, **changes)
     if session.limits is None:
         return
     collect, learn = (programs[part].call for part in ('rollout', 'update'))

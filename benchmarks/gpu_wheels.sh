@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Downloads, as wheels, what benchmarks.gpu imports and a machine with jax, flax, optax, orbax and
 # transformers may lack, and prints the line to run on that machine, which needs no network there.
-#   benchmarks/gpu_wheels.sh DIR [PYTHON_VERSION]      e.g. .carry 3.12
+#   benchmarks/gpu_wheels.sh DIR [PYTHON_VERSION]      such as wheels 3.12
 set -euo pipefail
 dir=${1:?folder for the wheels} version=${2:-3.12}
 packages=(annotated-types cloudpickle farama-notifications filelock gguf gymnasium gymnax Jinja2
@@ -16,4 +16,4 @@ for package in "${packages[@]}"; do
 done
 du -sh "$dir" >&2
 echo "python3 -m pip install -q --no-deps --no-index --find-links=$dir ${packages[*]} &&" \
-  "python3 -m benchmarks.gpu --minutes=8.5 --out=\$OUT"
+  "python3 -m benchmarks.gpu --minutes=9 --out=figures"
