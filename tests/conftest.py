@@ -5,6 +5,7 @@ the compiled programs: the workers of pytest-xdist, subprocesses of tests, and t
 JAX_COMPILATION_CACHE_DIR replaces the folder .pytest_cache/d/programs_*.
 """
 
+import ctypes
 import dataclasses
 import gc
 import hashlib
@@ -22,8 +23,11 @@ import quick_xla
 PROGRAMS = 'JAX_COMPILATION_CACHE_DIR'
 MOST_BYTES = 2**30  # of cached programs; one session adds about 150 MB
 BUILT = {}  # builds of this worker, by config and mesh: see shared_programs
-MOST_RESIDENT = 2 * 2**30  # bytes of a process, when a file of tests begins
+MOST_RESIDENT = 7 * 2**28  # bytes at the start of a test file; the longest adds half as many
 MOST_PIECES = 20_000  # memory maps at the start of a test file; the longest adds 20,000
+PIECES = pathlib.Path('/proc/self/maps')
+# glibc keeps freed memory: a process that was full once would drop its programs after every file.
+TRIM = getattr(ctypes.CDLL(None), 'malloc_trim', int)
 # The slowest files, which run first, so that no worker is left with one of them at the end.
 LONGEST = (
     'distributed_training runs resume openings update lora grammar tables experiments host_runs '
@@ -132,16 +136,22 @@ def pytest_runtest_teardown(item, nextitem):
     Each program has several memory maps, and Linux limits a process to 65,530 (vm.max_map_count).
     Beyond that, XLA crashes during compilation without an error message.
     """
-    pieces = pathlib.Path('/proc/self/maps')
-    if nextitem is None or nextitem.path == item.path or not pieces.exists():
+    if nextitem is None or nextitem.path == item.path or not PIECES.exists():
         return
-    resident = int(pieces.with_name('statm').read_text().split()[1]) * 4096
-    if pieces.read_bytes().count(b'\n') > MOST_PIECES or resident > MOST_RESIDENT:
+    if holds_many():
+        TRIM(0)
+    if holds_many():
         import jax
 
         BUILT.clear()
         jax.clear_caches()
         gc.collect()
+        TRIM(0)
+
+
+def holds_many():
+    resident = int(PIECES.with_name('statm').read_text().split()[1]) * 4096
+    return PIECES.read_bytes().count(b'\n') > MOST_PIECES or resident > MOST_RESIDENT
 
 
 def pytest_collection_modifyitems(items):
