@@ -223,6 +223,7 @@ def started(program, *words):
         process.communicate()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('phase, number', [('starting', signal.SIGTERM), ('native', signal.SIGINT)])
 def test_a_signal_while_a_run_starts_ends_it_at_once_to_be_resumed(phase, number):
     with started(STARTING, phase) as process:

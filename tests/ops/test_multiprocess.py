@@ -233,7 +233,8 @@ def test_a_launcher_that_does_not_tell_the_address_is_refused(joins):
     assert os.environ['JAX_LOCAL_DEVICE_IDS'] == '3'
 
 
-@pytest.mark.parametrize('launcher', ['srun', pytest.param('mpirun', marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize('launcher', ['srun', 'mpirun'])
 def test_two_processes_find_each_other_by_the_variables_of_a_launcher(launcher, tmp_path):
     said = finish(start(ADD_UP, tmp_path, joined=launched(launcher, 2)), code=0)
     assert all(text.endswith('sum 3\n') for text in said), said

@@ -80,13 +80,7 @@ def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
     assert expand(*added) == expand(*listed)
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
-        'def other(add): pass',
-        'def get_hyper(h): return None',
-    ],
-)
+@pytest.mark.parametrize('text', ['def other(add): pass', 'def get_hyper(h): return None'])
 def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text):
     for path in (write(tmp_path, text), tmp_path / 'missing.py', tmp_path):
         with pytest.raises(ValueError, match=str(path)):
@@ -360,6 +354,7 @@ def cli(monkeypatch):
 DEMO = ('--config=configs/demo.py', '--sweep=configs/sweeps/demo_algorithms.py')
 
 
+@pytest.mark.soak
 def test_print_gives_one_shell_line_a_run_writes_nothing_and_starts_no_backend(tmp_path):
     """A sweep that starts a backend other than CPU would take a TPU from its runs."""
     workdir = tmp_path / 'my runs'

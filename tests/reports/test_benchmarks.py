@@ -64,6 +64,7 @@ def test_the_measurements_on_a_gpu_can_be_rehearsed(tmp_path):
     assert '68.7 s' in gpu.show(lines)
 
 
+@pytest.mark.soak
 def test_no_measurement_on_a_gpu_starts_too_late(tmp_path):
     session = gpu.Session(gpu.arguments([f'--out={tmp_path}', '--rehearse', '--minutes=0']))
     gpu.run(session)

@@ -27,11 +27,7 @@ from agentrl_jax.run.state import restore_or_init
 from agentrl_jax.text.prompt_lines import system_text
 from agentrl_jax.text.prompts import STYLES
 from agentrl_jax.tokens import hf_folder, rendering, unigram
-from agentrl_jax.tokens.chat import (
-    build_chat,
-    message,
-    tokenize,
-)
+from agentrl_jax.tokens.chat import build_chat, message, tokenize
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
@@ -52,7 +48,7 @@ HOSTILE = [
 
 
 @pytest.fixture(scope='module')
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, one_device):
     """(config, workdir) of a run without steps, whose policy was cloned from demonstrations."""
     cfg = micro_runs.config('frozen_lake', **CHANGES)
     workdir = tmp_path_factory.mktemp('run')

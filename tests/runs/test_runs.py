@@ -34,24 +34,21 @@ from agentrl_jax.run.state import disk_bytes_needed, start_state
 
 CLONED = {'clone.episodes': 32, 'clone.steps': 12}
 CLONED_LONGER = {'clone.episodes': 64, 'clone.steps': 40}  # returns that differ
+AXES = ('data', 'fsdp', 'tensor')
+CRITIC = {
+    'filter.keep': 0.5,
+    'filter.refill': 1,
+    'critic.freeze_attention': True,
+    'checkpoint.best': True,
+    'eval.also': ('test',),
+    'eval.samples': 2,
+    'env.eval_levels': 12,
+    'eval.temperature': 0.5,
+    **CLONED,
+}
 RUNS = {
-    'a critic': (
-        'frozen_lake',
-        {
-            'filter.keep': 0.5,
-            'filter.refill': 1,
-            'critic.freeze_attention': True,
-            'checkpoint.best': True,
-            'eval.also': ('test',),
-            'eval.samples': 2,
-            'mesh.data': 2,
-            'mesh.fsdp': 2,
-            'mesh.tensor': 2,
-            'env.eval_levels': 12,
-            'eval.temperature': 0.5,
-            **CLONED,
-        },
-    ),
+    'a critic': ('frozen_lake', CRITIC),
+    'a critic on a mesh': ('frozen_lake', CRITIC | {f'mesh.{x}': 2 for x in AXES}),
     'a shared backbone': (
         'frozen_lake',
         {
@@ -129,10 +126,10 @@ RUNS = {
         },
     ),
 }
-SOAK = ('adapters', 'a world on hosts', 'a shared backbone', 'continuations', 'iterations')
-each_run = pytest.mark.parametrize(
-    'name', [pytest.param(n, marks=[pytest.mark.soak] if n in SOAK else []) for n in RUNS]
-)
+SOAK = {name: pytest.mark.soak for name in RUNS if name != 'a critic'}
+each = [pytest.param(name, marks=SOAK.get(name, ())) for name in RUNS]
+each_run = pytest.mark.parametrize('name', each)
+each_critic = pytest.mark.parametrize('name', each[:2])
 
 
 def config(name, **changes):
@@ -282,15 +279,16 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(finished, name, tmp_path)
         assert (tmp_path / 'rollouts' / page.name).read_bytes() == page.read_bytes()
 
 
-def test_a_finished_run_is_only_looked_at_and_may_not_change(finished):
+@each_critic
+def test_a_finished_run_is_only_looked_at_and_may_not_change(finished, name):
     """The same command again trains no step and keeps the state bit for bit."""
-    before = finished('a critic')
+    before = finished(name)
     state = before.state()
     again = finish(before.cfg, before.workdir)
     micro_runs.assert_same(state, again.state())
     assert micro_runs.without_times(again.rows) == micro_runs.without_times(before.rows)
     with pytest.raises(ValueError, match='optim.lr: 0.001 in the checkpoint, 0.002 now'):
-        train.train(config('a critic', **{'optim.lr': 2e-3}), str(before.workdir))
+        train.train(config(name, **{'optim.lr': 2e-3}), str(before.workdir))
 
 
 @pytest.mark.soak
@@ -347,8 +345,9 @@ def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(fi
     assert [row['filter/empty'] for row in run.rows[:-1]] == [0.0] * 4
 
 
-def test_every_split_has_its_figures_and_its_own_random_play(finished):
-    _, workdir, rows = finished('a critic')
+@each_critic
+def test_every_split_has_its_figures_and_its_own_random_play(finished, name):
+    _, workdir, rows = finished(name)
     for row in (rows[0], *rows[2:]):
         for prefix in ('eval', 'eval_test'):
             low, mid, high = (row[f'{prefix}/success{end}'] for end in ('_low', '', '_high'))
@@ -358,14 +357,15 @@ def test_every_split_has_its_figures_and_its_own_random_play(finished):
     assert reference['random'] != reference['eval_test/random'] < reference['eval_test/oracle']
 
 
-def test_the_best_policy_is_kept_and_a_run_starts_from_it_or_from_the_newest(finished):
-    cfg, workdir, rows = run = finished('a critic')
+@each_critic
+def test_the_best_policy_is_kept_and_a_run_starts_from_it_or_from_the_newest(finished, name):
+    cfg, workdir, rows = run = finished(name)
     validated = [row for row in rows if 'eval/success' in row]
     best = max(validated, key=lambda row: (row['eval/success'], -row['step']))
     saved = checkpoint.read_extra(workdir / 'best')
     assert (saved['step'], saved['eval/success']) == (best['step'], best['eval/success'])
     for folder, step in (('best', best['step']), ('', cfg.steps)):
-        given = config('a critic', **{'model.path': str(workdir / folder), 'clone.episodes': 0})
+        given = config(name, **{'model.path': str(workdir / folder), 'clone.episodes': 0})
         micro_runs.assert_same(jax.device_get(train.build(given).params), run.state(step).params)
 
 
@@ -425,7 +425,7 @@ def test_a_policy_is_evaluated_world_by_world_and_elsewhere(finished, tmp_path):
 @pytest.mark.soak
 def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(finished):
     """For a run on a mesh, it failed because eight devices are not one."""
-    cfg, workdir, _ = finished('a critic')
+    cfg, workdir, _ = finished('a critic on a mesh')
     said = io.StringIO()
     how = dict(force_terminal=True, color_system='standard', soft_wrap=True, highlight=False)
     console = Console(file=said, markup=False, **how)
@@ -441,10 +441,10 @@ def test_the_policy_of_a_run_on_many_devices_is_watched_token_by_token_on_one(fi
 @pytest.mark.soak
 def test_shards_of_one_head_end_when_they_will(finished, tmp_path):
     """Shards of this mesh deadlocked if their loops ended at different steps."""
-    _, workdir, _ = finished('a critic')
+    _, workdir, _ = finished('a critic on a mesh')
     turns = {'env.max_turns': 4, 'env.max_actions_per_episode': 8, 'rollout.max_tokens': 256}
     found = evaluate.evaluate(
-        config('a critic', **turns), str(workdir), str(tmp_path), None, transfer=True
+        config('a critic on a mesh', **turns), str(workdir), str(tmp_path), None, transfer=True
     )
     assert found['eval/env_error'] == 0
 

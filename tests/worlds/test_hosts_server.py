@@ -304,6 +304,7 @@ def test_what_is_no_world_is_named(world, settings, error, reason):
         workers.maker(world, settings)
 
 
+@pytest.mark.soak
 def test_nothing_is_left_of_a_server_whose_starter_was_killed():
     program = (
         'import time; from agentrl_jax.envs.hosts.launch import Launched; '

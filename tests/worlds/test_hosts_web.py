@@ -247,6 +247,7 @@ def test_a_browser_that_dies_fails_its_worlds_and_is_started_again(shop, profile
         assert dead.dead and 'Shop' in play.reset(0)
 
 
+@pytest.mark.soak
 def test_an_episode_whose_browser_is_killed_is_played_on_in_another_one(profiles):
     pool = keepers.Pool(lambda: MiniWoB(tasks=('click-option',)), lambda text, instruction: text)
 
