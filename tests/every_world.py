@@ -135,7 +135,8 @@ def gymnax_step_returns_six_values_and_restarts_at_the_end(world):
         assert not world.over(states).any()  # a finished episode was replaced by a new one
         assert (np.asarray(states.time)[np.asarray(terminated | truncated)] == 0).all()
     assert reward.shape == (16,) and reward.dtype == jnp.float32
-    assert obs.dtype == env.observe(key, jax.tree.map(lambda x: x[0], states), None, params).dtype
+    state = jax.tree.map(lambda x: x[0], jax.device_get(states))
+    assert obs.dtype == jax.eval_shape(env.observe, key, state, None, params).dtype
     assert jax.jit(jax.vmap(env.observation_space(params).contains))(obs).all()
     assert {'success', 'effective', 'final_observation'} <= set(info)
 
@@ -197,7 +198,7 @@ def rewards_are_multiples_of_the_quantum_within_the_bounds(world):
 
 def default_parameters_are_a_pool(world):
     env = world.env
-    _, state = env.reset(jax.random.key(0))
+    _, state = jax.jit(env.reset)(jax.random.key(0))
     assert env.num_levels(env.default_params) > 1 and int(state.time) == 0
 
 

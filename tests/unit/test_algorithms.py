@@ -447,13 +447,14 @@ def test_a_reward_on_the_last_turn_reaches_its_action_tokens(how):
 def test_permuting_groups_permutes_the_batch_and_dropping_them_is_weighing_them_zero(how):
     rollout = toy.random_rollout(3, rows=12, faulty=(1,))
     scores = toy.scores_of(rollout)
-    batch = batch_of(how, rollout, 4, scores)
+    every = np.ones(12, bool)
+    batch = batch_of(how, rollout, 4, scores, keep=every)
     rows = (np.array([2, 0, 1])[:, None] * 4 + np.arange(4)).reshape(-1)
-    moved = batch_of(how, *moved_by(rows, rollout, scores))
+    moved = batch_of(how, *moved_by(rows, rollout, scores), keep=every)
     for a, b in zip(jax.tree.leaves(batch), jax.tree.leaves(moved), strict=True):
-        np.testing.assert_allclose(a[rows], b, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(a)[rows], b, atol=1e-5)
     rows = np.arange(4, 12)
-    weighed = batch_of(how, rollout, 4, scores, keep=jnp.arange(12) >= 4)
+    weighed = batch_of(how, rollout, 4, scores, keep=np.arange(12) >= 4)
     compact = batch_of(how, *moved_by(rows, rollout, scores))
     for field in ('mask', 'value_mask', 'advantages', 'returns'):
         a, b = np.asarray(getattr(weighed, field)), np.asarray(getattr(compact, field))
@@ -470,19 +471,24 @@ def test_advantages_do_not_depend_on_the_number_of_rows_of_an_episode(how):
     whole = batch_of(how, rollout, 4, scores)
     several = batch_of(how, rollout.replace(branch=branch), 4, scores)
     jax.tree.map(np.testing.assert_array_equal, whole, several)
-    found = windows.ConversationSpec(3, 0).windows(rollout.replace(branch=branch))
-    rows = windows.split_batch(several, found)
-    assert rows.mask.sum() == whole.mask.sum() and (
-        rows.mask.any(1).sum() > whole.mask.any(1).sum()
-    )
+    mask, back = map(np.asarray, trained_in_rows(several, rollout.replace(branch=branch)))
+    expected = np.asarray(whole.mask)
+    assert mask.sum() == expected.sum() and mask.any(1).sum() > expected.any(1).sum()
+    np.testing.assert_array_equal(back, np.where(expected, whole.advantages, 0.0))
+
+
+@jax.jit
+def trained_in_rows(batch, rollout):
+    """Return the mask of one row per conversation, and its advantages as in one row."""
+    found = windows.ConversationSpec(3, 0).windows(rollout)
+    rows = windows.split_batch(batch, found)
     trained = jnp.where(rows.mask, rows.advantages, 0.0)
-    back = windows.scatter_back(trained, found, rollout.tokens.shape[1])
-    np.testing.assert_array_equal(back, jnp.where(whole.mask, whole.advantages, 0.0))
+    return rows.mask, windows.scatter_back(trained, found, rollout.tokens.shape[1])
 
 
 def moved_by(rows, rollout, scores):
     """Return the arguments of batch_of for these rows of groups of four."""
-    rollout, scores = jax.tree.map(lambda x: x[rows], (rollout, scores))
+    rollout, scores = jax.tree.map(lambda x: np.asarray(x)[rows], (rollout, scores))
     return rollout, 4, scores
 
 

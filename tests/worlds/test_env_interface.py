@@ -14,14 +14,7 @@ import tiny_agents
 from every_world import World
 from flax import struct
 
-from agentrl_jax.envs import (
-    ENVIRONMENTS,
-    WORLDS,
-    FrozenLake,
-    Library,
-    Sokoban,
-    simulation,
-)
+from agentrl_jax.envs import ENVIRONMENTS, WORLDS, FrozenLake, Library, Sokoban, simulation
 from agentrl_jax.envs.base import TextEnvironment, build, environment, of_pool, read_world
 from agentrl_jax.envs.reference import reference_curves
 from agentrl_jax.envs.sokoban.world import OTHER_SYMBOLS

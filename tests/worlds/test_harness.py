@@ -84,12 +84,16 @@ def played(
 
 def scored(rollout, count, width=0):
     """Return the trainer's log-probabilities, one row per conversation."""
-    rollout = jax.tree.map(jnp.asarray, rollout)
+    return jax.device_get(scored_with(tiny.untrained(), rollout, count, width))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def scored_with(params, rollout, count, width):
     found = windows.ConversationSpec(count, PREFIX, width).windows(rollout)
     tokens, attention = windows.split_turns((rollout.tokens, rollout.attention_mask), found)
-    states = tiny.hidden(tiny.untrained(), tokens, positions_of(attention), attention)
-    logprobs, _ = losses.token_logprobs(states, tiny.head(tiny.untrained()), tokens)
-    return np.asarray(windows.scatter_back(logprobs, found, rollout.tokens.shape[1])), found
+    states = tiny.hidden(params, tokens, positions_of(attention), attention)
+    logprobs, _ = losses.token_logprobs(states, tiny.head(params), tokens)
+    return windows.scatter_back(logprobs, found, rollout.tokens.shape[1]), found
 
 
 @pytest.mark.parametrize(
@@ -292,6 +296,7 @@ def wait_for(mark, *, there):
     until(lambda: (mark in processes()) == there)
 
 
+@pytest.mark.soak
 def test_a_worker_that_hangs_or_dies_is_replaced_and_its_neighbours_are_the_same_to_the_bit():
     out, task = played('dangerous', workers=4, silent_s=2.0, blames=('OverflowError',))
     kind, alone = clients.dangers(task.env_params.items[out.level]), played('two_turns')[0]
@@ -451,6 +456,7 @@ else:
 """
 
 
+@pytest.mark.soak
 def test_programs_post_rewards_crash_and_are_killed_with_their_children(tmp_path):
     path = tmp_path / 'program.py'
     path.write_text(PROGRAM)
