@@ -191,6 +191,7 @@ for step in range(1, 1000):
 """
 
 
+@pytest.mark.soak
 def test_kill_9_while_saving_leaves_a_whole_latest_step(tmp_path):
     wanted = {'w': jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
     reached = 0

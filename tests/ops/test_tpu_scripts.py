@@ -170,6 +170,7 @@ def simulated(folder, life, creates='ok', **settings):
     return Bench(folder, 'tpu_vm', creates=creates, life=life, **settings)
 
 
+@pytest.mark.soak
 def test_without_capacity_babysit_makes_at_most_ten_calls_an_hour(tmp_path):
     """Previously it made 91 calls in 6 seconds."""
     bench = simulated(tmp_path / 'x', 'none running exited0', 'STOCK_OUT ' * 120 + 'ok')
@@ -199,7 +200,7 @@ def test_hiccups_of_ssh_over_weeks_neither_end_babysit_nor_delete_a_tpu(tmp_path
     assert 'delete' not in bench.verbs()
 
 
-@pytest.mark.parametrize('life', ['deaf', 'running deaf'])
+@pytest.mark.parametrize('life', ['deaf', pytest.param('running deaf', marks=pytest.mark.soak)])
 def test_a_tpu_that_is_ready_behind_a_firewall_is_never_deleted(life, tmp_path):
     """Previously it was deleted after TPU_GRACE, even if it was on-demand."""
     bench = simulated(tmp_path / 'x', life, TPU_WAIT_HOURS='10')

@@ -325,9 +325,7 @@ def two_trials():
     layouts = [[(1, 1)] * 5, [(1, 1)] * 5, [(1, 1)] * 2]
     part, trial = [[0, 0, REFLECT, 0, 0]] * 2 + [[0] * 5], [[0, 0, 1, 1, 1]] * 2 + [[0] * 5]
     return toy.rollout_of(layouts, rewards, length=12).replace(
-        part=jnp.asarray(part),
-        trial=jnp.asarray(trial),
-        success=jnp.asarray([False, True, True]),
+        part=jnp.asarray(part), trial=jnp.asarray(trial), success=jnp.asarray([False, True, True])
     )
 
 
@@ -442,12 +440,7 @@ def test_figures_of_trials_by_hand():
 
 
 TRIALS = ('trials', 'success_first', 'success_second', 'gain')
-AGENT = {
-    'agent.name': 'reflect',
-    'agent.trials': 2,
-    'env.max_turns': 5,
-    'rollout.max_tokens': 256,
-}
+AGENT = {'agent.name': 'reflect', 'agent.trials': 2, 'env.max_turns': 5, 'rollout.max_tokens': 256}
 
 
 @pytest.mark.soak

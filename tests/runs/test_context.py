@@ -51,10 +51,7 @@ def test_the_sampler_is_the_trainer(window):
     assert tiny.gap(tiny.cloned(NAME)[0], out, found=found) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    ('window', 'style', 'past_turns'),
-    [(2, 'brief', 0), (1, 'ragen', 1)],
-)
+@pytest.mark.parametrize(('window', 'style', 'past_turns'), [(2, 'brief', 0), (1, 'ragen', 1)])
 def test_a_sample_is_the_prefix_what_is_told_of_the_past_and_the_last_turns(
     window, style, past_turns
 ):

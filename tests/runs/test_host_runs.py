@@ -126,6 +126,7 @@ def test_a_killed_step_is_played_again_with_the_same_bits(finished, tmp_path):
     assert strip(again / 'replies.jsonl') == strip(workdir / 'replies.jsonl')
 
 
+@pytest.mark.soak
 def test_a_run_that_waits_for_its_worlds_stops_when_asked(finished, tmp_path, monkeypatch, capfd):
     """The state is saved, and the run resumes from it when its environments are back."""
     began = itertools.count()

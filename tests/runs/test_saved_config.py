@@ -95,10 +95,7 @@ def test_where_the_newest_checkpoint_is_damaged_an_older_one_tells_the_config(
 
 def test_a_workdir_without_a_run_is_one_line(tmp_path, monkeypatch, saved, capsys):
     """A missing folder was reported as one without a checkpoint; both had exit code 1."""
-    for folder, words in (
-        (tmp_path, 'no finished checkpoint'),
-        (tmp_path / 'x', 'no such folder'),
-    ):
+    for folder, words in ((tmp_path, 'no finished checkpoint'), (tmp_path / 'x', 'no such folder')):
         with pytest.raises(SystemExit) as ended:
             parsed(monkeypatch, f'--workdir={folder}')
         err = capsys.readouterr().err

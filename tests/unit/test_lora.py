@@ -262,7 +262,8 @@ def count(tree):
     return sum(x.size for x in jax.tree.leaves(tree) if x.ndim)
 
 
-each_update = pytest.mark.parametrize('name', UPDATES)
+SHARED = pytest.param('ppo on a shared backbone', marks=pytest.mark.soak)
+each_update = pytest.mark.parametrize('name', ['ppo', SHARED, 'grpo with a reference'])
 
 
 @each_update
@@ -299,11 +300,7 @@ def test_the_optimiser_holds_two_moments_of_what_is_trained(name):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    'rank, shape',
-    [(2, (1, 1, 1)), (0, (2, 2, 2))],
-    ids=['LoRA', 'mesh'],
-)
+@pytest.mark.parametrize('rank, shape', [(2, (1, 1, 1)), (0, (2, 2, 2))], ids=['LoRA', 'mesh'])
 def test_frozen_attention_of_the_critic_stays_as_it_was(rank, shape):
     """Its other parameters move, and only they have moments; the policy's attention trains."""
     before, _, after, _, _ = updated('frozen attention', shape, rank)

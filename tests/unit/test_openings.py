@@ -195,6 +195,7 @@ def test_runs_share_where_a_level_is_played_more_than_once(training, fields, sha
     assert isinstance(settings.schedule, openings.SharedPrompts) is share
 
 
+@pytest.mark.soak
 def test_copies_leave_the_cache_in_place():
     settings = tiny.settings(slots=7, max_tokens=160, max_response=12, share=True)
     program = jax.jit(functools.partial(device.collect, settings=settings))

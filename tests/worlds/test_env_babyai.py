@@ -240,6 +240,7 @@ def test_the_served_world_says_and_pays_what_agentgyms_wrapper_does_word_for_wor
 
 
 @needs_minigrid
+@pytest.mark.soak
 def test_the_served_world_takes_commands_in_capitals_and_none_as_agentgym_s_does():
     """Commands were compared literally: 'Turn left' and '' were not recognized."""
     item = int(AGENTGYM.make_params(None, num_levels=1).data_idx[0])

@@ -25,7 +25,7 @@ def letters(board):
     return [''.join('FHGS'[tile] for tile in row) for row in board]
 
 
-@pytest.mark.parametrize('size', [4, 6])
+@pytest.mark.parametrize('size', [4, pytest.param(6, marks=pytest.mark.soak)])
 def test_transition_probabilities_equal_gymnasiums(monkeypatch, size):
     """The only uniform number of a step sweeps a fine grid, so frequencies are exact."""
     gym_lake = pytest.importorskip('gymnasium.envs.toy_text.frozen_lake')

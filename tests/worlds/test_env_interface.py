@@ -56,6 +56,7 @@ def test_every_world(case, check):
     check(world(case))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('check', [*every_world.TEXTS, *every_world.RULES], ids=named)
 @pytest.mark.parametrize('case', RULES)
 def test_every_rule(case, check):
