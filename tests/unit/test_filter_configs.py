@@ -57,10 +57,11 @@ def learn(rollout=None, algorithm='grpo', **changes):
 
 def prepare(rollout=None, **changes):
     """Return (batch, trained rows of the rollout, metrics) before the update."""
-    batch, rows, _, measured = learning.prepare(
-        fresh(), NOTHING_FROZEN, rollout or rollout_of(), **parts_of('grpo', changes)
+    program = jax.jit(functools.partial(learning.prepare, **parts_of('grpo', changes)))
+    batch, rows, _, measured = jax.device_get(
+        program(fresh(), NOTHING_FROZEN, rollout or rollout_of())
     )
-    return batch, sorted(np.asarray(rows)[batch.mask.any(1)].tolist()), measured
+    return batch, sorted(rows[batch.mask.any(1)].tolist()), measured
 
 
 def groups(*chosen):
