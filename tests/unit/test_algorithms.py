@@ -479,7 +479,7 @@ def test_advantages_do_not_depend_on_the_number_of_rows_of_an_episode(how):
 
 @jax.jit
 def trained_in_rows(batch, rollout):
-    """Return the mask of one row per conversation, and its advantages as in one row."""
+    """Return the mask of one row per conversation, and advantages of one row per episode."""
     found = windows.ConversationSpec(3, 0).windows(rollout)
     rows = windows.split_batch(batch, found)
     trained = jnp.where(rows.mask, rows.advantages, 0.0)
