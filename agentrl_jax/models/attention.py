@@ -1,7 +1,8 @@
 """Grouped-query attention: full rows, blocks against a cache, and one token against a cache.
 
 Letters: R rows, O queries of a row, T keys, Kh key-value heads, G query heads per key-value head,
-Dh head width. Scores and softmax are float32. Keys and values are never repeated over G.
+Dh head width. Scores and softmax are float32, and so are the applied weights, which each function
+would round differently. Keys and values are never repeated over G.
 """
 
 import jax
@@ -41,8 +42,8 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     scores = jnp.where(mask[:, None, None], scores, NEVER)
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
     normaliser = weights.sum(-1).reshape(rows, heads, -1, 1)
-    weights = weights.astype(v.dtype).reshape(rows, heads, members * queries, -1)
-    out = jnp.einsum('rknt,rktd->rknd', weights, v, preferred_element_type=jnp.float32)
+    weights = weights.reshape(rows, heads, members * queries, -1)
+    out = jnp.einsum('rknt,rktd->rknd', weights, v.astype(jnp.float32))
     out = (out / normaliser).astype(v.dtype).reshape(rows, heads, members, queries, width)
     return out.transpose(0, 3, 1, 2, 4).reshape(rows, queries, -1)
 
@@ -126,8 +127,9 @@ def attend_one(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax
     k, v = (x.reshape(rows, length, heads * width) for x in (k, v))
     scores = jnp.einsum('rnd,rtd->rnt', kernels.spread(q), k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask, scores * width**-0.5, NEVER)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum('rnt,rtd->rnd', weights, v, preferred_element_type=jnp.float32)
+    weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+    out = jnp.einsum('rnt,rtd->rnd', weights, v.astype(jnp.float32))
+    out /= weights.sum(-1, keepdims=True)
     return kernels.gather(out.astype(v.dtype), heads)
 
 
@@ -142,7 +144,7 @@ def attend_blocks(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
         return jnp.where(visible, scores * width**-0.5, NEVER)
 
     def weigh(weights, values):
-        return jnp.einsum('rnt,rtd->rnd', weights, values, preferred_element_type=jnp.float32)
+        return jnp.einsum('rnt,rtd->rnd', weights, values.astype(jnp.float32))
 
     out = _in_blocks(k, v, mask, score, weigh, block=BLOCK, shape=query.shape)
     return kernels.gather(out.astype(v.dtype), heads)
@@ -159,7 +161,7 @@ def attend_filled(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> 
         return jnp.where(visible[:, None, None], by_member, NEVER).reshape(scores.shape)
 
     def weigh(weights, values):
-        return jnp.einsum('rknt,rtkd->rknd', weights, values, preferred_element_type=jnp.float32)
+        return jnp.einsum('rknt,rtkd->rknd', weights, values.astype(jnp.float32))
 
     out = _in_blocks(k, v, mask, score, weigh, block=WIDE_BLOCK, shape=query.shape, counted=True)
     out = out.astype(v.dtype).reshape(rows, heads, members, queries, width)
@@ -191,7 +193,7 @@ def _in_blocks(
         scores = score(keys, visible)
         highest = jnp.maximum(m, scores.max(-1))
         old, weights = jnp.exp(m - highest), jnp.exp(scores - highest[..., None])
-        part = weigh(weights.astype(v.dtype), values)
+        part = weigh(weights, values)
         return highest, l * old + weights.sum(-1), o * old[..., None] + part
 
     start = (

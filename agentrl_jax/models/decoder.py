@@ -105,6 +105,11 @@ class DecoderConfig:
         deep = self.remat and self.num_layers >= SCAN_FROM
         return deep if self.scan_layers is None else self.scan_layers
 
+    @property
+    def compiler_options(self) -> dict[str, bool]:
+        """XLA options under which sampling and scoring round equally, however they are fused."""
+        return {} if self.dtype == 'float32' else {'xla_allow_excess_precision': False}
+
 
 def rope_frequencies(config: DecoderConfig) -> jax.Array:
     """Angle per position of each pair of channels, theta ** (-2i / Dh), float32 [Dh / 2].

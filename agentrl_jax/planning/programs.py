@@ -104,7 +104,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     rollout, _ = jax.eval_shape(collect, *collect_args)
     fns = parts.build_functions(cfg, config, mesh)
     extras = hooks.extras_of(additions, on_host)
-    learn = build_learn(fns, build_update_settings(cfg, mesh, on_host, extras))
+    learn = build_learn(config, fns, build_update_settings(cfg, mesh, on_host, extras))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
     scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), replicated)

@@ -291,7 +291,8 @@ def build_programs(
             axis_names={'data', 'fsdp'},
             check_vma=False,
         )
-        return jax.jit(local, donate_argnums=donate)
+        options = settings.model.compiler_options
+        return jax.jit(local, donate_argnums=donate, compiler_options=options)
 
     return Programs(
         start=program(start, takes=(P(), P(), P()), gives=rows, cache_tokens=cache_tokens),

@@ -92,9 +92,10 @@ def context_of(cfg: Config, task: Any) -> windows.Context | windows.Conversation
     return None
 
 
-def build_learn(fns: ModelFns, settings: UpdateSettings) -> Callable:
+def build_learn(model: Model, fns: ModelFns, settings: UpdateSettings) -> Callable:
     """Return jitted learn(state, frozen, rollout, key, lr_scale, base), which donates the state."""
-    return jax.jit(functools.partial(learn, fns=fns, settings=settings), donate_argnums=0)
+    update = functools.partial(learn, fns=fns, settings=settings)
+    return jax.jit(update, donate_argnums=0, compiler_options=model.compiler_options)
 
 
 def warn_of_random_start(cfg: Config, model: Model) -> None:
@@ -273,6 +274,7 @@ def build_training(
     )
     probes = [build_information(built)] if cfg.alarm.mi_every else []
     eval_probes = {}
+    again = functools.partial(rescore, fns=fns, settings=settings)
     for extension in cfg.extensions:
         probes += extension.probes(built)
         eval_probes |= extension.eval_probes(built)
@@ -281,8 +283,8 @@ def build_training(
         **build_rollout_programs(cfg, mesh, config, tasks, worlds),
         pack=collecting.build_pack(settings, rows, replicated),
         probes=tuple(probes),
-        learn=build_learn(fns, settings),
-        rescore=jax.jit(functools.partial(rescore, fns=fns, settings=settings), out_shardings=rows),
+        learn=build_learn(config, fns, settings),
+        rescore=jax.jit(again, out_shardings=rows, compiler_options=config.compiler_options),
         eval_probes=eval_probes,
     )
 

@@ -418,7 +418,7 @@ def build_collect(
         paid = jax.lax.with_sharding_constraint(rollout.rewards, layout)
         return rollout.replace(rewards=paid), counters | faults
 
-    return jax.jit(collect)
+    return jax.jit(collect, compiler_options=model.compiler_options)
 
 
 def build_host_collect(

@@ -92,3 +92,14 @@ def test_a_bfloat16_sampler_is_corrected_within_bounds():
     found = factors(batch, plain)
     inside = found[found != 0]
     assert 0 < len(inside) < len(found) and (np.abs(inside - 1) <= 0.002 + 1e-6).all()
+
+
+def test_in_bfloat16_the_sampler_rounds_as_the_trainer_does():
+    """Was 2.8e-3: rounded attention weights, and XLA's excess precision."""
+    cfg = micro_runs.config('frozen_lake', algorithm='grpo', **{'model.dtype': 'bfloat16'})
+    run = build.build(cfg)
+    key, training = jax.random.key(3), run.training
+    [episodes] = training.draw(key, 0)
+    out, _ = training.collects[0](run.params, training.tasks[0], episodes, key)
+    gap = np.abs(training.rescore(run.params, out) - out.logprobs)[np.asarray(out.action_mask)]
+    assert len(gap) > 100 and gap.max() <= 1e-5

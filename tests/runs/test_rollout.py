@@ -163,14 +163,9 @@ def test_kernels_laid_out_for_few_rows_change_nothing_that_is_sampled():
 def test_no_mesh_changes_what_is_sampled():
     mesh = jax.make_mesh((4, 1, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     collect = device.collect_on_mesh(mesh, tiny.settings(max_tokens=160))
-    out, counters = jax.device_get(
-        jax.jit(collect, compiler_options=tiny.QUICK)(
-            tiny.cloned('frozen_lake')[0],
-            tiny.task('frozen_lake'),
-            tiny.episodes('frozen_lake'),
-            KEY,
-        )
-    )
+    collect = jax.jit(collect, compiler_options=tiny.QUICK)
+    world = tiny.task('frozen_lake'), tiny.episodes('frozen_lake')
+    out, counters = jax.device_get(collect(tiny.cloned('frozen_lake')[0], *world, KEY))
     assert counters['overflow'].shape == (4,) and not counters['overflow'].any()
     assert counters['generated'].sum() == out.action_mask.sum()
     assert_same_rollout(out, played('frozen_lake')[0])
