@@ -1,7 +1,7 @@
 """Settings of an update and the quantities derived from them."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import optax
@@ -207,6 +207,25 @@ class UpdateSettings:
     extras: tuple[Extra, ...] = ()
     bits: Bits | None = None  # token bits of the grammar
     layout: NamedSharding | None = None  # sharding of rows over the mesh
+
+    @classmethod
+    def of(cls, run: Any, **task: Any) -> 'UpdateSettings':
+        """Return the settings of a run; task: fields set by its environment and mesh."""
+        return cls(
+            algorithm=run.algorithm,
+            batch=run.batch,
+            critic=run.critic,
+            sampler=run.sampler,
+            optim=run.optim,
+            num_groups=run.rollout.num_groups,
+            group_size=run.rollout.group_size,
+            max_turns=run.env.max_turns,
+            max_response=run.rollout.max_response,
+            temperature=run.rollout.temperature,
+            base_rows=run.base_rows,
+            has_reference=run.algorithm.uses_reference and run.algorithm.COMPARES_REFERENCE,
+            **task,
+        )
 
     @property
     def head(self) -> HeadSettings:

@@ -12,9 +12,9 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics, mutual_information, validation
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl.learn import learn, update_settings_of
 from agentrl_jax.rl.learning import Extra, UpdateSettings
 from agentrl_jax.rl.score import score
+from agentrl_jax.rl.update import learn
 from agentrl_jax.rollout import windows
 from agentrl_jax.rollout.episodes import draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
@@ -74,7 +74,7 @@ def build_update_settings(
 ) -> UpdateSettings:
     """Return the settings of an update. task: determines the prompt width if windows are cut."""
     answers = task.grammar if cfg.rollout.constrain else None
-    return update_settings_of(
+    return UpdateSettings.of(
         cfg,
         context=context_of(cfg, task),
         bits=None if answers is None else answers.bits,

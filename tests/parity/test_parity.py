@@ -12,7 +12,7 @@ import tiny_agents as tiny
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import learn
+from agentrl_jax.rl import correction, update
 from agentrl_jax.rl.learning import Sampler, UpdateSettings
 from agentrl_jax.rollout import episodes
 from agentrl_jax.run import build
@@ -30,7 +30,7 @@ def test_corrections_by_hand():
 
     def correct(*fields):
         how = UpdateSettings(algorithm=GRPO(), sampler=Sampler(*fields))
-        return learn.correct(batch, sampled, how)
+        return correction.correct(batch, sampled, how)
 
     tis, measured = correct('tis')  # at most 2
     np.testing.assert_allclose(tis.advantages, [[0, 1, 2, 0.25]], rtol=1e-6)
@@ -56,7 +56,7 @@ def batch_of(sampler, **correction):
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))
     fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
     how = build.build_update_settings(run, mesh, None)
-    program = functools.partial(learn.prepare, fns=fns, settings=how)
+    program = functools.partial(update.prepare, fns=fns, settings=how)
     state = tiny_steps.fresh().replace(params=params)
     batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(
         state, tiny_steps.NOTHING_FROZEN, out
