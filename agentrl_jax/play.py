@@ -38,13 +38,12 @@ from rich.console import Console
 from agentrl_jax.imitation.demonstrations import answer_text
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.records import pages
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import config, parts
 from agentrl_jax.run.config import Config
 from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import ABSENT, END, parse_answer
-from agentrl_jax.types import EpisodeStop, Rollout
+from agentrl_jax.types import Episodes, EpisodeStop, Rollout
 
 
 def view_of(task: text.TextTask, world: text.Episode) -> str:

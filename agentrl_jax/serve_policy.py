@@ -50,7 +50,6 @@ from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, shown
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool, without_surrogates
 from agentrl_jax.rollout.sampling import RowSampler
 from agentrl_jax.rollout.slots import RolloutSettings
@@ -62,6 +61,7 @@ from agentrl_jax.text.answer import END, FORMS
 from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
 from agentrl_jax.text.task import build_answers, limits_actions
 from agentrl_jax.tokens.chat import build_chat
+from agentrl_jax.types import Episodes
 
 FOREVER = 1e9  # seconds
 ROUND = 1024  # conversations per rollout; the next rollout starts when all of them are over

@@ -42,9 +42,9 @@ from agentrl_jax.planning import fit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.records import about
 from agentrl_jax.rollout import sampling
-from agentrl_jax.rollout.episodes import draw_episodes
 from agentrl_jax.run import parts
 from agentrl_jax.run.state import make_state
+from agentrl_jax.run.streams import draw_episodes
 from agentrl_jax.types import FrozenParams
 from benchmarks import common, limits
 from configs import frozen_lake

@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax import types
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
-from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
 from agentrl_jax.run import hooks, parts
 from agentrl_jax.run.build import build_learn, build_setup, build_update_settings
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import actor_params, holds_run, policy_of
 from agentrl_jax.run.state import make_state
+from agentrl_jax.run.streams import every_level
 
 OUT_OF_MEMORY = (  # error messages of libtpu 0.0.42
     re.compile(r'Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm'),

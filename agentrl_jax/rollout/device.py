@@ -24,7 +24,6 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import (
     GENERATING,
     IDLE,
@@ -38,7 +37,7 @@ from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
 from agentrl_jax.text import task as text
-from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
+from agentrl_jax.types import Episodes, EpisodeStop, Params, Rollout, TurnStop
 
 
 def decode(

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from agentrl_jax.models.base import KVCache, Model, transpose_kernels
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 
 @struct.dataclass

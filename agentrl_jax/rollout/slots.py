@@ -12,12 +12,11 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.sampling import Sampler
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 IDLE, GENERATING, WAITING = range(3)
 

@@ -16,13 +16,12 @@ from agentrl_jax.rl.learning import Extra, UpdateSettings
 from agentrl_jax.rl.score import score
 from agentrl_jax.rl.update import learn
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.episodes import draw_episodes, every_level
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, hooks, hosts, mixture, parts, usage
 from agentrl_jax.run.config import Config, check, effective, read
 from agentrl_jax.run.hooks import Extension, Moment, Parts, Probe
 from agentrl_jax.run.run import EvalPool, Run, TrainPrograms
-from agentrl_jax.run.streams import PAIRS
+from agentrl_jax.run.streams import PAIRS, draw_episodes, every_level
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
 from agentrl_jax.text.task import TextTask

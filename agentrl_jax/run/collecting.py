@@ -17,12 +17,11 @@ from agentrl_jax.machine import files, processes
 from agentrl_jax.rl import filtering
 from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.rollout import rewards
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
 from agentrl_jax.text.conversation import Task
-from agentrl_jax.types import EpisodeStop, Params, Rollout
+from agentrl_jax.types import Episodes, EpisodeStop, Params, Rollout
 
 Played = tuple[Rollout, tuple[Episodes, ...]]
 

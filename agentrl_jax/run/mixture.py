@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text.conversation import HostTask, Task
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 FIRST_KEY = 2**30  # for levels of environments after the first one; above any step number
 

@@ -16,11 +16,10 @@ from agentrl_jax.measure import collapse, totals
 from agentrl_jax.records import about, pages, run_log
 from agentrl_jax.records.markup import many
 from agentrl_jax.records.progress import Progress, beacon
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run import hosts, mixture
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.run import Run
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 WARM_UP_STEPS = 2  # steps in which programs may compile
 

@@ -10,13 +10,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from agentrl_jax.models import Model
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.hooks import Addition, Probe
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 
 @dataclasses.dataclass(frozen=True)

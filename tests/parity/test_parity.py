@@ -14,10 +14,10 @@ from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import correction, update
 from agentrl_jax.rl.learning import Sampler, UpdateSettings
-from agentrl_jax.rollout import episodes
 from agentrl_jax.run import build
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.types import Episodes
 
 
 def test_corrections_by_hand():
@@ -50,7 +50,7 @@ def batch_of(sampler, **correction):
     mesh = assemble.build_mesh(run)
     play = assemble.build_collect(run, play_in, mesh, training=True)
     stream = jnp.arange(16, dtype=jnp.int32)
-    listed = episodes.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
+    listed = Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
     task = tiny.task('frozen_lake', max_turns=2, max_actions_per_turn=2, max_actions_per_episode=4)
     out, _ = play(params, task, listed, jax.random.key(3))
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))

@@ -13,9 +13,10 @@ import toy_rollouts as toy
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl.algorithm import Filter
 from agentrl_jax.rl.learning import UpdateSettings
-from agentrl_jax.rollout.episodes import Episodes, draw_episodes
 from agentrl_jax.run import collecting
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.streams import draw_episodes
+from agentrl_jax.types import Episodes
 
 GROUPS, GROUP_SIZE, ROWS = 4, 2, 8
 VARIED = UpdateSettings(GRPO(filter=Filter('varied')), num_groups=GROUPS, group_size=GROUP_SIZE)

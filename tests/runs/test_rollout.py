@@ -12,8 +12,7 @@ import tiny_agents as tiny
 from jax.sharding import AxisType
 
 from agentrl_jax.rollout import device
-from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.types import EpisodeStop, TurnStop
+from agentrl_jax.types import Episodes, EpisodeStop, TurnStop
 
 KEY, played = tiny.KEY, tiny.played
 END = tiny.tokenizer().special('<|im_end|>')

@@ -13,14 +13,14 @@ import toy_rollouts as toy
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
-from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.run import build as build_module
 from agentrl_jax.run import params as run_params
 from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.streams import draw_episodes, every_level
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Demonstrations, FrozenParams
+from agentrl_jax.types import Demonstrations, Episodes, FrozenParams
 
 ROOT = micro_runs.ROOT
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
