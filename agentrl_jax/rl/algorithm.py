@@ -282,13 +282,6 @@ def decision_tokens(rollout: Rollout) -> jax.Array:
     return choice | (adv.turn_ends(sampled, turn) & ~jnp.take_along_axis(chooses, at, axis=1))
 
 
-def token_rewards(rollout: Rollout, mask: jax.Array, *, reward_on: str) -> jax.Array:
-    """Place each turn's reward and penalty at its end, or the return at the last token; [B, T]."""
-    if reward_on == 'turn':
-        return adv.place_on_turn_ends(rollout.turn_returns, mask, rollout.turn)
-    return adv.place_on_episode_end(rollout.returns, mask)
-
-
 def build_batch(
     rollout: Rollout,
     scores: Scores,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import recursions
 
 MODES = ('or', 'mr', 'mt_v1', 'mt_cumulative', 'mt_local', 'gtpo', 'hybrid', 'flattened')
 
@@ -23,7 +24,7 @@ def discounted_to_go(
     rewards: jax.Array, outcome: jax.Array, num_turns: jax.Array, *, gamma: float
 ) -> jax.Array:
     """sum_{l >= k} gamma^(l-k) r_l + gamma^(last-k) o with last = num_turns - 1; [B, K]."""
-    suffix = adv.linear_recursion(rewards, jnp.full_like(rewards, gamma))
+    suffix = recursions.linear_recursion(rewards, jnp.full_like(rewards, gamma))
     left = jnp.maximum(num_turns[:, None] - 1 - jnp.arange(rewards.shape[1])[None], 0)
     return suffix + jnp.asarray(gamma, rewards.dtype) ** left * outcome[:, None]
 
@@ -54,7 +55,7 @@ def _sums_to_go(rewards, scale, reached):
     scale = jnp.abs(rewards) if scale is None else scale
     r, scale = jnp.where(reached, rewards, 0.0), jnp.where(reached, scale, 0.0)
     ones = jnp.ones_like(r)
-    return adv.linear_recursion(r, ones), adv.linear_recursion(scale, ones)
+    return recursions.linear_recursion(r, ones), recursions.linear_recursion(scale, ones)
 
 
 def step_advantages(
