@@ -230,6 +230,11 @@ class TrainState:
     explorer: Params | None = None  # actor, if it is not the policy itself (AgentEvol)
     extra: dict[str, Any] = struct.field(default_factory=dict)  # of extensions, by name
 
+    @property
+    def actor(self) -> Params:
+        """The parameters that play."""
+        return self.params if self.explorer is None else self.explorer
+
 
 @struct.dataclass
 class Demonstrations:

@@ -308,7 +308,7 @@ def training_step(
     frozen = FrozenParams(params if cfg.lora.rank else {}, reference, {})
 
     def play(step):
-        policy = plan_programs.actor_params(state, frozen.model)
+        policy = plan_programs.policy_of(state.actor, frozen.model)
         return collect(policy, task, draw(jax.random.key(1), step), jax.random.key(step))
 
     def train(rollout):

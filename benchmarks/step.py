@@ -58,7 +58,7 @@ class Session:
 
     @property
     def policy(self) -> Any:
-        return run_params.actor_params(self.state, self.frozen.model)
+        return run_params.policy_of(self.state.actor, self.frozen.model)
 
     def collect_arguments(self) -> tuple:
         run = self.run

@@ -19,7 +19,7 @@ from agentrl_jax.run import config as settings
 from agentrl_jax.run import hooks, parts
 from agentrl_jax.run.build import build_learn, build_setup, build_update_settings
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.params import actor_params, holds_run, policy_of
+from agentrl_jax.run.params import holds_run, policy_of
 from agentrl_jax.run.state import make_state
 from agentrl_jax.run.streams import every_level
 
@@ -92,7 +92,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     state, frozen = state_of(cfg, config, mesh, optimizers)
     place = functools.partial(sharding.with_layout, layout=replicated)
     frozen = frozen.replace(extra=hooks.frozen_of(additions, on_host, place))
-    policy = actor_params(state, frozen.model)
+    policy = policy_of(state.actor, frozen.model)
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), replicated)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = jax.tree.map(np.asarray, every_level(episodes, 1, 1))

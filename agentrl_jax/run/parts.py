@@ -16,7 +16,7 @@ from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import DRAWN, Model, adapters, kernels, lora, weights
 from agentrl_jax.models.functions import ModelFns, model_functions
-from agentrl_jax.rollout import device, host, rewards
+from agentrl_jax.rollout import device, host, rewards, windows
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.rollout.openings import SharedPrompts
 from agentrl_jax.rollout.rows import Player
@@ -39,6 +39,8 @@ from agentrl_jax.types import Params, Rollout
 
 TOKENIZERS = Path(__file__).parents[1] / 'tokens'
 BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
+PRETRAINED_LR = 1e-4  # pretrained weights are trained with lower learning rates
+PRETRAINED_SIZE = 10**8  # parameters; larger models start from pretrained weights
 POLL = 8  # maximum number of tokens sampled between checks for replies of environments on hosts
 TRANSPOSE_FROM = 2**24  # parameters; larger models do not fit into a core's caches while sampling
 
@@ -247,6 +249,23 @@ def build_model(cfg: Config, tokenizer: Tokenizer, mesh: Any) -> tuple[Model, An
     return config, sharding.init_sharded(config.init, key, sharding.TRAIN_RULES, mesh)
 
 
+def warn_of_random_start(cfg: Config, model: Model) -> None:
+    """Warn about each setting that only makes sense with pretrained weights."""
+    if cfg.model.path or cfg.clone.demonstrates or jax.process_index():
+        return
+    advice = 'set model.path or clone demonstrations (clone.episodes)'
+    if cfg.optim.lr < PRETRAINED_LR or model.param_count() > PRETRAINED_SIZE:
+        usage.warn(
+            f'model.path is empty: {model.param_count() / 1e6:.3g} M random weights are trained '
+            f'with settings for pretrained weights (optim.lr={cfg.optim.lr:g}); {advice}'
+        )
+    if cfg.algorithm.kl.coef:
+        usage.warn(
+            f'loss.kl_coef={cfg.algorithm.kl.coef:g} keeps the policy close to random weights: set '
+            f'loss.kl_coef=0, or {advice}'
+        )
+
+
 def load_policy(path: Path, *, mesh: Any) -> tuple[Model, Params]:
     """Load a checkpoint or a run's policy: (sizes, float32 parameters laid out for training)."""
     load = load_run if holds_run(path) else weights.load_model
@@ -440,6 +459,15 @@ def build_host_collect(
         prepare=prepare,
         reward=None if reward is None else (f'{REWARD}={cfg.reward.function!r}', reward),
     )
+
+
+def context_of(cfg: Config, task: Any) -> windows.Context | windows.ConversationSpec | None:
+    """Return the part of a task's episodes that the policy sees; None = everything."""
+    if cfg.context.window:
+        return windows.Context.of(task, cfg.context.window, cfg.rollout.max_response)
+    if cfg.most_branches > 1:
+        return windows.ConversationSpec(cfg.most_branches, task.prefix.shape[0], task.env.context)
+    return None
 
 
 def build_optimisers(cfg: Config) -> tuple:

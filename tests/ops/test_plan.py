@@ -84,7 +84,7 @@ def test_shapes_are_those_of_a_real_run(rank):
         if part.device == device
     )
     assert programs.device_bytes(planned) == held
-    policy = programs.device_bytes(run_params.actor_params(shapes.state, shapes.frozen.model))
+    policy = programs.device_bytes(run_params.policy_of(shapes.state.actor, shapes.frozen.model))
     assert programs.beside('collect', shapes) == held - policy
 
 
