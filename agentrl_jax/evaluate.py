@@ -52,7 +52,7 @@ from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
 from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import live_line
-from agentrl_jax.run import collecting, hosts, parts, saved_config
+from agentrl_jax.run import collecting, hosts, loading, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import canonical_json, read_saved, to_metadata
@@ -186,7 +186,7 @@ def with_tokenizer_of_run(given: Any, workdir: str, step: int | None) -> Any:
         return given
     given = given.copy_and_resolve_references()
     saved = read_saved(checkpoint.read_extra(workdir, step=step))
-    given.model.tokenizer = str(parts.tokenizer_source(saved))
+    given.model.tokenizer = str(loading.tokenizer_source(saved))
     return given
 
 

@@ -16,7 +16,7 @@ from agentrl_jax import types
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
 from agentrl_jax.run import config as settings
-from agentrl_jax.run import hooks, parts
+from agentrl_jax.run import hooks, loading, parts
 from agentrl_jax.run.build import build_learn, build_setup, build_update_settings
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import holds_run, policy_of
@@ -57,15 +57,15 @@ def sizes_of(cfg: Config, model: str = '') -> Any:
     elif cfg.model.path:
         config = sizes_at(cfg.model.path)
     else:
-        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
-    return dataclasses.replace(config, **parts.compute_fields(cfg))
+        config = loading.random_model_config(cfg, loading.build_tokenizer(cfg))
+    return dataclasses.replace(config, **loading.compute_fields(cfg))
 
 
 def sizes_at(name: str) -> Any:
     """Return the sizes of a checkpoint or of a run's policy."""
     path = files.local_path(name)
     if holds_run(path):
-        return sizes_of(parts.config_of_run(path))
+        return sizes_of(loading.config_of_run(path))
     return weights.open_source(path).config()
 
 
@@ -80,7 +80,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     mesh = parts.build_mesh(cfg, devices)
     cfg = settings.check(cfg, sharding.row_shards(mesh))
     replicated, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
-    tokenizer = parts.build_tokenizer(cfg)
+    tokenizer = loading.build_tokenizer(cfg)
     config = sizes_of(cfg, model)
     config = dataclasses.replace(config, num_layers=layers or config.num_layers)
     on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # programs include its grammar
@@ -140,7 +140,7 @@ def parameter_shapes(config: Any, mesh: jax.sharding.Mesh) -> Any:
 
 def shapes_at(cfg: Config, mesh: jax.sharding.Mesh, path: Any) -> tuple[Any, Any]:
     """Return (sizes, parameter shapes) of another checkpoint or of a run's policy."""
-    config = dataclasses.replace(sizes_at(str(path)), **parts.compute_fields(cfg))
+    config = dataclasses.replace(sizes_at(str(path)), **loading.compute_fields(cfg))
     return config, parameter_shapes(config, mesh)
 
 

@@ -7,6 +7,8 @@ after the rollout uses these rewards. Success and the prompts still come from th
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import numbers
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs.hosts.world import LARGEST
+from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.text import agents
+from agentrl_jax.text import task as text
+from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.types import EpisodeStop, Rollout
 
+FIELD = 'reward.function'
 OF_ROLLOUT = 'a function of (rollout, task) that returns rewards [B, K]'
 OF_EPISODE = 'a function of an episode that returns a list with a number for each of its turns'
 
@@ -58,6 +64,46 @@ def blamed(what: str, function: Callable) -> Iterator[None]:
         at = ([frame for frame in frames if frame.filename == file] or frames)[-1]
         reason = f'{type(error).__name__}: {" ".join(str(error).split())[:400]}'
         raise ValueError(f'{what} failed: {reason} ({at.filename}, line {at.lineno})') from error
+
+
+def load(path: str) -> Callable | None:
+    """Import reward.function; None if the environment's rewards are used."""
+    if not path:
+        return None
+    try:
+        return import_callable(path, FIELD)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; or set --config.reward.function='' to use the environment's rewards"
+        ) from error
+
+
+def check(path: str, task: Any, *, max_tokens: int, episodes: int) -> None:
+    """Raise a ValueError if reward.function does not fit this environment; compiles nothing."""
+    function, name = load(path), f'{FIELD}={path!r}'
+    if function is None:
+        return
+    if isinstance(task, HostTask):
+        try:
+            inspect.signature(function).bind(None)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f'{name} must be, for environments on hosts, {OF_EPISODE}: {error}'
+            ) from error
+        return
+    shapes = jax.eval_shape(
+        functools.partial(
+            Rollout.empty,
+            pad_id=task.pad_id,
+            max_tokens=max_tokens,
+            max_turns=task.max_turns,
+            max_actions=task.max_actions_per_turn,
+            words=text.words(task),
+        ),
+        jax.ShapeDtypeStruct((episodes,), np.int32),
+        task.prefix,
+    )
+    check_traced(function, shapes, task, name=name)
 
 
 def of_rollout(

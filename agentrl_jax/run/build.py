@@ -14,8 +14,19 @@ from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.learning import Extra, UpdateSettings
 from agentrl_jax.rl.score import score
 from agentrl_jax.rl.update import learn
+from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import collecting, hooks, hosts, metrics, mixture, parts, usage, validation
+from agentrl_jax.run import (
+    collecting,
+    hooks,
+    hosts,
+    loading,
+    metrics,
+    mixture,
+    parts,
+    usage,
+    validation,
+)
 from agentrl_jax.run.config import Config, check, effective, read
 from agentrl_jax.run.hooks import Extension, Parts
 from agentrl_jax.run.run import Run, TrainPrograms
@@ -80,21 +91,22 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         cfg = read(config_dict, None)
         mesh = parts.build_mesh(cfg)
         cfg = check(cfg, sharding.row_shards(mesh))
-        tokenizer = parts.build_tokenizer(cfg)
+        tokenizer = loading.build_tokenizer(cfg)
         tasks = build_tasks(cfg, tokenizer, mesh)
         held_out = validation.build_held_out(cfg, tokenizer, mesh)
+        sizes = dict(max_tokens=cfg.rollout.max_tokens, episodes=cfg.rollout.episodes)
         for task in (*tasks, *held_out.values()):
-            parts.check_reward(cfg, task)
+            rewards.check(cfg.reward.function, task, **sizes)
         for task in tasks if probe else ():
             if isinstance(task, HostTask):
                 hosts.probe(task.env, cfg.hosts.policy.tries)
-        model, params = parts.build_model(cfg, tokenizer, mesh)
+        model, params = loading.build_model(cfg, tokenizer, mesh)
         if learns:
-            parts.warn_of_random_start(cfg, model)
+            loading.warn_of_random_start(cfg, model)
         setup = build_setup(cfg, model, tokenizer, mesh)
         additions = tuple(extension.load(setup, learns=learns) for extension in cfg.extensions)
     worlds = {
-        member.env.name: parts.build_worlds(member, tokenizer)
+        member.env.name: hosts.build_worlds(member, tokenizer)
         for member in cfg.members
         if member.on_hosts
     }
@@ -117,8 +129,8 @@ def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> 
     """Return what extensions need to load their additions."""
 
     def load_policy(path):
-        config, params = parts.load_policy(path, mesh=mesh)
-        return dataclasses.replace(config, **parts.compute_fields(cfg)), params
+        config, params = loading.load_policy(path, mesh=mesh)
+        return dataclasses.replace(config, **loading.compute_fields(cfg)), params
 
     return hooks.Setup(
         config=cfg,
@@ -126,7 +138,7 @@ def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> 
         tokenizer=tokenizer,
         mesh=mesh,
         load_policy=load_policy,
-        load_tokenizer=lambda path: load_tokenizer(parts.tokenizer_of(path)),
+        load_tokenizer=lambda path: load_tokenizer(loading.tokenizer_of(path)),
         functions=functools.partial(parts.build_functions, cfg, mesh=mesh, critic=False),
     )
 
