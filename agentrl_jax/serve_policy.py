@@ -51,7 +51,7 @@ from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, shown
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
 from agentrl_jax.rollout.keepers import Pool, without_surrogates
-from agentrl_jax.rollout.sampling import RowSampler
+from agentrl_jax.rollout.programs import RowSampler
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy
 from agentrl_jax.run import loading, parts, saved_config

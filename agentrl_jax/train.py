@@ -32,10 +32,11 @@ from agentrl_jax.measure import collapse
 from agentrl_jax.models.functions import policy_of
 from agentrl_jax.planning import fit, work
 from agentrl_jax.records import report
-from agentrl_jax.run import collecting, hosts, interrupts, metrics, recorder
+from agentrl_jax.run import collecting, hosts, interrupts, measuring, recorder
 from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
 from agentrl_jax.run.hooks import Moment
+from agentrl_jax.run.measuring import validate
 from agentrl_jax.run.recorder import Played, Recorder
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.state import (
@@ -46,7 +47,6 @@ from agentrl_jax.run.state import (
     start_iteration,
 )
 from agentrl_jax.run.streams import COLLECT, SHUFFLE, Streams
-from agentrl_jax.run.validation import is_due, validate
 from agentrl_jax.types import TrainState
 
 
@@ -80,7 +80,7 @@ def train_step(
     )
     collected = time.monotonic()
     moment = Moment(state, frozen, policy, tasks, rollout, streams, step)
-    measured |= metrics.probe(programs.probes, moment, first, check)
+    measured |= measuring.probe(programs.probes, moment, first, check)
     probed = time.monotonic()
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     base = draw_base(run, opened.base, step)
@@ -172,7 +172,7 @@ def play(
         for step in range(first, cfg.steps + 1):
             record.begin(step)
             row, sampled, iteration_started = {}, None, False
-            if is_due(cfg, step):
+            if measuring.is_due(cfg, step):
                 with record.validating():
                     policy = policy_of(state.params, model)
                     row |= validate(run, policy, step, preemption.check)

@@ -16,17 +16,7 @@ from agentrl_jax.rl.score import score
 from agentrl_jax.rl.update import learn
 from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.host import Worlds
-from agentrl_jax.run import (
-    collecting,
-    hooks,
-    hosts,
-    loading,
-    metrics,
-    mixture,
-    parts,
-    usage,
-    validation,
-)
+from agentrl_jax.run import hooks, hosts, loading, measuring, mixture, parts, refilling, usage
 from agentrl_jax.run.config import Config, check, effective, read
 from agentrl_jax.run.hooks import Extension, Parts
 from agentrl_jax.run.run import Run, TrainPrograms
@@ -93,7 +83,7 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         cfg = check(cfg, sharding.row_shards(mesh))
         tokenizer = loading.build_tokenizer(cfg)
         tasks = build_tasks(cfg, tokenizer, mesh)
-        held_out = validation.build_held_out(cfg, tokenizer, mesh)
+        held_out = measuring.build_held_out(cfg, tokenizer, mesh)
         sizes = dict(max_tokens=cfg.rollout.max_tokens, episodes=cfg.rollout.episodes)
         for task in (*tasks, *held_out.values()):
             rewards.check(cfg.reward.function, task, **sizes)
@@ -120,7 +110,7 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         additions=additions,
         optimizers=parts.build_optimisers(cfg),
         training=build_training(cfg, mesh, model, additions, tasks, tokenizer, worlds),
-        pools=validation.build_validations(cfg, mesh, model, held_out, additions, worlds),
+        pools=measuring.build_validations(cfg, mesh, model, held_out, additions, worlds),
         worlds=worlds,
     )
 
@@ -183,7 +173,9 @@ def build_rollout_programs(
     make = functools.partial(parts.build_collect, model=config, mesh=mesh, training=True)
     collects = tuple(make(member, worlds=worlds.get(member.env.name)) for member in cfg.members)
     join = jax.jit(mixture.joined, out_shardings=rows)
-    measure = jax.jit(functools.partial(metrics.measure_rollout, cfg=cfg), out_shardings=replicated)
+    measure = jax.jit(
+        functools.partial(measuring.measure_rollout, cfg=cfg), out_shardings=replicated
+    )
 
     @functools.partial(jax.jit, out_shardings=rows)
     def split(rollout):
@@ -228,7 +220,7 @@ def build_training(
         ),
         score=functools.partial(scores_of, recompute=False, settings=settings),
     )
-    probes = [metrics.build_information(built)] if cfg.alarm.mi_every else []
+    probes = [measuring.build_information(built)] if cfg.alarm.mi_every else []
     eval_probes = {}
     for extension in cfg.extensions:
         probes += extension.probes(built)
@@ -236,7 +228,7 @@ def build_training(
     return TrainPrograms(
         tasks=tasks,
         **build_rollout_programs(cfg, mesh, config, tasks, worlds),
-        pack=collecting.build_pack(settings, rows, replicated),
+        pack=refilling.build_pack(settings, rows, replicated),
         probes=tuple(probes),
         learn=build_learn(fns, settings),
         rescore=jax.jit(functools.partial(rescore, fns=fns, settings=settings), out_shardings=rows),

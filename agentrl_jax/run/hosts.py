@@ -20,12 +20,14 @@ from agentrl_jax.rollout.keepers import Pool, Request, Response
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.run import Run
+from agentrl_jax.run.streams import COLLECT, LEVELS, Streams
 from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.text import agents
-from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
+from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_host_task
 from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.tokens.tokenizer import Tokenizer
+from agentrl_jax.types import Episodes, Params, Rollout
 
 POLL = 8  # maximum number of tokens sampled between checks for replies of environments on hosts
 # How counters are aggregated into a step's metrics: over its rollouts, then over processes
@@ -105,6 +107,31 @@ def build_collect(
         prepare=prepare,
         reward=None if reward is None else (f'{rewards.FIELD}={cfg.reward.function!r}', reward),
     )
+
+
+def collect_stale(
+    run: Run, params: Params, tasks: tuple[Task, ...], step: int
+) -> tuple[tuple[Rollout, tuple[Episodes, ...]], list[dict[str, Any]]]:
+    """Play a rollout of the run's only environment while episodes of later steps are in flight.
+
+    Each step has the same levels as without staleness. Streams number the episodes of the run.
+    """
+    (task,), (collect,), cfg = tasks, run.training.collects, run.config
+    streams = Streams(cfg.seed)
+
+    def draw(of):
+        return run.training.draw(streams.key(LEVELS), of, of * cfg.rollout.episodes)[0]
+
+    rollout, counters = collect.collect_ahead(
+        params,
+        task,
+        draw,
+        streams.key(COLLECT),
+        step=step,
+        last=cfg.steps - 1,
+        staleness=cfg.rollout.staleness,
+    )
+    return (rollout, (draw(step),)), [counters]
 
 
 def probe(env: HostEnvironment, tries: int) -> None:

@@ -26,7 +26,7 @@ class TrainPrograms:
     draw: Callable  # (key, step, first stream) -> episodes of each environment
     collect: Callable  # (params, tasks, episodes, key) -> (rollout, counters per environment)
     collects: tuple[Callable, ...]  # per environment: (params, task, episodes, key) -> as `collect`
-    pack: Callable | None  # collecting.pack; None without dynamic sampling
+    pack: Callable | None  # refilling.pack; None without dynamic sampling
     metrics: Callable  # (rollout, tasks) -> metrics
     probes: tuple[Probe, ...]  # measurements every few steps
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)

@@ -1,22 +1,81 @@
-"""Validation: the policy plays every level of the held-out pools."""
+"""What a run measures: metrics of a training step, and validation. Neither changes training."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from agentrl_jax.machine import processes, sharding
-from agentrl_jax.measure import validation
+from agentrl_jax.measure import metrics, mutual_information, validation
 from agentrl_jax.models import Model
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, hooks, hosts, parts
 from agentrl_jax.run.config import Config
+from agentrl_jax.run.hooks import Moment, Parts, Probe
 from agentrl_jax.run.run import EvalPool, Run
-from agentrl_jax.run.streams import EVALUATE, Streams, every_level
+from agentrl_jax.run.streams import EVALUATE, PAIRS, Streams, every_level
 from agentrl_jax.text.conversation import Task
+from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Params
+from agentrl_jax.types import Params, Rollout
+
+# ---- metrics of a step ---------------------------------------------------------------------------
+
+
+def measure_rollout(
+    rollout: Rollout, task: Task | None = None, *, cfg: Config
+) -> dict[str, jax.Array]:
+    """Return the metrics of a rollout. task: its only environment, which adds its own metrics."""
+    measured = metrics.rollout_metrics(rollout, cfg.rollout.group_size)
+    for extension in cfg.extensions:
+        measured |= extension.metrics(rollout)
+    names = isinstance(task, TextTask)  # on hosts, actions are texts
+    measured |= metrics.agent_metrics(rollout, cfg.agent.build(), names_actions=names)
+    return measured if task is None else measured | metrics.environment_metrics(rollout, task)
+
+
+def probe(
+    probes: Sequence[Probe], moment: Moment, first: bool, check: Callable[[str], None]
+) -> dict[str, jax.Array]:
+    """Return the metrics of the probes that are due.
+
+    first: the process's first step, which compiles all probes. check: as in train.train_step.
+    """
+    measured = {}
+    for each in probes:
+        if first or moment.step % each.every == 0:
+            check(f'{each.name} of step {moment.step}')
+            extra, counters = jax.device_get(each.measure(moment))  # waits: see time/update_s
+            collecting.check_counters(counters)
+            measured |= {} if moment.step % each.every else extra
+    return measured
+
+
+def build_information(built: Parts) -> Probe:
+    """Build the probe of the mutual information between prompts and answers."""
+    cfg = built.config
+    replicated = NamedSharding(built.mesh, PartitionSpec())
+    settings = mutual_information.Settings(
+        group_size=cfg.rollout.group_size,
+        text=cfg.alarm.mi_text,
+        microbatch_rows=cfg.batch.microbatch_rows,
+        head=dataclasses.replace(built.learning.head, row_tokens=cfg.rollout.max_response),
+    )
+    information = functools.partial(
+        mutual_information.information, settings=settings, fns=built.fns, layout=replicated
+    )
+    program = jax.jit(information, out_shardings=replicated)
+
+    def measure(moment: Moment):
+        key = moment.streams.key(PAIRS, moment.step)
+        return program(moment.policy, built.task, moment.rollout, key), []
+
+    return Probe('the mutual information', cfg.alarm.mi_every, measure)
+
+
+# ---- validation ----------------------------------------------------------------------------------
 
 
 def is_due(cfg: Config, step: int) -> bool:
@@ -32,7 +91,7 @@ def validate(
     check: Callable[[str], None] = processes.go_on,
 ) -> dict[str, float]:
     """Play every level of the held-out pools with a fixed seed. check: as in train.train_step."""
-    metrics, counts = {}, []
+    measured, counts = {}, []
     for pool in run.pools:
         check(f'the validation before step {step}')
         hosts.label(run, step=step, split=pool.split, number=0)
@@ -40,14 +99,14 @@ def validate(
         rollout, counters = pool.collect(policy, pool.task, pool.episodes, key)
         collecting.check_validation(counters, f'step {step}, {pool.split} episodes')
         counts.append(pool.sums(policy, rollout))
-        metrics |= validation.summarise(counts[-1], pool.prefix)
+        measured |= validation.summarise(counts[-1], pool.prefix)
     for name, measure in run.training.eval_probes.items():
         check(f'{name} before step {step}')
-        metrics[name] = measure(policy)
+        measured[name] = measure(policy)
     if run.config.env.mix:  # over all environments, which have the same number of episodes
         together = validation.total(counts[: len(run.config.env.worlds)])
-        metrics |= validation.summarise(together)
-    return metrics
+        measured |= validation.summarise(together)
+    return measured
 
 
 def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[tuple[str, str], Task]:
