@@ -288,30 +288,9 @@ def describe(
 ADVICE = 'evaluate it with its own config, or with --transfer if only the environment differs'
 # Fields that an evaluation may change; the model and the environment's rules must be the run's.
 MAY_DIFFER = (
-    'seed',
-    'steps',
-    'algorithm',
-    'eval',
-    'env.eval_levels',
-    'env.train_levels',
-    'env.pool_seed',
-    'rollout',
-    *HOST_CONNECTION_FIELDS,
-    'filter',
-    'loss',
-    'reward',
-    'turn_credit',
-    'evol',
-    'opd',
-    'optim',
-    'batch',
-    'mesh',
-    'clone',
-    'checkpoint',
-    'alarm',
-    'log',
-    'curriculum',
-    *saved_config.MAY_DIFFER,
+    *'seed steps algorithm eval env.eval_levels env.train_levels env.pool_seed rollout'.split(),
+    *'filter loss reward turn_credit evol opd optim batch mesh clone checkpoint alarm log'.split(),
+    *('curriculum', *HOST_CONNECTION_FIELDS, *saved_config.MAY_DIFFER),
 )
 
 
@@ -319,15 +298,8 @@ def main() -> None:
     args = flags.FLAGS
     with command.running(args.out or args.workdir or None):
         workdir, step = chosen(args)
-        evaluate(
-            args.config,
-            workdir,
-            args.out or args.workdir,
-            step,
-            args.trajectories,
-            args.replay,
-            args.transfer,
-        )
+        out, more = args.out or args.workdir, (args.trajectories, args.replay, args.transfer)
+        evaluate(args.config, workdir, out, step, *more)
 
 
 if __name__ == '__main__':

@@ -138,14 +138,7 @@ def pieces(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]
 
 
 def watch(
-    cfg: Config,
-    workdir: str,
-    split: str,
-    *,
-    level: int,
-    seed: int,
-    delay: float,
-    console: Console,
+    cfg: Config, workdir: str, split: str, *, level: int, seed: int, delay: float, console: Console
 ) -> tuple[float, bool]:
     """Let a run's policy play one episode, then print it token by token; (return, solved)."""
     tokenizer = loading.build_tokenizer(cfg)

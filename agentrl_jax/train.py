@@ -91,16 +91,8 @@ def train_step(
     measured = jax.device_get(learned | measured | {'rollout/horizon': horizon})
     measured['time/collect_s'] = collected - began
     measured['time/update_s'] = time.monotonic() - probed
-    page = Played(
-        rollout,
-        episodes,
-        streams.key(COLLECT, step),
-        horizon,
-        rows,
-        advantages,
-        groups,
-        measured['filter/collects'],
-    )
+    key, collects = streams.key(COLLECT, step), measured['filter/collects']
+    page = Played(rollout, episodes, key, horizon, rows, advantages, groups, collects)
     return state, measured, sampled, page
 
 

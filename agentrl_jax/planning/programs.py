@@ -17,7 +17,7 @@ from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
 from agentrl_jax.run import config as settings
 from agentrl_jax.run import hooks, loading, parts
-from agentrl_jax.run.build import build_learn, build_setup, build_update_settings
+from agentrl_jax.run.build import build_learn, build_update_settings
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import holds_run, policy_of
 from agentrl_jax.run.state import make_state
@@ -86,7 +86,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # programs include its grammar
     task = sharding.with_layout(on_host, replicated)
     optimizers = parts.build_optimisers(cfg)
-    shaped = build_setup(cfg, config, tokenizer, mesh)
+    shaped = loading.build_setup(cfg, config, tokenizer, mesh)
     shaped = dataclasses.replace(shaped, load_policy=functools.partial(shapes_at, cfg, mesh))
     additions = tuple(extension.load(shaped, learns=True) for extension in cfg.extensions)
     state, frozen = state_of(cfg, config, mesh, optimizers)

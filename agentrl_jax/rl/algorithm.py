@@ -202,24 +202,6 @@ class Algorithm:
         kl, scale = (kl_coef * jnp.where(mask, x, 0.0) for x in terms)
         return kl, scale
 
-    def turn_kl(
-        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return token_kl summed over each turn; [B, K]."""
-        turns = rollout.rewards.shape[1]
-        kl, scale = (
-            adv.per_turn(x, rollout.turn, mask, turns=turns)
-            for x in self.token_kl(scores, mask, kl_coef)
-        )
-        return kl, scale
-
-    def turn_rewards(
-        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return (reward + penalty - KL in the reward, its rounding scale) per turn; [B, K]."""
-        kl, scale = self.turn_kl(rollout, scores, mask, kl_coef)
-        return rollout.turn_returns - kl, rollout.magnitudes.turn_returns + scale
-
     def episode_returns(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:

@@ -24,6 +24,7 @@ from agentrl_jax.settings.marks import (
 from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Batch, FrozenParams, Params, Rollout, Scores
 
+SECTIONS = ('algorithm', 'batch', 'critic', 'sampler', 'optim')  # of a config, for UpdateSettings
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
 
 
@@ -212,11 +213,7 @@ class UpdateSettings:
     def of(cls, run: Any, **task: Any) -> 'UpdateSettings':
         """Return the settings of a run; task: fields set by its environment and mesh."""
         return cls(
-            algorithm=run.algorithm,
-            batch=run.batch,
-            critic=run.critic,
-            sampler=run.sampler,
-            optim=run.optim,
+            **{name: getattr(run, name) for name in SECTIONS},
             num_groups=run.rollout.num_groups,
             group_size=run.rollout.group_size,
             max_turns=run.env.max_turns,

@@ -122,10 +122,7 @@ def bi_level_gae(
 
 
 def whiten(
-    x: jax.Array,
-    mask: jax.Array,
-    over: jax.Array | None = None,
-    scale: jax.Array | None = None,
+    x: jax.Array, mask: jax.Array, over: jax.Array | None = None, scale: jax.Array | None = None
 ) -> jax.Array:
     """(x - mean) / sqrt(var + 1e-8), var unbiased, statistics over `over` (mask if None); [B, T].
 

@@ -11,8 +11,38 @@ import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
 from agentrl_jax.rl import recursions
+from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.types import Rollout, Scores
 
 MODES = ('or', 'mr', 'mt_v1', 'mt_cumulative', 'mt_local', 'gtpo', 'hybrid', 'flattened')
+
+
+def turn_kl(
+    algorithm: Algorithm,
+    rollout: Rollout,
+    scores: Scores,
+    mask: jax.Array,
+    kl_coef: jax.Array | float,
+) -> tuple[jax.Array, jax.Array]:
+    """Return token_kl summed over each turn; [B, K]."""
+    turns = rollout.rewards.shape[1]
+    kl, scale = (
+        adv.per_turn(x, rollout.turn, mask, turns=turns)
+        for x in algorithm.token_kl(scores, mask, kl_coef)
+    )
+    return kl, scale
+
+
+def turn_rewards(
+    algorithm: Algorithm,
+    rollout: Rollout,
+    scores: Scores,
+    mask: jax.Array,
+    kl_coef: jax.Array | float,
+) -> tuple[jax.Array, jax.Array]:
+    """Return (reward + penalty - KL in the reward, its rounding scale) per turn; [B, K]."""
+    kl, scale = turn_kl(algorithm, rollout, scores, mask, kl_coef)
+    return rollout.turn_returns - kl, rollout.magnitudes.turn_returns + scale
 
 
 def reached_turns(num_turns: jax.Array, healthy: jax.Array, turns: int) -> jax.Array:

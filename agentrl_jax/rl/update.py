@@ -18,18 +18,11 @@ import optax
 
 from agentrl_jax.models.functions import ModelFns, join_critic, on_base, split_critic
 from agentrl_jax.rl import evol, losses
+from agentrl_jax.rl import metrics as measures
 from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.correction import correct
 from agentrl_jax.rl.learning import Forward, Learner, UpdateSettings
 from agentrl_jax.rl.masked import masked_mean, masked_sum, positions_of
-from agentrl_jax.rl.metrics import (
-    batch_metrics,
-    learning_rates,
-    policy_means,
-    policy_sums,
-    reduce_steps,
-    trained_episodes,
-)
 from agentrl_jax.rl.microbatches import Slices, accumulate, sort_trained_first
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout.windows import split_batch
@@ -53,7 +46,7 @@ def learn(
     rows that did not train). key: shuffles rows; base: demonstrations to add to the batch.
     """
     fns = on_base(fns, frozen.model)
-    rates = learning_rates(state, lr_scale, settings.optim, settings.critic.updates)
+    rates = measures.learning_rates(state, lr_scale, settings.optim, settings.critic.updates)
     batch, rows, advantages, metrics = prepare(
         state, frozen, rollout, base, fns=fns, settings=settings
     )
@@ -156,7 +149,8 @@ def update_step(
     state, steps = jax.lax.scan(
         lambda s, r: one_step(s, r, batch, weigh, lr_scale, learner), state, rows
     )
-    metrics = reduce_steps(steps) | batch_metrics(batch, fns.values is not None, together)
+    metrics = measures.reduce_steps(steps)
+    metrics |= measures.batch_metrics(batch, fns.values is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
     metrics['policy/kl_coef'] = state.kl_coef
     if settings.algorithm.kl.target:
@@ -277,7 +271,7 @@ def policy_step(
         (tokens > 0) & (state.step >= settings.critic.warmup_steps),
         lr_scale,
     )
-    metrics = policy_means(sums, tokens, value_tokens, extras)
+    metrics = measures.policy_means(sums, tokens, value_tokens, extras)
     metrics |= {'policy/loss': loss, 'policy/grad_norm': norm}
     return state.replace(params=params, opt_state=opt_state), metrics, finite, applied
 
@@ -312,7 +306,7 @@ def policy_loss(
         allowed=batch.allowed,
     )
     per_token, fixed = algorithm.loss(logprobs, batch), jax.lax.stop_gradient(logprobs)
-    sums = policy_sums(fixed, entropy, batch, algorithm)
+    sums = measures.policy_sums(fixed, entropy, batch, algorithm)
     sums['policy/surrogate'] = losses.weighted_sum(weights, per_token)
     if algorithm.entropy_coef:
         per_token = per_token - algorithm.entropy_coef * jnp.where(batch.mask, entropy, 0.0)
@@ -400,5 +394,6 @@ def adaptive_kl_coef(state: TrainState, batch: Batch, kl: KL, together: int) -> 
     """
     mean = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
     error = jnp.clip(mean / kl.target - 1.0, -0.2, 0.2)
-    new = state.kl_coef * (1.0 + error * trained_episodes(batch.mask, together) / kl.horizon)
+    episodes = measures.trained_episodes(batch.mask, together)
+    new = state.kl_coef * (1.0 + error * episodes / kl.horizon)
     return jnp.where(jnp.isfinite(new), new, state.kl_coef)

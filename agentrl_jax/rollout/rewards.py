@@ -7,7 +7,6 @@ after the rollout uses these rewards. Success and the prompts still come from th
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import numbers
 import traceback
@@ -19,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs.hosts.world import LARGEST
+from agentrl_jax.rollout.slots import empty_rollout
 from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.text import agents
-from agentrl_jax.text import task as text
 from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.types import EpisodeStop, Rollout
 
@@ -91,18 +90,8 @@ def check(path: str, task: Any, *, max_tokens: int, episodes: int) -> None:
                 f'{name} must be, for environments on hosts, {OF_EPISODE}: {error}'
             ) from error
         return
-    shapes = jax.eval_shape(
-        functools.partial(
-            Rollout.empty,
-            pad_id=task.pad_id,
-            max_tokens=max_tokens,
-            max_turns=task.max_turns,
-            max_actions=task.max_actions_per_turn,
-            words=text.words(task),
-        ),
-        jax.ShapeDtypeStruct((episodes,), np.int32),
-        task.prefix,
-    )
+    level = jax.ShapeDtypeStruct((episodes,), np.int32)
+    shapes = jax.eval_shape(lambda level: empty_rollout(task, level, max_tokens), level)
     check_traced(function, shapes, task, name=name)
 
 
@@ -186,12 +175,7 @@ def of_episode(episode: Episode, function: Callable, *, name: str) -> np.ndarray
 
 
 def replace(
-    out: Rollout,
-    events: dict[int, list],
-    items: np.ndarray,
-    function: Callable,
-    *,
-    name: str,
+    out: Rollout, events: dict[int, list], items: np.ndarray, function: Callable, *, name: str
 ) -> None:
     """Replace the rewards in a NumPy record by the results of a function, in place.
 

@@ -151,10 +151,7 @@ def push(rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, playe
     position = jnp.where(live, rows.context, capacity(rows))
     hidden, cache = player.forward(rows, params, token[:, None], position[:, None], None)
     return rows.replace(
-        cache=cache,
-        hidden=hidden[:, 0],
-        length=rows.length + live,
-        context=rows.context + live,
+        cache=cache, hidden=hidden[:, 0], length=rows.length + live, context=rows.context + live
     )
 
 

@@ -19,6 +19,7 @@ from agentrl_jax.text import task as text
 from agentrl_jax.types import Episodes, Params, Rollout
 
 IDLE, GENERATING, WAITING = range(3)
+COUNTERS = ('decodes', 'serves', 'generated', 'reads', 'read', 'overflow')  # fields of Slots
 
 
 @struct.dataclass
@@ -195,6 +196,19 @@ def sample(
         return jax.random.uniform(jax.random.fold_in(row_key, position))
 
     return *draw(logits, jax.vmap(uniform)(state.rows.stream, state.rows.length)), bits
+
+
+def empty_rollout(task: text.TextTask, level: jax.Array, max_tokens: int) -> Rollout:
+    """Return episodes of levels int32 [B] that only hold the task's prefix."""
+    return Rollout.empty(
+        level,
+        task.prefix,
+        pad_id=task.pad_id,
+        max_tokens=max_tokens,
+        max_turns=task.max_turns,
+        max_actions=task.max_actions_per_turn,
+        words=text.words(task),
+    )
 
 
 def choose(which: jax.Array, new: Any, old: Any) -> Any:

@@ -1,6 +1,5 @@
 """Build a Run from a config: check it, and assemble its parts and programs."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,6 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import Model
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.learning import Extra, UpdateSettings
-from agentrl_jax.rl.score import score
 from agentrl_jax.rl.update import learn
 from agentrl_jax.rollout import rewards
 from agentrl_jax.rollout.host import Worlds
@@ -23,32 +21,7 @@ from agentrl_jax.run.run import Run, TrainPrograms
 from agentrl_jax.run.streams import draw_episodes
 from agentrl_jax.text import grammar
 from agentrl_jax.text.conversation import HostTask, Task
-from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Params, Rollout, Scores
-
-
-def scores_of(
-    params: Params,
-    critic_params: Params | None,
-    rollout: Rollout,
-    fns: ModelFns,
-    *,
-    recompute: bool,
-    settings: UpdateSettings,
-) -> Scores:
-    """Return values [B, T] of a rollout's tokens, and recomputed log-probabilities if requested."""
-    windows = None if settings.context is None else settings.context.windows(rollout)
-    models = params, critic_params, None
-    return score(*models, rollout, fns=fns, settings=settings, recompute=recompute, windows=windows)
-
-
-def rescore(
-    params: Params, rollout: Rollout, *, fns: ModelFns, settings: UpdateSettings
-) -> jax.Array:
-    """Return log-probabilities [B, T] of a rollout's tokens under other parameters."""
-    fns = fns.replace(values=None)
-    return scores_of(params, None, rollout, fns, recompute=True, settings=settings).old_logprobs
 
 
 def build_update_settings(
@@ -93,7 +66,7 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         model, params = loading.build_model(cfg, tokenizer, mesh)
         if learns:
             loading.warn_of_random_start(cfg, model)
-        setup = build_setup(cfg, model, tokenizer, mesh)
+        setup = loading.build_setup(cfg, model, tokenizer, mesh)
         additions = tuple(extension.load(setup, learns=learns) for extension in cfg.extensions)
     worlds = {
         member.env.name: hosts.build_worlds(member, tokenizer)
@@ -112,24 +85,6 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         training=build_training(cfg, mesh, model, additions, tasks, tokenizer, worlds),
         pools=measuring.build_validations(cfg, mesh, model, held_out, additions, worlds),
         worlds=worlds,
-    )
-
-
-def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> hooks.Setup:
-    """Return what extensions need to load their additions."""
-
-    def load_policy(path):
-        config, params = loading.load_policy(path, mesh=mesh)
-        return dataclasses.replace(config, **loading.compute_fields(cfg)), params
-
-    return hooks.Setup(
-        config=cfg,
-        model=model,
-        tokenizer=tokenizer,
-        mesh=mesh,
-        load_policy=load_policy,
-        load_tokenizer=lambda path: load_tokenizer(loading.tokenizer_of(path)),
-        functions=functools.partial(parts.build_functions, cfg, mesh=mesh, critic=False),
     )
 
 
@@ -218,19 +173,16 @@ def build_training(
         collect=lambda change: parts.build_collect(
             one, config, mesh, training=True, worlds=worlds.get(one.env.name), change=change
         ),
-        score=functools.partial(scores_of, recompute=False, settings=settings),
+        score=functools.partial(measuring.scores_of, recompute=False, settings=settings),
     )
-    probes = [measuring.build_information(built)] if cfg.alarm.mi_every else []
-    eval_probes = {}
-    for extension in cfg.extensions:
-        probes += extension.probes(built)
-        eval_probes |= extension.eval_probes(built)
+    probes, eval_probes = measuring.build_probes(built)
+    rescore = functools.partial(measuring.rescore, fns=fns, settings=settings)
     return TrainPrograms(
         tasks=tasks,
         **build_rollout_programs(cfg, mesh, config, tasks, worlds),
         pack=refilling.build_pack(settings, rows, replicated),
-        probes=tuple(probes),
+        probes=probes,
         learn=build_learn(fns, settings),
-        rescore=jax.jit(functools.partial(rescore, fns=fns, settings=settings), out_shardings=rows),
+        rescore=jax.jit(rescore, out_shardings=rows),
         eval_probes=eval_probes,
     )

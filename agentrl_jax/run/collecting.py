@@ -61,11 +61,7 @@ def check_validation(counters: dict[str, Any], where: str) -> None:
 
 
 def play(
-    run: Run,
-    params: Params,
-    tasks: tuple[Task, ...],
-    step: int,
-    number: int = 0,
+    run: Run, params: Params, tasks: tuple[Task, ...], step: int, number: int = 0
 ) -> tuple[Played, list[dict[str, Any]]]:
     """Play one rollout of a step: (rollout and its episodes, counters of each environment)."""
     hosts.label(run, step=step, split='train', number=number)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import DRAWN, Model, adapters, lora, weights
-from agentrl_jax.run import usage
+from agentrl_jax.run import hooks, parts, usage
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import read_saved
 from agentrl_jax.run.params import holds_run, saved_policy
@@ -138,3 +139,21 @@ def load_run(path: Path, *, mesh: Any, step: int | None = None) -> tuple[Model, 
     policy = saved_policy(cfg, config, mesh, start, path, step=step)
     merged = jax.jit(functools.partial(lora.merge, scale=cfg.lora.scale))(policy)
     return config, merged if cfg.lora.rank else policy
+
+
+def build_setup(cfg: Config, model: Model, tokenizer: Tokenizer, mesh: Mesh) -> hooks.Setup:
+    """Return what extensions need to load their additions."""
+
+    def load(path):
+        config, params = load_policy(path, mesh=mesh)
+        return dataclasses.replace(config, **compute_fields(cfg)), params
+
+    return hooks.Setup(
+        config=cfg,
+        model=model,
+        tokenizer=tokenizer,
+        mesh=mesh,
+        load_policy=load,
+        load_tokenizer=lambda path: load_tokenizer(tokenizer_of(path)),
+        functions=functools.partial(parts.build_functions, cfg, mesh=mesh, critic=False),
+    )

@@ -10,6 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from agentrl_jax.machine import processes, sharding
 from agentrl_jax.measure import metrics, mutual_information, validation
 from agentrl_jax.models import Model
+from agentrl_jax.models.functions import ModelFns
+from agentrl_jax.rl.learning import UpdateSettings
+from agentrl_jax.rl.score import score
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run import collecting, hooks, hosts, parts
 from agentrl_jax.run.config import Config
@@ -19,7 +22,7 @@ from agentrl_jax.run.streams import EVALUATE, PAIRS, Streams, every_level
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.text.task import TextTask
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Params, Rollout, Scores
 
 # ---- metrics of a step ---------------------------------------------------------------------------
 
@@ -53,6 +56,16 @@ def probe(
     return measured
 
 
+def build_probes(built: Parts) -> tuple[tuple[Probe, ...], dict[str, Callable]]:
+    """Return the measurements during training, and the metrics of a validation by name."""
+    probes = [build_information(built)] if built.config.alarm.mi_every else []
+    eval_probes = {}
+    for extension in built.config.extensions:
+        probes += extension.probes(built)
+        eval_probes |= extension.eval_probes(built)
+    return tuple(probes), eval_probes
+
+
 def build_information(built: Parts) -> Probe:
     """Build the probe of the mutual information between prompts and answers."""
     cfg = built.config
@@ -75,6 +88,29 @@ def build_information(built: Parts) -> Probe:
     return Probe('the mutual information', cfg.alarm.mi_every, measure)
 
 
+def scores_of(
+    params: Params,
+    critic_params: Params | None,
+    rollout: Rollout,
+    fns: ModelFns,
+    *,
+    recompute: bool,
+    settings: UpdateSettings,
+) -> Scores:
+    """Return values [B, T] of a rollout's tokens, and recomputed log-probabilities if requested."""
+    windows = None if settings.context is None else settings.context.windows(rollout)
+    models = params, critic_params, None
+    return score(*models, rollout, fns=fns, settings=settings, recompute=recompute, windows=windows)
+
+
+def rescore(
+    params: Params, rollout: Rollout, *, fns: ModelFns, settings: UpdateSettings
+) -> jax.Array:
+    """Return log-probabilities [B, T] of a rollout's tokens under other parameters."""
+    fns = fns.replace(values=None)
+    return scores_of(params, None, rollout, fns, recompute=True, settings=settings).old_logprobs
+
+
 # ---- validation ----------------------------------------------------------------------------------
 
 
@@ -85,10 +121,7 @@ def is_due(cfg: Config, step: int) -> bool:
 
 
 def validate(
-    run: Run,
-    policy: Params,
-    step: int = 0,
-    check: Callable[[str], None] = processes.go_on,
+    run: Run, policy: Params, step: int = 0, check: Callable[[str], None] = processes.go_on
 ) -> dict[str, float]:
     """Play every level of the held-out pools with a fixed seed. check: as in train.train_step."""
     measured, counts = {}, []

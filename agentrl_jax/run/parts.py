@@ -42,7 +42,7 @@ def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) ->
     """Build the environment as text, replicated over the mesh; without a mesh, on the host."""
     make = hosts.build_task if cfg.on_hosts else device_task
     task = make(cfg, tokenizer, split, *build_environment(cfg, split))
-    enough = device.check_budget(
+    enough = check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
     first = split == 'train'  # the pools of other splits have the same texts
@@ -60,6 +60,18 @@ def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) ->
         )
     task = jax.tree.map(np.asarray, task)
     return task if mesh is None else sharding.replicate(task, mesh)
+
+
+def check_budget(task: Task, *, max_tokens: int, max_response: int) -> int:
+    """Return the worst-case tokens of an episode; ValueError if its first turn does not fit."""
+    prefix, turn = task.prefix.shape[0], task.width + max_response
+    if prefix + turn > max_tokens:
+        raise ValueError(
+            f'rollout.max_tokens={max_tokens} is too small: the prompt prefix takes '
+            f'{prefix} tokens, a turn prompt up to {task.width} and an answer '
+            f'{max_response}; set it to at least {prefix + turn}'
+        )
+    return prefix + task.max_turns * turn
 
 
 def device_task(

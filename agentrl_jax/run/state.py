@@ -44,10 +44,7 @@ HOST_TASK_FIELDS = tuple(
     f'hosts.{name}' for name in 'instruction prompt num_items deterministic'.split()
 )
 # Fields that a resumed run may change
-CHANGEABLE_ON_RESUME = (
-    *('steps', 'log', 'checkpoint', 'mesh', 'alarm'),
-    *HOST_CONNECTION_FIELDS,
-)
+CHANGEABLE_ON_RESUME = (*('steps', 'log', 'checkpoint', 'mesh', 'alarm'), *HOST_CONNECTION_FIELDS)
 
 # Fields of an environment on hosts: its address, and timeouts
 CONNECTION_FIELDS = ('urls', 'url', 'workers', 'start_s', 'silent_s', 'port')
@@ -83,11 +80,8 @@ def checkpoint_metadata(run: Run) -> dict[str, Any]:
 
 def make_state(params: Any, cfg: Config, config: Any, optimizers: tuple) -> TrainState:
     """Return the state of step 0 with the given policy parameters; a pure function."""
-    policy, critic_params, critic_opt_state = (
-        initial_trainable_params(params, cfg, config),
-        None,
-        None,
-    )
+    policy = initial_trainable_params(params, cfg, config)
+    critic_params = critic_opt_state = None
     if cfg.algorithm.USES_CRITIC and not cfg.critic.share_backbone:
         critic_params = critic.init(trainable_params(params, cfg, 1), config)
         trained, _ = split_critic(critic_params, freeze_attention=cfg.critic.freeze_attention)

@@ -23,12 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import losses, recursions
-from agentrl_jax.rl.algorithm import (
-    Algorithm,
-    Range,
-    build_batch,
-    trained,
-)
+from agentrl_jax.rl.algorithm import Algorithm, Range, build_batch, trained
 from agentrl_jax.rl.recursions import token_rewards
 from agentrl_jax.settings.marks import POSITIVE, SHARE, Neutral
 from agentrl_jax.settings.rules import Rule
