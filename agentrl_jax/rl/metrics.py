@@ -1,6 +1,7 @@
 """Metrics of an update, which change nothing: sums over micro-batches, reduced over its steps."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +41,9 @@ def ratio_sums(logprobs: jax.Array, batch: Batch) -> dict:
 
 
 def policy_means(
-    sums: dict[str, jax.Array],
-    tokens: jax.Array,
-    value_tokens: jax.Array,
-    extras: Sequence[tuple[Extra, jax.Array]],
+    sums: dict, tokens: jax.Array, value_tokens: jax.Array, extras: Sequence[tuple[Extra, Any]]
 ) -> dict[str, jax.Array]:
-    """Divide sums by the trained tokens, or by value_tokens for those of a critic.
-
-    extras: extensions, with the number of tokens of their metrics.
-    """
+    """Divide sums by their tokens. extras: extensions and the number of tokens of their metrics."""
     counts = {name: value_tokens if name.startswith('value/') else tokens for name in sums}
     counts |= dict.fromkeys(NOT_PER_TOKEN, 1)
     for extra, total in extras:

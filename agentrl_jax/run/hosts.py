@@ -19,6 +19,7 @@ from agentrl_jax.rollout import host, replies, rewards, versions
 from agentrl_jax.rollout.keepers import Pool, Request, Response
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.config import Config
+from agentrl_jax.run.refilling import Played
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import COLLECT, LEVELS, Streams
 from agentrl_jax.run.usage import WrongUsage
@@ -27,7 +28,7 @@ from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_ho
 from agentrl_jax.text.stops import build_stop_table
 from agentrl_jax.tokens.chat import build_chat
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Episodes, Params, Rollout
+from agentrl_jax.types import Params
 
 POLL = 8  # maximum number of tokens sampled between checks for replies of environments on hosts
 # How counters are aggregated into a step's metrics: over its rollouts, then over processes
@@ -111,7 +112,7 @@ def build_collect(
 
 def collect_stale(
     run: Run, params: Params, tasks: tuple[Task, ...], step: int
-) -> tuple[tuple[Rollout, tuple[Episodes, ...]], list[dict[str, Any]]]:
+) -> tuple[Played, list[dict[str, Any]]]:
     """Play a rollout of the run's only environment while episodes of later steps are in flight.
 
     Each step has the same levels as without staleness. Streams number the episodes of the run.

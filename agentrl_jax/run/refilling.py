@@ -22,10 +22,9 @@ Played = tuple[Rollout, tuple[Episodes, ...]]
 def fill(
     run: Run, played: Played, play: Callable[[int], tuple[Played, list]]
 ) -> tuple[Played, list[dict[str, Any]], int, dict[str, float]]:
-    """Return (a full batch, counters of further rollouts, groups held, metrics).
+    """Return (batch, counters of further rollouts, groups held, metrics); held groups come first.
 
-    played: the first rollout. play: plays a further one, given its number. The groups held come
-    first in the batch.
+    played: the first rollout. play: plays a further one, given its number.
     """
     groups, held, count, total_passing, counted = run.config.rollout.num_groups, played, 0, 0, []
     for number in range(1 + run.config.algorithm.filter.refill):
