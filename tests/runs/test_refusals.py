@@ -100,7 +100,7 @@ def test_a_run_is_rejected_before_any_parameter_is_made(changes, field, monkeypa
     def too_late(*_):
         raise AssertionError('parameters were made')
 
-    monkeypatch.setattr(parts, 'build_model', too_late)
+    monkeypatch.setattr(loading, 'build_model', too_late)
     with pytest.raises(ValueError, match=field):
         build.build(micro_runs.plain('frozen_lake', **changes))
 
