@@ -39,7 +39,7 @@ _MODULES = {
     'EpisodeStop': 'types',
     'TextTask': 'text.task',
     'build_task': 'text.task',
-    'Episodes': 'rollout.episodes',
+    'Episodes': 'types',
     'collect': 'rollout.device',
     'Filter': 'rl.filtering',
     'score': 'rl.score',

@@ -52,7 +52,7 @@ from agentrl_jax.measure import validation
 from agentrl_jax.models import weights
 from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.progress import live_line
-from agentrl_jax.run import collecting, hosts, parts, saved_config
+from agentrl_jax.run import collecting, hosts, loading, saved_config
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import canonical_json, read_saved, to_metadata
@@ -186,7 +186,7 @@ def with_tokenizer_of_run(given: Any, workdir: str, step: int | None) -> Any:
         return given
     given = given.copy_and_resolve_references()
     saved = read_saved(checkpoint.read_extra(workdir, step=step))
-    given.model.tokenizer = str(parts.tokenizer_source(saved))
+    given.model.tokenizer = str(loading.tokenizer_source(saved))
     return given
 
 
@@ -288,30 +288,9 @@ def describe(
 ADVICE = 'evaluate it with its own config, or with --transfer if only the environment differs'
 # Fields that an evaluation may change; the model and the environment's rules must be the run's.
 MAY_DIFFER = (
-    'seed',
-    'steps',
-    'algorithm',
-    'eval',
-    'env.eval_levels',
-    'env.train_levels',
-    'env.pool_seed',
-    'rollout',
-    *HOST_CONNECTION_FIELDS,
-    'filter',
-    'loss',
-    'reward',
-    'turn_credit',
-    'evol',
-    'opd',
-    'optim',
-    'batch',
-    'mesh',
-    'clone',
-    'checkpoint',
-    'alarm',
-    'log',
-    'curriculum',
-    *saved_config.MAY_DIFFER,
+    *'seed steps algorithm eval env.eval_levels env.train_levels env.pool_seed rollout'.split(),
+    *'filter loss reward turn_credit evol opd optim batch mesh clone checkpoint alarm log'.split(),
+    *('curriculum', *HOST_CONNECTION_FIELDS, *saved_config.MAY_DIFFER),
 )
 
 
@@ -319,15 +298,8 @@ def main() -> None:
     args = flags.FLAGS
     with command.running(args.out or args.workdir or None):
         workdir, step = chosen(args)
-        evaluate(
-            args.config,
-            workdir,
-            args.out or args.workdir,
-            step,
-            args.trajectories,
-            args.replay,
-            args.transfer,
-        )
+        out, more = args.out or args.workdir, (args.trajectories, args.replay, args.transfer)
+        evaluate(args.config, workdir, out, step, *more)
 
 
 if __name__ == '__main__':

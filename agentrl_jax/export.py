@@ -52,14 +52,16 @@ from flax import traverse_util
 from jax.experimental import multihost_utils
 from safetensors.numpy import save_file
 
+from agentrl_jax.envs import HOSTS
 from agentrl_jax.machine import checkpoint, files, sharding
 from agentrl_jax.models import Model, adapters, lora, weights
 from agentrl_jax.models.hf_config import config_to_hf
 from agentrl_jax.records import model_card
-from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run import loading, parts, saved_config
 from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.migration import read_saved
 from agentrl_jax.run.params import BEST_FOLDER, base_is_in_model_path, chosen, saved_policy
+from agentrl_jax.text import forms, grammar
 from agentrl_jax.tokens import hf_folder
 from agentrl_jax.tokens.tokenizer import Tokenizer
 from agentrl_jax.types import Params
@@ -67,6 +69,24 @@ from agentrl_jax.types import Params
 DTYPES = {name: jnp.dtype(name) for name in ('bfloat16', 'float16', 'float32')}
 MAX_SHARD_BYTES = 5 * 10**9
 COPIED_FIELDS = ('max_position_embeddings', 'bos_token_id')  # if the source has another model_type
+
+
+def answer_pattern(cfg: Config) -> str:
+    """Return a regular expression of the answers that may be sampled, in any environment of the
+    run; '' = any text."""
+    if not cfg.rollout.constrain:
+        return ''
+    patterns = {}
+    for world in cfg.worlds:
+        if world.name in HOSTS:
+            prefix = cfg.hosts.answer_prefix
+            rests = [form.removeprefix(prefix) for form in cfg.answer_forms(world)]
+            patterns[forms.pattern(rests)] = None
+        else:
+            limit, opening = cfg.env.max_actions_per_turn, cfg.of_world(world).answer_opening
+            names = world.ACTION_NAMES
+            patterns[grammar.pattern(names, max_actions=limit, opening=opening)] = None
+    return '|'.join(patterns)
 
 
 def export_hf(
@@ -282,8 +302,8 @@ def export_checkpoint(
     step = origin.step
     extra = checkpoint.read_extra(workdir, step=step)
     saved_config.check_model(extra, given)
-    mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
-    config, params = parts.build_model(cfg, tokenizer, mesh)
+    mesh, tokenizer = parts.build_mesh(cfg), loading.build_tokenizer(cfg)
+    config, params = loading.build_model(cfg, tokenizer, mesh)
     params = saved_policy(cfg, config, mesh, params, workdir, step=step)
     weights.check_finite(params, f'step {step} of {workdir}')
     record = files.local_path(workdir)
@@ -294,7 +314,7 @@ def export_checkpoint(
         record=record.parent if record.name == BEST_FOLDER else record,
         part=part,
         opening=cfg.answer_opening,
-        pattern=parts.answer_pattern(cfg),
+        pattern=answer_pattern(cfg),
     )
     if part == 'adapter':
         return export_adapter(
@@ -314,9 +334,9 @@ def export_checkpoint(
         config,
         out,
         dtype=dtype,
-        tokenizer_source=parts.tokenizer_source(cfg),
+        tokenizer_source=loading.tokenizer_source(cfg),
         calls=any(getattr(world, 'chats', False) for world in cfg.worlds),
-        model_source=parts.checkpoint_source(cfg),
+        model_source=loading.checkpoint_source(cfg),
         budget={'max_tokens': cfg.rollout.max_tokens, 'max_response': cfg.rollout.max_response},
         card=card,
     )

@@ -169,10 +169,7 @@ def extrapolate(parts: list[dict[str, Any]], layers: tuple[int, ...], depth: int
 def with_verdict(program: dict[str, Any], chip: hardware.Chip) -> dict[str, Any]:
     """Add the memory in use on a device and whether it fits."""
     used = plan_programs.bytes_in_use(program)
-    return program | {
-        'device_bytes': used,
-        'fits': not program['refused'] and used <= chip.usable,
-    }
+    return program | {'device_bytes': used, 'fits': not program['refused'] and used <= chip.usable}
 
 
 def text(plan: dict[str, Any]) -> str:

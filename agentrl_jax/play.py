@@ -38,13 +38,12 @@ from rich.console import Console
 from agentrl_jax.imitation.demonstrations import answer_text
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.records import pages
-from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import config, parts
+from agentrl_jax.run import config, hosts, loading, parts
 from agentrl_jax.run.config import Config
 from agentrl_jax.text import agents
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import ABSENT, END, parse_answer
-from agentrl_jax.types import EpisodeStop, Rollout
+from agentrl_jax.types import Episodes, EpisodeStop, Rollout
 
 
 def view_of(task: text.TextTask, world: text.Episode) -> str:
@@ -139,24 +138,17 @@ def pieces(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]
 
 
 def watch(
-    cfg: Config,
-    workdir: str,
-    split: str,
-    *,
-    level: int,
-    seed: int,
-    delay: float,
-    console: Console,
+    cfg: Config, workdir: str, split: str, *, level: int, seed: int, delay: float, console: Console
 ) -> tuple[float, bool]:
     """Let a run's policy play one episode, then print it token by token; (return, solved)."""
-    tokenizer = parts.build_tokenizer(cfg)
+    tokenizer = loading.build_tokenizer(cfg)
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, split, None)
-    model, params = parts.load_run(files.local_path(workdir), mesh=mesh)
+    model, params = loading.load_run(files.local_path(workdir), mesh=mesh)
     stream = jnp.arange(2, dtype=jnp.int32)  # two rows: XLA compiles one row differently
     listed = Episodes(level=jnp.full(2, level), token_stream=stream, world_stream=stream)
     few = dataclasses.replace(cfg, rollout=dataclasses.replace(cfg.rollout, slots=2))
-    worlds = parts.build_worlds(cfg, tokenizer) if cfg.on_hosts else None
+    worlds = hosts.build_worlds(cfg, tokenizer) if cfg.on_hosts else None
     collect = parts.build_collect(few, model, mesh, training=False, worlds=worlds)
     try:
         rollout, _ = collect(params, task, listed, jax.random.key(seed))
@@ -193,7 +185,7 @@ def config_to_play(given: Any, workdir: str) -> Config:
             'set either a --config, to play yourself, or a --workdir, to watch the policy of that '
             'run'
         )
-    return parts.config_of_run(files.local_path(workdir)) if workdir else config.read(given)
+    return loading.config_of_run(files.local_path(workdir)) if workdir else config.read(given)
 
 
 def play(args: Any) -> None:
@@ -204,7 +196,7 @@ def play(args: Any) -> None:
             f'env.name={cfg.env.name!r} is on hosts, which only a policy can play: set --workdir '
             'to its run'
         )
-    tokenizer = parts.build_tokenizer(cfg)
+    tokenizer = loading.build_tokenizer(cfg)
     console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
     task = parts.build_text_task(cfg, tokenizer, args.split, None)
     levels = task.env.num_levels(task.env_params)

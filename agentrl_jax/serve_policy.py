@@ -50,18 +50,18 @@ from agentrl_jax.envs.hosts.harness.world import CUT
 from agentrl_jax.envs.hosts.world import Answer, Messages, Reply, shown
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.rollout import host
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool, without_surrogates
-from agentrl_jax.rollout.sampling import RowSampler
+from agentrl_jax.rollout.programs import RowSampler
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy
-from agentrl_jax.run import parts, saved_config
+from agentrl_jax.run import loading, parts, saved_config
 from agentrl_jax.run.config import Config, read
 from agentrl_jax.run.params import chosen, saved_policy
 from agentrl_jax.text.answer import END, FORMS
 from agentrl_jax.text.conversation import Conversation, HostTask, build_host_task
 from agentrl_jax.text.task import build_answers, limits_actions
 from agentrl_jax.tokens.chat import build_chat
+from agentrl_jax.types import Episodes
 
 FOREVER = 1e9  # seconds
 ROUND = 1024  # conversations per rollout; the next rollout starts when all of them are over
@@ -249,8 +249,8 @@ class Served:
         slots: int = 16,
         stops: tuple[str, ...] = (),
     ):
-        mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
-        config, params = parts.build_model(cfg, tokenizer, mesh)
+        mesh, tokenizer = parts.build_mesh(cfg), loading.build_tokenizer(cfg)
+        config, params = loading.build_model(cfg, tokenizer, mesh)
         if workdir:
             params = saved_policy(cfg, config, mesh, params, workdir, step=step)
         self.params = params

@@ -9,36 +9,13 @@ step), so a run that was killed and resumed ends with the same bits as an uninte
 --show_config prints the full config, with the values of the algorithm's paper, and exits.
 """
 
-import sys
-
 if __name__ == '__main__':
     from agentrl_jax.run import interrupts
 
     interrupts.exit_on_signals()
+    from agentrl_jax.run import train_command
 
-from absl import flags, logging
-from ml_collections import config_flags
-
-from agentrl_jax.run import command, usage
-
-if __name__ == '__main__':
-    config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
-    flags.DEFINE_string('workdir', None, 'Folder of the run.')
-    flags.DEFINE_string('replay', '', "Train from a run's log of replies, without its hosts.")
-    flags.DEFINE_bool('show_config', False, 'Print the config that the run would have, and exit.')
-    command.define_fallback()
-    shows = {'--show_config', '--show-config'} & set(sys.argv)
-    needs = ('config',) if shows else ('config', 'workdir')
-    command.begin(__doc__, needs=needs, says='agentrl_jax.train: loading')
-
-from agentrl_jax.machine import processes
-
-if __name__ == '__main__':
-    # Before other imports: importing gymnax computes a constant, which starts the backend.
-    try:
-        processes.initialize_distributed()
-    except ValueError as error:
-        usage.refuse(str(error))
+    train_command.start(__doc__)
 
 import contextlib
 import dataclasses
@@ -50,16 +27,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.measure import collapse, validation
+from agentrl_jax.machine import checkpoint, files, processes, sharding
+from agentrl_jax.measure import collapse
+from agentrl_jax.models.functions import policy_of
 from agentrl_jax.planning import fit, work
-from agentrl_jax.records import report, run_log
-from agentrl_jax.run import collecting, config, hosts, interrupts
+from agentrl_jax.records import report
+from agentrl_jax.run import collecting, hosts, interrupts, measuring, recorder
 from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
-from agentrl_jax.run.config import Config
 from agentrl_jax.run.hooks import Moment
-from agentrl_jax.run.params import actor_params, policy_of, save_if_best
+from agentrl_jax.run.measuring import validate
 from agentrl_jax.run.recorder import Played, Recorder
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.state import (
@@ -69,8 +46,8 @@ from agentrl_jax.run.state import (
     open_run,
     start_iteration,
 )
-from agentrl_jax.run.streams import COLLECT, EVALUATE, SHUFFLE, Streams
-from agentrl_jax.types import Params, TrainState
+from agentrl_jax.run.streams import COLLECT, SHUFFLE, Streams
+from agentrl_jax.types import TrainState
 
 
 def train_step(
@@ -89,7 +66,7 @@ def train_step(
     check(f'the rollout of step {step}')
     cfg, programs, frozen = run.config, run.training, opened.frozen
     streams = Streams(cfg.seed)
-    policy = actor_params(state, frozen.model)
+    policy = policy_of(state.actor, frozen.model)
     began = time.monotonic()
     horizon = cfg.turn_limit(step)
     limit = np.int32(horizon)  # an argument, so a new value does not recompile
@@ -103,12 +80,7 @@ def train_step(
     )
     collected = time.monotonic()
     moment = Moment(state, frozen, policy, tasks, rollout, streams, step)
-    for probe in programs.probes:
-        if first or step % probe.every == 0:
-            check(f'{probe.name} of step {step}')
-            extra, counters = jax.device_get(probe.measure(moment))  # waits: see time/update_s
-            collecting.check_counters(counters)
-            measured |= {} if step % probe.every else extra
+    measured |= measuring.probe(programs.probes, moment, first, check)
     probed = time.monotonic()
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     base = draw_base(run, opened.base, step)
@@ -119,42 +91,9 @@ def train_step(
     measured = jax.device_get(learned | measured | {'rollout/horizon': horizon})
     measured['time/collect_s'] = collected - began
     measured['time/update_s'] = time.monotonic() - probed
-    page = Played(
-        rollout,
-        episodes,
-        streams.key(COLLECT, step),
-        horizon,
-        rows,
-        advantages,
-        groups,
-        measured['filter/collects'],
-    )
+    key, collects = streams.key(COLLECT, step), measured['filter/collects']
+    page = Played(rollout, episodes, key, horizon, rows, advantages, groups, collects)
     return state, measured, sampled, page
-
-
-def validate(
-    run: Run,
-    policy: Params,
-    step: int = 0,
-    check: Callable[[str], None] = processes.go_on,
-) -> dict[str, float]:
-    """Play every level of the held-out pools with a fixed seed. check: as in train_step."""
-    metrics, counts = {}, []
-    for pool in run.pools:
-        check(f'the validation before step {step}')
-        hosts.label(run, step=step, split=pool.split, number=0)
-        key = Streams(run.config.seed).key(EVALUATE)
-        rollout, counters = pool.collect(policy, pool.task, pool.episodes, key)
-        collecting.check_validation(counters, f'step {step}, {pool.split} episodes')
-        counts.append(pool.sums(policy, rollout))
-        metrics |= validation.summarise(counts[-1], pool.prefix)
-    for name, measure in run.training.eval_probes.items():
-        check(f'{name} before step {step}')
-        metrics[name] = measure(policy)
-    if run.config.env.mix:  # over all environments, which have the same number of episodes
-        together = validation.total(counts[: len(run.config.env.worlds)])
-        metrics |= validation.summarise(together)
-    return metrics
 
 
 def train(given: Any, workdir: str, *, fallback: bool = False, replay: str = '') -> int:
@@ -174,21 +113,15 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     cfg = run.config
     hosts.check_replay(run, replay)
     files.check_workdir(workdir, min_free_bytes=disk_bytes_needed(run, workdir))
-    if jax.process_index() == 0:
-        pools = {pool.prefix: pool.task for pool in run.pools}
-        report.write_reference(workdir, pools, len(cfg.env.worlds), cfg.env.eval_levels)
+    recorder.write_reference(run, workdir)
     curves = report.Curves(workdir, run.config_dict)
     preemption = processes.Preemption(silent=interrupts.listens())
     checkpoints, opened = open_run(run, workdir, fallback=fallback)
     if not cfg.lora.rank:  # the state has its own copy; adapters need this one
         run = dataclasses.replace(run, params=sharding.abstract_of(run.params))
     first = int(opened.state.step)
-    done = run_log.finished_step(workdir)
-    if done is not None and done == cfg.steps == first:
+    if recorder.is_finished(run, workdir, first):
         checkpoint.close(checkpoints)
-        if jax.process_index() == 0:
-            words = [word for word in sys.argv if not word.startswith('--config.steps=')]
-            print(report.finished(workdir, command.resume_line(words, 'agentrl_jax.train')))
         return 0
     # Hold until the state is saved: launchers resend signals
     with preemption, interrupts.answering(preemption.notice):
@@ -203,15 +136,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
                     checkpoint.wait(checkpoints)  # finish writing
             raise
         checkpoint.close(checkpoints)
-    if jax.process_index() == 0:
-        if code != processes.EXIT_PREEMPTED:
-            curves.draw()
-        again = command.resume_line(sys.argv, 'agentrl_jax.train')
-        if code == 0:
-            print(report.summary(workdir, again))
-            run_log.write_finished(workdir, cfg.steps)
-        elif code == processes.EXIT_PREEMPTED:
-            print(report.stopped(workdir, again), file=sys.stderr, flush=True)
+    recorder.report_end(run, workdir, code, curves)
     return code
 
 
@@ -239,14 +164,12 @@ def play(
         for step in range(first, cfg.steps + 1):
             record.begin(step)
             row, sampled, iteration_started = {}, None, False
-            if validation_due(cfg, step):
+            if measuring.is_due(cfg, step):
                 with record.validating():
                     policy = policy_of(state.params, model)
                     row |= validate(run, policy, step, preemption.check)
                 if cfg.checkpoint.best:
-                    success = {'step': step, 'eval/success': row['eval/success']}
-                    saved = checkpoint_metadata(run) | success
-                    save_if_best(workdir, state.params, saved)
+                    record.save_if_best(state.params, row['eval/success'])
             if step < cfg.steps:  # the last iteration only evaluates
                 if cfg.starts_iteration(step):
                     if step > first:
@@ -301,30 +224,5 @@ def saving(save: Callable[[], None]) -> Iterator[None]:
         save()
 
 
-def validation_due(cfg: Config, step: int) -> bool:
-    every = cfg.eval.every
-    return step in (0, cfg.steps) or bool(every and step % every == 0)
-
-
-def main() -> None:
-    logging.set_verbosity(logging.WARNING)  # Orbax reports every stage of every save
-    args = flags.FLAGS
-    command.check_backend()
-    try:
-        if args.show_config:
-            print(config.show(args.config))
-            config.read(args.config)
-            sys.exit(0)
-        with usage.checked():
-            config.read(args.config)
-            fit.check(args.config)
-        code = train(args.config, args.workdir, fallback=args.fallback, replay=args.replay)
-    except checkpoint.Damaged as error:
-        processes.fail(error, processes.EXIT_DAMAGED)
-    except (ValueError, OSError, RuntimeError) as error:
-        processes.fail(error, usage.code_of(error), workdir=args.workdir)
-    sys.exit(code)
-
-
 if __name__ == '__main__':
-    main()
+    train_command.main(train, fit.check)

@@ -40,6 +40,16 @@ class EpisodeStop(enum.IntEnum):
 
 
 @struct.dataclass
+class Episodes:
+    """The episodes to play, group-major."""
+
+    level: jax.Array  # int32 [E]  level of the environment's pool; equal within a group
+    token_stream: jax.Array  # int32 [E]  random stream of the sampled tokens, distinct
+    world_stream: jax.Array  # int32 [E]  stream of the environment; equal = common random numbers
+    extra: dict[str, Any] = struct.field(default_factory=dict)  # of extensions, by name
+
+
+@struct.dataclass
 class Rollout:
     """Episodes as the sampler wrote them; built only in agentrl_jax.rollout."""
 
@@ -219,6 +229,11 @@ class TrainState:
     skipped: jax.Array
     explorer: Params | None = None  # actor, if it is not the policy itself (AgentEvol)
     extra: dict[str, Any] = struct.field(default_factory=dict)  # of extensions, by name
+
+    @property
+    def actor(self) -> Params:
+        """The parameters that play."""
+        return self.params if self.explorer is None else self.explorer
 
 
 @struct.dataclass

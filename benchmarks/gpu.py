@@ -42,9 +42,9 @@ from agentrl_jax.planning import fit
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.records import about
 from agentrl_jax.rollout import sampling
-from agentrl_jax.rollout.episodes import draw_episodes
-from agentrl_jax.run import parts
+from agentrl_jax.run import loading, parts
 from agentrl_jax.run.state import make_state
+from agentrl_jax.run.streams import draw_episodes
 from agentrl_jax.types import FrozenParams
 from benchmarks import common, limits
 from configs import frozen_lake
@@ -139,7 +139,7 @@ class Session:
             section, _, field = name.partition('.')
             cfg[section][field] = value
         known = plan_programs.settings.read(cfg, None)
-        task = parts.build_text_task(known, parts.build_tokenizer(known), 'train', None)
+        task = parts.build_text_task(known, loading.build_tokenizer(known), 'train', None)
         turns = cfg.env.max_turns * (task.width + cfg.rollout.max_response)
         cfg.rollout.max_tokens = -(-(task.prefix.shape[0] + turns) // 64) * 64
         return cfg
@@ -289,7 +289,7 @@ def training_step(
         return
     collect, learn = (programs[part].call for part in ('rollout', 'update'))
     cfg, config = shapes.cfg, shapes.config
-    task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'train', shapes.mesh)
+    task = parts.build_text_task(cfg, loading.build_tokenizer(cfg), 'train', shapes.mesh)
     draw = functools.partial(
         draw_episodes,
         levels=task.env.num_levels(task.env_params),
@@ -308,7 +308,7 @@ def training_step(
     frozen = FrozenParams(params if cfg.lora.rank else {}, reference, {})
 
     def play(step):
-        policy = plan_programs.actor_params(state, frozen.model)
+        policy = plan_programs.policy_of(state.actor, frozen.model)
         return collect(policy, task, draw(jax.random.key(1), step), jax.random.key(step))
 
     def train(rollout):

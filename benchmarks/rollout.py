@@ -18,14 +18,14 @@ import numpy as np
 
 from agentrl_jax.envs import FrozenLake
 from agentrl_jax.rollout import device
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.rows import Player
 from agentrl_jax.rollout.slots import RolloutSettings
-from agentrl_jax.run.parts import BUNDLED_TOKENIZER
+from agentrl_jax.run.loading import BUNDLED_TOKENIZER
 from agentrl_jax.text import task as text
 from agentrl_jax.text.answer import parse_answer
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.tokens.load import load_tokenizer
+from agentrl_jax.types import Episodes
 from benchmarks import common
 
 

@@ -27,7 +27,7 @@ from ml_collections import config_flags
 from agentrl_jax import train
 from agentrl_jax.machine import processes
 from agentrl_jax.models.functions import on_base
-from agentrl_jax.rl import learn
+from agentrl_jax.rl import update
 from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.run import collecting, hooks, parts, streams
 from agentrl_jax.run import params as run_params
@@ -58,7 +58,7 @@ class Session:
 
     @property
     def policy(self) -> Any:
-        return run_params.actor_params(self.state, self.frozen.model)
+        return run_params.policy_of(self.state.actor, self.frozen.model)
 
     def collect_arguments(self) -> tuple:
         run = self.run
@@ -110,10 +110,10 @@ def learning(run: Run) -> UpdateSettings:
 
 
 def build_score(session: Session) -> Any:
-    """score() -> the result of learn.prepare for the session's rollout, starting with a Batch."""
+    """score() -> the result of update.prepare for the session's rollout, starting with a Batch."""
     run = session.run
     fns = on_base(parts.build_functions(run.config, run.model, run.mesh), session.frozen.model)
-    program = jax.jit(functools.partial(learn.prepare, fns=fns, settings=learning(run)))
+    program = jax.jit(functools.partial(update.prepare, fns=fns, settings=learning(run)))
     return lambda: program(session.state, session.frozen, session.rollout)
 
 

@@ -19,7 +19,6 @@ from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.rl import losses
 from agentrl_jax.rl.masked import positions_of
 from agentrl_jax.rollout import device, windows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.openings import SharedPrompts
 from agentrl_jax.rollout.rows import Player
 from agentrl_jax.rollout.sampling import Sampler
@@ -28,7 +27,7 @@ from agentrl_jax.text.answer import END, parse_answer
 from agentrl_jax.text.task import build_task
 from agentrl_jax.tokens.load import load_tokenizer
 from agentrl_jax.tools.demo_tokenizer import DEMO_MODEL
-from agentrl_jax.types import EpisodeStop, TurnStop
+from agentrl_jax.types import Episodes, EpisodeStop, TurnStop
 
 SPECIALS = ('<|im_start|>', '<|im_end|>', '<|endoftext|>')
 NAMES = ('frozen_lake', 'sokoban', 'bandit')

@@ -59,7 +59,4 @@ class DPPO(Algorithm):
     def clipped(self, logprobs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
         """Return the tokens dropped from the loss; bool [B, T]."""
         dropped, rises = self._dropped(logprobs, batch), batch.advantages > 0
-        return {
-            'policy/clip_frac_high': dropped & rises,
-            'policy/clip_frac_low': dropped & ~rises,
-        }
+        return {'policy/clip_frac_high': dropped & rises, 'policy/clip_frac_low': dropped & ~rises}

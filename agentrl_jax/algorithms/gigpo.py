@@ -30,9 +30,8 @@ class GiGPO(ClippedSurrogate):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
         reached = turn_credit.reached_turns(rollout.num_turns, rows, rollout.rewards.shape[1])
-        rewards, scale = (
-            jnp.where(reached, x, 0.0) for x in self.turn_rewards(rollout, scores, mask, kl_coef)
-        )
+        of_turns = turn_credit.turn_rewards(self, rollout, scores, mask, kl_coef)
+        rewards, scale = (jnp.where(reached, x, 0.0) for x in of_turns)
         to_go, to_go_scale = (
             turn_credit.discounted_to_go(
                 x, jnp.zeros_like(x[:, 0]), rollout.num_turns, gamma=self.turn_gamma

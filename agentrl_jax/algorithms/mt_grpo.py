@@ -85,7 +85,7 @@ class MTGRPO(ClippedSurrogate):
         rows, mask = trained(rollout, keep)
         rewards, outcomes = split_rewards(rollout, self.outcome)
         scale, outcome_scale = split_rewards(rollout.magnitudes, self.outcome)
-        kl, kl_scale = self.turn_kl(rollout, scores, mask, kl_coef)
+        kl, kl_scale = turn_credit.turn_kl(self, rollout, scores, mask, kl_coef)
         per_turn = self.turn_advantages(
             rewards - kl,
             outcomes,

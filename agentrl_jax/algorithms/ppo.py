@@ -18,7 +18,16 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, token_rewards, trained
+from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, trained
+from agentrl_jax.rl.recursions import (
+    bi_level_gae,
+    episode_ends,
+    gae,
+    place_on_episode_end,
+    token_rewards,
+    turn_wise_gae,
+    whiten,
+)
 from agentrl_jax.settings.marks import SHARE, ConfigName, In, NameIn, Neutral, OnlyIf
 from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch, EpisodeStop, Rollout, Scores
@@ -71,14 +80,14 @@ class PPO(ClippedSurrogate):
             discount = self.gamma if self.estimator == 'token' else self.turn_gamma
             rewards = rewards + discount * cut_values(rollout, scores, mask)
         if self.estimator == 'token':
-            advantages = adv.gae(rewards, scores.values, mask, gamma=self.gamma, lam=self.lam)
+            advantages = gae(rewards, scores.values, mask, gamma=self.gamma, lam=self.lam)
         elif self.estimator == 'turn':
             value_mask = adv.turn_ends(mask, turn)
-            advantages = adv.turn_wise_gae(
+            advantages = turn_wise_gae(
                 rewards, scores.values, mask, turn, turn_gamma=self.turn_gamma, lam=self.lam
             )
         else:
-            advantages = adv.bi_level_gae(
+            advantages = bi_level_gae(
                 rewards,
                 scores.values,
                 mask,
@@ -90,7 +99,7 @@ class PPO(ClippedSurrogate):
         returns = advantages + scores.values
         if self.whiten:
             scale = (scale + kl_scale.sum(1))[:, None] + jnp.abs(scores.values)
-            advantages = adv.whiten(advantages, mask, over=value_mask, scale=scale)
+            advantages = whiten(advantages, mask, over=value_mask, scale=scale)
         batch = build_batch(
             rollout, scores, mask, advantages, returns=returns, value_mask=value_mask
         )
@@ -108,14 +117,14 @@ class PPO(ClippedSurrogate):
             return token_rewards(rollout, mask, reward_on=self.reward_on), scale
         norm = NORMALIZATIONS[self.reward_normalization]
         returns = adv.compare(rollout.returns, rows, group_size=group_size, norm=norm, scale=scale)
-        return adv.place_on_episode_end(returns, mask), jnp.abs(returns)
+        return place_on_episode_end(returns, mask), jnp.abs(returns)
 
 
 def cut_values(rollout: Rollout, scores: Scores, mask: jax.Array) -> jax.Array:
     """Return the value after the last token of episodes cut by a turn or token budget; [B, T]."""
     stop = rollout.episode_stop[:, None]
     cut = (stop == EpisodeStop.TURN_BUDGET) | (stop == EpisodeStop.TOKEN_BUDGET)
-    return jnp.where(adv.episode_ends(mask) & cut, scores.next_values, 0.0)
+    return jnp.where(episode_ends(mask) & cut, scores.next_values, 0.0)
 
 
 def with_turn_starts(batch: Batch, scores: Scores) -> Batch:
@@ -123,7 +132,7 @@ def with_turn_starts(batch: Batch, scores: Scores) -> Batch:
 
     Its target is the target of the next token with a trained value: no reward is in between.
     """
-    on = adv.turn_ends(batch.mask, batch.turn) & ~adv.episode_ends(batch.mask)
+    on = adv.turn_ends(batch.mask, batch.turn) & ~episode_ends(batch.mask)
     after, targets, old = (
         jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
         for x in (on, adv.next_masked(batch.returns, batch.value_mask), scores.next_values)

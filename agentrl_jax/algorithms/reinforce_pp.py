@@ -10,8 +10,9 @@ initial policy is subtracted from the reward of each token.
 import dataclasses
 from typing import Annotated, Literal
 
-from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, token_rewards, trained
+from agentrl_jax.rl import recursions
+from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, trained
+from agentrl_jax.rl.recursions import token_rewards
 from agentrl_jax.settings.marks import SHARE, Neutral
 
 
@@ -29,6 +30,8 @@ class ReinforcePP(ClippedSurrogate):
         _, mask = trained(rollout, keep)
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
         rewards = rewards - self.token_kl(scores, mask, kl_coef)[0]
-        to_go = adv.rewards_to_go(rewards, mask, gamma=self.gamma)
+        to_go = recursions.rewards_to_go(rewards, mask, gamma=self.gamma)
         _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
-        return build_batch(rollout, scores, mask, adv.whiten(to_go, mask, scale=scale[:, None]))
+        return build_batch(
+            rollout, scores, mask, recursions.whiten(to_go, mask, scale=scale[:, None])
+        )

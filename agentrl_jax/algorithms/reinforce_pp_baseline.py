@@ -7,6 +7,7 @@ arXiv:2501.03262, the baseline variant of OpenRLHF and verl. The KL is a small l
 import dataclasses
 
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import recursions
 from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, trained
 
 
@@ -19,4 +20,4 @@ class ReinforcePPBaseline(ClippedSurrogate):
         rows, mask = trained(rollout, keep)
         returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         centred = adv.group_center(returns, rows, group_size=group_size, scale=scale)
-        return build_batch(rollout, scores, mask, adv.whiten(centred[:, None] * mask, mask))
+        return build_batch(rollout, scores, mask, recursions.whiten(centred[:, None] * mask, mask))

@@ -40,7 +40,7 @@ class TurnGRPO(ClippedSurrogate):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
-        rewards, scale = self.turn_rewards(rollout, scores, mask, kl_coef)
+        rewards, scale = turn_credit.turn_rewards(self, rollout, scores, mask, kl_coef)
         per_turn = turn_credit.leave_one_out_to_go(
             rewards, rollout.num_turns, rows, group_size=group_size, scale=scale
         )

@@ -81,10 +81,7 @@ def initialize_distributed(*, timeout_s: int = 300) -> None:
     # Otherwise jax would catch SIGTERM from now on, with no effect before training starts.
     jax.config.update('jax_enable_preemption_service', False)
     silence_s = _number(HEARTBEAT) if HEARTBEAT in os.environ else 0
-    patience = {
-        'initialization_timeout': timeout_s,
-        'heartbeat_timeout_seconds': silence_s or 100,
-    }
+    patience = {'initialization_timeout': timeout_s, 'heartbeat_timeout_seconds': silence_s or 100}
     names, launcher = {name for name in JOIN if name in os.environ}, launched()
     if COORDINATOR in names and os.environ[COORDINATOR] == 'auto':
         del os.environ[COORDINATOR]  # jax would use 'auto' as an address

@@ -105,12 +105,7 @@ def _first_answers(rollout, table, eos_ids, settings):
 
 
 def cross_logprobs(
-    params: Params,
-    rollout: Rollout,
-    pairs: Pairs,
-    width: int,
-    settings: Settings,
-    fns: ModelFns,
+    params: Params, rollout: Rollout, pairs: Pairs, width: int, settings: Settings, fns: ModelFns
 ) -> jax.Array:
     """Return l[i, j] = sum of log p over the tokens of answer i after prompt j, float32 [M, N].
 

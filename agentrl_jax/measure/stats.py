@@ -86,10 +86,7 @@ def stratified_bootstrap(
 
 
 def _bootstrap(
-    samples: Samples,
-    statistic: Callable[[Samples], np.ndarray],
-    resamples: int,
-    seed: int,
+    samples: Samples, statistic: Callable[[Samples], np.ndarray], resamples: int, seed: int
 ) -> tuple[float, float]:
     """95 % interval of a statistic of redrawn samples; scipy rejects samples of one run."""
     if not samples or any(np.size(runs) == 0 for runs in samples):

@@ -17,13 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from agentrl_jax.models.attention import AttentionMask
-from agentrl_jax.models.decoder import (
-    Backbone,
-    DecoderConfig,
-    KVCache,
-    Where,
-    matmul_transposed,
-)
+from agentrl_jax.models.decoder import Backbone, DecoderConfig, KVCache, Where, matmul_transposed
 from agentrl_jax.types import Params
 
 

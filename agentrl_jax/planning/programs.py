@@ -15,13 +15,13 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax import types
 from agentrl_jax.machine import files, sharding
 from agentrl_jax.models import sizes, weights
-from agentrl_jax.rollout.episodes import every_level
 from agentrl_jax.run import config as settings
-from agentrl_jax.run import hooks, parts
-from agentrl_jax.run.build import build_learn, build_setup, build_update_settings
+from agentrl_jax.run import hooks, loading, parts
+from agentrl_jax.run.build import build_learn, build_update_settings
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.params import actor_params, holds_run, policy_of
+from agentrl_jax.run.params import holds_run, policy_of
 from agentrl_jax.run.state import make_state
+from agentrl_jax.run.streams import every_level
 
 OUT_OF_MEMORY = (  # error messages of libtpu 0.0.42
     re.compile(r'Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm'),
@@ -57,15 +57,15 @@ def sizes_of(cfg: Config, model: str = '') -> Any:
     elif cfg.model.path:
         config = sizes_at(cfg.model.path)
     else:
-        config = parts.random_model_config(cfg, parts.build_tokenizer(cfg))
-    return dataclasses.replace(config, **parts.compute_fields(cfg))
+        config = loading.random_model_config(cfg, loading.build_tokenizer(cfg))
+    return dataclasses.replace(config, **loading.compute_fields(cfg))
 
 
 def sizes_at(name: str) -> Any:
     """Return the sizes of a checkpoint or of a run's policy."""
     path = files.local_path(name)
     if holds_run(path):
-        return sizes_of(parts.config_of_run(path))
+        return sizes_of(loading.config_of_run(path))
     return weights.open_source(path).config()
 
 
@@ -80,19 +80,19 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     mesh = parts.build_mesh(cfg, devices)
     cfg = settings.check(cfg, sharding.row_shards(mesh))
     replicated, rows = NamedSharding(mesh, P()), sharding.shard_rows(mesh)
-    tokenizer = parts.build_tokenizer(cfg)
+    tokenizer = loading.build_tokenizer(cfg)
     config = sizes_of(cfg, model)
     config = dataclasses.replace(config, num_layers=layers or config.num_layers)
     on_host = parts.build_text_task(cfg, tokenizer, 'train', None)  # programs include its grammar
     task = sharding.with_layout(on_host, replicated)
     optimizers = parts.build_optimisers(cfg)
-    shaped = build_setup(cfg, config, tokenizer, mesh)
+    shaped = loading.build_setup(cfg, config, tokenizer, mesh)
     shaped = dataclasses.replace(shaped, load_policy=functools.partial(shapes_at, cfg, mesh))
     additions = tuple(extension.load(shaped, learns=True) for extension in cfg.extensions)
     state, frozen = state_of(cfg, config, mesh, optimizers)
     place = functools.partial(sharding.with_layout, layout=replicated)
     frozen = frozen.replace(extra=hooks.frozen_of(additions, on_host, place))
-    policy = actor_params(state, frozen.model)
+    policy = policy_of(state.actor, frozen.model)
     key = sharding.with_layout(jax.eval_shape(jax.random.key, 0), replicated)
     episodes = cfg.rollout.num_groups * cfg.rollout.group_size
     drawn = jax.tree.map(np.asarray, every_level(episodes, 1, 1))
@@ -140,7 +140,7 @@ def parameter_shapes(config: Any, mesh: jax.sharding.Mesh) -> Any:
 
 def shapes_at(cfg: Config, mesh: jax.sharding.Mesh, path: Any) -> tuple[Any, Any]:
     """Return (sizes, parameter shapes) of another checkpoint or of a run's policy."""
-    config = dataclasses.replace(sizes_at(str(path)), **parts.compute_fields(cfg))
+    config = dataclasses.replace(sizes_at(str(path)), **loading.compute_fields(cfg))
     return config, parameter_shapes(config, mesh)
 
 

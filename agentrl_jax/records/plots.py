@@ -175,12 +175,7 @@ def _draw_multiples(figure: Figure, panels: Sequence[Panel], look: Look) -> None
 
 
 def _draw_among(
-    axis: Axes,
-    panel: Panel,
-    curves: Mapping[str, Curve | None],
-    label: str,
-    index: int,
-    look: Look,
+    axis: Axes, panel: Panel, curves: Mapping[str, Curve | None], label: str, index: int, look: Look
 ) -> tuple[set[str], str]:
     """Draw one label over the grey means of all others; return (intervals, number of seeds)."""
     for other, curve in curves.items():

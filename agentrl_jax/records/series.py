@@ -52,12 +52,7 @@ def joined(panel: Panel, x: str, most: int) -> int:
 
 
 def summarise(
-    runs: Sequence[Rows],
-    metric: str,
-    x: str,
-    *,
-    join: int = 1,
-    most: int = 200,
+    runs: Sequence[Rows], metric: str, x: str, *, join: int = 1, most: int = 200
 ) -> Curve | None:
     """Return seeds and their summary; None if no run has the metric.
 

@@ -19,15 +19,7 @@ from agentrl_jax.results.cells import (
     Entry,
     Table,
 )
-from agentrl_jax.results.spec import (
-    AREA,
-    BEST,
-    COUNT,
-    LAST_THREE,
-    PLACES,
-    SUCCESS,
-    Spec,
-)
+from agentrl_jax.results.spec import AREA, BEST, COUNT, LAST_THREE, PLACES, SUCCESS, Spec
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run

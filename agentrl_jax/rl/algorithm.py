@@ -202,24 +202,6 @@ class Algorithm:
         kl, scale = (kl_coef * jnp.where(mask, x, 0.0) for x in terms)
         return kl, scale
 
-    def turn_kl(
-        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return token_kl summed over each turn; [B, K]."""
-        turns = rollout.rewards.shape[1]
-        kl, scale = (
-            adv.per_turn(x, rollout.turn, mask, turns=turns)
-            for x in self.token_kl(scores, mask, kl_coef)
-        )
-        return kl, scale
-
-    def turn_rewards(
-        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return (reward + penalty - KL in the reward, its rounding scale) per turn; [B, K]."""
-        kl, scale = self.turn_kl(rollout, scores, mask, kl_coef)
-        return rollout.turn_returns - kl, rollout.magnitudes.turn_returns + scale
-
     def episode_returns(
         self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
@@ -280,13 +262,6 @@ def decision_tokens(rollout: Rollout) -> jax.Array:
     rows, at = jnp.arange(turn.shape[0])[:, None], jnp.maximum(turn, 0)
     chooses = jnp.zeros(rollout.rewards.shape, bool).at[rows, at].max(choice)
     return choice | (adv.turn_ends(sampled, turn) & ~jnp.take_along_axis(chooses, at, axis=1))
-
-
-def token_rewards(rollout: Rollout, mask: jax.Array, *, reward_on: str) -> jax.Array:
-    """Place each turn's reward and penalty at its end, or the return at the last token; [B, T]."""
-    if reward_on == 'turn':
-        return adv.place_on_turn_ends(rollout.turn_returns, mask, rollout.turn)
-    return adv.place_on_episode_end(rollout.returns, mask)
 
 
 def build_batch(

@@ -9,7 +9,7 @@ which saves the compute of the dropped ones.
 """
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -74,22 +74,6 @@ RULES = {
     'top_p_softmax': keep_top_p_softmax,
     'min_p': keep_min_p,
 }
-
-
-def refill(
-    held: Any, count: jax.Array, fresh: Any, keep: jax.Array, *, group_size: int
-) -> tuple[Any, jax.Array]:
-    """Append the kept groups of `fresh` to the `count` groups in `held`; return (held, count).
-
-    held and fresh are pytrees of arrays [rows, ...]. held has a fixed capacity; groups that do not
-    fit are dropped. Dynamic sampling plays rollouts until held is full.
-    """
-    rows = jax.tree.leaves(held)[0].shape[0]
-    slot = count + jnp.cumsum(keep) - 1  # position of each kept group
-    slot = jnp.where(keep, slot, rows)  # out of range: dropped
-    index = (slot[:, None] * group_size + jnp.arange(group_size)[None]).reshape(-1)
-    held = jax.tree.map(lambda old, new: old.at[index].set(new, mode='drop'), held, fresh)
-    return held, jnp.minimum(count + keep.sum(), rows // group_size).astype(jnp.int32)
 
 
 def filter_metrics(scores: jax.Array, keep: jax.Array) -> dict[str, jax.Array]:

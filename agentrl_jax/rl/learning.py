@@ -1,7 +1,7 @@
 """Settings of an update and the quantities derived from them."""
 
 import dataclasses
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import optax
@@ -24,6 +24,7 @@ from agentrl_jax.settings.marks import (
 from agentrl_jax.text.grammar import Bits
 from agentrl_jax.types import Batch, FrozenParams, Params, Rollout, Scores
 
+SECTIONS = ('algorithm', 'batch', 'critic', 'sampler', 'optim')  # of a config, for UpdateSettings
 SAMPLER_BOUNDS = {'tis': (0.0, 2.0), 'icepop': (0.5, 5.0)}
 
 
@@ -207,6 +208,21 @@ class UpdateSettings:
     extras: tuple[Extra, ...] = ()
     bits: Bits | None = None  # token bits of the grammar
     layout: NamedSharding | None = None  # sharding of rows over the mesh
+
+    @classmethod
+    def of(cls, run: Any, **task: Any) -> 'UpdateSettings':
+        """Return the settings of a run; task: fields set by its environment and mesh."""
+        return cls(
+            **{name: getattr(run, name) for name in SECTIONS},
+            num_groups=run.rollout.num_groups,
+            group_size=run.rollout.group_size,
+            max_turns=run.env.max_turns,
+            max_response=run.rollout.max_response,
+            temperature=run.rollout.temperature,
+            base_rows=run.base_rows,
+            has_reference=run.algorithm.uses_reference and run.algorithm.COMPARES_REFERENCE,
+            **task,
+        )
 
     @property
     def head(self) -> HeadSettings:

@@ -225,27 +225,6 @@ def clipped_sides(
     return sides
 
 
-def sampler_weights(
-    old_logprobs: jax.Array,
-    sampler_logprobs: jax.Array,
-    mask: jax.Array,
-    *,
-    low: float,
-    high: float,
-    drop: bool,
-) -> jax.Array:
-    """pi_old / pi_sampler, a constant factor of the advantages if sampler and trainer differ.
-
-    drop=False clips to [low, high] (truncated importance sampling: 0, 2). drop=True sets weights
-    outside [low, high] to 0 (IcePop: .5, 5). [B, T]; 0 off the mask. The clipped loss scales with
-    the advantage.
-    """
-    log_weight = log_ratio(old_logprobs, sampler_logprobs, mask)
-    weight = jnp.exp(jax.lax.stop_gradient(log_weight))
-    weight_in_range = jnp.where((weight >= low) & (weight <= high), weight, 0.0)
-    return jnp.where(mask, weight_in_range if drop else jnp.clip(weight, low, high), 0.0)
-
-
 def clipped_value_loss(
     values: jax.Array,
     old_values: jax.Array,

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.learning import UpdateSettings
-from agentrl_jax.rl.objective import MAXIMA
+from agentrl_jax.rl.metrics import MAXIMA
 from agentrl_jax.types import Batch, Params
 
 MULTIPLE = 8  # of columns

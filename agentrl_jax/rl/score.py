@@ -61,8 +61,7 @@ def score_rows(fn: Callable, rows: tuple, microbatch_rows: int) -> Any:
         )
     # Row i goes to slice i % n, so that every slice has rows from each device's block.
     parts = jax.tree.map(
-        lambda x: x.reshape(size, total // size, *x.shape[1:]).swapaxes(0, 1),
-        rows,
+        lambda x: x.reshape(size, total // size, *x.shape[1:]).swapaxes(0, 1), rows
     )
     out = jax.lax.map(lambda part: fn(*part), parts)
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(total, *x.shape[2:])[:count], out)

@@ -10,8 +10,39 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import recursions
+from agentrl_jax.rl.algorithm import Algorithm
+from agentrl_jax.types import Rollout, Scores
 
 MODES = ('or', 'mr', 'mt_v1', 'mt_cumulative', 'mt_local', 'gtpo', 'hybrid', 'flattened')
+
+
+def turn_kl(
+    algorithm: Algorithm,
+    rollout: Rollout,
+    scores: Scores,
+    mask: jax.Array,
+    kl_coef: jax.Array | float,
+) -> tuple[jax.Array, jax.Array]:
+    """Return token_kl summed over each turn; [B, K]."""
+    turns = rollout.rewards.shape[1]
+    kl, scale = (
+        adv.per_turn(x, rollout.turn, mask, turns=turns)
+        for x in algorithm.token_kl(scores, mask, kl_coef)
+    )
+    return kl, scale
+
+
+def turn_rewards(
+    algorithm: Algorithm,
+    rollout: Rollout,
+    scores: Scores,
+    mask: jax.Array,
+    kl_coef: jax.Array | float,
+) -> tuple[jax.Array, jax.Array]:
+    """Return (reward + penalty - KL in the reward, its rounding scale) per turn; [B, K]."""
+    kl, scale = turn_kl(algorithm, rollout, scores, mask, kl_coef)
+    return rollout.turn_returns - kl, rollout.magnitudes.turn_returns + scale
 
 
 def reached_turns(num_turns: jax.Array, healthy: jax.Array, turns: int) -> jax.Array:
@@ -23,7 +54,7 @@ def discounted_to_go(
     rewards: jax.Array, outcome: jax.Array, num_turns: jax.Array, *, gamma: float
 ) -> jax.Array:
     """sum_{l >= k} gamma^(l-k) r_l + gamma^(last-k) o with last = num_turns - 1; [B, K]."""
-    suffix = adv.linear_recursion(rewards, jnp.full_like(rewards, gamma))
+    suffix = recursions.linear_recursion(rewards, jnp.full_like(rewards, gamma))
     left = jnp.maximum(num_turns[:, None] - 1 - jnp.arange(rewards.shape[1])[None], 0)
     return suffix + jnp.asarray(gamma, rewards.dtype) ** left * outcome[:, None]
 
@@ -54,7 +85,7 @@ def _sums_to_go(rewards, scale, reached):
     scale = jnp.abs(rewards) if scale is None else scale
     r, scale = jnp.where(reached, rewards, 0.0), jnp.where(reached, scale, 0.0)
     ones = jnp.ones_like(r)
-    return adv.linear_recursion(r, ones), adv.linear_recursion(scale, ones)
+    return recursions.linear_recursion(r, ones), recursions.linear_recursion(scale, ones)
 
 
 def step_advantages(

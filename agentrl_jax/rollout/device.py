@@ -24,21 +24,22 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import (
+    COUNTERS,
     GENERATING,
     IDLE,
     WAITING,
     RolloutSettings,
     Slots,
     Turns,
+    empty_rollout,
     sample,
 )
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import stops
 from agentrl_jax.text import task as text
-from agentrl_jax.types import EpisodeStop, Params, Rollout, TurnStop
+from agentrl_jax.types import Episodes, EpisodeStop, Params, Rollout, TurnStop
 
 
 def decode(
@@ -259,12 +260,7 @@ def collect(
     state = play(state, params, task, episodes, keys, settings=settings, head=head)
     nonfinite = state.out.action_mask & ~jnp.isfinite(state.out.logprobs)
     return settings.schedule.finish(state, episodes), {
-        'decodes': state.decodes,
-        'serves': state.serves,
-        'generated': state.generated,
-        'reads': state.reads,
-        'read': state.read,
-        'overflow': state.overflow,
+        **{name: getattr(state, name) for name in COUNTERS},
         'nonfinite': nonfinite.sum(dtype=jnp.int32),
         'no_legal_token': state.out.no_legal_token.sum(dtype=jnp.int32),
     }
@@ -317,22 +313,11 @@ def start(
         answer=answers.init_answer(task.answer, slots),
         world=world,
         next_episode=zero,
-        out=Rollout.empty(
-            listed.level,
-            task.prefix,
-            pad_id=task.pad_id,
-            max_tokens=settings.max_tokens,
-            max_turns=task.max_turns,
-            max_actions=task.max_actions_per_turn,
-            words=text.words(task),
-        ).replace(extra=player.rollout_extra(listed, task.max_turns)),
+        out=empty_rollout(task, listed.level, settings.max_tokens).replace(
+            extra=player.rollout_extra(listed, task.max_turns)
+        ),
         place=begin_answers(empty_place(task, slots), task, jnp.arange(slots), world),
-        decodes=zero,
-        serves=zero,
-        generated=zero,
-        reads=zero,
-        read=zero,
-        overflow=zero,
+        **dict.fromkeys(COUNTERS, zero),
         schedule=settings.schedule.start(task, episodes, rows, world),
     )
 
@@ -374,15 +359,3 @@ def collect_on_mesh(mesh: jax.sharding.Mesh, settings: RolloutSettings) -> Calla
         check_vma=False,
     )
     return replicated
-
-
-def check_budget(task: text.TextTask, *, max_tokens: int, max_response: int) -> int:
-    """Return the worst-case tokens of an episode; ValueError if its first turn does not fit."""
-    prefix, turn = task.prefix.shape[0], task.width + max_response
-    if prefix + turn > max_tokens:
-        raise ValueError(
-            f'rollout.max_tokens={max_tokens} is too small: the prompt prefix takes '
-            f'{prefix} tokens, a turn prompt up to {task.width} and an answer '
-            f'{max_response}; set it to at least {prefix + turn}'
-        )
-    return prefix + task.max_turns * turn

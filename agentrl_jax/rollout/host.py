@@ -23,7 +23,6 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.envs.hosts.world import shown
 from agentrl_jax.rollout import rewards, versions
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host_rollout import HostRollout
 from agentrl_jax.rollout.partial import PartialRollout
 from agentrl_jax.rollout.programs import Programs, StopRules, build_programs
@@ -32,7 +31,7 @@ from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.world_calls import RetryPolicy, WorldCalls
 from agentrl_jax.text import stops
 from agentrl_jax.text.conversation import Conversation, HostTask
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 
 def on_local_mesh(params: Params, mesh: jax.sharding.Mesh, local: jax.sharding.Mesh) -> Params:

@@ -16,13 +16,7 @@ import numpy as np
 
 from agentrl_jax.envs.hosts.world import Answer, Reply, Sampling
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.host_slots import (
-    NOTHING,
-    Slot,
-    branch_places,
-    empty_record,
-    figures_of,
-)
+from agentrl_jax.rollout.host_slots import NOTHING, Slot, branch_places, empty_record, figures_of
 from agentrl_jax.rollout.keepers import Request, Response
 from agentrl_jax.rollout.programs import READ_HEADER, REPORT_HEADER, Programs, StopRules
 from agentrl_jax.rollout.world_calls import WorldCalls, WorldsFailed

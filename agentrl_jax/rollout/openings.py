@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import Schedule, Slots, Turns
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Rollout
+from agentrl_jax.types import Episodes, Rollout
 
 
 @struct.dataclass

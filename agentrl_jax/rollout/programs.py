@@ -12,6 +12,7 @@ is compiled once.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.rollout import rows as token_rows
+from agentrl_jax.rollout import sampling
 from agentrl_jax.rollout.slots import RolloutSettings, sample
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
@@ -28,6 +30,39 @@ from agentrl_jax.types import Params, TurnStop
 
 READ_HEADER = 10  # numbers in front of the offers and tokens of a line to read
 REPORT_HEADER = 3  # numbers in front of the tokens of a reported line
+
+
+def sample_rows(
+    logits: jax.Array,
+    uniform: jax.Array,
+    temperature: jax.Array,
+    top_p: jax.Array,
+    *,
+    top_k: int = 0,
+    vocab_shards: int = 1,
+) -> tuple[jax.Array, jax.Array]:
+    """Run `sample` with a temperature and a top_p per row, float32 [S].
+
+    Temperatures below 1e-3 are greedy, because the quotients could overflow.
+    """
+    greedy, top_p = temperature < 1e-3, jnp.maximum(top_p, 1e-6)
+    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
+    drawn = sampling.sample(scaled, uniform, top_k=top_k, top_p=top_p, vocab_shards=vocab_shards)
+    best = sampling.sample(logits, uniform, temperature=0.0, vocab_shards=vocab_shards)
+    token, logprob = (jnp.where(greedy, x, y) for x, y in zip(best, drawn, strict=True))
+    return token, logprob
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSampler(sampling.Sampler):
+    """Uses a temperature and a top_p per slot; the fields of the sampler are the defaults."""
+
+    def draw(
+        self, slots: Any, logits: jax.Array, uniform: jax.Array, *, vocab_shards: int = 1
+    ) -> tuple[jax.Array, jax.Array]:
+        """See Sampler.draw. slots: has temperature and top_p, float32 [S]."""
+        row_settings, more = (slots.temperature, slots.top_p), dict(top_k=self.top_k)
+        return sample_rows(logits, uniform, *row_settings, **more, vocab_shards=vocab_shards)
 
 
 @struct.dataclass

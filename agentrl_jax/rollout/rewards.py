@@ -7,6 +7,7 @@ after the rollout uses these rewards. Success and the prompts still come from th
 
 import contextlib
 import dataclasses
+import inspect
 import numbers
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.envs.hosts.world import LARGEST
+from agentrl_jax.rollout.slots import empty_rollout
+from agentrl_jax.settings.callables import import_callable
 from agentrl_jax.text import agents
+from agentrl_jax.text.conversation import HostTask
 from agentrl_jax.types import EpisodeStop, Rollout
 
+FIELD = 'reward.function'
 OF_ROLLOUT = 'a function of (rollout, task) that returns rewards [B, K]'
 OF_EPISODE = 'a function of an episode that returns a list with a number for each of its turns'
 
@@ -58,6 +63,36 @@ def blamed(what: str, function: Callable) -> Iterator[None]:
         at = ([frame for frame in frames if frame.filename == file] or frames)[-1]
         reason = f'{type(error).__name__}: {" ".join(str(error).split())[:400]}'
         raise ValueError(f'{what} failed: {reason} ({at.filename}, line {at.lineno})') from error
+
+
+def load(path: str) -> Callable | None:
+    """Import reward.function; None if the environment's rewards are used."""
+    if not path:
+        return None
+    try:
+        return import_callable(path, FIELD)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; or set --config.reward.function='' to use the environment's rewards"
+        ) from error
+
+
+def check(path: str, task: Any, *, max_tokens: int, episodes: int) -> None:
+    """Raise a ValueError if reward.function does not fit this environment; compiles nothing."""
+    function, name = load(path), f'{FIELD}={path!r}'
+    if function is None:
+        return
+    if isinstance(task, HostTask):
+        try:
+            inspect.signature(function).bind(None)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f'{name} must be, for environments on hosts, {OF_EPISODE}: {error}'
+            ) from error
+        return
+    level = jax.ShapeDtypeStruct((episodes,), np.int32)
+    shapes = jax.eval_shape(lambda level: empty_rollout(task, level, max_tokens), level)
+    check_traced(function, shapes, task, name=name)
 
 
 def of_rollout(
@@ -140,12 +175,7 @@ def of_episode(episode: Episode, function: Callable, *, name: str) -> np.ndarray
 
 
 def replace(
-    out: Rollout,
-    events: dict[int, list],
-    items: np.ndarray,
-    function: Callable,
-    *,
-    name: str,
+    out: Rollout, events: dict[int, list], items: np.ndarray, function: Callable, *, name: str
 ) -> None:
     """Replace the rewards in a NumPy record by the results of a function, in place.
 

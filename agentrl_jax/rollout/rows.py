@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from agentrl_jax.models.base import KVCache, Model, transpose_kernels
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 
 @struct.dataclass
@@ -152,10 +151,7 @@ def push(rows: Rows, params: Params, token: jax.Array, live: jax.Array, *, playe
     position = jnp.where(live, rows.context, capacity(rows))
     hidden, cache = player.forward(rows, params, token[:, None], position[:, None], None)
     return rows.replace(
-        cache=cache,
-        hidden=hidden[:, 0],
-        length=rows.length + live,
-        context=rows.context + live,
+        cache=cache, hidden=hidden[:, 0], length=rows.length + live, context=rows.context + live
     )
 
 

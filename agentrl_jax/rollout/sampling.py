@@ -130,27 +130,6 @@ def sample(
     return token, chosen - top - jnp.log(total)
 
 
-def sample_rows(
-    logits: jax.Array,
-    uniform: jax.Array,
-    temperature: jax.Array,
-    top_p: jax.Array,
-    *,
-    top_k: int = 0,
-    vocab_shards: int = 1,
-) -> tuple[jax.Array, jax.Array]:
-    """Run `sample` with a temperature and a top_p per row, float32 [S].
-
-    Temperatures below 1e-3 are greedy, because the quotients could overflow.
-    """
-    greedy, top_p = temperature < 1e-3, jnp.maximum(top_p, 1e-6)
-    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
-    drawn = sample(scaled, uniform, top_k=top_k, top_p=top_p, vocab_shards=vocab_shards)
-    best = sample(logits, uniform, temperature=0.0, vocab_shards=vocab_shards)
-    token, logprob = (jnp.where(greedy, x, y) for x, y in zip(best, drawn, strict=True))
-    return token, logprob
-
-
 @dataclasses.dataclass(frozen=True)
 class Sampler:
     """Settings of `sample`. A subclass may choose tokens in another way."""
@@ -169,15 +148,3 @@ class Sampler:
         del slots
         settings = dict(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         return sample(logits, uniform, **settings, vocab_shards=vocab_shards)
-
-
-@dataclasses.dataclass(frozen=True)
-class RowSampler(Sampler):
-    """Uses a temperature and a top_p per slot; the fields of the sampler are the defaults."""
-
-    def draw(
-        self, slots: Any, logits: jax.Array, uniform: jax.Array, *, vocab_shards: int = 1
-    ) -> tuple[jax.Array, jax.Array]:
-        """See Sampler.draw. slots: has temperature and top_p, float32 [S]."""
-        row_settings, more = (slots.temperature, slots.top_p), dict(top_k=self.top_k)
-        return sample_rows(logits, uniform, *row_settings, **more, vocab_shards=vocab_shards)

@@ -12,14 +12,14 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models.base import Model
 from agentrl_jax.rollout import rows as token_rows
 from agentrl_jax.rollout import windows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.sampling import Sampler
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 IDLE, GENERATING, WAITING = range(3)
+COUNTERS = ('decodes', 'serves', 'generated', 'reads', 'read', 'overflow')  # fields of Slots
 
 
 @struct.dataclass
@@ -196,6 +196,19 @@ def sample(
         return jax.random.uniform(jax.random.fold_in(row_key, position))
 
     return *draw(logits, jax.vmap(uniform)(state.rows.stream, state.rows.length)), bits
+
+
+def empty_rollout(task: text.TextTask, level: jax.Array, max_tokens: int) -> Rollout:
+    """Return episodes of levels int32 [B] that only hold the task's prefix."""
+    return Rollout.empty(
+        level,
+        task.prefix,
+        pad_id=task.pad_id,
+        max_tokens=max_tokens,
+        max_turns=task.max_turns,
+        max_actions=task.max_actions_per_turn,
+        words=text.words(task),
+    )
 
 
 def choose(which: jax.Array, new: Any, old: Any) -> Any:

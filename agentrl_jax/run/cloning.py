@@ -1,5 +1,6 @@
 """Demonstrations of a run: behaviour cloning, and rows that are added to its batches."""
 
+import dataclasses
 import functools
 
 import jax
@@ -45,10 +46,20 @@ def demonstrations_of_all(run: Run) -> Demonstrations:
     return parts[0] if len(parts) == 1 else demonstrations.join(parts, run.tokenizer.pad_id)
 
 
+def with_limits(cfg: Config) -> Config:
+    """Return the same run with the limits of expert demonstrations instead of its own."""
+    parts = {}
+    for name, section in clone.LIMITS.items():
+        part = parts.get(section, getattr(cfg, section))
+        limit = getattr(cfg.clone, name) or getattr(part, name)
+        parts[section] = dataclasses.replace(part, **{name: limit})
+    return dataclasses.replace(cfg, **parts)
+
+
 def demonstrate_levels(run: Run, cfg: Config, task: Task) -> Demonstrations:
     """Return expert and random play of one environment's training levels."""
     if cfg.clone.has_limits:
-        cfg = cfg.with_clone_limits
+        cfg = with_limits(cfg)
         task = parts.build_text_task(cfg, run.tokenizer, 'train', run.mesh)
     settings = dict(
         seed=cfg.seed,

@@ -1,30 +1,22 @@
-"""Collect the rollouts of a step: one, or with dynamic sampling several until the batch is full.
+"""Collect the rollouts of a step: one, or with dynamic sampling several (refilling.py).
 
-Dynamic sampling (DAPO, arXiv:2503.14476) buffers the groups that the filter keeps and plays further
-levels, until the buffer holds an update's groups or filter.refill further rollouts are played.
 Everything random is a function of the seed, the step and the rollout's number.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from agentrl_jax.machine import files, processes
-from agentrl_jax.rl import filtering
-from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.rollout import rewards
-from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import hosts
+from agentrl_jax.run import hosts, refilling
+from agentrl_jax.run.refilling import Played
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.streams import COLLECT, LEVELS, REFILL, Streams
 from agentrl_jax.text.conversation import Task
-from agentrl_jax.types import EpisodeStop, Params, Rollout
-
-Played = tuple[Rollout, tuple[Episodes, ...]]
+from agentrl_jax.types import Params
 
 
 def check_counters(counters: Sequence[dict[str, Any]]) -> None:
@@ -69,47 +61,18 @@ def check_validation(counters: dict[str, Any], where: str) -> None:
 
 
 def play(
-    run: Run,
-    params: Params,
-    tasks: tuple[Task, ...],
-    step: int,
-    number: int = 0,
+    run: Run, params: Params, tasks: tuple[Task, ...], step: int, number: int = 0
 ) -> tuple[Played, list[dict[str, Any]]]:
     """Play one rollout of a step: (rollout and its episodes, counters of each environment)."""
     hosts.label(run, step=step, split='train', number=number)
     if run.config.rollout.staleness:
-        return collect_stale(run, params, tasks, step)
+        return hosts.collect_stale(run, params, tasks, step)
     streams = Streams(run.config.seed)
     levels = streams.key(REFILL, number) if number else streams.key(LEVELS)
     drawn = run.training.draw(levels, step, number * run.config.rollout.episodes)
     rollout, counters = run.training.collect(params, tasks, drawn, streams.key(COLLECT, step))
     check_counters(counters)  # the only check on the host
     return (rollout, drawn), counters
-
-
-def collect_stale(
-    run: Run, params: Params, tasks: tuple[Task, ...], step: int
-) -> tuple[Played, list[dict[str, Any]]]:
-    """Play a rollout of the run's only environment while episodes of later steps are in flight.
-
-    Each step has the same levels as without staleness. Streams number the episodes of the run.
-    """
-    (task,), (collect,), cfg = tasks, run.training.collects, run.config
-    streams = Streams(cfg.seed)
-
-    def draw(of):
-        return run.training.draw(streams.key(LEVELS), of, of * cfg.rollout.episodes)[0]
-
-    rollout, counters = collect.collect_ahead(
-        params,
-        task,
-        draw,
-        streams.key(COLLECT),
-        step=step,
-        last=cfg.steps - 1,
-        staleness=cfg.rollout.staleness,
-    )
-    return (rollout, (draw(step),)), [counters]
 
 
 def collect(
@@ -124,24 +87,18 @@ def collect(
     The held groups come first in the batch; their number is None without dynamic sampling. check:
     called before each further rollout (processes.Preemption.check).
     """
-    collected, counted = play(run, params, tasks, step)
-    measured = run.training.metrics(collected[0], run.training.tasks) | {'filter/collects': 1}
-    if run.training.pack is None:
-        return collected, sampled(counted), measured | counts(counted), None
-    groups, held, count, total_passing = run.config.rollout.num_groups, collected, 0, 0
-    for number in range(1 + run.config.algorithm.filter.refill):
-        if number:
-            check(f'rollout {number + 1} of step {step}')
-            collected, counters = play(run, params, tasks, step, number)
-            counted += counters
-        # The count passes through the host: on devices, two layouts would compile two programs.
-        held, filled, passing = run.training.pack(held, np.int32(count), collected)
-        count, total_passing = int(filled), total_passing + int(passing)
-        if count == groups:
-            break
-    measured['filter/collects'] = number + 1
-    measured['filter/kept'] = total_passing / (groups * (number + 1))
-    return held, sampled(counted), measured | counts(counted), count
+
+    def play_another(number):
+        check(f'rollout {number + 1} of step {step}')
+        return play(run, params, tasks, step, number)
+
+    played, counted = play(run, params, tasks, step)
+    measured = run.training.metrics(played[0], run.training.tasks) | {'filter/collects': 1}
+    groups = None
+    if run.training.pack is not None:
+        played, more, groups, figures = refilling.fill(run, played, play_another)
+        counted, measured = counted + more, measured | figures
+    return played, sampled(counted), measured | counts(counted), groups
 
 
 def counts(counted: list[dict[str, Any]]) -> dict[str, float]:
@@ -163,30 +120,3 @@ def token_counts(counted: list[dict[str, Any]]) -> dict[str, int]:
         f'rollout/{name}': sum(int(np.sum(counters.get(name, 0))) for counters in counted)
         for name in ('nonfinite', 'no_legal_token')
     }
-
-
-def pack(
-    held: Played, count: jax.Array, played: Played, *, settings: UpdateSettings
-) -> tuple[Played, jax.Array, jax.Array]:
-    """Append the groups of `played` that the filter keeps to the `count` groups in `held`.
-
-    Rows beyond these groups are marked as faulty, which excludes them from training. Returns
-    (held, count, number of groups kept from `played`).
-    """
-    group_size = settings.group_size
-    _, keep = settings.algorithm.filter.keep_rows(
-        played[0], groups=settings.num_groups, group_size=group_size
-    )
-    keep = keep.reshape(-1, group_size).any(1)
-    held, count_after = filtering.refill(held, count, played, keep, group_size=group_size)
-    rollout, episodes = held
-    empty = jnp.arange(rollout.tokens.shape[0]) >= count_after * group_size
-    stop = jnp.where(empty, EpisodeStop.ENV_ERROR, rollout.episode_stop)
-    return (rollout.replace(episode_stop=stop), episodes), count_after, keep.sum()
-
-
-def build_pack(settings: UpdateSettings, rows: Any, whole: Any) -> Any:
-    """Return jitted `pack` over the mesh, or None without dynamic sampling."""
-    if not settings.algorithm.filter.refill:
-        return None
-    return jax.jit(functools.partial(pack, settings=settings), out_shardings=(rows, whole, whole))

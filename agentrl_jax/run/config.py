@@ -18,7 +18,7 @@ from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.envs import ENVIRONMENTS, GAMES, HOSTS, WORLDS
 from agentrl_jax.envs.base import read_world
 from agentrl_jax.imitation import trajectories
-from agentrl_jax.imitation.clone import LIMITS, Clone
+from agentrl_jax.imitation.clone import Clone
 from agentrl_jax.machine import files
 from agentrl_jax.machine.sharding import MeshSizes
 from agentrl_jax.measure.collapse import Alarms
@@ -32,11 +32,7 @@ from agentrl_jax.run.extensions import Extras
 from agentrl_jax.run.hooks import Extension
 from agentrl_jax.run.usage import WrongUsage
 from agentrl_jax.settings import pages, tree
-from agentrl_jax.settings.marks import (
-    In,
-    Inline,
-    Variant,
-)
+from agentrl_jax.settings.marks import In, Inline, Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,16 +114,6 @@ class Config:
         """The same run with the validation environments."""
         worlds = tuple(world.for_validation() for world in self.worlds)
         return dataclasses.replace(self, worlds=worlds)
-
-    @property
-    def with_clone_limits(self) -> 'Config':
-        """The same run with the limits of expert demonstrations instead of its own."""
-        parts = {}
-        for name, section in LIMITS.items():
-            part = parts.get(section, getattr(self, section))
-            limit = getattr(self.clone, name) or getattr(part, name)
-            parts[section] = dataclasses.replace(part, **{name: limit})
-        return dataclasses.replace(self, **parts)
 
     @property
     def answer_opening(self) -> str:
@@ -221,7 +207,7 @@ def read(cfg: Any, shards: int | None = 1) -> Config:
         if name.partition('.')[0] not in GAMES:
             raise WrongUsage(tree.unknown_field_message(name, known))
     with _impossible():
-        run = _with_world_names(tree.read(Config, cfg))
+        run = outside.with_world_names(tree.read(Config, cfg))
         worlds = tuple(read_world_section(cfg, name) for name in run.env.worlds if name in WORLDS)
     run = dataclasses.replace(run, worlds=worlds)
     return run if shards is None else check(run, shards)
@@ -237,13 +223,6 @@ def check(run: Config, shards: int) -> Config:
     if run.clone.file:
         trajectories.read_records(run.clone.file)  # fail before the model is loaded
     return run
-
-
-def _with_world_names(run: Config) -> Config:
-    """Replace module:Class by the environment's name."""
-    mix = tuple((outside.world_name(name), share) for name, share in run.env.mix)
-    name = run.env.name if mix else outside.world_name(run.env.name)
-    return dataclasses.replace(run, env=dataclasses.replace(run.env, name=name, mix=mix))
 
 
 def effective(cfg: Any) -> Any:

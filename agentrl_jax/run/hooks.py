@@ -13,13 +13,12 @@ from jax.sharding import Mesh
 from agentrl_jax.models.base import Model
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.learning import Extra, UpdateSettings
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.rollout.windows import Context, ConversationSpec
 from agentrl_jax.run.streams import Streams
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import FrozenParams, Params, Rollout, TrainState
+from agentrl_jax.types import Episodes, FrozenParams, Params, Rollout, TrainState
 
 Config = Any  # run.config.Config, which contains the sections of extensions
 

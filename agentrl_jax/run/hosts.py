@@ -14,12 +14,23 @@ import numpy as np
 
 from agentrl_jax.envs.hosts.base import HostEnvironment
 from agentrl_jax.envs.hosts.world import world_errors
-from agentrl_jax.machine import processes
-from agentrl_jax.rollout import host, replies, versions
-from agentrl_jax.rollout.keepers import Request, Response
+from agentrl_jax.machine import processes, sharding
+from agentrl_jax.rollout import host, replies, rewards, versions
+from agentrl_jax.rollout.keepers import Pool, Request, Response
+from agentrl_jax.rollout.slots import RolloutSettings
+from agentrl_jax.run.config import Config
+from agentrl_jax.run.refilling import Played
 from agentrl_jax.run.run import Run
+from agentrl_jax.run.streams import COLLECT, LEVELS, Streams
 from agentrl_jax.run.usage import WrongUsage
+from agentrl_jax.text import agents
+from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_host_task
+from agentrl_jax.text.stops import build_stop_table
+from agentrl_jax.tokens.chat import build_chat
+from agentrl_jax.tokens.tokenizer import Tokenizer
+from agentrl_jax.types import Params
 
+POLL = 8  # maximum number of tokens sampled between checks for replies of environments on hosts
 # How counters are aggregated into a step's metrics: over its rollouts, then over processes
 COUNTED = {
     'hosts/waited_s': (np.sum, np.max),
@@ -42,6 +53,86 @@ def log_name(stem: str = 'replies', process: int | None = None) -> str:
 def of_world(cfg: Any, stem: str, world: str) -> str:
     """Return a stem per environment of env.mix: replies_sokoban, eval_sokoban."""
     return f'{stem}_{world}' if cfg.env.mix else stem
+
+
+def build_conversation(cfg: Config, tokenizer: Tokenizer, env: HostEnvironment) -> Conversation:
+    """Build the converter between texts of environments on hosts and token ids."""
+    return Conversation(
+        build_chat(tokenizer),
+        cfg.answer_opening,
+        cfg.hosts.max_observation,
+        preamble=env.instruction,
+        agent=cfg.agent.build(),
+    )
+
+
+def build_worlds(cfg: Config, tokenizer: Tokenizer) -> host.Worlds:
+    """Build the pool of environments on hosts, which are created when needed."""
+    (env,) = cfg.worlds
+    conversation = build_conversation(cfg, tokenizer, env)
+    return host.Worlds(Pool(env.make, conversation.prompt), conversation)
+
+
+def build_task(
+    cfg: Config, tokenizer: Tokenizer, split: str, env: HostEnvironment, env_params: Any
+) -> HostTask:
+    """Build environments on hosts as text."""
+    del split
+    return build_host_task(
+        env,
+        env_params,
+        build_conversation(cfg, tokenizer, env),
+        max_turns=cfg.env.max_turns,
+        forms=cfg.answer_forms(env),
+        spelling=cfg.rollout.constrain,
+        max_response=cfg.rollout.max_response,
+    )
+
+
+def build_collect(
+    cfg: Config, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: RolloutSettings
+) -> host.HostCollect:
+    """Build `collect` against environments on hosts."""
+    fields, reward = cfg.hosts, rewards.load(cfg.reward.function)
+    tokenizer = worlds.conversation.chat.tokenizer
+    stop = (*fields.stop, *agents.closings(worlds.conversation.agent))
+    return host.HostCollect(
+        mesh,
+        sharding.local_mesh(mesh),
+        worlds,
+        settings=settings,
+        strings=build_stop_table(tokenizer.token_bytes(), stop),
+        read_tokens=fields.read_tokens,
+        poll=POLL,
+        policy=fields.policy,
+        prepare=prepare,
+        reward=None if reward is None else (f'{rewards.FIELD}={cfg.reward.function!r}', reward),
+    )
+
+
+def collect_stale(
+    run: Run, params: Params, tasks: tuple[Task, ...], step: int
+) -> tuple[Played, list[dict[str, Any]]]:
+    """Play a rollout of the run's only environment while episodes of later steps are in flight.
+
+    Each step has the same levels as without staleness. Streams number the episodes of the run.
+    """
+    (task,), (collect,), cfg = tasks, run.training.collects, run.config
+    streams = Streams(cfg.seed)
+
+    def draw(of):
+        return run.training.draw(streams.key(LEVELS), of, of * cfg.rollout.episodes)[0]
+
+    rollout, counters = collect.collect_ahead(
+        params,
+        task,
+        draw,
+        streams.key(COLLECT),
+        step=step,
+        last=cfg.steps - 1,
+        staleness=cfg.rollout.staleness,
+    )
+    return (rollout, (draw(step),)), [counters]
 
 
 def probe(env: HostEnvironment, tries: int) -> None:

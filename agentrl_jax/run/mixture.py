@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text.conversation import HostTask, Task
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 FIRST_KEY = 2**30  # for levels of environments after the first one; above any step number
 
@@ -40,9 +39,7 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
         padded = jnp.pad(padded, ((0, 0), (0, figures - padded.shape[1])))
         judged = jnp.ones_like(part.valid) if part.judged is None else part.judged
         return part.replace(
-            actions=rows,
-            figures=padded if measured else None,
-            judged=judged if doubts else None,
+            actions=rows, figures=padded if measured else None, judged=judged if doubts else None
         )
 
     return jax.tree.map(lambda *x: jnp.concatenate(x), *map(widened, parts))
@@ -95,11 +92,7 @@ def collect(
 
 
 def measure_worlds(
-    rollout: Rollout,
-    tasks: tuple[Task, ...],
-    *,
-    measure: Callable,
-    split: Callable | None,
+    rollout: Rollout, tasks: tuple[Task, ...], *, measure: Callable, split: Callable | None
 ) -> dict[str, jax.Array]:
     """Return the metrics of a rollout, and of each environment by name: rollout_sokoban/success.
 

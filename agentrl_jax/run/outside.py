@@ -1,5 +1,6 @@
 """Environments and algorithms from outside the package, named module:Class in a config."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,13 @@ def world_name(name: str) -> str:
     kinds = ENVIRONMENTS if issubclass(world, TextEnvironment) else HOSTS
     kinds[world.name] = WORLDS[world.name] = world
     return world.name
+
+
+def with_world_names(run: Any) -> Any:
+    """Return a Config with module:Class replaced by the environment's name."""
+    mix = tuple((world_name(name), share) for name, share in run.env.mix)
+    name = run.env.name if mix else world_name(run.env.name)
+    return dataclasses.replace(run, env=dataclasses.replace(run.env, name=name, mix=mix))
 
 
 def _import(name: str, field: str, *bases: type) -> type:

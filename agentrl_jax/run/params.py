@@ -1,4 +1,4 @@
-"""Actor, trainable and frozen parameters.
+"""Trainable and frozen parameters.
 
 With LoRA, the initial weights are the frozen base of policy, critic and reference. A resumed run
 loads them from model.path again and checks that they have not changed. Weights that were randomly
@@ -24,7 +24,7 @@ from agentrl_jax.models.functions import policy_of
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import read_saved
 from agentrl_jax.run.streams import ADAPTERS, Streams
-from agentrl_jax.types import Params, TrainState
+from agentrl_jax.types import Params
 
 CLONED = 2  # number of the adapters that cloning trains
 BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER = 'base', 'reference', 'best'  # below the workdir
@@ -33,11 +33,6 @@ HOW = ('dtype', 'lora_scale', 'remat', 'scan_layers', 'transposed', 'fused')
 SHOWN = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_layers')
 DIGITS = 6  # compared digits: a .gguf stores the numbers of a config.json in float32
 _known: list[Any] = []  # cached base_digest: a weak reference to the first parameter, the digest
-
-
-def actor_params(state: TrainState, base: Params) -> Params:
-    """Return the parameters that play episodes: the policy, or AgentEvol's explorer."""
-    return policy_of(state.params if state.explorer is None else state.explorer, base)
 
 
 def trainable_params(params: Params, cfg: Config, index: int) -> Params:

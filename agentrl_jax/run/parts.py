@@ -1,45 +1,28 @@
-"""Build the parts of a run: mesh, tokenizer, environment, model, rollout, optimisers."""
+"""Build the parts of a run: mesh, environment, functions of the model, rollout, optimisers."""
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from agentrl_jax.envs import HOSTS, simulation
+from agentrl_jax.envs import simulation
 from agentrl_jax.envs.base import build
-from agentrl_jax.envs.hosts.base import HostEnvironment
-from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.models import DRAWN, Model, adapters, kernels, lora, weights
+from agentrl_jax.machine import sharding
+from agentrl_jax.models import Model, kernels, lora
 from agentrl_jax.models.functions import ModelFns, model_functions
-from agentrl_jax.rollout import device, host, rewards
-from agentrl_jax.rollout.keepers import Pool
+from agentrl_jax.rollout import device, host, rewards, windows
 from agentrl_jax.rollout.openings import SharedPrompts
 from agentrl_jax.rollout.rows import Player
 from agentrl_jax.rollout.sampling import Sampler
 from agentrl_jax.rollout.slots import RolloutSettings, Schedule
-from agentrl_jax.run import usage
+from agentrl_jax.run import hosts, usage
 from agentrl_jax.run.config import Config
-from agentrl_jax.run.migration import read_saved
-from agentrl_jax.run.params import holds_run, saved_policy
-from agentrl_jax.settings.callables import import_callable
-from agentrl_jax.text import agents, forms, grammar
-from agentrl_jax.text import task as text
-from agentrl_jax.text.conversation import Conversation, HostTask, Task, build_host_task
-from agentrl_jax.text.stops import build_stop_table
+from agentrl_jax.text.conversation import Task
 from agentrl_jax.text.task import TextTask, build_task
-from agentrl_jax.tokens.chat import build_chat
-from agentrl_jax.tokens.load import check_fits, load_tokenizer
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Params, Rollout
 
-TOKENIZERS = Path(__file__).parents[1] / 'tokens'
-BUNDLED_TOKENIZER = TOKENIZERS / 'demo.model'
-POLL = 8  # maximum number of tokens sampled between checks for replies of environments on hosts
 TRANSPOSE_FROM = 2**24  # parameters; larger models do not fit into a core's caches while sampling
 
 
@@ -57,9 +40,9 @@ def build_environment(cfg: Config, split: str) -> tuple[Any, Any]:
 
 def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) -> Task:
     """Build the environment as text, replicated over the mesh; without a mesh, on the host."""
-    make = host_task if cfg.on_hosts else device_task
-    task = make(cfg, tokenizer, split)
-    enough = device.check_budget(
+    make = hosts.build_task if cfg.on_hosts else device_task
+    task = make(cfg, tokenizer, split, *build_environment(cfg, split))
+    enough = check_budget(
         task, max_tokens=cfg.rollout.max_tokens, max_response=cfg.rollout.max_response
     )
     first = split == 'train'  # the pools of other splits have the same texts
@@ -79,9 +62,22 @@ def build_text_task(cfg: Config, tokenizer: Tokenizer, split: str, mesh: Any) ->
     return task if mesh is None else sharding.replicate(task, mesh)
 
 
-def device_task(cfg: Config, tokenizer: Tokenizer, split: str) -> TextTask:
+def check_budget(task: Task, *, max_tokens: int, max_response: int) -> int:
+    """Return the worst-case tokens of an episode; ValueError if its first turn does not fit."""
+    prefix, turn = task.prefix.shape[0], task.width + max_response
+    if prefix + turn > max_tokens:
+        raise ValueError(
+            f'rollout.max_tokens={max_tokens} is too small: the prompt prefix takes '
+            f'{prefix} tokens, a turn prompt up to {task.width} and an answer '
+            f'{max_response}; set it to at least {prefix + turn}'
+        )
+    return prefix + task.max_turns * turn
+
+
+def device_task(
+    cfg: Config, tokenizer: Tokenizer, split: str, env: Any, env_params: Any
+) -> TextTask:
     """Build an environment on the device as text."""
-    env, env_params = build_environment(cfg, split)
     needed = split == 'train' and any(part.needs_plans(cfg) for part in cfg.extensions)
     plans = None
     if needed or cfg.env.hint == 'plan':
@@ -117,56 +113,6 @@ def solutions(env: Any, env_params: Any, budget: int) -> np.ndarray:
         ) from error
 
 
-def host_task(cfg: Config, tokenizer: Tokenizer, split: str) -> HostTask:
-    """Build environments on hosts as text."""
-    env, env_params = build_environment(cfg, split)
-    return build_host_task(
-        env,
-        env_params,
-        build_conversation(cfg, tokenizer, env),
-        max_turns=cfg.env.max_turns,
-        forms=cfg.answer_forms(env),
-        spelling=cfg.rollout.constrain,
-        max_response=cfg.rollout.max_response,
-    )
-
-
-def answer_pattern(cfg: Config) -> str:
-    """Return a regular expression of the answers that may be sampled, in any environment of the
-    run; '' = any text."""
-    if not cfg.rollout.constrain:
-        return ''
-    patterns = {}
-    for world in cfg.worlds:
-        if world.name in HOSTS:
-            prefix = cfg.hosts.answer_prefix
-            rests = [form.removeprefix(prefix) for form in cfg.answer_forms(world)]
-            patterns[forms.pattern(rests)] = None
-        else:
-            limit, opening = cfg.env.max_actions_per_turn, cfg.of_world(world).answer_opening
-            names = world.ACTION_NAMES
-            patterns[grammar.pattern(names, max_actions=limit, opening=opening)] = None
-    return '|'.join(patterns)
-
-
-def build_conversation(cfg: Config, tokenizer: Tokenizer, env: HostEnvironment) -> Conversation:
-    """Build the converter between texts of environments on hosts and token ids."""
-    return Conversation(
-        build_chat(tokenizer),
-        cfg.answer_opening,
-        cfg.hosts.max_observation,
-        preamble=env.instruction,
-        agent=cfg.agent.build(),
-    )
-
-
-def build_worlds(cfg: Config, tokenizer: Tokenizer) -> host.Worlds:
-    """Build the pool of environments on hosts, which are created when needed."""
-    (env,) = cfg.worlds
-    conversation = build_conversation(cfg, tokenizer, env)
-    return host.Worlds(Pool(env.make, conversation.prompt), conversation)
-
-
 def build_mesh(cfg: Config, devices: Any = None) -> jax.sharding.Mesh:
     """Build the mesh of cfg.mesh; data = -1 uses all devices that fsdp and tensor leave."""
     count = jax.device_count() if devices is None else len(devices)
@@ -174,106 +120,6 @@ def build_mesh(cfg: Config, devices: Any = None) -> jax.sharding.Mesh:
     if data == -1 and rest > 0:
         data = max(count // rest, 1)
     return sharding.make_mesh(data, cfg.mesh.fsdp, cfg.mesh.tensor, devices)
-
-
-def tokenizer_source(cfg: Config) -> Path:
-    """Return the tokenizer's path: model.tokenizer, the model's folder, or this package's file.
-
-    If model.path is a run, it is that run's tokenizer.
-    """
-    if cfg.model.path and not cfg.model.tokenizer:
-        return tokenizer_of(files.local_path(cfg.model.path))
-    return files.local_path(cfg.model.tokenizer or bundled_tokenizer(*cfg.env.worlds))
-
-
-def tokenizer_of(path: Path) -> Path:
-    """Return the tokenizer's path of a checkpoint: in it, in its base, or in its run's model."""
-    if holds_run(path):
-        return tokenizer_source(config_of_run(path))
-    has_tokenizer = any((path / name).exists() for name in ('tokenizer.json', 'tokenizer.model'))
-    return adapters.base_of(path) if adapters.is_adapter(path) and not has_tokenizer else path
-
-
-def checkpoint_source(cfg: Config) -> Path | None:
-    """Return the original checkpoint of a policy, following runs; None for random weights."""
-    path = files.local_path(cfg.model.path) if cfg.model.path else None
-    if path is not None and holds_run(path):
-        return checkpoint_source(config_of_run(path))
-    return path
-
-
-def bundled_tokenizer(*worlds: str) -> Path:
-    """Return the small tokenizer of the environments' vocabulary, or the demo's."""
-    candidates = [TOKENIZERS / f'{world}.model' for world in worlds]
-    paths = {path if path.exists() else BUNDLED_TOKENIZER for path in candidates}
-    if len(paths) > 1:
-        raise ValueError(
-            f'env.mix: {", ".join(worlds)} have different small tokenizers '
-            f'({", ".join(sorted(path.name for path in paths))}): set model.tokenizer to one that '
-            'has the words of all of them'
-        )
-    return paths.pop()
-
-
-def build_tokenizer(cfg: Config) -> Any:
-    return load_tokenizer(tokenizer_source(cfg))
-
-
-def compute_fields(cfg: Config) -> dict[str, Any]:
-    """Return the fields of Model that configure how it computes, independent of its sizes."""
-    names = ('dtype', 'remat', 'scan_layers')
-    return {name: getattr(cfg.model, name) for name in names} | {'lora_scale': cfg.lora.scale}
-
-
-def random_model_config(cfg: Config, tokenizer: Tokenizer) -> Model:
-    """Return the Model of randomly initialised weights."""
-    sizes = {name: getattr(cfg.model, name) for name in usage.SIZES}
-    return DRAWN(
-        vocab_size=-(-tokenizer.vocab_size // 64) * 64,
-        head_dim=cfg.model.hidden_size // cfg.model.num_heads,
-        **sizes,
-        **compute_fields(cfg),
-    )
-
-
-def build_model(cfg: Config, tokenizer: Tokenizer, mesh: Any) -> tuple[Model, Any]:
-    """Load or randomly initialise a model: (sizes, float32 parameters laid out for training)."""
-    if cfg.model.path:
-        config, params = load_policy(files.local_path(cfg.model.path), mesh=mesh)
-        check_fits(tokenizer, config.vocab_size)
-        return dataclasses.replace(config, **compute_fields(cfg)), params
-    config = random_model_config(cfg, tokenizer)
-    key = jax.random.fold_in(jax.random.key(cfg.seed), 1)
-    return config, sharding.init_sharded(config.init, key, sharding.TRAIN_RULES, mesh)
-
-
-def load_policy(path: Path, *, mesh: Any) -> tuple[Model, Params]:
-    """Load a checkpoint or a run's policy: (sizes, float32 parameters laid out for training)."""
-    load = load_run if holds_run(path) else weights.load_model
-    return load(path, mesh=mesh)
-
-
-def config_of_run(path: Path) -> Config:
-    """Return the config of the newest checkpoint in a workdir, or in its folder `best`."""
-    return read_saved(checkpoint.read_extra(path))
-
-
-def load_run(path: Path, *, mesh: Any, step: int | None = None) -> tuple[Model, Any]:
-    """Load (sizes, float32 parameters) of a run's policy, with adapters merged.
-
-    step: the checkpoint; None = the newest.
-    """
-    cfg = config_of_run(path)
-    tokenizer = build_tokenizer(cfg)
-    if cfg.model.path:
-        config, start = build_model(cfg, tokenizer, mesh)
-    else:
-        config = random_model_config(cfg, tokenizer)
-        start = config.abstract_params()
-        start = sharding.with_layout(start, sharding.specs(start, sharding.TRAIN_RULES, mesh))
-    policy = saved_policy(cfg, config, mesh, start, path, step=step)
-    merged = jax.jit(functools.partial(lora.merge, scale=cfg.lora.scale))(policy)
-    return config, merged if cfg.lora.rank else policy
 
 
 def build_functions(cfg: Config, config: Model, mesh: Any, *, critic: bool = True) -> ModelFns:
@@ -297,49 +143,6 @@ def uses_transposed_kernels(config: Model, mesh: Any) -> bool:
     """Return whether rollouts use transposed copies of the kernels."""
     on_cpu = mesh.devices.flat[0].platform == 'cpu' and mesh.shape['tensor'] == 1
     return on_cpu and config.param_count() >= TRANSPOSE_FROM
-
-
-REWARD = 'reward.function'
-
-
-def build_reward(cfg: Config) -> Callable | None:
-    """Import reward.function; None if the environment's rewards are used."""
-    if not cfg.reward.function:
-        return None
-    try:
-        return import_callable(cfg.reward.function, REWARD)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}; or set --config.reward.function='' to use the environment's rewards"
-        ) from error
-
-
-def check_reward(cfg: Config, task: Task) -> None:
-    """Raise a ValueError if reward.function does not fit this environment; compiles nothing."""
-    function, name = build_reward(cfg), f'{REWARD}={cfg.reward.function!r}'
-    if function is None:
-        return
-    if isinstance(task, HostTask):
-        try:
-            inspect.signature(function).bind(None)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f'{name} must be, for environments on hosts, {rewards.OF_EPISODE}: {error}'
-            ) from error
-        return
-    shapes = jax.eval_shape(
-        functools.partial(
-            Rollout.empty,
-            pad_id=task.pad_id,
-            max_tokens=cfg.rollout.max_tokens,
-            max_turns=task.max_turns,
-            max_actions=task.max_actions_per_turn,
-            words=text.words(task),
-        ),
-        jax.ShapeDtypeStruct((cfg.rollout.episodes,), np.int32),
-        task.prefix,
-    )
-    rewards.check_traced(function, shapes, task, name=name)
 
 
 def rollout_settings(cfg: Config, model: Model, mesh: Any, *, training: bool) -> RolloutSettings:
@@ -406,8 +209,8 @@ def build_collect(
         return player.transpose(prepare(params))
 
     if worlds is not None:
-        return build_host_collect(cfg, mesh, worlds, jax.jit(prepare_for_hosts), settings)
-    play, reward = device.collect_on_mesh(mesh, settings), build_reward(cfg)
+        return hosts.build_collect(cfg, mesh, worlds, jax.jit(prepare_for_hosts), settings)
+    play, reward = device.collect_on_mesh(mesh, settings), rewards.load(cfg.reward.function)
 
     def collect(params, task, episodes, key):
         rollout, counters = play(prepare(params), task, episodes, key)
@@ -421,25 +224,13 @@ def build_collect(
     return jax.jit(collect, compiler_options=model.compiler_options)
 
 
-def build_host_collect(
-    cfg: Config, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: RolloutSettings
-) -> host.HostCollect:
-    """Build `collect` against environments on hosts."""
-    hosts, reward = cfg.hosts, build_reward(cfg)
-    tokenizer = worlds.conversation.chat.tokenizer
-    stop = (*hosts.stop, *agents.closings(worlds.conversation.agent))
-    return host.HostCollect(
-        mesh,
-        sharding.local_mesh(mesh),
-        worlds,
-        settings=settings,
-        strings=build_stop_table(tokenizer.token_bytes(), stop),
-        read_tokens=hosts.read_tokens,
-        poll=POLL,
-        policy=hosts.policy,
-        prepare=prepare,
-        reward=None if reward is None else (f'{REWARD}={cfg.reward.function!r}', reward),
-    )
+def context_of(cfg: Config, task: Any) -> windows.Context | windows.ConversationSpec | None:
+    """Return the part of a task's episodes that the policy sees; None = everything."""
+    if cfg.context.window:
+        return windows.Context.of(task, cfg.context.window, cfg.rollout.max_response)
+    if cfg.most_branches > 1:
+        return windows.ConversationSpec(cfg.most_branches, task.prefix.shape[0], task.env.context)
+    return None
 
 
 def build_optimisers(cfg: Config) -> tuple:

@@ -13,14 +13,14 @@ import numpy as np
 
 from agentrl_jax.machine import processes, profiling
 from agentrl_jax.measure import collapse, totals
-from agentrl_jax.records import about, pages, run_log
+from agentrl_jax.records import about, pages, report, run_log
 from agentrl_jax.records.markup import many
 from agentrl_jax.records.progress import Progress, beacon
-from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.run import hosts, mixture
+from agentrl_jax.run import command, hosts, mixture, params
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.run import Run
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.run.state import checkpoint_metadata
+from agentrl_jax.types import Episodes, Params, Rollout
 
 WARM_UP_STEPS = 2  # steps in which programs may compile
 
@@ -156,11 +156,48 @@ class Recorder(contextlib.ExitStack):
             entropy=row['policy/entropy'],
         )
 
+    def save_if_best(self, trained: Params, success: float) -> None:
+        """Save the trainable parameters if this step's eval/success is the best so far."""
+        saved = checkpoint_metadata(self.run) | {'step': self.step, 'eval/success': success}
+        params.save_if_best(self.workdir, trained, saved)
+
     def page(self, policy: Params, played: Played) -> None:
         """Save a page of the step's rollout if one is due, with the ratios after its update."""
         cfg, every = self.run.config, self.run.config.log.rollouts_every
         if self.step == cfg.steps - 1 or (every and self.step % every == 0):
             save_page(self.run, self.workdir, self.step, policy, played)
+
+
+def write_reference(run: Run, workdir: Path) -> None:
+    """Write random play and the oracle of the run's pools."""
+    if jax.process_index() == 0:
+        pools, env = {pool.prefix: pool.task for pool in run.pools}, run.config.env
+        report.write_reference(workdir, pools, len(env.worlds), env.eval_levels)
+
+
+def is_finished(run: Run, workdir: Path, step: int) -> bool:
+    """Return whether a run at `step` finished earlier with the same config.steps; print so."""
+    done = run_log.finished_step(workdir)
+    if done is None or not done == run.config.steps == step:
+        return False
+    if jax.process_index() == 0:
+        words = [word for word in sys.argv if not word.startswith('--config.steps=')]
+        print(report.finished(workdir, command.resume_line(words, 'agentrl_jax.train')))
+    return True
+
+
+def report_end(run: Run, workdir: Path, code: int, curves: report.Curves) -> None:
+    """Draw the curves and print the summary of a run that ends with an exit code."""
+    if jax.process_index():
+        return
+    if code != processes.EXIT_PREEMPTED:
+        curves.draw()
+    again = command.resume_line(sys.argv, 'agentrl_jax.train')
+    if code == 0:
+        print(report.summary(workdir, again))
+        run_log.write_finished(workdir, run.config.steps)
+    elif code == processes.EXIT_PREEMPTED:
+        print(report.stopped(workdir, again), file=sys.stderr, flush=True)
 
 
 def last_traced(cfg: Config, first: int) -> int:

@@ -10,13 +10,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from agentrl_jax.models import Model
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.host import Worlds
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.hooks import Addition, Probe
 from agentrl_jax.text.conversation import Task
 from agentrl_jax.tokens.tokenizer import Tokenizer
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +26,7 @@ class TrainPrograms:
     draw: Callable  # (key, step, first stream) -> episodes of each environment
     collect: Callable  # (params, tasks, episodes, key) -> (rollout, counters per environment)
     collects: tuple[Callable, ...]  # per environment: (params, task, episodes, key) -> as `collect`
-    pack: Callable | None  # collecting.pack; None without dynamic sampling
+    pack: Callable | None  # refilling.pack; None without dynamic sampling
     metrics: Callable  # (rollout, tasks) -> metrics
     probes: tuple[Probe, ...]  # measurements every few steps
     learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)

@@ -15,23 +15,10 @@ from agentrl_jax.models import critic
 from agentrl_jax.models.functions import split_critic
 from agentrl_jax.rl import evol
 from agentrl_jax.run import hooks
+from agentrl_jax.run import params as stored
 from agentrl_jax.run.cloning import cloned_policy, find_demonstrations
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.migration import canonical_json, following, to_metadata
-from agentrl_jax.run.params import (
-    BASE_FOLDER,
-    BEST_FOLDER,
-    REFERENCE_FOLDER,
-    base_is_in_model_path,
-    check_sizes,
-    initial_trainable_params,
-    load_base,
-    load_initial_policy,
-    policy_of,
-    save_base,
-    start_of,
-    trainable_params,
-)
 from agentrl_jax.run.run import Run
 from agentrl_jax.run.usage import WrongUsage, checked
 from agentrl_jax.types import Demonstrations, FrozenParams, Params, TrainState
@@ -44,10 +31,7 @@ HOST_TASK_FIELDS = tuple(
     f'hosts.{name}' for name in 'instruction prompt num_items deterministic'.split()
 )
 # Fields that a resumed run may change
-CHANGEABLE_ON_RESUME = (
-    *('steps', 'log', 'checkpoint', 'mesh', 'alarm'),
-    *HOST_CONNECTION_FIELDS,
-)
+CHANGEABLE_ON_RESUME = (*('steps', 'log', 'checkpoint', 'mesh', 'alarm'), *HOST_CONNECTION_FIELDS)
 
 # Fields of an environment on hosts: its address, and timeouts
 CONNECTION_FIELDS = ('urls', 'url', 'workers', 'start_s', 'silent_s', 'port')
@@ -75,7 +59,7 @@ def changeable_world_fields(cfg: Config) -> set[str]:
 
 def checkpoint_metadata(run: Run) -> dict[str, Any]:
     """Return the metadata that a checkpoint holds in addition to the state."""
-    saved = to_metadata(run.config_dict) | start_of(run.config, run.model, run.params)
+    saved = to_metadata(run.config_dict) | stored.start_of(run.config, run.model, run.params)
     for addition in run.additions:
         saved |= addition.saved()
     return saved
@@ -83,13 +67,10 @@ def checkpoint_metadata(run: Run) -> dict[str, Any]:
 
 def make_state(params: Any, cfg: Config, config: Any, optimizers: tuple) -> TrainState:
     """Return the state of step 0 with the given policy parameters; a pure function."""
-    policy, critic_params, critic_opt_state = (
-        initial_trainable_params(params, cfg, config),
-        None,
-        None,
-    )
+    policy = stored.initial_trainable_params(params, cfg, config)
+    critic_params = critic_opt_state = None
     if cfg.algorithm.USES_CRITIC and not cfg.critic.share_backbone:
-        critic_params = critic.init(trainable_params(params, cfg, 1), config)
+        critic_params = critic.init(stored.trainable_params(params, cfg, 1), config)
         trained, _ = split_critic(critic_params, freeze_attention=cfg.critic.freeze_attention)
         critic_opt_state = optimizers[1].init(trained)
     return TrainState(
@@ -146,7 +127,8 @@ def restore_or_init(run: Run, checkpoints: checkpoint.Checkpoints) -> RunState:
         clones = run.config.clone.demonstrates
         params = cloned_policy(run, examples) if clones else run.params
         state = start_state(run, params)
-        save_base(run.config, workdir, params)  # before the checkpoint, which is useless without it
+        # Before the checkpoint, which is useless without it
+        stored.save_base(run.config, workdir, params)
         checkpoint.save(checkpoints, 0, state, checkpoint_metadata(run))
         if jax.process_count() > 1:  # Orbax names barriers by the step: one folder at a time
             checkpoint.wait(checkpoints)
@@ -171,9 +153,9 @@ def restore_or_init(run: Run, checkpoints: checkpoint.Checkpoints) -> RunState:
             checkpoint.check_config(before, now, may_differ=free, follow=follow)
             for addition in run.additions:
                 addition.check(saved)
-            check_sizes(run.config, run.model, saved)
+            stored.check_sizes(run.config, run.model, saved)
         state, _ = checkpoint.restore(checkpoints, abstract_state(run))
-        model = load_base(run.config, workdir, run.params, saved)
+        model = stored.load_base(run.config, workdir, run.params, saved)
     reference = open_reference(run, workdir, state)
     return RunState(
         state=state,
@@ -192,8 +174,8 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
     """Return the policy of step 0 if a loss needs it; save it first if the run is at step 0."""
     if not run.config.saves_initial_policy:
         return None
-    policy = policy_of(state.params, {})
-    folder = workdir / REFERENCE_FOLDER
+    policy = stored.policy_of(state.params, {})
+    folder = workdir / stored.REFERENCE_FOLDER
     if int(state.step) == 0:
         checkpoint.save_params(folder, policy)
     elif not folder.is_dir():
@@ -202,23 +184,24 @@ def open_reference(run: Run, workdir: Path, state: TrainState) -> Params | None:
             'Restore it, or start over in another workdir'
         )
     # AgentEvol's start policy stays on disk until the next iteration starts
-    return load_initial_policy(workdir, policy) if run.config.algorithm.uses_reference else None
+    needed = run.config.algorithm.uses_reference
+    return stored.load_initial_policy(workdir, policy) if needed else None
 
 
 def start_iteration(run: Run, state: TrainState, workdir: Path) -> TrainState:
     """Replace explorer and learner at the start of an AgentEvol iteration."""
-    start = load_initial_policy(workdir, policy_of(state.params, {}))
+    start = stored.load_initial_policy(workdir, stored.policy_of(state.params, {}))
     return evol.begin_iteration(state, run.optimizers[0], start)
 
 
 def disk_bytes_needed(run: Run, workdir: Path) -> int:
     """Return the bytes that a run still needs in its workdir, at its peak."""
     cfg, state = run.config, jax.eval_shape(functools.partial(start_state, run), run.params)
-    base = run.params if cfg.lora.rank and not base_is_in_model_path(cfg) else {}
+    base = run.params if cfg.lora.rank and not stored.base_is_in_model_path(cfg) else {}
     policies = (
         cfg.saves_initial_policy + 2 * cfg.checkpoint.best
     )  # a new best is saved before the old goes
     need = checkpoint.state_bytes(state) * (cfg.checkpoint.keep + 1) + checkpoint.state_bytes(base)
     need += checkpoint.state_bytes(state.params) * policies
-    folders = (checkpoint.FOLDER, BASE_FOLDER, REFERENCE_FOLDER, BEST_FOLDER)
+    folders = (checkpoint.FOLDER, stored.BASE_FOLDER, stored.REFERENCE_FOLDER, stored.BEST_FOLDER)
     return max(need - sum(files.size_of(workdir / name) for name in folders), 0)

@@ -22,9 +22,9 @@ import numpy as np
 from agentrl_jax.measure.stats import wilson_interval
 from agentrl_jax.models import DRAWN
 from agentrl_jax.records import report
-from agentrl_jax.rollout.episodes import every_level
-from agentrl_jax.run import parts
+from agentrl_jax.run import loading, parts
 from agentrl_jax.run.config import read
+from agentrl_jax.run.streams import every_level
 from agentrl_jax.tokens.load import load_tokenizer
 from configs import smollm2_frozen_lake, smollm2_library
 
@@ -69,7 +69,7 @@ def loaded(path):
     cfg = smollm2_library.get_config()
     cfg.model.path = path
     tokenizer = load_tokenizer(path)
-    return tokenizer, parts.build_model(read(cfg, None), tokenizer, mesh())
+    return tokenizer, loading.build_model(read(cfg, None), tokenizer, mesh())
 
 
 def uniform(tokenizer):

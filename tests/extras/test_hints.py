@@ -20,7 +20,7 @@ from agentrl_jax.envs.simulation import solutions
 from agentrl_jax.extras.distillation import hints
 from agentrl_jax.extras.distillation.distilling import Distilling
 from agentrl_jax.extras.distillation.opd import OPD
-from agentrl_jax.rl import objective
+from agentrl_jax.rl import update
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import BatchSettings, Learner, UpdateSettings
 from agentrl_jax.rollout.windows import Context
@@ -189,7 +189,7 @@ def test_the_kl_of_all_tokens_is_to_what_teachers_say_after_the_hint(count):
 
     def loss(params):
         given = batch, weights, None, jnp.float32(0), test_opd.TOY, how, [extra_loss]
-        return objective.policy_loss(params, *given)[0]
+        return update.policy_loss(params, *given)[0]
 
     def by_hand(policy):
         total = 0.0

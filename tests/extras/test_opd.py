@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.extras.distillation.distilling import Distilling, divergence, reverse_kl
 from agentrl_jax.extras.distillation.opd import OPD
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import learn, losses, objective
+from agentrl_jax.rl import losses, update
 from agentrl_jax.rl.algorithm import Clip
 from agentrl_jax.rl.learning import Learner, UpdateSettings
 from agentrl_jax.text.grammar import Bits
@@ -110,7 +110,7 @@ def every_token(how, taught):
 
     def loss(params):
         given = (batch, weights, None, jnp.float32(0), ONE, settings, [extra_loss])
-        return objective.policy_loss(params, *given)
+        return update.policy_loss(params, *given)
 
     (value, sums), gradient = jax.value_and_grad(loss, has_aux=True)(STUDENT)
     return value, gradient, sums
@@ -154,7 +154,7 @@ def test_advantages_are_what_teachers_say_and_what_episodes_earned():
 
 FROZEN = FrozenParams({}, None, {'teachers': TEACHERS})
 LEARN = jax.jit(
-    learn.learn,
+    update.learn,
     static_argnames=('fns', 'settings'),
     compiler_options={'xla_backend_optimization_level': 0},
 )

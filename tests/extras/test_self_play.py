@@ -16,9 +16,9 @@ from agentrl_jax.extras.self_play.player import ActorAndOpponent, Seated, WithOp
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl.losses import HeadSettings
 from agentrl_jax.rollout import device, windows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import choose
 from agentrl_jax.text import task as text
+from agentrl_jax.types import Episodes
 
 pytestmark = [
     pytest.mark.soak,

@@ -9,7 +9,7 @@ import pytest
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import sizes
 from agentrl_jax.planning import advice, fit, programs
-from agentrl_jax.run import parts
+from agentrl_jax.run import loading, parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.usage import WrongUsage
@@ -34,7 +34,8 @@ def qwen(**changes):
     cfg.update_from_flattened_dict(fixed | {'batch.microbatch_rows': 1} | changes)
     cfg = effective(cfg)
     named = sizes.named('Qwen2.5-0.5B')
-    return estimate(cfg, dataclasses.replace(named, **parts.compute_fields(read_config(cfg, None))))
+    fields = loading.compute_fields(read_config(cfg, None))
+    return estimate(cfg, dataclasses.replace(named, **fields))
 
 
 def test_heads_that_tensor_does_not_divide_are_counted_whole():

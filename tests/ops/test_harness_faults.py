@@ -14,10 +14,9 @@ import tiny_agents as tiny
 from waiting import until
 
 from agentrl_jax.envs.hosts.harness.world import HarnessEnvironment, endpoint
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.text import conversation
 from agentrl_jax.tokens.chat import build_chat
-from agentrl_jax.types import EpisodeStop
+from agentrl_jax.types import Episodes, EpisodeStop
 
 COUNT = 360
 

@@ -12,8 +12,8 @@ import pytest
 from agentrl_jax import plan
 from agentrl_jax.models import sizes
 from agentrl_jax.planning import advice, gpus, hardware, programs
+from agentrl_jax.run import loading
 from agentrl_jax.run import params as run_params
-from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
@@ -84,7 +84,7 @@ def test_shapes_are_those_of_a_real_run(rank):
         if part.device == device
     )
     assert programs.device_bytes(planned) == held
-    policy = programs.device_bytes(run_params.actor_params(shapes.state, shapes.frozen.model))
+    policy = programs.device_bytes(run_params.policy_of(shapes.state.actor, shapes.frozen.model))
     assert programs.beside('collect', shapes) == held - policy
 
 
@@ -93,9 +93,8 @@ def test_the_update_of_a_plan_has_the_demonstrations_that_join_it():
     cfg = micro_runs.config('frozen_lake', **changes)
     shapes = programs.shapes(cfg, jax.devices()[:4])
     rows = Demonstrations(np.ones((9, 60), np.int32), *np.ones((2, 9, 60), bool))
-    run = types.SimpleNamespace(
-        config=shapes.cfg, mesh=shapes.mesh, tokenizer=parts.build_tokenizer(read_config(cfg, None))
-    )
+    tokenizer = loading.build_tokenizer(read_config(cfg, None))
+    run = types.SimpleNamespace(config=shapes.cfg, mesh=shapes.mesh, tokenizer=tokenizer)
     planned = shapes.learn[1][-1]
     jax.tree.map(assert_laid_out_alike, planned, draw_base(run, rows, 0))
     assert planned.tokens.shape == (8, cfg.rollout.max_tokens)

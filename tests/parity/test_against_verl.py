@@ -22,7 +22,8 @@ from agentrl_jax.algorithms.reinforce_pp import ReinforcePP
 from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
 from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import Clip, Range, token_rewards
+from agentrl_jax.rl.algorithm import Clip, Range
+from agentrl_jax.rl.recursions import token_rewards
 
 with warnings.catch_warnings():
     warnings.simplefilter('ignore')

@@ -12,12 +12,12 @@ import tiny_agents as tiny
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import learn
+from agentrl_jax.rl import correction, update
 from agentrl_jax.rl.learning import Sampler, UpdateSettings
-from agentrl_jax.rollout import episodes
 from agentrl_jax.run import build
 from agentrl_jax.run import parts as assemble
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.types import Episodes
 
 
 def test_corrections_by_hand():
@@ -30,7 +30,7 @@ def test_corrections_by_hand():
 
     def correct(*fields):
         how = UpdateSettings(algorithm=GRPO(), sampler=Sampler(*fields))
-        return learn.correct(batch, sampled, how)
+        return correction.correct(batch, sampled, how)
 
     tis, measured = correct('tis')  # at most 2
     np.testing.assert_allclose(tis.advantages, [[0, 1, 2, 0.25]], rtol=1e-6)
@@ -50,13 +50,13 @@ def batch_of(sampler, **correction):
     mesh = assemble.build_mesh(run)
     play = assemble.build_collect(run, play_in, mesh, training=True)
     stream = jnp.arange(16, dtype=jnp.int32)
-    listed = episodes.Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
+    listed = Episodes(level=stream // 4, token_stream=stream, world_stream=stream)
     task = tiny.task('frozen_lake', max_turns=2, max_actions_per_turn=2, max_actions_per_episode=4)
     out, _ = play(params, task, listed, jax.random.key(3))
     out = out.replace(rewards=jnp.zeros_like(out.rewards).at[::3, 0].set(1.0))
     fns = ModelFns(hidden=tiny.hidden, head=tiny.head, values=None, value_head=None)
     how = build.build_update_settings(run, mesh, None)
-    program = functools.partial(learn.prepare, fns=fns, settings=how)
+    program = functools.partial(update.prepare, fns=fns, settings=how)
     state = tiny_steps.fresh().replace(params=params)
     batch, _, _, measured = jax.jit(program, compiler_options=tiny.QUICK)(
         state, tiny_steps.NOTHING_FROZEN, out

@@ -41,12 +41,12 @@ def commands():
 def flag_definitions(path):
     """Source of a command and of the modules it imports that define flags."""
     source = path.read_text(encoding='utf-8')
-    imported = re.findall(r'^from (agentrl_jax[\w.]*) import (.+)$', source, flags=re.MULTILINE)
+    imported = re.findall(r'^ *from (agentrl_jax[\w.]*) import (.+)$', source, flags=re.MULTILINE)
     for package, names in imported:
         for name in ['', *names.split(', ')]:
             module = ROOT / pathlib.Path(*package.split('.'), name).with_suffix('.py')
             text = module.read_text(encoding='utf-8') if module.is_file() else ''
-            source += text if 'flags.DEFINE' in text else ''
+            source += flag_definitions(module) if 'flags.DEFINE' in text else ''
     return source
 
 
@@ -96,13 +96,15 @@ def load(source, folder):
 @pytest.mark.soak
 def test_the_step_in_a_few_lines_runs(monkeypatch, capsys, tmp_path, one_device):
     monkeypatch.setattr(demo, 'get_config', lambda: micro_runs.plain('frozen_lake'))
-    (source,) = blocks('python', DOCUMENTS['README.md'])
+    source, _ = blocks('python', DOCUMENTS['README.md'])
     load(source, tmp_path)
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(')')[0] for line in printed] == [f'{n} (16, 96' for n in range(3)]
 
 
 def test_the_example_algorithm_by_hand(tmp_path):
+    method = re.sub('^', '    ', blocks('python', DOCUMENTS['README.md'])[1].strip(), flags=re.M)
+    assert method in (PACKAGE / 'algorithms' / 'grpo.py').read_text(encoding='utf-8')
     (source,) = (block for block in blocks('python') if 'class Imitation' in block)
     # Group (1, 2, 3, 6): mean 3, only 6 lies above. Group (1, 1, 1, 1): nobody does.
     rewards = np.array([[1], [2], [3], [6], [1], [1], [1], [1]])

@@ -24,12 +24,11 @@ from agentrl_jax.records import pages, run_log
 from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import Comparison
 from agentrl_jax.rollout import replies, windows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text import agents, answer
 from agentrl_jax.text import task as text
 from agentrl_jax.text.agents import ACT, PLAN, REFLECT, Agent
-from agentrl_jax.types import EpisodeStop
+from agentrl_jax.types import Episodes, EpisodeStop
 
 NAME = 'frozen_lake'
 BOTH = Agent(plans=True, plan_every=2, reflects=True, trials=2)

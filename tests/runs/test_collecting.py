@@ -13,9 +13,10 @@ import toy_rollouts as toy
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.rl.algorithm import Filter
 from agentrl_jax.rl.learning import UpdateSettings
-from agentrl_jax.rollout.episodes import Episodes, draw_episodes
-from agentrl_jax.run import collecting
+from agentrl_jax.run import collecting, refilling
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.streams import draw_episodes
+from agentrl_jax.types import Episodes
 
 GROUPS, GROUP_SIZE, ROWS = 4, 2, 8
 VARIED = UpdateSettings(GRPO(filter=Filter('varied')), num_groups=GROUPS, group_size=GROUP_SIZE)
@@ -31,7 +32,7 @@ def played_of(returns, first=0):
 
 def test_kept_groups_are_packed_and_free_places_do_not_train():
     first = played_of([0, 0, 0, 1, 1, 1, 0, 2])  # groups 1 and 3 vary
-    pack = functools.partial(collecting.pack, settings=VARIED)
+    pack = functools.partial(refilling.pack, settings=VARIED)
     (out, episodes), count, kept = pack(first, jnp.int32(0), first)
     assert (int(count), int(kept)) == (2, 2)
     assert episodes.level[:4].tolist() == out.level[:4].tolist() == [102, 103, 106, 107]
@@ -60,7 +61,7 @@ def stub_run(refill, varied):
 
     changes = {'rollout.group_size': GROUP_SIZE, 'filter.rule': 'varied', 'filter.refill': refill}
     cfg = read_config(micro_runs.config('frozen_lake', **changes), None)
-    pack = functools.partial(collecting.pack, settings=VARIED)
+    pack = functools.partial(refilling.pack, settings=VARIED)
     run = types.SimpleNamespace(
         config=cfg,
         worlds={},

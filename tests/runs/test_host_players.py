@@ -12,7 +12,7 @@ from agentrl_jax.envs.hosts import textcraft
 from agentrl_jax.envs.hosts.players import reference_success
 from agentrl_jax.imitation import trajectories
 from agentrl_jax.records import report
-from agentrl_jax.run import cloning, parts
+from agentrl_jax.run import cloning, hosts, loading, parts
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.text.agents import Agent
 
@@ -42,7 +42,7 @@ def config(**changes):
 def run():
     """The parts of a run that demonstrations need: no model."""
     cfg = read_config(config())
-    tokenizer = parts.build_tokenizer(cfg)
+    tokenizer = loading.build_tokenizer(cfg)
     trained, held_out = (
         parts.build_text_task(cfg, tokenizer, split, None) for split in ('train', 'validation')
     )
@@ -53,7 +53,7 @@ def run():
         training=types.SimpleNamespace(tasks=(trained,)),
         validation=types.SimpleNamespace(task=held_out),
         model=types.SimpleNamespace(vocab_size=tokenizer.vocab_size),
-        worlds={cfg.env.name: parts.build_worlds(cfg, tokenizer)},
+        worlds={cfg.env.name: hosts.build_worlds(cfg, tokenizer)},
     )
 
 

@@ -25,7 +25,7 @@ from agentrl_jax.extras.games import base as games
 from agentrl_jax.machine import checkpoint, processes
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import replies, world_calls
-from agentrl_jax.run import parts, state, usage
+from agentrl_jax.run import loading, state, usage
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.migration import canonical_json, to_metadata
@@ -301,7 +301,7 @@ LAKE = {
 )
 def test_a_world_that_cannot_be_made_is_said_before_a_model_is_made(changes, words, monkeypatch):
     """A mistyped id failed after 160 s of compiling; other ids got the keywords of FrozenLake."""
-    monkeypatch.setattr(parts, 'build_model', None)
+    monkeypatch.setattr(loading, 'build_model', None)
     with pytest.raises(usage.WrongUsage, match=words) as said:
         build(config(**LAKE | changes))
     assert '\n' not in str(said.value)
@@ -319,7 +319,7 @@ def test_a_package_that_a_world_needs_is_named_before_a_model_is_made(
     changes, missing, words, monkeypatch
 ):
     """search without bm25s failed with 47 lines after 28 s."""
-    monkeypatch.setattr(parts, 'build_model', None)
+    monkeypatch.setattr(loading, 'build_model', None)
     for name in [n for n in sys.modules if n.partition('.')[0] == missing]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)

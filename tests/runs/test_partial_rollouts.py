@@ -19,11 +19,10 @@ from agentrl_jax import train
 from agentrl_jax.envs.hosts.world import WorldError
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import versions, windows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.keepers import Pool
 from agentrl_jax.rollout.replies import LoggedPool, ReplyLog, read_log
 from agentrl_jax.run.streams import LEVELS, Streams
-from agentrl_jax.types import EpisodeStop
+from agentrl_jax.types import Episodes, EpisodeStop
 
 STEPS, EPISODES = 5, 16
 

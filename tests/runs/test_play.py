@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agentrl_jax import play
-from agentrl_jax.run import parts
+from agentrl_jax.run import loading, parts
 from agentrl_jax.run.config import read as read_config
 
 
@@ -16,7 +16,7 @@ def played(name, lines, level=2, **changes):
     """(return, solved, output) of a game in which a person types these lines."""
     face = micro_runs.config(name, **{'env.max_turns': 9, 'rollout.max_tokens': 640} | changes)
     cfg = read_config(face, None)
-    task = parts.build_text_task(cfg, parts.build_tokenizer(cfg), 'validation', None)
+    task = parts.build_text_task(cfg, loading.build_tokenizer(cfg), 'validation', None)
     said, typed = [], itertools.chain(lines(task), itertools.repeat(''))
     found = play.play_by_hand(
         task, level=level, seed=0, ask=lambda prompt: next(typed), say=said.append

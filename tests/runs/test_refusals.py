@@ -8,7 +8,7 @@ import micro_runs
 import pytest
 
 from agentrl_jax.planning import programs
-from agentrl_jax.run import build, parts, usage
+from agentrl_jax.run import build, loading, parts, usage
 from agentrl_jax.run.config import read as read_config
 
 HALVES = {'algorithm': 'grpo', 'env.mix': (('frozen_lake', 0.5), ('sokoban', 0.5))}
@@ -100,7 +100,7 @@ def test_a_run_is_rejected_before_any_parameter_is_made(changes, field, monkeypa
     def too_late(*_):
         raise AssertionError('parameters were made')
 
-    monkeypatch.setattr(parts, 'build_model', too_late)
+    monkeypatch.setattr(loading, 'build_model', too_late)
     with pytest.raises(ValueError, match=field):
         build.build(micro_runs.plain('frozen_lake', **changes))
 
@@ -116,12 +116,12 @@ def test_only_train_takes_several_worlds():
 def test_worlds_with_different_small_tokenizers_need_one_that_is_named():
     def source(*shares, **changes):
         cfg = micro_runs.config('frozen_lake', **mixed(*shares) | changes)
-        return parts.tokenizer_source(read_config(cfg, None))
+        return loading.tokenizer_source(read_config(cfg, None))
 
     lake, maze = ('frozen_lake', 0.5), ('babyai', 0.5)
-    assert source(lake, ('sokoban', 0.5)) == parts.BUNDLED_TOKENIZER
+    assert source(lake, ('sokoban', 0.5)) == loading.BUNDLED_TOKENIZER
     assert source(('babyai', 1.0)).name == 'babyai.model'
     with pytest.raises(ValueError, match='model.tokenizer'):
         source(maze, lake)
-    named = str(parts.BUNDLED_TOKENIZER)
+    named = str(loading.BUNDLED_TOKENIZER)
     assert str(source(maze, lake, **{'model.tokenizer': named})) == named

@@ -17,10 +17,10 @@ from host_worlds import OBJECTS as HOSTS
 from agentrl_jax import train
 from agentrl_jax.records import run_log
 from agentrl_jax.rollout import rewards
-from agentrl_jax.run import collecting, parts
+from agentrl_jax.run import collecting, loading
 from agentrl_jax.run.build import build
 
-README = pathlib.Path(parts.__file__).parents[1] / 'rollout' / 'README.md'
+README = pathlib.Path(loading.__file__).parents[1] / 'rollout' / 'README.md'
 (SOURCE,) = re.findall(r'```python\n(.*?)```', README.read_text(encoding='utf-8'), re.DOTALL)
 ROWS = [[(2, 2), (1, 1), (1, 2)], [(2, 2)], [(2, 2), (1, 1)]]
 
@@ -162,6 +162,6 @@ def test_a_run_trains_on_the_rewards_of_its_own_and_its_success_is_the_world_s(o
 def test_what_is_no_reward_function_ends_a_run_before_a_model_is_made(
     own, name, changes, words, monkeypatch
 ):
-    monkeypatch.setattr(parts, 'build_model', None)
+    monkeypatch.setattr(loading, 'build_model', None)
     with pytest.raises(ValueError, match=words):
         build(micro_runs.config('bandit', **changes | {'reward.function': name}))

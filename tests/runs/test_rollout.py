@@ -12,8 +12,8 @@ import tiny_agents as tiny
 from jax.sharding import AxisType
 
 from agentrl_jax.rollout import device
-from agentrl_jax.rollout.episodes import Episodes
-from agentrl_jax.types import EpisodeStop, TurnStop
+from agentrl_jax.run.parts import check_budget
+from agentrl_jax.types import Episodes, EpisodeStop, TurnStop
 
 KEY, played = tiny.KEY, tiny.played
 END = tiny.tokenizer().special('<|im_end|>')
@@ -229,9 +229,9 @@ def test_an_episode_ends_before_the_turn_that_would_not_fit():
 def test_token_budgets_without_room_for_one_turn_are_refused():
     task = tiny.task('frozen_lake')
     least = len(task.prefix) + task.width + 12
-    device.check_budget(task, max_tokens=least, max_response=12)
+    check_budget(task, max_tokens=least, max_response=12)
     with pytest.raises(ValueError, match=f'set it to at least {least}'):
-        device.check_budget(task, max_tokens=least - 1, max_response=12)
+        check_budget(task, max_tokens=least - 1, max_response=12)
 
 
 def test_the_streams_of_an_episode_are_all_its_luck():

@@ -26,8 +26,8 @@ from agentrl_jax.measure import collapse, metrics
 from agentrl_jax.models import weights
 from agentrl_jax.records import report, run_log
 from agentrl_jax.rollout import replies
+from agentrl_jax.run import loading
 from agentrl_jax.run import params as run_params
-from agentrl_jax.run import parts
 from agentrl_jax.run.config import effective
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.run.state import disk_bytes_needed, start_state
@@ -587,7 +587,7 @@ def test_peft_opens_the_adapter(exported):
 def test_a_base_of_model_path_is_not_stored_again(exported, tmp_path):
     given = {
         'model.path': str(exported['policy']),
-        'model.tokenizer': str(parts.BUNDLED_TOKENIZER),
+        'model.tokenizer': str(loading.BUNDLED_TOKENIZER),
         'clone.episodes': 0,
     }
     for steps in (1, 2):

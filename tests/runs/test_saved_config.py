@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from agentrl_jax import evaluate, export
 from agentrl_jax.machine import checkpoint, files
 from agentrl_jax.records import about
-from agentrl_jax.run import params, parts, saved_config, usage
+from agentrl_jax.run import loading, params, saved_config, usage
 from agentrl_jax.run import state as start
 from agentrl_jax.run.build import build
 from agentrl_jax.run.config import as_json
@@ -248,7 +248,7 @@ def test_a_policy_plays_other_worlds_with_its_own_tokenizer(saved):
     elsewhere = cfg.copy_and_resolve_references()
     elsewhere.env.name = 'babyai'
     found = evaluate.with_tokenizer_of_run(elsewhere, str(workdir), None)
-    assert found.model.tokenizer == str(parts.BUNDLED_TOKENIZER)
+    assert found.model.tokenizer == str(loading.BUNDLED_TOKENIZER)
     assert elsewhere.model.tokenizer == ''
     elsewhere.model.tokenizer = 'own.model'
     assert evaluate.with_tokenizer_of_run(elsewhere, str(workdir), None) is elsewhere

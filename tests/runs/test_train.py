@@ -13,14 +13,14 @@ import toy_rollouts as toy
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.measure import metrics
-from agentrl_jax.rollout.episodes import Episodes, draw_episodes, every_level
 from agentrl_jax.run import build as build_module
+from agentrl_jax.run import loading, parts
 from agentrl_jax.run import params as run_params
-from agentrl_jax.run import parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import read as read_config
+from agentrl_jax.run.streams import draw_episodes, every_level
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Demonstrations, FrozenParams
+from agentrl_jax.types import Demonstrations, Episodes, FrozenParams
 
 ROOT = micro_runs.ROOT
 CONFIGS = sorted(p.stem for p in (ROOT / 'configs').glob('*.py') if p.stem != '__init__')
@@ -33,11 +33,11 @@ def config_file(name):
 def trace(cfg, *, with_rollout):
     """Shapes of one full cycle of a config; nothing is computed or compiled."""
     cfg = read_config(cfg, None)
-    mesh, tokenizer = parts.build_mesh(cfg), parts.build_tokenizer(cfg)
+    mesh, tokenizer = parts.build_mesh(cfg), loading.build_tokenizer(cfg)
     found = []
 
     def init():
-        config, params = parts.build_model(cfg, tokenizer, mesh)
+        config, params = loading.build_model(cfg, tokenizer, mesh)
         found.append(config)
         return params
 

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import recursions as rec
 
 SETTINGS = settings(max_examples=12, deadline=None)
 NORMS = ('std', 'mean', 'leave_one_out')
-gae, bi_level_gae, turn_wise_gae = map(jax.jit, (adv.gae, adv.bi_level_gae, adv.turn_wise_gae))
+gae, bi_level_gae, turn_wise_gae = map(jax.jit, (rec.gae, rec.bi_level_gae, rec.turn_wise_gae))
 
 
 def row(*numbers, dtype=jnp.float32):
@@ -119,9 +120,9 @@ def test_rewards_land_on_the_last_action_token_of_their_turn_by_hand():
     mask = row(0, 1, 1, 0, 0, 1, 1, 0, dtype=bool)
     ends = adv.turn_ends(mask, turn)
     np.testing.assert_array_equal(ends, [[0, 0, 1, 0, 0, 0, 1, 0]])
-    placed = adv.place_on_turn_ends(row(0.5, -2.0, 0.0), mask, turn)
+    placed = rec.place_on_turn_ends(row(0.5, -2.0, 0.0), mask, turn)
     np.testing.assert_array_equal(placed, [[0, 0, 0.5, 0, 0, 0, -2, 0]])
-    placed = adv.place_on_episode_end(jnp.array([-1.5]), mask)
+    placed = rec.place_on_episode_end(jnp.array([-1.5]), mask)
     np.testing.assert_array_equal(placed, [[0, 0, 0, 0, 0, 0, -1.5, 0]])
     np.testing.assert_array_equal(
         adv.to_tokens(row(3.0, 4.0), turn, mask), [[0, 3, 3, 0, 0, 4, 4, 0]]
@@ -133,7 +134,7 @@ def test_a_turn_with_zero_reward_is_a_boundary():
     turn = row(0, 0, 1, 1, dtype=jnp.int32)
     mask = jnp.ones((1, 4), bool)
     np.testing.assert_array_equal(adv.turn_ends(mask, turn), [[0, 1, 0, 1]])
-    rewards = adv.place_on_turn_ends(row(0.0, 1.0), mask, turn)
+    rewards = rec.place_on_turn_ends(row(0.0, 1.0), mask, turn)
     kwargs = dict(gamma=1.0, turn_gamma=0.5, lam=1.0)
     two = bi_level_gae(rewards, jnp.zeros((1, 4)), mask, turn, **kwargs)
     # turn 1: A = 1; turn 0: 0 + .5 * 1
@@ -162,7 +163,7 @@ def test_bi_level_gae_golden_vectors():
     np.testing.assert_allclose(bi_level(1.0), want, atol=1e-6)
     np.testing.assert_allclose(bi_level(1.0) + TENTHS, [[1.95] * 5 + [1.0] * 5], atol=1e-6)
     white = [1.188, 1.0596, 0.9311, 0.8027, 0.6743, -0.6743, -0.8027, -0.9311, -1.0596, -1.188]
-    np.testing.assert_allclose(adv.whiten(bi_level(1.0), ALL), [white], atol=5e-5)
+    np.testing.assert_allclose(rec.whiten(bi_level(1.0), ALL), [white], atol=5e-5)
     want = [1.552, 1.5284, 1.5036, 1.4775, 1.45, 0.371, 0.2852, 0.195, 0.1, 0]
     np.testing.assert_allclose(bi_level(0.95), [want], atol=5e-5)
     want = [1.552, 1.5284, 1.5036, 1.4775, 1.45, 0, 0, 0.195, 0.1, 0]
@@ -183,9 +184,9 @@ def test_gae_golden_vectors():
 def test_reward_to_go_crosses_observations():
     """verl zeroed all values before an observation span; mask 110011, reward at the end."""
     mask = row(1, 1, 0, 0, 1, 1, dtype=bool)
-    out = adv.rewards_to_go(row(0, 0, 0, 0, 0, 1), mask, gamma=1.0)
+    out = rec.rewards_to_go(row(0, 0, 0, 0, 0, 1), mask, gamma=1.0)
     np.testing.assert_array_equal(out, [[1, 1, 0, 0, 1, 1]])
-    out = adv.rewards_to_go(row(0, 0, 0, 0, 0, 1), mask, gamma=0.5)
+    out = rec.rewards_to_go(row(0, 0, 0, 0, 0, 1), mask, gamma=0.5)
     np.testing.assert_array_equal(out, [[0.125, 0.25, 0, 0, 0.5, 1]])
 
 
@@ -256,7 +257,7 @@ def compared(returns, scale=None):
     return [
         *(adv.compare(returns, healthy, norm=norm, **kwargs) for norm in NORMS),
         adv.group_std(returns, healthy, **kwargs),
-        adv.whiten(
+        rec.whiten(
             returns[:, None], healthy[:, None], scale=None if scale is None else scale[:, None]
         ),
     ]
@@ -325,9 +326,9 @@ def test_whitening_uses_the_statistics_of_its_second_mask():
         row(1, 1, 0, 0, dtype=bool),
     )
     np.testing.assert_allclose(
-        adv.whiten(x, mask, over), np.array([[-1, 1, 5, 0]]) / 2**0.5, rtol=1e-6
+        rec.whiten(x, mask, over), np.array([[-1, 1, 5, 0]]) / 2**0.5, rtol=1e-6
     )
-    np.testing.assert_array_equal(adv.whiten(x, jnp.zeros((1, 4), bool)), np.zeros((1, 4)))
+    np.testing.assert_array_equal(rec.whiten(x, jnp.zeros((1, 4), bool)), np.zeros((1, 4)))
 
 
 @pytest.mark.parametrize('value, tokens', [(-0.1, 48), (7.7, 97)])
@@ -335,7 +336,7 @@ def test_whitening_equal_values_leaves_exactly_nothing(value, tokens):
     """Rounding (1e-8 in the mean of -0.1s) was amplified by 1 / sqrt(1e-8) = 1e4."""
     x = jnp.full((1, tokens), value).at[0, 1].add(3e-7 * value)
     mask = jnp.ones_like(x, bool)
-    np.testing.assert_array_equal(adv.whiten(x, mask), np.zeros((1, tokens)))
+    np.testing.assert_array_equal(rec.whiten(x, mask), np.zeros((1, tokens)))
 
 
 # ---- against the loops, and properties ----------------------------------------------------------
@@ -379,7 +380,7 @@ def test_group_comparisons_equal_float64_loops(norm, group_size, seed):
 def test_bi_level_gae_with_both_levels_merged_is_gae():
     rng = np.random.default_rng(2)
     mask, turn = episode_layout(rng, 5, 24, 4)
-    placed = adv.place_on_turn_ends(rng.normal(size=(5, 4)).astype(np.float32), mask, turn)
+    placed = rec.place_on_turn_ends(rng.normal(size=(5, 4)).astype(np.float32), mask, turn)
     values = rng.normal(size=(5, 24)).astype(np.float32)
     inner = rng.normal(size=(5, 24)).astype(np.float32)  # like a KL term
     for rewards in (placed, placed + inner):
@@ -402,7 +403,7 @@ def test_poison_off_the_mask_changes_no_advantage(poison):
             gae(rewards, values, mask, gamma=0.9, lam=0.8),
             turn_wise_gae(rewards, values, mask, turn, turn_gamma=0.9, lam=0.8),
             bi_level_gae(rewards, values, mask, turn, gamma=0.9, turn_gamma=0.8, lam=0.7),
-            adv.whiten(rewards, mask),
+            rec.whiten(rewards, mask),
         )
 
     dirty = every(np.where(mask, rewards, poison), np.where(mask, values, poison))

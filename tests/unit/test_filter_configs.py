@@ -12,7 +12,8 @@ import toy_rollouts as toy
 import updates
 
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import learn as learning
+from agentrl_jax.rl import update
+from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import FrozenParams
 
@@ -39,9 +40,7 @@ def values(params, critic_params, *rows):
 def parts_of(algorithm, changes):
     """Build the arguments of learn for a toy model and a config."""
     run = read_config(micro_runs.config('frozen_lake', algorithm=algorithm, **changes))
-    how = dataclasses.replace(
-        learning.update_settings_of(run), optim=updates.Given(of=optax.adam(0.01))
-    )
+    how = dataclasses.replace(UpdateSettings.of(run), optim=updates.Given(of=optax.adam(0.01)))
     own = values if how.algorithm.USES_CRITIC else None
     return dict(fns=ModelFns(toy.toy_hidden, toy.toy_head, own), settings=how)
 
@@ -50,14 +49,14 @@ def learn(rollout=None, algorithm='grpo', **changes):
     """Return (state, metrics, rows, advantages) after the update."""
     parts = parts_of(algorithm, changes)
     critic = parts['fns'].values is not None
-    return jax.jit(functools.partial(learning.learn, **parts))(
+    return jax.jit(functools.partial(update.learn, **parts))(
         fresh(critic=critic), NOTHING_FROZEN, rollout or rollout_of()
     )
 
 
 def prepare(rollout=None, **changes):
     """Return (batch, trained rows of the rollout, metrics) before the update."""
-    program = jax.jit(functools.partial(learning.prepare, **parts_of('grpo', changes)))
+    program = jax.jit(functools.partial(update.prepare, **parts_of('grpo', changes)))
     batch, rows, _, measured = jax.device_get(
         program(fresh(), NOTHING_FROZEN, rollout or rollout_of())
     )

@@ -16,11 +16,11 @@ from host_worlds import Echo, Tests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl_jax import export
 from agentrl_jax.envs.hosts.search.dialects import DIALECTS
 from agentrl_jax.envs.hosts.webshop.world import WebShop
 from agentrl_jax.rl.algorithm import decision_tokens
 from agentrl_jax.rollout import replies
-from agentrl_jax.run import parts
 from agentrl_jax.run.config import read
 from agentrl_jax.text import conversation
 from agentrl_jax.text import forms as languages
@@ -284,12 +284,12 @@ def test_exports_say_what_was_legal():
     cfg = micro_runs.plain(
         'frozen_lake', **{'rollout.constrain': 'own', 'env.think': False, 'rollout.max_response': 9}
     )
-    legal = re.compile(parts.answer_pattern(read(cfg)))
+    legal = re.compile(export.answer_pattern(read(cfg)))
     assert legal.fullmatch('Left || Up</answer>') and not legal.fullmatch('Left ||</answer>')
     cfg = micro_runs.plain(
         'frozen_lake',
         **host_worlds.OBJECTS | {'rollout.constrain': 'any', 'hosts.forms': ('say {}', 'rest')},
     )
-    legal = re.compile(parts.answer_pattern(read(cfg)))
+    legal = re.compile(export.answer_pattern(read(cfg)))
     assert legal.fullmatch('say Left') and not legal.fullmatch('say ')
-    assert parts.answer_pattern(read(micro_runs.plain('frozen_lake'))) == ''
+    assert export.answer_pattern(read(micro_runs.plain('frozen_lake'))) == ''

@@ -19,7 +19,7 @@ from agentrl_jax.machine import sharding
 from agentrl_jax.models import Model, decoder, lora
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.run import build as build_module
-from agentrl_jax.run import cloning, parts
+from agentrl_jax.run import cloning, loading, parts
 from agentrl_jax.run import state as start
 from agentrl_jax.run.config import read as read_config
 from agentrl_jax.types import Demonstrations, FrozenParams
@@ -164,7 +164,7 @@ def test_applied_adapters_need_no_copy_and_no_gradient_of_the_kernels():
 def built(fields, shape):
     """Build a run up to its model."""
     cfg, mesh = read_config(micro_runs.config('frozen_lake', **fields), None), mesh_of(*shape)
-    config, params = parts.build_model(cfg, parts.build_tokenizer(cfg), mesh)
+    config, params = loading.build_model(cfg, loading.build_tokenizer(cfg), mesh)
     optimizers = parts.build_optimisers(cfg)
     return types.SimpleNamespace(
         config=cfg, model=config, mesh=mesh, params=params, optimizers=optimizers

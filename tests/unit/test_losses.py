@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl_jax.rl import losses
+from agentrl_jax.rl import correction, losses
 
 SETTINGS = settings(max_examples=25, deadline=None)
 
@@ -338,7 +338,7 @@ def test_sampler_weights_by_hand():
     # ratios 3, .1, 1.5, (masked); truncated to [0, 2]: 2, .1, 1.5; IcePop [.5, 5]: 3, 0, 1.5
     old = jnp.log(jnp.array([[3.0, 0.1, 1.5, 7.0]]))
     mask = jnp.array([[True, True, True, False]])
-    truncated = losses.sampler_weights(old, 0 * old, mask, low=0.0, high=2.0, drop=False)
+    truncated = correction.sampler_weights(old, 0 * old, mask, low=0.0, high=2.0, drop=False)
     np.testing.assert_allclose(truncated, [[2, 0.1, 1.5, 0]], rtol=1e-6)
-    icepop = losses.sampler_weights(old, 0 * old, mask, low=0.5, high=5.0, drop=True)
+    icepop = correction.sampler_weights(old, 0 * old, mask, low=0.5, high=5.0, drop=True)
     np.testing.assert_allclose(icepop, [[3, 0, 1.5, 0]], rtol=1e-6)

@@ -7,7 +7,7 @@ import toy_rollouts as toy
 
 from agentrl_jax.algorithms.grpo import GRPO
 from agentrl_jax.models.functions import ModelFns
-from agentrl_jax.rl import losses, objective
+from agentrl_jax.rl import losses, metrics, update
 from agentrl_jax.rl.algorithm import KL, Clip
 from agentrl_jax.rl.learning import UpdateSettings
 
@@ -29,7 +29,7 @@ def test_policy_loss_adds_entropy_and_kl_by_hand(where):
         ref_logprobs=jnp.array([[0.0, *(logp - 0.5)]], jnp.float32),
     )
     how = GRPO(clip=CLIP, entropy_coef=0.1, kl=KL(0.9, where, 'k1'))
-    loss, sums = objective.policy_loss(
+    loss, sums = update.policy_loss(
         {},
         batch,
         losses.token_weights(batch.mask, 'token_mean'),
@@ -55,7 +55,7 @@ def test_ratio_metrics_by_hand():
     batch = toy.batch_of(GRPO(), toy.rollout_of([[(1, 4)]], [[1.0]], length=5), 1)
     batch = batch.replace(advantages=jnp.array([[0.0, 1, -1, -1, 1]]))
     logprobs = jnp.log(jnp.array([[9.0, 2, 0.5, 4, 1]]))
-    sums = objective.ratio_sums(logprobs, batch)
+    sums = metrics.ratio_sums(logprobs, batch)
     assert sums['policy/ratio_max'] == pytest.approx(4.0)
     np.testing.assert_allclose(sums['policy/kl_old'], -np.log(4), rtol=1e-5)  # of 2 .5 4 1
     # r - 1 - ln r: 1 - ln 2, -1/2 + ln 2, 3 - ln 4, 0

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from agentrl_jax.machine import sharding
-from agentrl_jax.rollout import sampling
+from agentrl_jax.rollout import programs, sampling
 
 
 def sorted_nucleus(p, top_p):
@@ -82,17 +82,17 @@ def test_rows_with_settings_of_their_own_draw_as_alone():
     uniform = jnp.asarray(rng.uniform(size=6), jnp.float32)
     settings = [(1.0, 1.0), (0.5, 1.0), (0.7, 0.9), (0.0, 1.0), (0.0, 0.5), (2.0, 0.1)]
     temperature, top_p = jnp.asarray(settings, jnp.float32).T
-    token, logprob = jax.jit(sampling.sample_rows)(logits, uniform, temperature, top_p)
+    token, logprob = jax.jit(programs.sample_rows)(logits, uniform, temperature, top_p)
     for row, (t, p) in enumerate(settings):
         one = slice(row, row + 1)
         own = sampling.sample(logits[one], uniform[one], temperature=t, top_p=p)
         assert token[row] == own[0][0]
         np.testing.assert_allclose(logprob[row], own[1][0], atol=1e-6)
     zero = jnp.zeros(6)
-    token, logprob = sampling.sample_rows(logits, uniform, zero + 1, zero)
+    token, logprob = programs.sample_rows(logits, uniform, zero + 1, zero)
     assert (token == logits.argmax(1)).all()
     np.testing.assert_allclose(logprob, 0.0, atol=1e-6)
-    token, _ = sampling.sample_rows(logits, uniform, zero + 1e-38, zero + 1)
+    token, _ = programs.sample_rows(logits, uniform, zero + 1e-38, zero + 1)
     assert (token == logits.argmax(1)).all()
 
 

@@ -18,7 +18,7 @@ from agentrl_jax.envs import ENVIRONMENTS
 from agentrl_jax.measure import collapse
 from agentrl_jax.records import run_log
 from agentrl_jax.rl.filtering import share
-from agentrl_jax.rl.learn import update_settings_of
+from agentrl_jax.rl.learning import UpdateSettings
 from agentrl_jax.run import config, migration
 from agentrl_jax.run.config import Config, effective
 from agentrl_jax.settings import tree
@@ -261,7 +261,7 @@ def behaviour(run):
             'value_clip': run.critic.clip or None,
             'value_coef': run.critic.coef,
             'num_minibatches': kept // size.minibatch_rows,
-            'num_microbatches': update_settings_of(run).microbatches,
+            'num_microbatches': UpdateSettings.of(run).microbatches,
             'epochs': size.epochs,
             'rule': how.filter.rule,
             'keep': share(how.filter.keep, rows.num_groups),

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.models.functions import ModelFns, split_critic
 from agentrl_jax.models.qwen2 import Qwen2
-from agentrl_jax.rl import losses, microbatches, objective, score, update
+from agentrl_jax.rl import losses, metrics, microbatches, score, update
 from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.learning import Optim
 
@@ -234,7 +234,7 @@ def test_a_shared_backbone_learns_from_both_losses():
             batch.attention_mask,
         )
         weights = losses.token_weights(batch.value_mask, 'token_mean')
-        return objective.value_loss(raw, batch, weights, clip_value=0.5)[0]
+        return update.value_loss(raw, batch, weights, clip_value=0.5)[0]
 
     # the joint step changes parameters by the policy's step plus half of the value's step
     gradient = jax.grad(value)(state.params)
@@ -384,7 +384,7 @@ def test_means_over_optimiser_steps_by_hand():
         'sampler/logprob_gap': jnp.array([jnp.nan, 0.25, 9.0]),  # of the first trained episode
         'policy/entropy': jnp.full(3, jnp.nan),
     }
-    out = update.reduce_steps(steps)
+    out = metrics.reduce_steps(steps)
     assert (out['policy/loss'], out['policy/ratio_max'], out['sampler/logprob_gap']) == (
         2,
         1.5,
@@ -444,7 +444,7 @@ def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
     state = state_of(params, critic_params=params, tx=tx)
     state = state.replace(critic_opt_state=tx.init(params))
     for finite in (True, False, True, True, True, True, True, True):
-        found = update.learning_rates(state, 0.5, optim)
+        found = metrics.learning_rates(state, 0.5, optim)
         assert found['optim/critic_lr'] == pytest.approx(0.5 * 0.3 / 2)  # no step
         moved, opt_state, _, _, took = update.apply_if_finite(
             tx,
@@ -462,7 +462,7 @@ def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
     assert logged[:2] == pytest.approx([0.025, 0.05])
     ends = {'constant': 0.05, 'linear': 0.05 * 0.1, 'cosine': 0.05 * 0.1}
     assert logged[-1] == pytest.approx(ends[schedule])
-    alone = update.learning_rates(state.replace(critic_params=None), 1.0, optim)
+    alone = metrics.learning_rates(state.replace(critic_params=None), 1.0, optim)
     assert list(alone) == ['optim/lr']
 
 

@@ -22,15 +22,9 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import losses
-from agentrl_jax.rl.algorithm import (
-    Algorithm,
-    Range,
-    build_batch,
-    token_rewards,
-    trained,
-)
+from agentrl_jax.rl import losses, recursions
+from agentrl_jax.rl.algorithm import Algorithm, Range, build_batch, trained
+from agentrl_jax.rl.recursions import token_rewards
 from agentrl_jax.settings.marks import POSITIVE, SHARE, Neutral
 from agentrl_jax.settings.rules import Rule
 from agentrl_jax.types import Batch
@@ -55,8 +49,8 @@ class SAO(Algorithm):
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
         rewards = rewards - self.token_kl(scores, mask, kl_coef)[0]
         lam = adaptive_lambda(mask.sum(1, keepdims=True), self.lam_alpha)
-        advantages = adv.gae(rewards, scores.values, mask, gamma=self.gamma, lam=lam)
-        returns = adv.rewards_to_go(rewards, mask, gamma=self.gamma)
+        advantages = recursions.gae(rewards, scores.values, mask, gamma=self.gamma, lam=lam)
+        returns = recursions.rewards_to_go(rewards, mask, gamma=self.gamma)
         return build_batch(rollout, scores, mask, advantages, returns=returns)
 
     def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:

@@ -45,7 +45,7 @@ import pandas as pd
 from agentrl_jax.extras.self_play import choices, exploitability, ratings
 from agentrl_jax.extras.self_play.section import build_choices
 from agentrl_jax.machine import checkpoint, files, sharding
-from agentrl_jax.run import parts
+from agentrl_jax.run import loading, parts
 from agentrl_jax.run.config import Config
 from agentrl_jax.text import task as text
 from agentrl_jax.text.task import TextTask
@@ -135,15 +135,15 @@ def expert(game: Game) -> Player:
 
 def policies(path: str, game: Game, steps: Sequence[int | None]) -> list[Player]:
     """Return the policy of each checkpoint of a run of the game, with one program for all."""
-    cfg = in_self_play(parts.config_of_run(files.local_path(path)))
+    cfg = in_self_play(loading.config_of_run(files.local_path(path)))
     if cfg.env.name != game.world.name:
         raise ValueError(f'{path} plays {cfg.env.name}, but --workdir plays {game.world.name}')
-    tokenizer = parts.build_tokenizer(cfg)
+    tokenizer = loading.build_tokenizer(cfg)
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     task = parts.build_text_task(cfg, tokenizer, 'test', mesh)
     players, probabilities = [], None
     for step in steps:
-        config, params = parts.load_run(files.local_path(path), mesh=mesh, step=step)
+        config, params = loading.load_run(files.local_path(path), mesh=mesh, step=step)
         probabilities = probabilities or build_choices(cfg, config, task, tokenizer)
         folder = checkpoint.find_step(path, step=step)
         chips = None
@@ -184,7 +184,7 @@ def elo(
     """Return one record per player, best first, and write them to elo.json."""
     if games < 2 or games % 2:
         raise ValueError(f'--games={games} must be an even number of at least 2')
-    cfg, deals = in_self_play(parts.config_of_run(files.local_path(workdir))), games // 2
+    cfg, deals = in_self_play(loading.config_of_run(files.local_path(workdir))), games // 2
     folder = files.check_workdir(out or workdir)  # fail before the games, which take long
     pool = dataclasses.replace(cfg, env=dataclasses.replace(cfg.env, eval_levels=deals))
     game = Game(*parts.build_environment(pool, 'test'), most=cfg.env.max_turns)

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from agentrl_jax.models.base import KVCache
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.rows import Player, Rows
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Params, Rollout
+from agentrl_jax.types import Episodes, Params, Rollout
 
 # In Rollout.extra
 SEATS = 'seats'  # int32 [B, K]  seat that plays a turn; rewards are those of seat 0, and seat 1

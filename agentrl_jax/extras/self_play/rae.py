@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from agentrl_jax.extras.self_play.player import LEARNER, SEATS
 from agentrl_jax.rl import advantages as adv
+from agentrl_jax.rl import turn_credit
 from agentrl_jax.rl.algorithm import ClippedSurrogate, Weights, build_batch, trained
 from agentrl_jax.settings.rules import must
 
@@ -46,7 +47,8 @@ class RAE(ClippedSurrogate):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Return a batch with one advantage per seat."""
         rows, mask = trained(rollout, keep)
-        seat_terms = rollout.penalties - self.turn_kl(rollout, scores, mask, kl_coef)[0]
+        kl, _ = turn_credit.turn_kl(self, rollout, scores, mask, kl_coef)
+        seat_terms = rollout.penalties - kl
         _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
         seats = rollout.extra.get(SEATS, jnp.zeros_like(rollout.num_actions))
         returns = seat_returns(rollout.rewards, seat_terms, seats, rollout.num_turns)

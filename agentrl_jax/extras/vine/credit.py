@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from agentrl_jax.rl import advantages as adv
-from agentrl_jax.rl import turn_credit
+from agentrl_jax.rl import recursions, turn_credit
 
 
 def continued(
@@ -50,7 +50,7 @@ def vine_advantages(
     def sums(r, earned):
         r = jnp.where(reached, r, 0.0)
         total, count = continued(turn, earned, usable, turns=turns)
-        start = (total + adv.linear_recursion(r, jnp.ones_like(r))) / (count + 1)
+        start = (total + recursions.linear_recursion(r, jnp.ones_like(r))) / (count + 1)
         return r + jnp.pad(start[:, 1:], ((0, 0), (0, 1))), total, count
 
     target, total, count = sums(rewards, returns)

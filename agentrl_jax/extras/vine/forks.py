@@ -18,10 +18,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from agentrl_jax.rollout import rows as token_rows
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import IDLE, Schedule, Slots, Turns, choose
 from agentrl_jax.text import task as text
-from agentrl_jax.types import Rollout
+from agentrl_jax.types import Episodes, Rollout
 
 FIRST_FORKED = 2**30  # first stream of continuations, above the streams of all episodes
 FORKS = 'forks'  # in Episodes.extra

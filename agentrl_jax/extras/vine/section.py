@@ -15,14 +15,13 @@ from agentrl_jax.extras.vine.vine import Vine
 from agentrl_jax.models.functions import on_base
 from agentrl_jax.rl.algorithm import KL_IN_LOSS
 from agentrl_jax.rl.masked import masked_mean
-from agentrl_jax.rollout.episodes import Episodes
 from agentrl_jax.rollout.slots import RolloutSettings
 from agentrl_jax.run.hooks import Extension, Moment, Parts, Probe
 from agentrl_jax.run.rules import ON_DEVICE
 from agentrl_jax.run.streams import COLLECT, LEVELS
 from agentrl_jax.settings.marks import ZERO, ConfigName, In
 from agentrl_jax.settings.rules import Must, Rule, exclude
-from agentrl_jax.types import Rollout
+from agentrl_jax.types import Episodes, Rollout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,9 +177,7 @@ class Chromium:
     def context(self, width: int, height: int) -> 'BrowserContext':
         """Return an empty profile with this window size."""
         new_context = self._browser.new_context(
-            viewport={'width': width, 'height': height},
-            timezone_id='UTC',
-            accept_downloads=False,
+            viewport={'width': width, 'height': height}, timezone_id='UTC', accept_downloads=False
         )
         return self.run(new_context)
 
