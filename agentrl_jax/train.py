@@ -111,6 +111,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     """Run train() in a locked workdir. given: the ConfigDict."""
     run = build(given, probe=False) if replay else build(given)
     cfg = run.config
+    processes.keep_programs(workdir.parent / 'programs', run.model.param_count())
     hosts.check_replay(run, replay)
     files.check_workdir(workdir, min_free_bytes=disk_bytes_needed(run, workdir))
     recorder.write_reference(run, workdir)

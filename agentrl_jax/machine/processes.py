@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.experimental.compilation_cache import compilation_cache
 
 from agentrl_jax.machine import files, lock
 
@@ -26,6 +27,7 @@ HEARTBEAT = 'AGENTRL_HEARTBEAT_S'  # environment variable: timeout of heartbeats
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state is saved, run the same command again
 EXIT_DAMAGED = 65  # EX_DATAERR: the newest checkpoint is damaged; --fallback loads an older one
 PATIENCE_S = 20.0  # until a file written by one host is visible on all
+KEEP_FROM = 10**8  # parameters; the programs of larger models are kept for the next start
 COMPILE_EVENT = '/jax/core/compile/backend_compile_duration'
 
 
@@ -326,6 +328,17 @@ class CompileCounter:
             if self._running is not None:
                 (name, _), self._running = self._running, None
                 self.done(name, duration)
+
+
+def keep_programs(folder: pathlib.Path, parameters: int) -> None:
+    """Cache what a large model compiles in a folder, unless JAX_COMPILATION_CACHE_DIR names one."""
+    if parameters < KEEP_FROM or jax.config.jax_compilation_cache_dir:
+        return
+    jax.config.update('jax_compilation_cache_dir', str(folder))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+    compilation_cache.reset_cache()  # imports have already initialised it
+    if jax.process_index() == 0:
+        print(f'compiled programs are kept in {folder}', file=sys.stderr, flush=True)
 
 
 def barrier(name: str) -> None:
