@@ -47,7 +47,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl_jax.planning import advice, fit
+from agentrl_jax.planning import advice, fit, work
 from agentrl_jax.planning import programs as plan_programs
 from agentrl_jax.planning.hardware import GIB
 
@@ -85,6 +85,7 @@ def plan(
         'memory': where.chip.memory,
         'usable_bytes': int(where.chip.usable),
         'state_bytes': plan_programs.device_bytes(full.state),
+        'step_flops': flops_of(full),
         'programs': programs,
         'validation_bytes': validation,
         'fits': fits,
@@ -128,6 +129,16 @@ def of_validation(shapes: Any) -> int:
     trained = min(cfg.rollout.slots or cfg.rollout.episodes, cfg.rollout.episodes)
     cache = functools.partial(advice.cache_bytes, cfg, config, mesh)
     return max(cache(fit.rows(cfg)) - cache(trained), 0)
+
+
+def flops_of(shapes: Any) -> float | None:
+    """Return the FLOPs of a step whose answers and rows are as long as they may be (work.py)."""
+    cfg = shapes.cfg
+    rows = cfg.algorithm.filter.kept(cfg.rollout.num_groups) * cfg.rollout.group_size
+    length, sampled = cfg.rollout.max_tokens, cfg.env.max_turns * cfg.rollout.max_response
+    row = {'rollout/tokens': length, 'rollout/response_length': sampled, 'filter/collects': 1}
+    row |= {'batch/tokens': rows * length, 'batch/trained_tokens': rows * sampled}
+    return work.step_flops(cfg, shapes.config, row | {'batch/trained_rows': rows})
 
 
 def on_paper(cfg: Any, topology: str, *, model: str = '') -> dict[str, Any]:
@@ -207,6 +218,9 @@ def text(plan: dict[str, Any]) -> str:
     ]
     lines.append('')
     row('seconds to compile, here', lambda p: p['compile_seconds'], 1, '.0f')
+    if plan['step_flops'] is not None:
+        tera = f'{plan["step_flops"] / 1e12:.3g}'
+        lines.append(f'{"TFLOP of a step with the longest rows":<44}{tera:>10}')
     lines.append('')
     if len(plan['layers_compiled']) == 2:
         a, b = plan['layers_compiled']

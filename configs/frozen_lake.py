@@ -13,7 +13,7 @@ Vanilla StarPO: --config.filter.keep=1.0 --config.loss.clip_high=0.2 --config.lo
 
 Hardware: no step has finished on an accelerator (experiments/LOG.md, 27 November). Compiled for
 v5e:2x4 (0.5B, mesh.fsdp=8), it fits.
-Time: not known; there a step takes at least 1.6 s (benchmarks/plans.md).
+Time: not known.
 Score: not known. The paper prints 20.3 % (Fig 9), about what random play reaches here (21.5 %).
 """
 
