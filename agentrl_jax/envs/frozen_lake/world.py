@@ -1,8 +1,8 @@
 """FrozenLake with a different map in every level, after RAGEN and gymnasium's FrozenLake-v1."""
 
 import dataclasses
-import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs import boards
-from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, spaces
+from agentrl_jax.envs.base import environment, of_pool
+from agentrl_jax.envs.boards import FORMATS, ROWS_ONLY, Board, coordinates
 from agentrl_jax.envs.frozen_lake.levels import (
-    FROZEN,
     GOAL,
     HOLE,
     START,
@@ -27,6 +26,7 @@ from agentrl_jax.settings.rules import Rule
 SYMBOLS = 'P_OGX√'  # player, frozen, hole, goal, player in hole, player on goal
 PLAYER, EMPTY, OPEN_HOLE, OPEN_GOAL, IN_HOLE, ON_GOAL = range(6)
 CELL_NAMES = ('player', 'empty', 'hole', 'goal', 'player in hole', 'player on goal')
+PLAYERS = {PLAYER: 'Player', ON_GOAL: 'Player on goal', IN_HOLE: 'Player in hole'}
 
 # Wording of RAGEN (mll-lab-nu/RAGEN, config/envs.yaml), including its typo.
 SLIPPERY = 'You may move to the unintended direction due to the slippery ice. '
@@ -67,7 +67,7 @@ class EnvParams(environment.EnvParams):
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenLake(TextEnvironment):
+class FrozenLake(Board):
     """Reach the goal; a hole ends the episode. Reward 1 at the goal, else 0.
 
     A move goes in the intended direction with probability success_rate, and to each side with half
@@ -75,24 +75,21 @@ class FrozenLake(TextEnvironment):
     """
 
     size: Annotated[int, In(2, 8)] = 4  # side of the map
-    observation_format: Annotated[str, NameIn(boards.FORMATS)] = 'grid'  # cells (' P _'): for BPE
+    observation_format: Annotated[str, NameIn(FORMATS)] = 'grid'  # cells (' P _'): for BPE
     frozen: Annotated[float, SHARE] = of_pool(0.8)  # probability that a cell is ice (RAGEN: or .9)
     success_rate: Annotated[float, SHARE] = of_pool(1.0 / 3.0)  # probability of the intended move
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Left', 'Down', 'Right', 'Up')
+    CELL_NAMES: ClassVar[tuple[str, ...]] = CELL_NAMES
+    TEXTS: ClassVar[tuple[str, str]] = INSTRUCTION, COORD_INSTRUCTION
+    ENTITIES: ClassVar[tuple[str, ...]] = ('start', 'goal', 'player', 'holes')
     REWARD_QUANTUM: ClassVar[float] = 1.0
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (0.0, 1.0)
     name: ClassVar[str] = 'frozen_lake'
+    symbols: ClassVar[str] = SYMBOLS
     RULES = (  # coordinates need one line per set of holes: 2 ** 16 at size 4, 2 ** 25 at size 5
-        Rule({'observation_format': set(boards.ROWS_ONLY), 'size': In(high=4)}),
+        Rule({'observation_format': set(ROWS_ONLY), 'size': In(high=4)}),
     )
-
-    @property
-    def instruction(self) -> str:
-        if self.observation_format not in boards.ROWS_ONLY:
-            return COORD_INSTRUCTION.format(last=self.size - 1)
-        legend = ', '.join(f'{s}: {name}' for s, name in zip(SYMBOLS, CELL_NAMES, strict=True))
-        return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
 
     def rules(self, params: EnvParams) -> str:
         """Return the rules; RAGEN's sentences about slippery ice are dropped if it is not."""
@@ -160,42 +157,21 @@ class FrozenLake(TextEnvironment):
         here = jnp.arange(self.size**2).reshape(self.size, self.size) == state.position
         return jnp.where(here, player.astype(jnp.int8), codes)
 
-    def observation_space(self, params: Any = None) -> spaces.Box:
-        return spaces.Box(0, len(SYMBOLS) - 1, (self.size, self.size), jnp.int8)
+    @property
+    def side(self) -> int:
+        return self.size
 
-    def lines(self, params: Any = None) -> list[str]:
-        return _line_families(self).texts
+    def rows(self) -> Iterator[list[str]]:
+        places = range(self.size + 1)  # the last: in another row
+        for holes, goal, player in itertools.product(range(2**self.size), places, places):
+            row = ['O' if holes >> k & 1 else '_' for k in range(self.size)]
+            if goal < self.size:
+                row[goal] = 'G'
+            if player < self.size:
+                row[player] = {'_': 'P', 'O': 'X', 'G': '√'}[row[player]]
+            yield row
 
-    def line_slots(self, params: Any = None) -> list[range]:
-        slots = _line_families(self).slots
-        rows = [slots['row']] * self.size
-        if self.observation_format in boards.ROWS_ONLY:
-            return rows
-        entities = [slots[name] for name in ('head', 'start', 'goal', 'player', 'holes')]
-        return entities if self.observation_format == 'coord' else [*entities, slots['map'], *rows]
-
-    def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
-        families = _line_families(self)
-        rows = self._row_ids(state)
-        if self.observation_format in boards.ROWS_ONLY:
-            return families.ids('row', rows)
-        flat = state.board.reshape(-1)
-        tile = self._tile(state)
-        kind = jnp.where(tile == GOAL, 1, jnp.where(tile == HOLE, 2, 0))
-        holes = (flat == HOLE).astype(jnp.int32) @ (1 << np.arange(self.size**2))
-        entities = [
-            families.ids('head', 0),
-            families.ids('start', jnp.argmax(flat == START)),
-            families.ids('goal', jnp.argmax(flat == GOAL)),
-            families.ids('player', kind * self.size**2 + state.position),
-            families.ids('holes', holes - 1, holes > 0),
-        ]
-        if self.observation_format == 'grid_coord':
-            entities += [families.ids('map', 0), families.ids('row', rows)]
-        return jnp.concatenate(entities)
-
-    def _row_ids(self, state: EnvState) -> jax.Array:
-        """Encode (holes, goal column or n, player column or n) of each row; int32 [n]."""
+    def row_index(self, state: EnvState) -> jax.Array:
         n = self.size
         holes = (state.board == HOLE).astype(jnp.int32) @ (1 << np.arange(n))
         is_goal = state.board == GOAL
@@ -204,27 +180,37 @@ class FrozenLake(TextEnvironment):
         player = jnp.where(jnp.arange(n) == row, column, n)
         return (holes * (n + 1) + goal) * (n + 1) + player
 
-    def observation_text(self, state: EnvState) -> str:
-        rows = np.array(list(SYMBOLS))[self._shown(state)]
-        grid = ''.join(boards.row(row, self.observation_format) for row in rows)
-        if self.observation_format in boards.ROWS_ONLY:
-            return grid
-        board, where = np.asarray(state.board), divmod(int(state.position), self.size)
-        player = {GOAL: 'Player on goal', HOLE: 'Player in hole'}
-        text = f'Board size: {self.size} rows x {self.size} cols (zero-indexed).\n'
-        text += f'Start: {boards.coordinates(np.argwhere(board == START))}\n'
-        text += f'Goal: {boards.coordinates(np.argwhere(board == GOAL))}\n'
-        text += f'{player[board[where]] if board[where] in player else "Player"}: {where}\n'
-        if (board == HOLE).any():
-            text += f'Holes: {boards.coordinates(np.argwhere(board == HOLE))}\n'
-        return (
-            text
-            if self.observation_format == 'coord'
-            else f'Coordinates: \n{text}Grid Map: \n{grid}'
-        )
+    def entity_lines(self) -> dict[str, list[str]]:
+        cells = [(r, c) for r in range(self.size) for c in range(self.size)]
+        sets = [
+            [x for k, x in enumerate(cells) if bits >> k & 1] for bits in range(2 ** len(cells))
+        ]
+        return {
+            'start': [f'Start: {cell}\n' for cell in cells],
+            'goal': [f'Goal: {cell}\n' for cell in cells],
+            'player': [f'{player}: {cell}\n' for player in PLAYERS.values() for cell in cells],
+            'holes': [f'Holes: {coordinates(holes)}\n' for holes in sets[1:]],
+        }
 
-    def cells(self, state: EnvState) -> list[list[str]]:
-        return [[CELL_NAMES[code] for code in row] for row in self._shown(state)]
+    def entity_index(self, state: EnvState) -> list[tuple[Any, Any]]:
+        flat, tile = state.board.reshape(-1), self._tile(state)
+        kind = jnp.where(tile == GOAL, 1, jnp.where(tile == HOLE, 2, 0))
+        holes = (flat == HOLE).astype(jnp.int32) @ (1 << np.arange(self.size**2))
+        return [
+            (jnp.argmax(flat == START), True),
+            (jnp.argmax(flat == GOAL), True),
+            (kind * self.size**2 + state.position, True),
+            (holes - 1, holes > 0),
+        ]
+
+    def entity_text(self, state: EnvState, codes: np.ndarray) -> str:
+        board, where = np.asarray(state.board), divmod(int(state.position), self.size)
+        text = f'Start: {coordinates(np.argwhere(board == START))}\n'
+        text += f'Goal: {coordinates(np.argwhere(board == GOAL))}\n'
+        text += f'{PLAYERS[int(codes[where])]}: {where}\n'
+        if (board == HOLE).any():
+            text += f'Holes: {coordinates(np.argwhere(board == HOLE))}\n'
+        return text
 
     def plans(
         self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
@@ -256,46 +242,3 @@ class FrozenLake(TextEnvironment):
         horizon, rate = int(max(budgets)), float(params.success_rate)
         values, _ = lake_values(boards, rate, horizon, play=play)
         return values[np.asarray(budgets)][:, np.arange(len(boards)), start]
-
-    def _shown(self, state: EnvState) -> np.ndarray:
-        """Return int [n, n]: indices into SYMBOLS, on the host."""
-        board, where = np.asarray(state.board), divmod(int(state.position), self.size)
-        codes = np.select([board == HOLE, board == GOAL], [OPEN_HOLE, OPEN_GOAL], EMPTY)
-        codes[where] = {HOLE: IN_HOLE, GOAL: ON_GOAL, FROZEN: PLAYER, START: PLAYER}[
-            int(board[where])
-        ]
-        return codes
-
-
-@functools.cache
-def _line_families(env: FrozenLake) -> Lines:
-    """All lines of an environment, each family in the order of its index."""
-    n, entity = env.size, [(r, c) for r in range(env.size) for c in range(env.size)]
-    rows = []
-    for holes in range(2**n):
-        for goal in range(n + 1):
-            for player in range(n + 1):
-                rows.append(boards.row(_row(n, holes, goal, player), env.observation_format))
-    if env.observation_format in boards.ROWS_ONLY:
-        return Lines(row=rows)
-    size = f'Board size: {n} rows x {n} cols (zero-indexed).\n'
-    holes = [[cell for k, cell in enumerate(entity) if bits >> k & 1] for bits in range(2**n**2)]
-    players = ('Player', 'Player on goal', 'Player in hole')
-    return Lines(
-        head=[size if env.observation_format == 'coord' else f'Coordinates: \n{size}'],
-        start=[f'Start: {cell}\n' for cell in entity],
-        goal=[f'Goal: {cell}\n' for cell in entity],
-        player=[f'{player}: {cell}\n' for player in players for cell in entity],
-        holes=[f'Holes: {boards.coordinates(cells)}\n' for cells in holes[1:]],
-        map=['Grid Map: \n'],
-        row=rows,
-    )
-
-
-def _row(n: int, holes: int, goal: int, player: int) -> list[str]:
-    row = ['O' if holes >> k & 1 else '_' for k in range(n)]
-    if goal < n:
-        row[goal] = 'G'
-    if player < n:
-        row[player] = {'_': 'P', 'O': 'X', 'G': '√'}[row[player]]
-    return row

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 import jax
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs import boards
-from agentrl_jax.envs.base import Lines, TextEnvironment, environment, of_pool, spaces
+from agentrl_jax.envs.base import environment, of_pool
+from agentrl_jax.envs.boards import FORMATS, Board, coordinates
 from agentrl_jax.envs.sokoban.levels import make_pool
 from agentrl_jax.envs.sokoban.solver import TARGET, WALL, solve_sokoban
 from agentrl_jax.settings.marks import ONE, In, NameIn
@@ -64,7 +64,7 @@ class EnvParams(environment.EnvParams):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sokoban(TextEnvironment):
+class Sokoban(Board):
     """Push every box onto a target. A move into a box pushes it if the next cell is free.
 
     Reward -0.1 per step, +1 for a box moved onto a target, -1 for one moved off, +10 when solved.
@@ -73,10 +73,13 @@ class Sokoban(TextEnvironment):
     dim: Annotated[int, In(4, 8)] = 6  # side of the room, including walls
     num_boxes: Annotated[int, In(1, 3)] = 1  # number of boxes and of targets
     search_depth: Annotated[int, ONE] = of_pool(300)  # of reverse play (RAGEN: 300, 30, 10)
-    observation_format: Annotated[str, NameIn(boards.FORMATS)] = 'grid'  # cells (' # P'): for BPE
+    observation_format: Annotated[str, NameIn(FORMATS)] = 'grid'  # cells (' # P'): for BPE
     symbols: str = SYMBOLS  # wall, floor, target, box on target, box, player, on target
 
     ACTION_NAMES: ClassVar[tuple[str, ...]] = ('Up', 'Down', 'Left', 'Right')
+    CELL_NAMES: ClassVar[tuple[str, ...]] = CELL_NAMES
+    TEXTS: ClassVar[tuple[str, str]] = INSTRUCTION, COORD_INSTRUCTION
+    ENTITIES: ClassVar[tuple[str, ...]] = ('targets', 'boxes', 'on_target', 'player')
     REWARD_QUANTUM: ClassVar[float] = 0.1
     REWARD_BOUNDS: ClassVar[tuple[float, float]] = (-1.1, 10.9)
     name: ClassVar[str] = 'sokoban'
@@ -87,13 +90,6 @@ class Sokoban(TextEnvironment):
             lambda world: len(set(world.symbols)) == len(world.symbols) == len(CELL_NAMES),
         ),
     )
-
-    @property
-    def instruction(self) -> str:
-        if self.observation_format not in boards.ROWS_ONLY:
-            return COORD_INSTRUCTION.format(last=self.dim - 1)
-        legend = ', '.join(f'{s}: {name}' for s, name in zip(self.symbols, CELL_NAMES, strict=True))
-        return f'{INSTRUCTION}\nThe meaning of each symbol in the state is:\n{legend}'
 
     def make_params(
         self,
@@ -156,57 +152,44 @@ class Sokoban(TextEnvironment):
         stood = jnp.where(on_target, jnp.int8(PLAYER_ON_TARGET), jnp.int8(PLAYER))
         return jnp.where(here, stood, jnp.where(state.boxes, boxed, state.fixed))
 
-    def observation_space(self, params: Any = None) -> spaces.Box:
-        return spaces.Box(0, len(CELL_NAMES) - 1, (self.dim, self.dim), jnp.int8)
+    @property
+    def side(self) -> int:
+        return self.dim
 
-    def lines(self, params: Any = None) -> list[str]:
-        return _line_families(self).texts
+    def rows(self) -> Iterator[list[str]]:
+        for row in _feasible_rows(self)[0]:
+            yield [self.symbols[code] for code in (WALL, *row, WALL)]
 
-    def line_slots(self, params: Any = None) -> list[range]:
-        slots = _line_families(self).slots
-        rows = [slots['row']] * self.dim
-        if self.observation_format in boards.ROWS_ONLY:
-            return rows
-        entities = [slots[name] for name in ('head', 'targets', 'boxes', 'on_target', 'player')]
-        return entities if self.observation_format == 'coord' else [*entities, slots['map'], *rows]
-
-    def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
-        families = _line_families(self)
+    def row_index(self, state: EnvState) -> jax.Array:
         place = 7 ** np.arange(self.dim - 2)
-        codes = self.observe(None, state, None, params)[:, 1:-1].astype(jnp.int32) @ place
-        rows = families.ids('row', jnp.asarray(_feasible_rows(self)[1])[codes])
-        if self.observation_format in boards.ROWS_ONLY:
-            return rows
+        codes = self.observe(None, state, None, None)[:, 1:-1].astype(jnp.int32) @ place
+        return jnp.asarray(_feasible_rows(self)[1])[codes]
+
+    def entity_lines(self) -> dict[str, list[str]]:
+        n, players = self.dim, ('Player', 'Player on target')
+        sets = [
+            coordinates([(c // (n - 2) + 1, c % (n - 2) + 1) for c in cells])
+            for cells in _cell_sets(self)[0]
+        ]
+        return {
+            'targets': [f'Targets: {cells}\n' for cells in sets],
+            'boxes': [f'Boxes: {cells}\n' for cells in sets],
+            'on_target': [f'Boxes on target: {cells}\n' for cells in sets],
+            'player': [f'{p}: {divmod(cell, n)}\n' for p in players for cell in range(n * n)],
+        }
+
+    def entity_index(self, state: EnvState) -> list[tuple[Any, Any]]:
         target = (state.fixed == TARGET).reshape(-1)
         boxes, here = state.boxes.reshape(-1), jnp.arange(self.dim**2) == state.player
-        player = state.player + self.dim**2 * jnp.any(here & target)
-        entities = [
-            families.ids('head', 0),
-            families.ids('targets', self._set_index(target)),
-            families.ids('boxes', self._set_index(boxes & ~target), jnp.any(boxes & ~target)),
-            families.ids('on_target', self._set_index(boxes & target), jnp.any(boxes & target)),
-            families.ids('player', player),
+        return [
+            (self._set_index(target), True),
+            (self._set_index(boxes & ~target), jnp.any(boxes & ~target)),
+            (self._set_index(boxes & target), jnp.any(boxes & target)),
+            (state.player + self.dim**2 * jnp.any(here & target), True),
         ]
-        if self.observation_format == 'grid_coord':
-            entities += [families.ids('map', 0), rows]
-        return jnp.concatenate(entities)
 
-    def _set_index(self, chosen: jax.Array) -> jax.Array:
-        """Return the index in _cell_sets of a set of up to num_boxes inner cells."""
-        n = self.dim
-        inner = chosen.reshape(n, n)[1:-1, 1:-1].reshape(-1)
-        place = (inner.size + 1) ** np.arange(self.num_boxes)
-        cells = jnp.nonzero(inner, size=self.num_boxes, fill_value=inner.size)[0]
-        return jnp.asarray(_cell_sets(self)[1])[cells.astype(jnp.int32) @ place]
-
-    def observation_text(self, state: EnvState) -> str:
-        codes = self._shown(state)
-        rows = np.array(list(self.symbols))[codes]
-        grid = ''.join(boards.row(row, self.observation_format) for row in rows)
-        if self.observation_format in boards.ROWS_ONLY:
-            return grid
-        text = f'Board size: {self.dim} rows x {self.dim} cols (zero-indexed).\n'
-        text += f'Targets: {boards.coordinates(np.argwhere(np.asarray(state.fixed) == TARGET))}\n'
+    def entity_text(self, state: EnvState, codes: np.ndarray) -> str:
+        text = f'Targets: {coordinates(np.argwhere(np.asarray(state.fixed) == TARGET))}\n'
         entities = {
             'Boxes': BOX,
             'Boxes on target': BOX_ON_TARGET,
@@ -215,13 +198,16 @@ class Sokoban(TextEnvironment):
         }
         for label, code in entities.items():
             if (codes == code).any():
-                text += f'{label}: {boards.coordinates(np.argwhere(codes == code))}\n'
-        if self.observation_format == 'coord':
-            return text
-        return f'Coordinates: \n{text}Grid Map: \n{grid}'
+                text += f'{label}: {coordinates(np.argwhere(codes == code))}\n'
+        return text
 
-    def cells(self, state: EnvState) -> list[list[str]]:
-        return [[CELL_NAMES[code] for code in row] for row in self._shown(state)]
+    def _set_index(self, chosen: jax.Array) -> jax.Array:
+        """Return the index in _cell_sets of a set of up to num_boxes inner cells."""
+        n = self.dim
+        inner = chosen.reshape(n, n)[1:-1, 1:-1].reshape(-1)
+        place = (inner.size + 1) ** np.arange(self.num_boxes)
+        cells = jnp.nonzero(inner, size=self.num_boxes, fill_value=inner.size)[0]
+        return jnp.asarray(_cell_sets(self)[1])[cells.astype(jnp.int32) @ place]
 
     def plans(
         self, states: EnvState, used: np.ndarray, max_actions: int, params: EnvParams
@@ -235,42 +221,6 @@ class Sokoban(TextEnvironment):
     ) -> np.ndarray:
         """Exact: the shortest solution fits into the budget or not."""
         return np.asarray(params.optimal_length)[None] <= np.asarray(budgets)[:, None]
-
-    def _shown(self, state: EnvState) -> np.ndarray:
-        """Return int [n, n]: indices into CELL_NAMES, on the host."""
-        codes = np.array(state.fixed, int)
-        boxes = np.asarray(state.boxes)
-        codes[boxes] = np.where(codes[boxes] == TARGET, BOX_ON_TARGET, BOX)
-        where = divmod(int(state.player), self.dim)
-        codes[where] = PLAYER_ON_TARGET if codes[where] == TARGET else PLAYER
-        return codes
-
-
-@functools.cache
-def _line_families(env: Sokoban) -> Lines:
-    """All lines of an environment, each family in the order of its index."""
-    rows = [
-        boards.row([env.symbols[code] for code in (WALL, *row, WALL)], env.observation_format)
-        for row in _feasible_rows(env)[0]
-    ]
-    if env.observation_format in boards.ROWS_ONLY:
-        return Lines(row=rows)
-    n = env.dim
-    size = f'Board size: {n} rows x {n} cols (zero-indexed).\n'
-    sets = [
-        boards.coordinates([(c // (n - 2) + 1, c % (n - 2) + 1) for c in s])
-        for s in _cell_sets(env)[0]
-    ]
-    players = ('Player', 'Player on target')
-    return Lines(
-        head=[size if env.observation_format == 'coord' else f'Coordinates: \n{size}'],
-        targets=[f'Targets: {cells}\n' for cells in sets],
-        boxes=[f'Boxes: {cells}\n' for cells in sets],
-        on_target=[f'Boxes on target: {cells}\n' for cells in sets],
-        player=[f'{p}: {divmod(cell, n)}\n' for p in players for cell in range(n * n)],
-        map=['Grid Map: \n'],
-        row=rows,
-    )
 
 
 @functools.cache
