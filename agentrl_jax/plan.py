@@ -218,9 +218,8 @@ def text(plan: dict[str, Any]) -> str:
     ]
     lines.append('')
     row('seconds to compile, here', lambda p: p['compile_seconds'], 1, '.0f')
-    if plan['step_flops'] is not None:
-        tera = f'{plan["step_flops"] / 1e12:.3g}'
-        lines.append(f'{"TFLOP of a step with the longest rows":<44}{tera:>10}')
+    if flops := plan['step_flops']:
+        lines.append(f'{"TFLOP of a step with the longest rows":<44}{flops / 1e12:>10.3g}')
     lines.append('')
     if len(plan['layers_compiled']) == 2:
         a, b = plan['layers_compiled']
