@@ -23,7 +23,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.records import plots
 from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import Table, build
-from agentrl_jax.results.runs import COMPACT_FILE, Run, compact, compact_lines, load, read_as
+from agentrl_jax.results.runs import COMPACT_FILE, Run, compact, compact_lines, load
 from agentrl_jax.results.spec import (
     COUNT,
     LAST,
@@ -91,7 +91,7 @@ def experiment(folder: Path) -> dict[str, Table]:
     """Return the tables of an experiment by name, from table.json and the committed runs."""
     path = folder / SPEC_FILE
     built = {}
-    for name, fields in read_as(Specs, files.read_json(path), path).items():
+    for name, fields in files.read_as(Specs, files.read_json(path), path).items():
         try:
             spec = make_spec(fields)
             built[name] = build(load([folder]), spec, clones(spec, folder.resolve().parent))

@@ -11,20 +11,17 @@ or of the newest one, as one HTML file without scripts.
 """
 
 import contextlib
-import socket
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
 
-from agentrl_jax.envs.hosts.connection import listening_at
+from agentrl_jax.envs.hosts import gate
 from agentrl_jax.machine import files
 from agentrl_jax.records import document, live_page, live_server, page_html
 from agentrl_jax.run import command, usage
 from agentrl_jax.settings.marks import suggestion
-
-LOOPBACK = '127.0.0.1'
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -57,10 +54,9 @@ def serve(workdir: Path, port: int, *, open_it: bool) -> None:
     """Serve the live page of a run until Ctrl-C."""
     if not live_page.is_run(workdir):
         raise ValueError(f'{workdir} is not the folder of a run: it has no metrics or rollouts')
-    with listening_at(LOOPBACK, port, '--port'):
-        listener = socket.create_server((LOOPBACK, port))
+    listener = gate.listening('127.0.0.1', port)
     workdir = workdir.absolute()
-    address = f'http://{LOOPBACK}:{listener.getsockname()[1]}{live_server.path_of(workdir)}'
+    address = gate.url_of(listener) + live_server.path_of(workdir)
     print(f'{address}  (Ctrl-C to stop)', flush=True)
     if open_it:
         webbrowser.open(address)

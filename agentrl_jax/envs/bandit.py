@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from agentrl_jax.envs.base import Lines, TextEnvironment, environment, spaces
+from agentrl_jax.envs.base import TextEnvironment, environment, spaces
 from agentrl_jax.envs.splits import SPLITS
 from agentrl_jax.settings.marks import NameIn
 
@@ -111,7 +111,6 @@ class Bandit(TextEnvironment):
         self, split: str = 'train', *, num_levels: int | None = None, seed: int = 0
     ) -> EnvParams:
         """Return both orders of all pairs of the split, ignoring num_levels and seed."""
-        del num_levels, seed
         if split not in SPLITS:
             raise ValueError(f'split={split!r} is not one of {SPLITS}')
         owners = [name for name in SPLITS for _ in PAIRS[self.pairs][name]]  # split of each pair
@@ -170,13 +169,13 @@ class Bandit(TextEnvironment):
         return spaces.Discrete(2 * len(self._all_pairs))
 
     def lines(self, params: Any = None) -> list[str]:
-        return _line_families(self).texts
+        return _questions(self)
 
     def line_slots(self, params: Any = None) -> list[range]:
-        return [_line_families(self).slots['question']]
+        return [range(2 * len(self._all_pairs))]
 
     def line_ids(self, state: EnvState, params: Any = None) -> jax.Array:
-        return _line_families(self).ids('question', 2 * state.pair + state.high)
+        return (2 * state.pair + state.high)[None]
 
     def observation_text(self, state: EnvState) -> str:
         a, b = self.cells(state)[0]
@@ -194,21 +193,17 @@ class Bandit(TextEnvironment):
         names = self._pair_names()
         return [[int(names[pair][1])] for pair in states.pair]
 
-    def random_success(
-        self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
-    ) -> np.ndarray:
+    def random_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
         """Return 0.5: one of two arms is correct."""
         return np.full((len(budgets), self.num_levels(params)), 0.5)
 
-    def oracle_success(
-        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
-    ) -> np.ndarray:
+    def oracle_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
         """Return 1: the oracle knows the high arm."""
         return np.ones((len(budgets), self.num_levels(params)))
 
 
 @functools.cache
-def _line_families(env: Bandit) -> Lines:
+def _questions(env: Bandit) -> list[str]:
     """One question per pair and order; even ones list the high arm first."""
     orders = (order for low, high in env._all_pairs for order in ((high, low), (low, high)))
-    return Lines(question=[QUESTION.format(a=a, b=b) for a, b in orders])
+    return [QUESTION.format(a=a, b=b) for a, b in orders]

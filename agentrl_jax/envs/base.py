@@ -100,17 +100,14 @@ class TextEnvironment(environment.Environment[Any, Any]):
 
     def names_of(self, level: int, params: Any) -> Sequence[str]:
         """Return the names of env_action's actions in a level, for people."""
-        del level, params
         return self.ACTION_NAMES
 
     def env_action(self, state: Any, name_index: jax.Array) -> jax.Array:
         """Return the action with name ACTION_NAMES[name_index] in this state; -1 = not on offer."""
-        del state
         return jnp.asarray(name_index, jnp.int32)
 
     def offered(self, state: Any) -> jax.Array | None:
         """Return bool [names]: the actions that random play draws from; None = all."""
-        del state
         return None
 
     def episode_metrics(
@@ -121,7 +118,6 @@ class TextEnvironment(environment.Environment[Any, Any]):
         actions int32 [B, K, A] as executed, -1 = none; level int32 [B]. Their means are logged as
         <environment>/<name> and eval/<name>.
         """
-        del actions, level, params
         return {}
 
     def lines(self, params: Any) -> list[str]:
@@ -200,7 +196,6 @@ class TextEnvironment(environment.Environment[Any, Any]):
         return len(self.ACTION_NAMES)
 
     def action_space(self, params: Any = None) -> spaces.Discrete:
-        del params
         return spaces.Discrete(self.num_actions)
 
     def reset_env(self, key: jax.Array, params: Any) -> tuple[jax.Array, Any]:

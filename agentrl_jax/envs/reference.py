@@ -123,10 +123,9 @@ def reference_success(
     *,
     trials: int = 1,
     rollouts: int = 20,
-    seed: int = 0,
 ) -> dict[str, float]:
     """Return reference_curves for one budget (max_actions_per_episode), as floats."""
-    curves = reference_curves(env, params, [budget], trials=trials, rollouts=rollouts, seed=seed)
+    curves = reference_curves(env, params, [budget], trials=trials, rollouts=rollouts)
     return {name: float(curve[0]) for name, curve in curves.items()}
 
 

@@ -4,6 +4,7 @@ A child of this package exchanges JSON lines with its parent over stdin and stdo
 end of its input, however its parent died.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -31,10 +32,8 @@ def start(
 
 def kill_group(pid: int) -> None:
     """Kill a process and all processes it has started, even if it has already exited."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def kill(process: subprocess.Popen) -> int:
@@ -43,18 +42,14 @@ def kill(process: subprocess.Popen) -> int:
     return process.wait()
 
 
-def import_paths() -> dict[str, str]:
-    """Environment variables that give a child the import path of this process."""
-    paths = [*sys.path, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
-    return {'PYTHONPATH': os.pathsep.join(dict.fromkeys(filter(None, paths)))}
-
-
 class Child:
     """A module of this package that runs as a program."""
 
     def __init__(self, module: str, *words: str, **more: Any):
         """more: arguments of subprocess.Popen, such as stderr; env is added to the environment."""
-        env = import_paths() | more.pop('env', {})
+        paths = [*sys.path, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
+        paths = os.pathsep.join(dict.fromkeys(filter(None, paths)))
+        env = {'PYTHONPATH': paths} | more.pop('env', {})
         command = [sys.executable, '-m', module, *words]
         pipe = subprocess.PIPE
         self.process = start(command, env=env, stdin=pipe, stdout=pipe, **more)

@@ -44,34 +44,19 @@ LINE_NAMES = {
 REWARD_FIELDS = re.compile(
     'reward|cost|penalty|graded'
 )  # environment fields that do not change play
-CLONE_FIELDS = (  # fields in which a clone and the runs it is compared with must agree
-    'env.name',
-    'env.pool_seed',
-    'env.eval_levels',
-    'eval.split',
-    'eval.temperature',
-    'eval.top_k',
-    'eval.top_p',
-    'env.prompt',
-    'env.hint',
-    'env.think',
-    'env.max_turns',
-    'env.max_actions_per_turn',
-    'env.max_actions_per_episode',
-    'agent.name',
-    'agent.trials',
-    'agent.plan_every',
-    'context.window',
-    'context.summary',
-    'model.path',
-    'model.hidden_size',
-    'model.intermediate_size',
-    'model.num_layers',
-    'lora.rank',
-    'rollout.constrain',
-    'rollout.max_tokens',
-    'rollout.max_response',
-    'rollout.stop_at_answer',
+CLONE_FIELDS = tuple(  # fields in which a clone and the runs it is compared with must agree
+    f'{section}.{name}'
+    for section, names in (
+        ('env', 'name pool_seed eval_levels prompt hint think max_turns max_actions_per_turn'),
+        ('env', 'max_actions_per_episode'),
+        ('eval', 'split temperature top_k top_p'),
+        ('agent', 'name trials plan_every'),
+        ('context', 'window summary'),
+        ('model', 'path hidden_size intermediate_size num_layers'),
+        ('lora', 'rank'),
+        ('rollout', 'constrain max_tokens max_response stop_at_answer'),
+    )
+    for name in names.split()
 )
 COMPARISONS = ('p_better', 'p_low', 'p_high', 'gain', 'gain_low', 'gain_high', 'p_holm')
 COUNTS = ('runs', 'planned', 'unfinished', 'left_out', 'refused')
@@ -385,7 +370,10 @@ def _cell(kind: str, entries: Sequence[Entry], table: Table) -> Cell:
     """The statistics of one cell: of its runs, or of random play or the oracle."""
     if kind in (RANDOM, ORACLE):
         values = sorted(entry['value'] for entry in entries)
-        return _constant(sum(values) / len(values) if values else math.nan, table.also)
+        mean = sum(values) / len(values) if values else math.nan
+        nothing = dict.fromkeys(('std', 'low', 'high', *table.also), math.nan)
+        nothing |= dict.fromkeys(COUNTS, 0) | {'interval': '', 'values': np.array([])}
+        return nothing | {'mean': mean, 'iqm': mean}
     used = [entry for entry in entries if entry['counts']]
     known = {name: [e[name] for e in used if e[name] == e[name]] for name in table.also}
     cell = {
@@ -402,13 +390,6 @@ def _cell(kind: str, entries: Sequence[Entry], table: Table) -> Cell:
     if not math.isnan(sum(wilson)):
         cell |= {'low': wilson[0], 'high': wilson[1], 'interval': 'wilson'}
     return cell
-
-
-def _constant(value: float, also: Sequence[str]) -> Cell:
-    """The figure of random play or the oracle, which has no runs."""
-    counts = dict.fromkeys(COUNTS, 0)
-    nothing = dict.fromkeys(('std', 'low', 'high', *also), math.nan)
-    return counts | nothing | {'mean': value, 'iqm': value, 'interval': '', 'values': np.array([])}
 
 
 def _figure(strata: Sequence[np.ndarray]) -> Cell:

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, NonNegativeInt
+from typing_extensions import TypedDict
 
 from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
@@ -78,16 +79,12 @@ def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> l
     return complete([run for _, runs in found for run in runs])
 
 
-class Planned(BaseModel):
-    """run.json or config.json."""
-
-    config: dict[str, Any]
+class Planned(TypedDict):
+    config: dict[str, Any]  # run.json or config.json
 
 
-class Common(BaseModel):
-    """First line of a compact folder."""
-
-    fields: dict[str, Any]
+class Common(TypedDict):
+    fields: dict[str, Any]  # first line of a compact folder
 
 
 class Header(BaseModel):
@@ -176,13 +173,13 @@ def _read_run(folder: Path, kept: Sequence[str]) -> Run:
     machine = machine.get('machine') if isinstance(machine, dict) else ''
     finished = run_log.finished_step(folder)
     promised = max(run_log.newest_checkpoint(folder) or 0, -1 if finished is None else finished + 1)
-    document = read_as(Planned, files.read_json(path), path)
+    document = files.read_as(Planned, files.read_json(path), path)
     try:
-        fields = flatten(run_log.redact(document.config))
+        fields = flatten(run_log.redact(document['config']))
     except RecursionError as error:
         raise ValueError(f'{path}: JSON that is too deep to read') from error
     success = files.read_json(reference) if reference.exists() else {}
-    success = read_as(dict[str, float], success, reference)
+    success = files.read_as(dict[str, float], success, reference)
     rows = _axes_and_metrics(run_log.read_metrics(folder / run_log.METRICS_FILE), kept)
     return Run(
         name=folder.resolve().name,
@@ -221,10 +218,10 @@ def _json_lines(path: Path, text: str) -> Lines:
 
 def _read_compact(lines: Lines) -> list[Run]:
     path, _, first = lines[0]
-    common, runs, at = read_as(Common, first, path).fields, [], 1
+    common, runs, at = files.read_as(Common, first, path)['fields'], [], 1
     while at < len(lines):
         path, _, first = lines[at]
-        header = read_as(Header, first, path)
+        header = files.read_as(Header, first, path)
         table = lines[at + 1 : at + 1 + header.rows]
         if len(table) < header.rows:
             raise ValueError(
@@ -250,16 +247,6 @@ def _compact_run(header: Header, table: Lines, common: Mapping[str, Any]) -> Run
     fields = _checked_fields(fields, table[0][0] if table else header.name)
     fault = header.fault or find_fault(rows, 0)
     return Run(header.name, fields, rows, header.reference, fault, header.machine)
-
-
-def read_as(kind: Any, value: Any, path: Path) -> Any:
-    """The value of a file as a pydantic type."""
-    try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError as errors:
-        first = errors.errors()[0]
-        name = '.'.join(map(str, first['loc']))
-        raise ValueError(f'{path}: {name}: {first["msg"]}') from errors
 
 
 def _checked_fields(fields: dict[str, Any], path: Path | str) -> dict[str, Any]:

@@ -41,12 +41,12 @@ def split_names(text: str | Iterable[str], separator: str = ',') -> tuple[str, .
     return tuple(part.strip() for part in parts if part.strip())
 
 
-Names = Annotated[
-    tuple[str, ...], BeforeValidator(lambda x: split_names(x) if isinstance(x, str) else x)
-]
-Values = Annotated[
-    tuple[str, ...], BeforeValidator(lambda x: split_names(x, '|') if isinstance(x, str) else x)
-]
+def _listed(separator: str) -> BeforeValidator:
+    return BeforeValidator(lambda x: split_names(x, separator) if isinstance(x, str) else x)
+
+
+Names = Annotated[tuple[str, ...], _listed(',')]
+Values = Annotated[tuple[str, ...], _listed('|')]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra='forbid'), kw_only=True)

@@ -34,9 +34,6 @@ class PromptStyle:
     # First line of a hint (env.hint); its actions follow, one per line
     hint: str = 'Hint: the best actions from here on, in order:\n'
 
-    def rewards_shown(self) -> bool:
-        return bool(self.reward)
-
 
 # Wording of RAGEN (mll-lab-nu/RAGEN, main). RAGEN formats the reward of a turn as a Python float;
 # here it always has one decimal ("-0.3", never "-0.30000000000000004").
@@ -115,11 +112,6 @@ def react_text(text: str) -> str:
     """Replace '<think>a</think><answer>b</answer>', or a part, by 'Thought: a Action: b'."""
     text = re.sub(r'<think>\s*(.*?)\s*</think>\s*', r'Thought: \1 ', text)
     return re.sub(r'<answer>\s*(.*?)\s*</answer>', r'Action: \1', text)
-
-
-def in_react(style: PromptStyle) -> PromptStyle:
-    """Return a style that requests ReAct's form."""
-    return dataclasses.replace(style, tail=react_text(style.tail))
 
 
 STYLES = {'ragen': RAGEN, 'brief': BRIEF, 'plain': PLAIN, 'tools': TOOLS, 'menu': MENU}

@@ -20,7 +20,7 @@ from agentrl_jax.text import agents, history, prompt_lines
 from agentrl_jax.text import answer as answers
 from agentrl_jax.text import grammar as grammars
 from agentrl_jax.text import lines as line_tables
-from agentrl_jax.text.prompts import STYLES, PromptStyle, in_react, react_text
+from agentrl_jax.text.prompts import STYLES, PromptStyle, react_text
 from agentrl_jax.tokens import chat as chats
 from agentrl_jax.tokens.tokenizer import Tokenizer
 
@@ -189,7 +189,6 @@ def play_turn(
         used = jnp.where(fresh, 0, used)
     past = episode.past
     if past is not None:
-        has_rewards = task.style.rewards_shown()
         past = history.extended(
             past,
             task.offsets,
@@ -198,7 +197,7 @@ def play_turn(
             observation=observation_lines(task, episode.state),
             parts=parts,
             known=known,
-            reward=reward_line(task, reward, task.offsets.past_reward) if has_rewards else -1,
+            reward=reward_line(task, reward, task.offsets.past_reward) if task.style.reward else -1,
         )
     after = Episode(
         state=state,
@@ -376,7 +375,8 @@ def build_task(
     check_rewards(env, env_params, max_actions_per_episode)
     words, observations = STYLES[style], env.lines(env_params)
     if generation_prefix == 'Thought:':
-        words, observations = in_react(words), [react_text(line) for line in observations]
+        words = dataclasses.replace(words, tail=react_text(words.tail))
+        observations = list(map(react_text, observations))
     quanta, numbers = _reward_numbers(env, max_actions_per_turn)
     rewards = [words.reward.format(reward=number) for number in numbers]
     left = range(max_actions_per_episode + 1)
@@ -390,7 +390,7 @@ def build_task(
         'again': [words.again.format(trial=n + 1) for n in range(1, agent.trials)],
         **history.families(
             env.ACTION_NAMES,
-            numbers if words.rewards_shown() else [],
+            numbers if words.reward else [],
             turns=past_turns,
             max_turns=max_turns,
         ),
@@ -511,7 +511,7 @@ def _line_table(tokenizer, chat, families, pieces, quanta, style, openings):
 
     openings: forced openings of answers, of acting turns first, then of each written part.
     """
-    stepped = chat.user_open('Reward:\n' if style.rewards_shown() else '')
+    stepped = chat.user_open('Reward:\n' if style.reward else '')
     written = chat.user_open('')
     extra = {'next_turn': stepped, 'end_turn': [chat.end_id, *stepped]}
     if len(openings) > 1:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentrl_jax.machine import files
-from agentrl_jax.tokens.wording import END_OF_TEXT, IM_END, IM_START, Wording, wording_of
+from agentrl_jax.tokens.wording import CHAT_ML, END_OF_TEXT, IM_END, IM_START, LLAMA_3, Wording
 
 CHAT_SPECIALS = (IM_START, IM_END, END_OF_TEXT)
 MAX_IDS = 2**22  # limit on ids, larger than any vocabulary; lists have one entry per id
@@ -60,8 +60,8 @@ class Tokenizer:
 
     @property
     def chat_format(self) -> Wording:
-        """The family of the chat template."""
-        return wording_of(self.chat_template)
+        """The family of the chat template; ChatML unless it is Llama 3 (build_chat checks it)."""
+        return LLAMA_3 if LLAMA_3.start in (self.chat_template or '') else CHAT_ML
 
     def _id(self, token: int | str) -> int:
         if isinstance(token, str):

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import pydantic
 import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from agentrl_jax.machine import files
 from agentrl_jax.tokens.tokenizer import CHAT_SPECIALS, END_OF_TEXT, Tokenizer, library_errors
@@ -32,15 +33,6 @@ SUPPORTED = (
     'supported are unigram models with byte_fallback, normalization_rule_name=identity and without '
     'add_dummy_prefix and remove_extra_whitespaces'
 )
-NORMALIZER = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': SPACE}
-DECODER = {
-    'type': 'Sequence',
-    'decoders': [
-        {'type': 'Replace', 'pattern': {'String': SPACE}, 'content': ' '},
-        {'type': 'ByteFallback'},
-        {'type': 'Fuse'},
-    ],
-}
 
 
 class UnigramTokenizer(Tokenizer):
@@ -98,7 +90,8 @@ def from_spec(spec: dict[str, Any], source: str, **declared: Any) -> UnigramToke
             f'{source}: the model has no piece for a space, so {SPACE!r} would replace every space '
             "of a decoded text; train it again with ' ' among its user-defined symbols"
         )
-    form = _spec(model['vocab'], model['unk_id'], specials, source)
+    with library_errors(source):
+        form = json.loads(_build(model['vocab'], model['unk_id'], specials, source).to_str())
     for part in ('normalizer', 'pre_tokenizer', 'decoder', 'model'):
         if part not in spec or spec[part] != form[part]:
             raise ValueError(
@@ -135,8 +128,8 @@ def spec_of(model: bytes, source: str) -> dict[str, Any]:
         [piece, lowest if i in silent else scores[i] or USER_DEFINED_SCORE]
         for i, piece in enumerate(pieces)
     ]
-    spec = _spec(vocab, reference.unk_id(), specials, source)
-    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    backend = _build(vocab, reference.unk_id(), specials, source)
+    spec = json.loads(backend.to_str())
     backend.encode_special_tokens = True
     texts = [piece.replace(SPACE, ' ') for i, piece in enumerate(pieces) if i not in silent]
     texts += PROBES
@@ -149,39 +142,23 @@ def spec_of(model: bytes, source: str) -> dict[str, Any]:
     return spec
 
 
-def _spec(vocab: list[list], unknown: int, specials: dict[str, int], source: str) -> dict[str, Any]:
+def _build(
+    vocab: list[list], unknown: int, specials: dict[str, int], source: str
+) -> tokenizers.Tokenizer:
+    """Build the tokenizer of a vocabulary of [piece, score]."""
     names = [*specials, vocab[unknown][0]]
     _check_names([piece for piece, _ in vocab], names, source)
+    backend = tokenizers.Tokenizer(models.Unigram(list(map(tuple, vocab)), unknown, True))
+    backend.normalizer = normalizers.Replace(' ', SPACE)
+    # Unlike SentencePiece, the model would match the names of bytes, controls and the unknown piece
+    # in text. Splitting after their '<' prevents this; no other piece spans this border.
     rest = '|'.join(re.escape(name[1:]) for name in names)
-    return {
-        'version': '1.0',
-        'truncation': None,
-        'padding': None,
-        'added_tokens': [
-            {
-                'id': i,
-                'content': name,
-                'single_word': False,
-                'lstrip': False,
-                'rstrip': False,
-                'normalized': False,
-                'special': True,
-            }
-            for name, i in specials.items()
-        ],
-        'normalizer': NORMALIZER,
-        # Unlike SentencePiece, the model would match the names of bytes, controls and the unknown
-        # piece in text. Splitting after their '<' prevents this; no other piece spans this border.
-        'pre_tokenizer': {
-            'type': 'Split',
-            'pattern': {'Regex': rf'<(?=0x[0-9A-F]{{2}}>|{rest})'},
-            'behavior': 'MergedWithPrevious',
-            'invert': False,
-        },
-        'post_processor': None,
-        'decoder': DECODER,
-        'model': {'type': 'Unigram', 'unk_id': unknown, 'vocab': vocab, 'byte_fallback': True},
-    }
+    border = Regex(rf'<(?=0x[0-9A-F]{{2}}>|{rest})')
+    backend.pre_tokenizer = pre_tokenizers.Split(border, 'merged_with_previous')
+    spaces = decoders.Replace(SPACE, ' ')
+    backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in specials])
+    return backend
 
 
 def _check_names(pieces: list[str], names: list[str], source: str) -> None:

@@ -46,8 +46,3 @@ LLAMA_3 = Wording(  # github.com/meta-llama/llama-models, models/llama3_2/text_p
     call='<|python_tag|>',
     strips=True,
 )
-
-
-def wording_of(template: str | None) -> Wording:
-    """Return the family of a template; ChatML unless it is Llama 3 (build_chat checks it)."""
-    return LLAMA_3 if template is not None and LLAMA_3.start in template else CHAT_ML

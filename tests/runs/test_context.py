@@ -186,7 +186,7 @@ def told(task, states, turns, k, m):
     for i in range(max(k - m, 0), k):
         names = [task.env.ACTION_NAMES[part] for part in turns[i]['said']] or ['none']
         actions = ''.join(f'Action: {name}\n' for name in names)
-        rewarded = f'Reward: {turns[i]["reward"]:.1f}\n' if task.style.rewards_shown() else ''
+        rewarded = f'Reward: {turns[i]["reward"]:.1f}\n' if task.style.reward else ''
         text += f'Turn {i + 1}:\n{task.env.observation_text(states[i])}{actions}{rewarded}'
     return text
 

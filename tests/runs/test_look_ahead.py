@@ -141,7 +141,7 @@ def assert_histories_are_their_text(name, tokenizer, style):
     episodes, ends = moments(task)
     at, seen = task.offsets, jax.vmap(text.observation_lines, in_axes=(None, 0))
     row = [at.past_turn, *np.asarray(seen(task, episodes.state)[0]), at.past_action, -1]
-    row.append(at.past_reward if STYLES[style].rewards_shown() else -1)
+    row.append(at.past_reward if STYLES[style].reward else -1)
     past = jnp.asarray([row] * 2, jnp.int32)
     episodes = episodes.replace(past=jnp.broadcast_to(past, (ROWS, *past.shape)))
     for i, ids in enumerate(shown(task, episodes, ends)[0]):

@@ -35,7 +35,7 @@ def as_mask(fixed, boxes):
 def test_sokoban_solutions_solve_and_satisfy_bellmans_equation(settings):
     """length(s) = 1 + min over moves of length(s'), and 0 exactly if solved, so it is optimal."""
     pool = make_pool('train', 25, **settings)
-    for fixed, mask, player, length in zip(*pool, strict=True):
+    for fixed, mask, player, length in zip(*pool.values(), strict=True):
         boxes, player = frozenset(np.flatnonzero(mask.reshape(-1)).tolist()), int(player)
         targets = set(np.flatnonzero(fixed.reshape(-1) == 2).tolist())
         plan = solve_sokoban(fixed, mask, player)

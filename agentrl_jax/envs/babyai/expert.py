@@ -36,8 +36,8 @@ def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
     plans = [planner.plan(state) for state in singles]
     menus = jax.device_get(_menus(env)(states))
     wishes = [
-        wish(state, plan, row) if plan else (-1, ())
-        for state, plan, row in zip(singles, plans, rows_of(menus), strict=True)
+        wish(state, plan, *menu) if plan else (-1, ())
+        for state, plan, menu in zip(singles, plans, rows_of(menus), strict=True)
     ]
     tried = np.array([action for action, _ in wishes])
     after = jax.device_get(_outcomes(env)(states, jnp.asarray(np.maximum(tried, 0)), params))
@@ -52,7 +52,7 @@ def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
 
 @functools.cache
 def _menus(env: Any):
-    """Jitted: states [N] -> arrays [N, m] of objects in sight and available actions."""
+    """Jitted: states [N] -> objects in sight, their cells [N, m], and available actions."""
 
     def one(state):
         in_sight = sight.look(state, env.most_seen)
@@ -61,16 +61,7 @@ def _menus(env: Any):
         ahead, right = steps[state.direction], steps[(state.direction + 1) % 4]
         forward, sideways = jnp.asarray(sight.FORWARD)[place], jnp.asarray(sight.RIGHT)[place]
         cell = state.agent + forward * ahead + sideways * right
-        return dict(
-            name=in_sight.name,
-            cell=jnp.where(in_sight.present, cell, -1),
-            number=jnp.minimum(in_sight.number, NUMBERS - 1),
-            counted=jnp.minimum(offer.go_to, NUMBERS - 1),
-            near=offer.near,
-            pick_up=offer.pick_up,
-            through=offer.through,
-            toggle_through=offer.toggle_through,
-        )
+        return in_sight, jnp.where(in_sight.present, cell, -1), offer
 
     return jax.jit(jax.vmap(one))
 
@@ -82,7 +73,9 @@ def _outcomes(env: Any):
     return jax.jit(jax.vmap(lambda s, a, p: env.advance(key, s, a, p)[0], in_axes=(0, 0, None)))
 
 
-def wish(state: Any, plan: list[int], menu: dict[str, np.ndarray]) -> tuple[int, tuple]:
+def wish(
+    state: Any, plan: list[int], in_sight: sight.Sight, cells: np.ndarray, offer: macros.Offers
+) -> tuple[int, tuple]:
     """Return (macro action, expected pose or carried object) that shortens the plan; -1 = none."""
     world, doors = planner.map_of(state), []
     step = next((i for i, action in enumerate(plan) if action in HANDS), len(plan))
@@ -104,16 +97,13 @@ def wish(state: Any, plan: list[int], menu: dict[str, np.ndarray]) -> tuple[int,
             options.insert(0, ('toggle_through', 'toggle_through', front, ('at', front)))
     options += [('through', 'through', cell, ('at', cell)) for cell in reversed(doors)]
     for family, able, cell, end in options:
-        row = np.flatnonzero((menu['cell'] == cell) & menu[able])
-        if len(row) and (step > 1 or family != 'go_to'):
-            return numbered_action(family, menu, int(row[0])), end
+        rows = np.flatnonzero((cells == cell) & getattr(offer, able))
+        if len(rows) and (step > 1 or family != 'go_to'):
+            name = in_sight.name[rows[0]] - (macros.DOORS if family == 'pickup' else 0)
+            numbers = offer.go_to if family in ('pickup', 'go_to') else in_sight.number
+            number = min(numbers[rows[0]], NUMBERS - 1)
+            return int(macros.ACTIONS[family].start + name * NUMBERS + number), end
     return -1, ()
-
-
-def numbered_action(family: str, menu: dict[str, np.ndarray], row: int) -> int:
-    name = int(menu['name'][row]) - (macros.DOORS if family == 'pickup' else 0)
-    number = menu['counted' if family in ('pickup', 'go_to') else 'number'][row]
-    return macros.ACTIONS[family].start + name * NUMBERS + int(number)
 
 
 def arrived(state: Any, end: tuple) -> bool:

@@ -59,9 +59,6 @@ class Map:
     def kind(self, index: int) -> int:
         return self.name[index] // 6
 
-    def is_door(self, index: int) -> bool:
-        return self.kind(index) == DOOR
-
     def is_spare(self, index: int) -> bool:
         """Return whether the object is an empty box that may be removed by opening it."""
         return self.kind(index) == BOX and not self.wanted[index] and self.content[index] < 0
@@ -297,8 +294,8 @@ def put_next(world: Map, clause: Clause) -> None:
 
     for _ in range(PATIENCE):
         if not any(map(world.is_free, near())):
-            blocking = [i for i, c in enumerate(world.cell) if c in near() and not world.is_door(i)]
-            take(world, blocking, avoid=near())
+            there = [index for index, cell in enumerate(world.cell) if cell in near()]
+            take(world, [i for i in there if world.kind(i) != DOOR], avoid=near())
             put_down(world, near())
         if world.held not in clause.ours:
             take(world, clause.ours)

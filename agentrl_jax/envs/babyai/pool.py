@@ -43,12 +43,6 @@ def first_levels() -> dict[str, np.ndarray]:
         return {key: stored[key] for key in stored.files}
 
 
-def cache_folder() -> Path:
-    """Return the folder of exported blocks."""
-    root = os.environ.get('XDG_CACHE_HOME', '~/.cache')
-    return Path(root).expanduser() / 'agentrl_jax' / f'babyai-minigrid-{MINIGRID}'
-
-
 @functools.cache
 def block(name: str, index: int) -> dict[str, np.ndarray]:
     """Return the levels of a block of seeds; block 0 ships with the package."""
@@ -59,7 +53,8 @@ def block(name: str, index: int) -> dict[str, np.ndarray]:
         start = sum(len(block_seeds(other, 0)) for other in before)
         rows = slice(start, start + len(block_seeds(name, 0)))
         return {key: values[rows] for key, values in first_levels().items()}
-    path = cache_folder() / f'{name}-{index}.npz'
+    cache = Path(os.environ.get('XDG_CACHE_HOME', '~/.cache')).expanduser()
+    path = cache / 'agentrl_jax' / f'babyai-minigrid-{MINIGRID}' / f'{name}-{index}.npz'
     if not path.exists():
         write(path, export_levels(name, block_seeds(name, index)))
     with np.load(path) as stored:

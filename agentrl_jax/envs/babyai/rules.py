@@ -127,30 +127,20 @@ def view(state: EnvState) -> View:
     lying = (jnp.arange(state.cell.shape[0]) == state.laid) & (state.steps == 0)
     cell = jnp.where(lying, state.known, state.cell).astype(jnp.int32)
     dx, dy = cell % SIDE - state.agent % SIDE, cell // SIDE - state.agent // SIDE
-    forward, right = _turned(dx, dy, state.direction)
+    forward = jnp.stack([dx, dy, -dx, -dy])[state.direction]
+    right = jnp.stack([dy, -dx, -dy, dx])[state.direction]
     inside = (cell >= 0) & (forward >= 0) & (forward < VIEW) & (jnp.abs(right) <= REACH)
     row, column = VIEW - 1 - forward, right + REACH
     walls = _wall_rows(state)
     shut = inside & (kinds(state) == DOOR) & (state.door != OPEN)
     bit = jnp.uint32(1) << jnp.where(inside, column, 0).astype(jnp.uint32)
-    lit_rows = _visible([walls[j] | _any_bit(bit, shut & (row == j)) for j in range(VIEW)])
+    doors = [jnp.where(shut & (row == j), bit, 0) for j in range(VIEW)]  # distinct bits
+    lit_rows = _visible([walls[j] | jnp.sum(doors[j], dtype=jnp.uint32) for j in range(VIEW)])
     visible_cells = jnp.stack(lit_rows)
     lit = sum(jnp.where(row == j, lit_rows[j], 0) for j in range(VIEW)) & bit
     # The agent's cell shows the carried object, never an open door in that cell.
     visible = inside & (lit != 0) & (forward + jnp.abs(right) > 0)
     return View(jnp.where(visible, row * VIEW + column, -1), walls & visible_cells, visible_cells)
-
-
-def _turned(dx: jax.Array, dy: jax.Array, direction: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Convert map offsets to (cells ahead, cells to the right) when facing `direction`."""
-    forward = jnp.stack([dx, dy, -dx, -dy])[direction]
-    right = jnp.stack([dy, -dx, -dy, dx])[direction]
-    return forward, right
-
-
-def _any_bit(bits: jax.Array, where: jax.Array) -> jax.Array:
-    """Return the OR of the selected bits (uint32 [n], bool [n]), which must be distinct."""
-    return jnp.sum(jnp.where(where, bits, 0), dtype=jnp.uint32)
 
 
 def _wall_rows(state: EnvState) -> jax.Array:
@@ -164,13 +154,8 @@ def _wall_rows(state: EnvState) -> jax.Array:
     padded = lines.at[line].get(mode='fill', fill_value=2**32 - 1, wrap_negative_indices=False)
     # Lines are stored shifted by REACH, so the window starts at bit `across`.
     window = (padded >> across.astype(jnp.uint32)) & ALL
-    mirrored = (state.direction == 1) | (state.direction == 2)
-    return jnp.where(mirrored, _mirrored(window), window)
-
-
-def _mirrored(bits: jax.Array) -> jax.Array:
-    """Reverse the lowest VIEW bits."""
-    return sum(((bits >> j) & 1) << (VIEW - 1 - j) for j in range(VIEW)).astype(jnp.uint32)
+    mirrored = sum(((window >> j) & 1) << (VIEW - 1 - j) for j in range(VIEW)).astype(jnp.uint32)
+    return jnp.where((state.direction == 1) | (state.direction == 2), mirrored, window)
 
 
 def _visible(opaque: list[jax.Array]) -> list[jax.Array]:

@@ -20,6 +20,7 @@ from agentrl_jax.envs.babyai.words import (
     KINDS,
     NUMBERS,
     PUT_NEXT,
+    VERBS,
     phrase,
 )
 from agentrl_jax.envs.base import Lines
@@ -33,7 +34,6 @@ FORWARD = VIEW - 1 - np.arange(PLACES) // VIEW  # cells ahead, by place
 RIGHT = np.arange(PLACES) % VIEW - REACH  # cells to the right, by place
 _KEYS = [(f + abs(r), place) for place, (f, r) in enumerate(zip(FORWARD, RIGHT, strict=True))]
 ORDER = np.argsort(np.argsort([PLACES * distance + place for distance, place in _KEYS]))
-VERBS = ('go to', 'pick up', 'open', 'put')  # by clause
 COUNTS = range(1, NUMBERS + 1)
 
 

@@ -9,6 +9,7 @@ DESCRIBED = ('door', 'key', 'ball', 'box', None)  # None: "object"
 DOOR, KEY, BALL, BOX = range(4)
 OPEN, CLOSED, LOCKED = range(3)
 GO_TO, PICK_UP, OPEN_DOOR, PUT_NEXT = range(4)
+VERBS = ('go to', 'pick up', 'open', 'put')  # by clause
 SINGLE, BEFORE, AFTER = range(3)
 SIDE = 22  # side of the largest map in cells; smaller maps use its top left corner
 OBJECTS = 40  # maximum per level: 27 objects, a key and 12 doors
@@ -36,14 +37,11 @@ def phrase(number: int) -> str:
 
 def mission(level: dict[str, np.ndarray]) -> str:
     """Return the instruction of one level in BabyAI's words."""
-    verbs = {GO_TO: 'go to', PICK_UP: 'pick up', OPEN_DOOR: 'open', PUT_NEXT: 'put'}
-    texts = []
-    for clause, (one, other) in zip(level['clause'], level['described'], strict=True):
-        if clause >= 0:
-            text = f'{verbs[int(clause)]} {phrase(one)}'
-            texts.append(text + (f' next to {phrase(other)}' if clause == PUT_NEXT else ''))
-        else:
-            texts.append('')
+    texts = [''] * 4  # '': no clause
+    for i, (one, other) in enumerate(level['described']):
+        if (clause := level['clause'][i]) >= 0:
+            target = f' next to {phrase(other)}' if clause == PUT_NEXT else ''
+            texts[i] = f'{VERBS[clause]} {phrase(one)}{target}'
     halves = [' and '.join(filter(None, texts[i : i + 2])) for i in (0, 2)]
     between = {SINGLE: '', BEFORE: ', then ', AFTER: ' after you '}
     return between[int(level['order'])].join(filter(None, halves))

@@ -258,11 +258,9 @@ class BabyAI(TextEnvironment):
             return expert.primitive_plans(states)
         return expert.macro_plans(self, states, params)
 
-    def oracle_success(
-        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
-    ) -> np.ndarray:
+    def oracle_success(self, params: EnvParams, budgets: Sequence[int], **options) -> np.ndarray:
         if self.macro:
-            return super().oracle_success(params, budgets, seed=seed)
+            return super().oracle_success(params, budgets, **options)
         length = np.asarray(params.length)[None]
         return ((length >= 0) & (length <= np.asarray(budgets)[:, None])).astype(float)
 

@@ -3,10 +3,12 @@
 from typing import Any
 
 import numpy as np
+from scipy import ndimage
 
 from agentrl_jax.envs.splits import check_split, level_split
 
 FROZEN, HOLE, GOAL, START = range(4)
+NEIGHBOURS = ndimage.generate_binary_structure(2, 1)[None]  # of a cell, in each map
 
 
 def make_maps(
@@ -47,12 +49,7 @@ def distance_to_goal(boards: np.ndarray) -> np.ndarray:
     reached, passable = boards == START, boards != HOLE
     distance = np.full(len(boards), -1, np.int32)
     for moves in range(1, boards[0].size):
-        wider = reached.copy()
-        wider[:, 1:] |= reached[:, :-1]
-        wider[:, :-1] |= reached[:, 1:]
-        wider[:, :, 1:] |= reached[:, :, :-1]
-        wider[:, :, :-1] |= reached[:, :, 1:]
-        wider &= passable
+        wider = ndimage.binary_dilation(reached, NEIGHBOURS, mask=passable)
         if (wider == reached).all():
             break
         reached = wider

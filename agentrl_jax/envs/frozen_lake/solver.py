@@ -24,8 +24,10 @@ def lake_values(
     V_h(s) = discount max_a [rate V_{h-1}(s a) + (1 - rate) / 2 (V_{h-1}(s a-1) + V_{h-1}(s a+1))],
     or the mean over a with play='random'.
     """
-    tiles = np.asarray(boards).reshape(len(boards), -1)
-    after = _cells_after(np.asarray(boards).shape[1])
+    tiles, n = np.asarray(boards).reshape(len(boards), -1), len(boards[0])
+    row, column = np.divmod(np.arange(n * n), n)
+    rows, columns = (x[:, None] + move for x, move in zip((row, column), MOVES.T, strict=True))
+    after = np.clip(rows, 0, n - 1) * n + np.clip(columns, 0, n - 1)  # [cells, 4]  without a slip
     values = np.zeros((horizon + 1, *tiles.shape))
     values[:] = tiles == GOAL
     actions = np.zeros((horizon + 1, *tiles.shape), np.int8)
@@ -38,14 +40,6 @@ def lake_values(
         values[left] = np.where(ends, values[left], value)
         actions[left] = quality.argmax(2)
     return values, actions
-
-
-def _cells_after(n: int) -> np.ndarray:
-    """Return int [cells, 4]: the cell after each move without a slip."""
-    row, column = np.divmod(np.arange(n * n), n)
-    return np.stack(
-        [np.clip(row + dr, 0, n - 1) * n + np.clip(column + dc, 0, n - 1) for dr, dc in MOVES], 1
-    )
 
 
 def lake_plans(

@@ -65,16 +65,8 @@ def in_backticks(text: str) -> str:
     return re.search('```(.*?)```', with_backticks(text), re.DOTALL)[1].strip()
 
 
-READERS: dict[str, Reader] = {
-    'whole': whole,
-    'only_action': only_action,
-    'last_action': last_action,
-    'first_action': first_action,
-    'sql_block': sql_block,
-    'with_backticks': with_backticks,
-    'in_backticks': in_backticks,
-}
-
+_ALL = (whole, only_action, last_action, first_action, sql_block, with_backticks, in_backticks)
+READERS: dict[str, Reader] = {reader.__name__: reader for reader in _ALL}
 FRAMES = {'whole': '', 'sql_block': '```sql\n', 'with_backticks': '```', 'in_backticks': '```'}
 
 

@@ -97,7 +97,6 @@ class HostEnvironment:
 
     def episode_metrics(self, actions: Any, level: Any, params: Items) -> dict[str, Any]:
         """Return environment-specific metrics, as TextEnvironment.episode_metrics does."""
-        del actions, level, params
         return {}
 
 

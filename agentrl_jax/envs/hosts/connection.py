@@ -14,7 +14,6 @@ import selectors
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterator
 from typing import Annotated, Any, NoReturn
 
 import pydantic
@@ -24,18 +23,6 @@ from agentrl_jax.envs.hosts.world import LARGEST, WorldDown, WorldError, shown
 FULL = 503  # status of a full server
 CONNECT_S = 10.0  # seconds to connect, before a server counts as down
 SHOWN = 200  # maximum characters of an error
-
-
-@contextlib.contextmanager
-def listening_at(address: str, port: int, setting: str) -> Iterator[None]:
-    """Convert errors of opening a port to a ValueError that names it and its flag or field."""
-    try:
-        yield
-    except (OSError, OverflowError) as error:
-        raise ValueError(
-            f'{setting}={port} at {address}: {error}; set {setting} to another port, or to 0 for '
-            'any free port'
-        ) from error
 
 
 class Connection:

@@ -18,8 +18,6 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrl_jax.envs.hosts.connection import listening_at
-
 STATUS = {
     'unauthorized': 401,
     'not_found': 404,
@@ -140,8 +138,13 @@ def resolved(address: str) -> list[tuple[socket.AddressFamily, str]]:
 def listening(address: str, port: int, setting: str = '--port') -> socket.socket:
     """Open a listening socket; setting: the flag or field of the port, for errors."""
     family, number = resolved(address)[0]
-    with listening_at(address, port, setting):
+    try:
         listener = socket.create_server((number, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f'{setting}={port} at {address}: {error}; set {setting} to another port, or to 0 for '
+            'any free port'
+        ) from error
     # Without it, a response body waits 40 ms on Linux for the client to acknowledge the headers.
     # asyncio sets it only on sockets that name their protocol.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

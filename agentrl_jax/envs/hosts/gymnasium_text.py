@@ -60,7 +60,9 @@ class GymnasiumWorld:
         return self._text(observation)
 
     def step(self, action: str) -> Reply:
-        chosen = self._action(action)
+        # The last tagged answer, or the full text
+        name = [action, *ANSWER.findall(action)][-1].strip()
+        chosen = self._actions.get(name.lower()) if self._names else name
         if chosen is None:
             return Reply(UNKNOWN.format(names=', '.join(self._names)), valid=False)
         observation, reward, terminated, truncated, info = self.env.step(chosen)
@@ -81,11 +83,6 @@ class GymnasiumWorld:
             return observation
         view = self.env.render() if self.env.render_mode == 'ansi' else observation
         return HIGHLIGHT.sub(r'[\1]', f'{view}\n')
-
-    def _action(self, answer: str) -> Any:
-        """Return the action of the last tagged answer, or of the full text; None if unknown."""
-        name = [answer, *ANSWER.findall(answer)][-1].strip()
-        return self._actions.get(name.lower()) if self._names else name
 
 
 def is_object(text: str) -> bool:

@@ -38,6 +38,11 @@ class Play:
     timeout_s: Annotated[float, POSITIVE, ConfigName('hosts.call_s')] = 60.0
 
 
+def failures() -> tuple[type[Exception], ...]:
+    """Return the errors of a session; websockets is imported only if it is used."""
+    return OSError, importlib.import_module('websockets.exceptions').WebSocketException
+
+
 class Message(pydantic.BaseModel):
     type: str
     data: dict[str, Any]
@@ -75,14 +80,11 @@ class OpenEnv:
     def close(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            from websockets.exceptions import WebSocketException
-
-            with contextlib.suppress(OSError, WebSocketException):
+            with contextlib.suppress(*failures()):
                 session.send('{"type": "close"}')
             self._opened.close()
 
     def _open(self) -> None:
-        from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
 
         try:
@@ -94,21 +96,19 @@ class OpenEnv:
                 compression=None,
             )
             self._session = self._opened.enter_context(opening)
-        except (OSError, WebSocketException) as error:
+        except failures() as error:
             raise WorldDown(f'{self.url} cannot be reached: {error}') from error
 
     @contextlib.contextmanager
     def _tried(self) -> Iterator[None]:
         """Close a failed session: a late answer would be taken for the answer to the next call."""
-        from websockets.exceptions import WebSocketException
-
         complete = False
         try:
             yield
             complete = True
         except TimeoutError:
             raise WorldError(f'{self.url}: no answer within {self.play.timeout_s:g} s') from None
-        except (OSError, WebSocketException) as error:
+        except failures() as error:
             raise WorldError(f'{self.url}: {error!r}'[:400]) from error
         finally:
             if not complete:

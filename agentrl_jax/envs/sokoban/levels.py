@@ -6,7 +6,7 @@ random floor cells; (c) depth-first reverse play pulls boxes and keeps the state
 walks up to three steps. Levels without displacement are drawn again.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,15 +29,6 @@ MASKS = np.array(
 )
 
 
-class Pool(NamedTuple):
-    """Levels as arrays, with the names of world.EnvParams."""
-
-    fixed: np.ndarray  # int8 [levels, n, n]  WALL, FLOOR or TARGET
-    boxes: np.ndarray  # bool [levels, n, n]
-    player: np.ndarray  # int32 [levels]       row * n + column
-    optimal_length: np.ndarray  # int32 [levels]
-
-
 def make_pool(
     split: str | None,
     num: int,
@@ -47,8 +38,8 @@ def make_pool(
     search_depth: int = 300,
     seed: int = 0,
     unique: bool = True,
-) -> Pool:
-    """Generate `num` levels of a split, deterministic in the arguments.
+) -> dict[str, np.ndarray]:
+    """Return arrays of `num` levels, by the names of world.EnvParams.
 
     The split depends on a hash of walls and targets, so pools of different splits do not even share
     rooms with different box positions, for any seeds. `unique` drops repeated levels, which are
@@ -77,7 +68,7 @@ def make_pool(
     )
 
 
-def _solved_pool(levels: list[tuple], dim: int) -> Pool:
+def _solved_pool(levels: list[tuple], dim: int) -> dict[str, np.ndarray]:
     boxes = np.zeros((len(levels), dim * dim), bool)
     for index, (_, _, cells) in enumerate(levels):
         boxes[index, list(cells)] = True
@@ -85,7 +76,8 @@ def _solved_pool(levels: list[tuple], dim: int) -> Pool:
     player = np.array([level[1] for level in levels], np.int32)
     boxes = boxes.reshape(fixed.shape)
     lengths = [len(solve_sokoban(*level)) for level in zip(fixed, boxes, player, strict=True)]
-    return Pool(fixed, boxes, player, np.array(lengths, np.int32))
+    optimal_length = np.array(lengths, np.int32)
+    return dict(fixed=fixed, boxes=boxes, player=player, optimal_length=optimal_length)
 
 
 def _random_rooms(rng: np.random.Generator, num: int, dim: int, num_boxes: int):

@@ -102,7 +102,7 @@ class Sokoban(Board):
         """Generate a pool of rooms with RAGEN's procedure. unique: without repetitions."""
         rules = dict(dim=self.dim, num_boxes=self.num_boxes, search_depth=self.search_depth)
         rooms = make_pool(split, num_levels, **rules, seed=seed, unique=unique)
-        return EnvParams(**{name: jnp.asarray(x) for name, x in rooms._asdict().items()})
+        return EnvParams(**jax.tree.map(jnp.asarray, rooms))
 
     def num_levels(self, params: EnvParams) -> int:
         return params.fixed.shape[0]
@@ -216,9 +216,7 @@ class Sokoban(Board):
         rooms = zip(states.fixed, states.boxes, states.player, strict=True)
         return [list(solve_sokoban(*room) or ()) for room in rooms]
 
-    def oracle_success(
-        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
-    ) -> np.ndarray:
+    def oracle_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
         """Exact: the shortest solution fits into the budget or not."""
         return np.asarray(params.optimal_length)[None] <= np.asarray(budgets)[:, None]
 

@@ -320,7 +320,16 @@ def complete(answer: Answer, asked: ChatRequest, name: str) -> Completion:
     choice = {'index': 0, 'message': message, 'finish_reason': finish, 'logprobs': None}
     if asked.fields.logprobs:
         pieces = zip(answer.pieces, answer.logprobs, strict=True)
-        choice['logprobs'] = {'content': [_logprob(*piece) for piece in pieces], 'refusal': None}
+        content = [
+            {
+                'token': piece.decode('utf-8', 'replace'),
+                'bytes': list(piece),
+                'logprob': logprob,
+                'top_logprobs': [],
+            }
+            for piece, logprob in pieces
+        ]
+        choice['logprobs'] = {'content': content, 'refusal': None}
     counts = {'prompt_tokens': len(answer.prompt), 'completion_tokens': len(answer.ids)}
     body = {
         'id': f'chatcmpl-{name}',
@@ -333,11 +342,6 @@ def complete(answer: Answer, asked: ChatRequest, name: str) -> Completion:
     if asked.fields.return_token_ids:
         choice['token_ids'], body['prompt_token_ids'] = list(answer.ids), list(answer.prompt)
     return Completion(body, tuple(forms), bad)
-
-
-def _logprob(piece: bytes, logprob: float) -> dict:
-    text = piece.decode('utf-8', 'replace')
-    return {'token': text, 'bytes': list(piece), 'logprob': logprob, 'top_logprobs': []}
 
 
 def streamed(body: dict, fields: Fields) -> bytes:

@@ -187,12 +187,12 @@ class Client:
         reply = read(Retrieved, self.connection.post('retrieve', body), self.name)
         if len(reply.result) != 1:
             raise WorldError(f'{self.name}: one query, {len(reply.result)} answers')
-        return [self._hit(hit) for hit in reply.result[0][:k]]
-
-    def _hit(self, hit: dict) -> tuple[Document, float]:
-        document = hit.get('document', hit)
-        text = read(Text, document.get('contents'), self.name)
-        return {**document, 'contents': text}, hit.get('score', 0.0)
+        hits = []
+        for hit in reply.result[0][:k]:
+            document = hit.get('document', hit)
+            text = read(Text, document.get('contents'), self.name)
+            hits.append(({**document, 'contents': text}, hit.get('score', 0.0)))
+        return hits
 
     def close(self) -> None:
         self.connection.close()

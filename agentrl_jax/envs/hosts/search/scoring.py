@@ -81,11 +81,7 @@ def as_written(text: str) -> str:
     return text.lower().strip()
 
 
-NORMALISERS: dict[str, Callable[[str], str]] = {
-    'squad': squad,
-    'triviaqa': triviaqa,
-    'as_written': as_written,
-}
+NORMALISERS = {rule.__name__: rule for rule in (squad, triviaqa, as_written)}
 
 
 @dataclasses.dataclass(frozen=True)

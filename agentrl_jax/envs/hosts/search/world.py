@@ -98,7 +98,11 @@ class Search:
         elif act.kind:
             self.calls += 1
             done = done or self.calls == play.calls
-            result = None if done else self._called(act.kind, act.content)
+            if not done and act.kind == 'failed':
+                result = f'{ERROR} {act.content}'
+            elif not done:
+                hits = self.searcher.search(act.content, play.topk or dialect.topk)
+                result = dialect.show(hits)
             self.asked.add(act.content)
             observation = '' if done else dialect.result.format(result)
         self.steps.append(Step(action, result, answer))
@@ -111,12 +115,6 @@ class Search:
             figures=tuple(measured[name] for name in FIGURES),
             valid=act.kind not in ('', 'failed'),
         )
-
-    def _called(self, kind: str, content: str) -> str:
-        """Return the result of a call."""
-        if kind == 'failed':
-            return f'{ERROR} {content}'
-        return self.dialect.show(self.searcher.search(content, self.play.topk or self.dialect.topk))
 
     def close(self) -> None:
         if isinstance(self.corpus, retrieval.Client):

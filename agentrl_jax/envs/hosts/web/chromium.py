@@ -11,12 +11,10 @@ frames, workers, service workers, web sockets, beacons and WebRTC; a route cover
 """
 
 import asyncio
-import contextlib
 import importlib.util
 import os
 import re
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Coroutine
@@ -25,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl_jax.envs.hosts.connection import split
 from agentrl_jax.envs.hosts.world import WorldError
+from agentrl_jax.machine.children import kill_group
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext
@@ -188,8 +187,7 @@ class Chromium:
 
     def kill(self) -> None:
         if self.pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
 
     def close(self) -> None:
         """End all its processes; idempotent."""

@@ -59,13 +59,9 @@ def alike(one: str, others: Iterable[str]) -> bool:
     return any(token_set_ratio(one, other) > ALIKE for other in others)
 
 
-def plain_color(value: str) -> str:
-    return next((color for color in COLORS if color in value), value)
-
-
-def plain_option(option: tuple[str, str]) -> str:
-    """Return a goal's option as text, or its colour if its kind or value is one."""
-    return next((color for color in COLORS if color in option), str(option))
+def colour_in(choice: str | tuple[str, str]) -> str:
+    """Return the colour in a value, or the kind or value that is one; else the choice as text."""
+    return next((color for color in COLORS if color in choice), str(choice))
 
 
 def nouns(title: str) -> list[str]:
@@ -96,8 +92,8 @@ def has_attribute(product: Product, attribute: str) -> bool:
 def matches(bought: Product, chosen: Mapping[str, str], goal: Goal) -> tuple[int, int, bool]:
     """Return the number of matched attributes and options, and whether the price is low enough."""
     attributes = sum(has_attribute(bought, name) for name in goal.product.wanted)
-    values = [plain_color(value) for value in chosen.values()]
-    options = sum(alike(plain_option(option), values) for option in goal.options)
+    values = list(map(colour_in, chosen.values()))
+    options = sum(alike(colour_in(option), values) for option in goal.options)
     return attributes, options, bought.price <= goal.most
 
 
