@@ -7,7 +7,6 @@ G = H / Kh query heads per key-value head, Dh head width.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any, ClassVar
 
@@ -265,12 +264,6 @@ class Layer(nn.Module):
         return x + norm(after_mlp, MLP(c, name='mlp')(norm(before_mlp, x))), cached
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def cached_layer(config: DecoderConfig, variables: Any, *args: Any) -> tuple[jax.Array, Any]:
-    """Apply a Layer against a cache. All layers share one trace, which XLA inlines."""
-    return Layer(config, parent=None).apply(variables, *args)
-
-
 class Backbone(nn.Module):
     """Embedding, layers and final norm: the model without its head."""
 
@@ -317,14 +310,14 @@ class Backbone(nn.Module):
         layer = nn.remat(Layer) if c.remat and cache is None else Layer
         keys, values = [], []
         for i in range(c.num_layers):
-            if cache is None:
-                x = pin(layer(c, row_sharding, name=f'layers_{i}')(x, angles, visible)[0])
-                continue
-            variables = {kind: tree[f'layers_{i}'] for kind, tree in self.variables.items()}
-            cached = cache.k[i], cache.v[i]
-            x, (k, v) = cached_layer(c, variables, x, angles, visible, cached, where)
-            keys.append(k)
-            values.append(v)
+            cached = None if cache is None else (cache.k[i], cache.v[i])
+            x, cached = layer(c, row_sharding, name=f'layers_{i}')(
+                x, angles, visible, cached, where
+            )
+            x = pin(x)
+            if cached is not None:
+                keys.append(cached[0])
+                values.append(cached[1])
         x = RMSNorm(c.rms_norm_eps, c.dtype, name='norm')(x)
         return x, None if cache is None else KVCache(tuple(keys), tuple(values))
 
