@@ -1,5 +1,6 @@
 """Every config traces a full cycle; levels drawn by a step."""
 
+import dataclasses
 import functools
 import importlib
 import types
@@ -69,7 +70,8 @@ def trace(cfg, *, with_rollout):
             out = out.replace(allowed=jax.ShapeDtypeStruct(shape, jnp.uint32))
         each = (member.rollout.episodes for member in cfg.members)
         listed = tuple(Episodes(*[jax.ShapeDtypeStruct((n,), jnp.int32)] * 3) for n in each)
-        programs = build_module.build_rollout_programs(cfg, mesh, found[0], tasks, {})
+        model = dataclasses.replace(found[0], dtype='float32')  # no compiler options in eval_shape
+        programs = build_module.build_rollout_programs(cfg, mesh, model, tasks, {})
         key = jax.eval_shape(lambda: jax.random.key(0))
         policy = run_params.policy_of(state.params, base)
         made, _ = jax.eval_shape(programs['collect'], policy, tasks, listed, key)

@@ -81,11 +81,13 @@ class Forks(Extension):
         """
         if not self.value_every:
             return
-        collect, turns = parts.collect(forked), parts.config.env.max_turns
+        # Compiler options are only valid for the outer jit.
+        collect, turns = parts.collect(forked).__wrapped__, parts.config.env.max_turns
+        options = parts.model.compiler_options
         full_return = parts.learning.algorithm.reward_on == 'episode'
         replicated = NamedSharding(parts.mesh, PartitionSpec())
 
-        @functools.partial(jax.jit, out_shardings=replicated)
+        @functools.partial(jax.jit, out_shardings=replicated, compiler_options=options)
         def measure_critic(state, frozen, policy, task, step, levels, key):
             episodes = with_forks(parts.draw(levels, step), continuations=2, max_turns=turns)
             rollout, counters = collect(policy, task, episodes, key)
