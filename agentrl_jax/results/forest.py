@@ -5,9 +5,9 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -21,14 +21,26 @@ MARGIN_COLOUR = '#e6e6e6'
 GAIN = ['gain', 'gain_low', 'gain_high']
 
 
-def differences(table: Table) -> dict[str, pd.DataFrame]:
-    """The compared rows of each column, from top to bottom; shares in per cent.
+class Difference(NamedTuple):
+    """The difference of one row in one column; low and high are nan for one pair of runs."""
 
-    Columns: row, then GAIN; the interval is nan for one pair of runs.
-    """
-    compared = table.cells.loc[table.cells.gain.notna(), ['column', 'row', *GAIN]]
-    compared[GAIN] *= 100 if is_share(table.spec.metric) else 1
-    by_column = dict(iter(compared.groupby('column', sort=False)))
+    row: str
+    mean: float
+    low: float
+    high: float
+
+
+def differences(table: Table) -> dict[str, list[Difference]]:
+    """The compared rows of each column, from top to bottom; shares in per cent."""
+    unit = 100 if is_share(table.spec.metric) else 1
+    compared = table.cells[table.cells.gain.notna()]
+    by_column = {
+        column: [
+            Difference(label, *(unit * value for value in values))
+            for label, *values in cells[['row', *GAIN]].itertuples(index=False)
+        ]
+        for column, cells in compared.groupby('column', sort=False)
+    }
     return {column: by_column[column] for column in table.columns if column in by_column}
 
 
@@ -46,7 +58,7 @@ def figures(table: Table) -> dict[str, plots.Draw]:
 
 
 def draw(
-    panels: Mapping[str, pd.DataFrame],
+    panels: Mapping[str, Sequence[Difference]],
     path: Path,
     *,
     what: str,
@@ -63,7 +75,7 @@ def draw(
         for axis, (column, rows) in zip(axes[:, 0], panels.items(), strict=True):
             _draw(axis, rows, unit * margin)
             axis.set_title(column)
-        values = [x for rows in panels.values() for x in rows[GAIN].to_numpy().flat]
+        values = [x for rows in panels.values() for row in rows for x in row[1:]]
         axes[0, 0].set_xlim(*_range([*values, unit * margin, -unit * margin], unit))
         parts = ['mean of runs of one seed', "95 % Student's interval"]
         parts += [f'grey: ±{unit * margin:g}'] * bool(margin)
@@ -71,16 +83,16 @@ def draw(
         return list(plots.save(figure, path, endings))
 
 
-def _draw(axis: Axes, rows: pd.DataFrame, margin: float) -> None:
+def _draw(axis: Axes, rows: Sequence[Difference], margin: float) -> None:
     """Draw the rows, the first at the top."""
     colour = plots.COLOURS[0]
     if margin:
         axis.axvspan(-margin, margin, color=MARGIN_COLOUR, linewidth=0, zorder=0)
     axis.axvline(0, color=plots.REFERENCE_COLOUR, linewidth=1, zorder=1)
-    for y, (mean, low, high) in enumerate(rows[GAIN].to_numpy()):
-        axis.plot([low, high], [y, y], color=colour, linewidth=1.5, zorder=2)
-        axis.plot(mean, y, 'o', color=colour, markersize=5, zorder=3)
-    names = [textwrap.shorten(row, LEFT, placeholder=' …') for row in rows.row]
+    for y, row in enumerate(rows):
+        axis.plot([row.low, row.high], [y, y], color=colour, linewidth=1.5, zorder=2)
+        axis.plot(row.mean, y, 'o', color=colour, markersize=5, zorder=3)
+    names = [textwrap.shorten(row.row, LEFT, placeholder=' …') for row in rows]
     axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.grid(visible=False, axis='y')

@@ -309,7 +309,8 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
         checkpoint=types.SimpleNamespace(keep=1),
         env=types.SimpleNamespace(worlds=('frozen_lake',), eval_levels=8),
     )
-    run = types.SimpleNamespace(config=cfg, config_dict=cfg, pools=())
+    model = types.SimpleNamespace(param_count=lambda: 0)
+    run = types.SimpleNamespace(config=cfg, config_dict=cfg, pools=(), model=model)
 
     def save(checkpoints, step, *_):
         os.kill(os.getpid(), signal.SIGTERM)

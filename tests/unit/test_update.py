@@ -471,14 +471,14 @@ def test_explained_variance_by_hand():
     rollout = toy.rollout_of([[(1, 2)]], [[1.0]], length=3)
     batch = toy.batch_of(PPO(), rollout, 1, toy.scores_of(rollout))
     batch = batch.replace(returns=jnp.array([[0.0, 1, 3]]), old_values=jnp.array([[0.0, 1, 2]]))
-    metrics = update.batch_metrics(batch, True)
-    assert metrics['value/explained_variance'] == pytest.approx(0.75)
-    assert metrics['batch/tokens'] == batch.attention_mask.sum() > metrics['batch/trained_tokens']
+    measured = metrics.batch_metrics(batch, True)
+    assert measured['value/explained_variance'] == pytest.approx(0.75)
+    assert measured['batch/tokens'] == batch.attention_mask.sum() > measured['batch/trained_tokens']
     dropped = batch.replace(mask=jnp.zeros_like(batch.mask))  # untrained rows
-    assert update.batch_metrics(dropped, True)['batch/tokens'] == 0
-    assert 'value/explained_variance' not in update.batch_metrics(batch, False)
+    assert metrics.batch_metrics(dropped, True)['batch/tokens'] == 0
+    assert 'value/explained_variance' not in metrics.batch_metrics(batch, False)
     equal = batch.replace(returns=jnp.array([[0.0, -0.1, -0.1 - 1e-8]]))  # except for rounding
-    assert update.batch_metrics(equal, True)['value/explained_variance'] == 0
+    assert metrics.batch_metrics(equal, True)['value/explained_variance'] == 0
 
 
 @pytest.mark.parametrize(
