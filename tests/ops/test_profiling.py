@@ -9,9 +9,10 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from agentrl_jax.imitation import trajectories
-from agentrl_jax.machine import files, profiling
+from agentrl_jax.machine import files, processes, profiling
 from agentrl_jax.run import command, params, recorder
 from configs import base
 
@@ -91,6 +92,26 @@ def test_compiled_programs_may_be_kept_in_a_bucket(tmp_path, bucket, monkeypatch
     monkeypatch.delenv(command.PROGRAMS)
     command.prepare_jax()
     assert command.PROGRAMS not in os.environ
+
+
+def test_programs_of_large_models_are_kept_unless_a_folder_is_set(tmp_path, capsys):
+    names = 'jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs'
+    before = {name: getattr(jax.config, name) for name in names}
+    folder, large = tmp_path / 'programs', processes.KEEP_FROM
+    try:
+        jax.config.update(names[0], None)
+        processes.keep_programs(folder, large - 1)
+        assert not jax.config.jax_compilation_cache_dir
+        processes.keep_programs(folder, large)
+        assert str(folder) in capsys.readouterr().err
+        jax.jit(lambda x: x * 3 + 1)(jnp.arange(7)).block_until_ready()
+        assert list(folder.iterdir())
+        processes.keep_programs(tmp_path / 'other', large)
+        assert jax.config.jax_compilation_cache_dir == str(folder)
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 def test_a_bucket_that_is_not_mounted_is_refused(tmp_path, monkeypatch):
