@@ -193,11 +193,15 @@ class Bandit(TextEnvironment):
         names = self._pair_names()
         return [[int(names[pair][1])] for pair in states.pair]
 
-    def random_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
+    def random_success(
+        self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
+    ) -> np.ndarray:
         """Return 0.5: one of two arms is correct."""
         return np.full((len(budgets), self.num_levels(params)), 0.5)
 
-    def oracle_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
         """Return 1: the oracle knows the high arm."""
         return np.ones((len(budgets), self.num_levels(params)))
 

@@ -258,9 +258,11 @@ class BabyAI(TextEnvironment):
             return expert.primitive_plans(states)
         return expert.macro_plans(self, states, params)
 
-    def oracle_success(self, params: EnvParams, budgets: Sequence[int], **options) -> np.ndarray:
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
         if self.macro:
-            return super().oracle_success(params, budgets, **options)
+            return super().oracle_success(params, budgets, seed=seed)
         length = np.asarray(params.length)[None]
         return ((length >= 0) & (length <= np.asarray(budgets)[:, None])).astype(float)
 

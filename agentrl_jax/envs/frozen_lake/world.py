@@ -223,11 +223,15 @@ class FrozenLake(Board):
             max_actions - used,
         )
 
-    def random_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
+    def random_success(
+        self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
+    ) -> np.ndarray:
         """Exact, including slips."""
         return self._start_values(params, budgets, 'random')
 
-    def oracle_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
         """Exact, including slips."""
         return self._start_values(params, budgets, 'best')
 

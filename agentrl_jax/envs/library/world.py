@@ -258,13 +258,17 @@ class Library(TextEnvironment):
             for cards, start, pulled in zip(states.cards, states.start, states.seen, strict=True)
         ]
 
-    def random_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
+    def random_success(
+        self, params: EnvParams, budgets: Sequence[int], *, rollouts: int = 20, seed: int = 0
+    ) -> np.ndarray:
         """Exact: random play names each box with the same probability."""
         names, budgets = self.num_boxes, np.asarray(budgets)
         random = (1 - (1 - names / self.num_actions) ** budgets) / names
         return np.repeat(random[:, None], self.num_levels(params), axis=1)
 
-    def oracle_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
         """Exact: the expert solves a level if the budget leaves an action after its lookups."""
         return np.asarray(params.hops)[None] < np.asarray(budgets)[:, None]
 

@@ -216,7 +216,9 @@ class Sokoban(Board):
         rooms = zip(states.fixed, states.boxes, states.player, strict=True)
         return [list(solve_sokoban(*room) or ()) for room in rooms]
 
-    def oracle_success(self, params: EnvParams, budgets: Sequence[int], **_) -> np.ndarray:
+    def oracle_success(
+        self, params: EnvParams, budgets: Sequence[int], *, seed: int = 0
+    ) -> np.ndarray:
         """Exact: the shortest solution fits into the budget or not."""
         return np.asarray(params.optimal_length)[None] <= np.asarray(budgets)[:, None]
 
