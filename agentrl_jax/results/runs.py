@@ -23,7 +23,6 @@ from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
 
 COMPACT_FILE, RUN_FILE = 'runs.jsonl.xz', 'run.json'
-COMMON_FILE = 'common.json'  # of compact folders before runs.jsonl.xz: one <run>.jsonl per run
 AXES = ('step', 'tokens', 'seconds')  # columns of every run, next to its metrics
 NOTES = ('fault', 'machine')  # texts about a run, kept where there are any
 DIGITS = 6  # significant digits that are kept
@@ -196,24 +195,14 @@ Lines = list[tuple[Path, int, Any]]  # file, number and JSON value of each line
 
 def compact_lines(folder: Path) -> Lines:
     """Return the lines of a compact folder; [] if it is none."""
-    path, common = folder / COMPACT_FILE, folder / COMMON_FILE
-    if path.is_file():
-        try:
-            return _json_lines(path, lzma.decompress(path.read_bytes()).decode())
-        except (lzma.LZMAError, UnicodeDecodeError) as error:
-            raise ValueError(f'{path}: not a file of compact runs: {error}') from error
-    lines = [(common, 1, files.read_json(common))] if common.is_file() else []
-    for path in sorted(folder.glob('*.jsonl')) if lines else []:
-        run = _json_lines(path, files.read_text(path))
-        if run and isinstance(run[0][2], dict):
-            run[0][2].update(name=path.stem, rows=len(run) - 1)
-        lines += run or [(path, 1, None)]
-    return lines
-
-
-def _json_lines(path: Path, text: str) -> Lines:
-    lines = enumerate(text.splitlines(), 1)
-    return [(path, n, files.parse_json(line, str(path), n)) for n, line in lines]
+    path = folder / COMPACT_FILE
+    if not path.is_file():
+        return []
+    try:
+        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    except (lzma.LZMAError, UnicodeDecodeError) as error:
+        raise ValueError(f'{path}: not a file of compact runs: {error}') from error
+    return [(path, n, files.parse_json(line, str(path), n)) for n, line in enumerate(lines, 1)]
 
 
 def _read_compact(lines: Lines) -> list[Run]:
