@@ -56,7 +56,7 @@ ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # for 
 OWN = {  # settings that an algorithm needs or rejects in the micro run
     'dapo': {'filter.keep': 1.0},
     'maxrl': {'env.format_penalty': 0.0},
-    'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
+    'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0},
 }
 SERVED = {  # worlds on a server that the run starts
     'steps': 12,

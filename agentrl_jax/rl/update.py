@@ -19,10 +19,9 @@ import optax
 from agentrl_jax.models.functions import ModelFns, join_critic, on_base, split_critic
 from agentrl_jax.rl import evol, losses
 from agentrl_jax.rl import metrics as measures
-from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.correction import correct
 from agentrl_jax.rl.learning import Forward, Learner, UpdateSettings
-from agentrl_jax.rl.masked import masked_mean, masked_sum, positions_of
+from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.rl.microbatches import Slices, accumulate, sort_trained_first
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout.windows import split_batch
@@ -153,10 +152,6 @@ def update_step(
     metrics |= measures.batch_metrics(batch, fns.values is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
     metrics['policy/kl_coef'] = state.kl_coef
-    if settings.algorithm.kl.target:
-        adapted = adaptive_kl_coef(state, batch, settings.algorithm.kl, together)
-        moves = state.step >= settings.critic.warmup_steps  # during the warm-up the KL is 0
-        state = state.replace(kl_coef=jnp.where(moves, adapted, state.kl_coef))
     return state.replace(step=state.step + 1), metrics
 
 
@@ -385,15 +380,3 @@ def functions_at(fns: ModelFns, unit: int, room: int) -> ModelFns:
         return fns
     shared = fns.sharing(unit=unit, room=room)
     return fns.replace(hidden=shared.hidden, values=fns.values and shared.values)
-
-
-def adaptive_kl_coef(state: TrainState, batch: Batch, kl: KL, together: int) -> jax.Array:
-    """kl_coef (1 + clip(KL / target - 1, -0.2, 0.2) episodes / horizon) (arXiv:1909.08593, 2.2).
-
-    KL is the batch mean of log pi_old - log pi_ref. A non-finite KL leaves the coefficient as is.
-    """
-    mean = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
-    error = jnp.clip(mean / kl.target - 1.0, -0.2, 0.2)
-    episodes = measures.trained_episodes(batch.mask, together)
-    new = state.kl_coef * (1.0 + error * episodes / kl.horizon)
-    return jnp.where(jnp.isfinite(new), new, state.kl_coef)

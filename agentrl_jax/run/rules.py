@@ -16,7 +16,7 @@ import jax
 from agentrl_jax.envs import HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
 from agentrl_jax.settings import rules, tree
-from agentrl_jax.settings.marks import POSITIVE, In, suggestion
+from agentrl_jax.settings.marks import In, suggestion
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text import agents
 
@@ -244,20 +244,6 @@ RULES = (
     ),
     Rule({'loss.sampler_correction': 'off'} | HAS_RATIO),
     Rule({'optim.schedule': 'constant', 'optim.schedule_steps': ONE}),
-    *exclude(
-        {'loss.kl_target': 0},
-        {
-            'loss.kl_coef': POSITIVE,
-            'loss.kl_horizon': Must(
-                'at least the episodes of a step',
-                lambda run: run.algorithm.kl.horizon >= run.rollout.episodes,
-            ),
-            'algorithm': Must(
-                'one that samples only from the newest policy',
-                lambda run: not run.algorithm.EXPLORES,
-            ),
-        },
-    ),
     *exclude(
         {
             'algorithm': Must(

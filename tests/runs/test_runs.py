@@ -73,8 +73,6 @@ RUNS = {
             'lora.targets': 'q_proj,v_proj,down_proj',
             'loss.norm': 'none',
             'loss.kl_coef': 0.1,
-            'loss.kl_target': 0.01,
-            'loss.kl_horizon': 100.0,
             'loss.aggregation': 'seq_mean_token_mean',
             'filter.keep': 0.5,
             'batch.widths': 2,
@@ -316,12 +314,9 @@ def test_a_horizon_grows_and_validation_plays_every_turn(finished):
 
 
 @pytest.mark.soak
-def test_the_first_update_sees_no_distance_to_the_reference_and_the_coefficient_adapts(finished):
-    """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 8 / 100."""
+def test_the_policy_moves_away_from_the_reference(finished):
     rows = finished('adapters').rows
-    coefficients = [row['policy/kl_coef'] for row in rows[:-1]]
-    assert coefficients[0] == pytest.approx(0.1)
-    assert coefficients[1] == pytest.approx(0.1 * (1 - 0.2 * 8 / 100), rel=1e-5)
+    assert {row['policy/kl_coef'] for row in rows[:-1]} == {0.1}
     assert rows[1]['policy/kl_ref'] > 0
 
 

@@ -17,7 +17,6 @@ from agentrl_jax.algorithms.ppo import PPO
 from agentrl_jax.models.functions import ModelFns, split_critic
 from agentrl_jax.models.qwen2 import Qwen2
 from agentrl_jax.rl import losses, metrics, microbatches, score, update
-from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.learning import Optim
 
 TX = optax.sgd(0.1)
@@ -99,9 +98,8 @@ def turn_by_turn(batch, turns):
     ('aggregation', 'devices'), [('token_mean', 1), ('token_sum_norm', 1), (SEQUENCES, 4)]
 )
 def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devices):
-    """Surrogate, entropy, KL, KL coefficient and critic used to count turns as episodes."""
+    """Surrogate, entropy, KL and critic used to count turns as episodes."""
     settings = EVERYTHING | dict(aggregation=aggregation, norm_length=5, num_minibatches=2)
-    settings |= dict(kl_target=0.01, kl_horizon=40.0)
     state, batch = own_critic_state(kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
     batch, key = without_rows(batch, trains=[0, 1, 3, 6, 7, 8, 11, 12, 15]), jax.random.key(3)
     assert len(set(batch.turn.max(1).tolist())) > 2
@@ -394,28 +392,6 @@ def test_means_over_optimiser_steps_by_hand():
 
 
 # ---- pieces -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(('kl', 'factor'), [(1.1, 1.01), (5.0, 1.02), (0.0, 0.98)])
-def test_adaptive_kl_coefficient_by_hand(kl, factor):
-    """8 episodes, horizon 80; KL 1.1 of target 1: error .1; 5: clipped to .2; 0: to -.2."""
-    batch = toy_batch()
-    batch = batch.replace(ref_logprobs=batch.old_logprobs - kl)
-    settings = KL(0.5, target=1.0, horizon=80.0)
-    found = update.adaptive_kl_coef(own_critic_state(kl_coef=0.5), batch, settings, 1)
-    assert found == pytest.approx(0.5 * factor)
-
-
-def test_the_kl_coefficient_follows_the_target_in_an_update():
-    state, batch = own_critic_state(kl_coef=0.1), toy_batch()
-    far = batch.replace(ref_logprobs=batch.old_logprobs - 2.0 * batch.mask)
-    up, metrics = toy_update(kl_estimator='k3', kl_target=0.1, kl_horizon=80.0)(state, far)
-    # KL 2 with target .1: error .2; 8 episodes, horizon 80
-    assert up.kl_coef == pytest.approx(0.1 * 1.02) and metrics['policy/kl_coef'] == 0.1
-    assert toy_update(kl_estimator='k3')(state, far)[0].kl_coef == jnp.float32(0.1)
-    # During critic warm-up the policy does not move, so a KL of 0 must not change the weight
-    held = toy_update(kl_estimator='k3', kl_target=0.1, kl_horizon=80.0, critic_warmup=9)
-    assert held(state, far)[0].kl_coef == jnp.float32(0.1)
 
 
 def test_several_steps_of_the_critic_count_as_one_of_its_schedule():
