@@ -46,18 +46,15 @@ def reference(task: Any, levels: int | None = None) -> dict[str, float]:
     return reference_success(task.env, env_params, actions, trials=task.agent.trials)
 
 
-def write_reference(
-    workdir: Path, pools: Mapping[str, Any], worlds: int = 1, levels: int | None = None
-) -> None:
+def write_reference(workdir: Path, pools: Mapping[str, Any], levels: int | None = None) -> None:
     """Save the references of pools (tasks by the prefix of their metrics) in the workdir.
 
-    levels: see reference. Figures without a prefix are means over the first `worlds` pools, the
-    environments that the run trains on. A figure that one of these lacks is omitted.
+    levels: see reference. Figures without a prefix are means over the pools. A figure that one of
+    them lacks is omitted.
     """
     by_prefix = {prefix: reference(task, levels) for prefix, task in pools.items()}
-    trained = list(by_prefix.values())[:worlds]
-    names = set.intersection(*map(set, trained))
-    figures = {name: sum(one[name] for one in trained) / worlds for name in names}
+    names = set.intersection(*map(set, by_prefix.values()))
+    figures = {name: sum(x[name] for x in by_prefix.values()) / len(pools) for name in names}
     for prefix, figures_of in by_prefix.items():
         if prefix != 'eval':
             figures |= {f'{prefix}/{name}': x for name, x in figures_of.items()}
@@ -152,7 +149,7 @@ def summary(workdir: Path, command: str) -> str:
 def _others(
     first: Mapping[str, float], last: Mapping[str, float], success: dict[str, float]
 ) -> list[str]:
-    """One line for each further pool (another split or environment)."""
+    """One line for each environment of a mixture."""
     suffix = '/success'
     return [
         f'{prefix} {interval(first, prefix)} -> {interval(last, prefix)}; '

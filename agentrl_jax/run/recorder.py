@@ -171,8 +171,8 @@ class Recorder(contextlib.ExitStack):
 def write_reference(run: Run, workdir: Path) -> None:
     """Write random play and the oracle of the run's pools."""
     if jax.process_index() == 0:
-        pools, env = {pool.prefix: pool.task for pool in run.pools}, run.config.env
-        report.write_reference(workdir, pools, len(env.worlds), env.eval_levels)
+        pools = {pool.prefix: pool.task for pool in run.pools}
+        report.write_reference(workdir, pools, run.config.env.eval_levels)
 
 
 def is_finished(run: Run, workdir: Path, step: int) -> bool:

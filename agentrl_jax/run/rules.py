@@ -123,7 +123,6 @@ CHECKS = {  # (field, valid values): whether its value is valid
         run.rollout.constrain != 'own'
         or not any('{}' in form for world in _hosts(run) for form in run.answer_forms(world))
     ),
-    ('eval.also', 'splits other than eval.split'): lambda run: run.eval.split not in run.eval.also,
     (
         'batch.minibatch_rows',
         'a divisor of the number of rows in an update (see rollout.num_groups)',

@@ -22,7 +22,6 @@ from agentrl_jax.settings.marks import (
 )
 from agentrl_jax.text import agents
 
-SPLITS = ('train', 'validation', 'test')
 DTYPES = Literal['float32', 'bfloat16']
 MIX = MustBe(
     "pairs of an environment and its share, such as (('frozen_lake', .5), ('sokoban', .5))"
@@ -197,9 +196,6 @@ class Eval:
     top_p: Annotated[float, POSITIVE_FRACTION] = 1.0
     samples: Annotated[int, ONE] = 1  # episodes per level: eval/success is their mean (mean@k),
     # eval/pass_at_k the share of levels that at least one of them solves
-    also: Annotated[
-        tuple[str, ...], NameIn(SPLITS)
-    ] = ()  # additional splits to play at every validation, such as ('test',)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,6 @@ REJECTED = (
     (HALVES | {'rollout.num_groups': 6}, 'rollout.group_size'),
     # validation
     ({'optim.schedule': 'cosine'}, 'optim.schedule'),
-    ({'eval.also': ('validation',)}, 'eval.also'),
     ({'checkpoint.best': True, 'eval.split': 'test'}, 'eval.split'),
 )
 
