@@ -459,21 +459,8 @@ def test_runs_are_not_compacted_into_a_sweep_or_a_run(two, folder):
 # ---- files -------------------------------------------------------------------------------------
 
 
-def test_seconds_are_drawn_where_all_runs_had_one_machine(two):
-    """Seconds of different machines were one axis."""
-
-    def axes(*machines):
-        for seed, machine in enumerate(machines):
-            path = two / f'run{seed}' / 'config.json'
-            path.write_text(json.dumps({'config': {}, 'machine': machine}))
-        return set(curves.figures(table_of(two)))
-
-    assert axes() == {'curves_step', 'curves_tokens'}
-    assert 'curves_seconds' in axes('1 x a', '1 x a')
-    compact(load([two]), two / 'compact')
-    assert load([two / 'compact']) == load([two])
-    assert 'curves_seconds' not in axes('1 x a', '1 x b')
-    assert 'curves_seconds' not in axes('1 x a; 1 x b', '1 x a; 1 x b')
+def test_curves_are_drawn_over_steps_and_tokens(two):
+    assert set(curves.figures(table_of(two))) == {'curves_step', 'curves_tokens'}
 
 
 @pytest.fixture
