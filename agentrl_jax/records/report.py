@@ -1,10 +1,9 @@
-"""Reports of a run: curves while it trains, and a summary at its end."""
+"""Reports of a run: curves and a summary at its end."""
 
 import collections
 import json
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import numpy as np
 from agentrl_jax.envs.hosts.players import reference_success as reference_on_hosts
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
-from agentrl_jax.records import about, plots, run_log
+from agentrl_jax.records import plots, run_log
 from agentrl_jax.records.series import Panel, points
 from agentrl_jax.text.conversation import HostTask
 
 PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
-FIRST_S = 20.0  # after the start, until curves are drawn for the first time
-SHARE = 0.02  # maximum share of a run's time spent on drawing
 
 
 def reference(task: Any, levels: int | None = None) -> dict[str, float]:
@@ -75,30 +72,6 @@ def write_curves(workdir: Path, title: str) -> Path | None:
     ]
     png, _ = plots.draw(panels, workdir / 'curves', x='step', columns=2, title=title)
     return png
-
-
-class Curves:
-    """Redraws the curves of a run while it trains; on process 0 only.
-
-    Drawing takes at most SHARE of the run's time: its duration sets when the next one is due.
-    """
-
-    def __init__(self, workdir: Path, config: Any, *, clock: Callable[[], float] = time.monotonic):
-        self._workdir, self._config, self._clock = workdir, config, clock
-        self._due = clock() + FIRST_S
-
-    def draw_if_due(self) -> None:
-        """Call this between steps."""
-        if self._clock() >= self._due:
-            self.draw()
-
-    def draw(self) -> None:
-        if jax.process_index() or not (self._workdir / run_log.METRICS_FILE).exists():
-            return
-        start = self._clock()
-        write_curves(self._workdir, about.title(self._config))
-        now = self._clock()
-        self._due = now + (now - start) / SHARE
 
 
 def stopped(workdir: Path, command: str) -> str:
