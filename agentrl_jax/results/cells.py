@@ -48,7 +48,7 @@ CLONE_FIELDS = tuple(  # fields in which a clone and the runs it is compared wit
         ('env', 'name pool_seed eval_levels prompt hint think max_turns max_actions_per_turn'),
         ('env', 'max_actions_per_episode'),
         ('eval', 'split temperature top_k top_p'),
-        ('agent', 'name trials plan_every'),
+        ('agent', 'name trials'),
         ('context', 'window summary'),
         ('model', 'path hidden_size intermediate_size num_layers'),
         ('lora', 'rank'),

@@ -175,7 +175,6 @@ RULES = (
     ),
     # Agents
     Rule({'agent.name': AGENTS - {'reflect'}, 'agent.trials': TWO}),
-    Rule({'agent.plan_every': 0, 'agent.name': 'plan'}),
     *exclude(
         {'agent.name': AGENTS - {'react'}},
         ON_DEVICE | {'env.think': True, 'rollout.stop_at_answer': False},

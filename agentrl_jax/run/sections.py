@@ -76,10 +76,9 @@ class Agent:
     name: Annotated[str, NameIn(agents.NAMES)] = 'act'  # plan: write a plan before a trial's first
     # action; reflect: write a reflection after a failed trial; act and react: neither
     trials: Annotated[int, ONE] = 1  # attempts at a level, which share env.max_turns evenly
-    plan_every: Annotated[int, ZERO] = 0  # acting turns until a new plan is written; 0 = never
 
     def build(self) -> agents.Agent:
-        return agents.build_agent(self.name, trials=self.trials, plan_every=self.plan_every)
+        return agents.build_agent(self.name, trials=self.trials)
 
 
 @dataclasses.dataclass(frozen=True)
