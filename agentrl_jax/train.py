@@ -84,9 +84,7 @@ def train_step(
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     base = draw_base(run, opened.base, step)
     check(f'the update of step {step}')
-    state, learned, rows, advantages = programs.learn(
-        state, frozen, rollout, shuffle, np.float32(1), base
-    )
+    state, learned, rows, advantages = programs.learn(state, frozen, rollout, shuffle, base)
     measured = jax.device_get(learned | measured | {'rollout/horizon': horizon})
     measured['time/collect_s'] = collected - began
     measured['time/update_s'] = time.monotonic() - probed

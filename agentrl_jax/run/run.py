@@ -29,7 +29,7 @@ class TrainPrograms:
     pack: Callable | None  # refilling.pack; None without dynamic sampling
     metrics: Callable  # (rollout, tasks) -> metrics
     probes: tuple[Probe, ...]  # measurements every few steps
-    learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
+    learn: Callable  # (state, frozen, rollout, key, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     eval_probes: dict[str, Callable]  # metrics of validation: (policy) -> number
 

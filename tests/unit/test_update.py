@@ -412,7 +412,7 @@ def test_the_optimizer_clips_gradients_and_decays_weights():
 
 @pytest.mark.parametrize('schedule', ['constant', 'linear', 'cosine'])
 def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
-    """Adam without memory steps by the rate; a rollback halves it; skipped steps do not count."""
+    """Adam without memory steps by the rate; skipped steps do not count."""
     settings = dict(warmup_steps=2, schedule=schedule, schedule_steps=4, final_lr=0.1)
     optim = Optim(lr=0.1, critic_lr=0.3, weight_decay=0.0, beta1=0.0, beta2=0.0, **settings)
     tx = optim.tx(0.1)
@@ -420,8 +420,8 @@ def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
     state = state_of(params, critic_params=params, tx=tx)
     state = state.replace(critic_opt_state=tx.init(params))
     for finite in (True, False, True, True, True, True, True, True):
-        found = metrics.learning_rates(state, 0.5, optim)
-        assert found['optim/critic_lr'] == pytest.approx(0.5 * 0.3 / 2)  # no step
+        found = metrics.learning_rates(state, optim)
+        assert found['optim/critic_lr'] == pytest.approx(0.3 / 2)  # no step
         moved, opt_state, _, _, took = update.apply_if_finite(
             tx,
             {'w': jnp.array([50.0 if finite else jnp.nan])},
@@ -429,16 +429,15 @@ def test_the_rate_that_is_logged_is_the_one_that_the_optimiser_takes(schedule):
             state.params,
             jnp.float32(0.0),
             True,
-            0.5,
         )
         logged += [float(found['optim/lr'])] if took else []
         taken += [float((state.params['w'] - moved['w'])[0])] if took else []
         state = state.replace(params=moved, opt_state=opt_state)
     np.testing.assert_allclose(logged, taken, rtol=1e-4)
-    assert logged[:2] == pytest.approx([0.025, 0.05])
-    ends = {'constant': 0.05, 'linear': 0.05 * 0.1, 'cosine': 0.05 * 0.1}
+    assert logged[:2] == pytest.approx([0.05, 0.1])
+    ends = {'constant': 0.1, 'linear': 0.1 * 0.1, 'cosine': 0.1 * 0.1}
     assert logged[-1] == pytest.approx(ends[schedule])
-    alone = metrics.learning_rates(state.replace(critic_params=None), 1.0, optim)
+    alone = metrics.learning_rates(state.replace(critic_params=None), optim)
     assert list(alone) == ['optim/lr']
 
 
