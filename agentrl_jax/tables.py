@@ -25,9 +25,7 @@ from agentrl_jax.results import curves, forest, render
 from agentrl_jax.results.cells import Table, build
 from agentrl_jax.results.runs import COMPACT_FILE, Run, compact, compact_lines, load
 from agentrl_jax.results.spec import (
-    COUNT,
     LAST,
-    LEAVE_OUT,
     PLACES,
     Spec,
     make_spec,
@@ -46,13 +44,11 @@ OPTIONS = {  # fields of Spec that are flags
     'rows': 'fields that name a row: algorithm,filter.keep; or method (StarPO-S)',
     'cols': 'config fields that name a column',
     'metric': f'what the table shows; default: {Spec.metric}',
-    'at': f'{", ".join(PLACES)} or a step; default: {LAST}',
+    'at': f'one of {", ".join(PLACES)}; default: {LAST}',
     'also': f'more metrics to show; default: {",".join(Spec.also)}',
     'baseline': 'row to compare with',
     'margin': 'differences within plus or minus this are marked as none, such as 0.05',
     'where': 'only runs with field=value or field=value|value; may be repeated',
-    'pooled': 'fields, other than the seed, that may differ within a cell',
-    'unfinished': f'unfinished runs: {LEAVE_OUT} (default), or {COUNT} their last validation',
     'seeds': 'runs per cell; default: the number of seeds',
     'overall': 'one more column over all columns',
     'signals': 'further metrics to draw over steps',

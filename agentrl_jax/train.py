@@ -31,7 +31,6 @@ from agentrl_jax.machine import checkpoint, files, processes, sharding
 from agentrl_jax.measure import collapse
 from agentrl_jax.models.functions import policy_of
 from agentrl_jax.planning import fit, work
-from agentrl_jax.records import report
 from agentrl_jax.run import collecting, hosts, interrupts, measuring, recorder
 from agentrl_jax.run.build import build
 from agentrl_jax.run.cloning import draw_base
@@ -85,9 +84,7 @@ def train_step(
     shuffle = streams.key(SHUFFLE, step) if cfg.batch.shuffle else None
     base = draw_base(run, opened.base, step)
     check(f'the update of step {step}')
-    state, learned, rows, advantages = programs.learn(
-        state, frozen, rollout, shuffle, np.float32(1), base
-    )
+    state, learned, rows, advantages = programs.learn(state, frozen, rollout, shuffle, base)
     measured = jax.device_get(learned | measured | {'rollout/horizon': horizon})
     measured['time/collect_s'] = collected - began
     measured['time/update_s'] = time.monotonic() - probed
@@ -115,7 +112,6 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     hosts.check_replay(run, replay)
     files.check_workdir(workdir, min_free_bytes=disk_bytes_needed(run, workdir))
     recorder.write_reference(run, workdir)
-    curves = report.Curves(workdir, run.config_dict)
     preemption = processes.Preemption(silent=interrupts.listens())
     checkpoints, opened = open_run(run, workdir, fallback=fallback)
     if not cfg.lora.rank:  # the state has its own copy; adapters need this one
@@ -128,7 +124,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
     with preemption, interrupts.answering(preemption.notice):
         try:
             with hosts.playing(run, workdir, first, preemption.can_stop_now, replay=replay):
-                code, state = play(run, opened, checkpoints, workdir, preemption, curves)
+                code, state = play(run, opened, checkpoints, workdir, preemption)
                 if state is not None:  # before closing environments, which may be slow
                     checkpoint.save(checkpoints, int(state.step), state, checkpoint_metadata(run))
         except (ValueError, OSError, RuntimeError):
@@ -137,7 +133,7 @@ def resume(given: Any, workdir: Path, fallback: bool, replay: str) -> int:
                     checkpoint.wait(checkpoints)  # finish writing
             raise
         checkpoint.close(checkpoints)
-    recorder.report_end(run, workdir, code, curves)
+    recorder.report_end(run, workdir, code)
     return code
 
 
@@ -147,7 +143,6 @@ def play(
     checkpoints: checkpoint.Checkpoints,
     workdir: Path,
     preemption: processes.Preemption,
-    curves: report.Curves,
 ) -> tuple[int, TrainState | None]:
     """Run the remaining steps: (exit code, state to save)."""
     cfg, state = run.config, opened.state
@@ -190,7 +185,6 @@ def play(
             record.advance()
             preemption.phase = f'the page of step {step}'
             if not preemption.any_requested():
-                curves.draw_if_due()
                 record.page(policy_of(state.params, model), page)
             if alarm:
                 record.say(f'step {step}: the run ends here ({alarm})')

@@ -34,7 +34,6 @@ if __name__ == '__main__':
     hardware.prepare(sys.argv)  # before other imports, which start the backend
 
 import jax.numpy as jnp
-import numpy as np
 
 from agentrl_jax.machine import sharding
 from agentrl_jax.models import Model
@@ -314,7 +313,7 @@ def training_step(
     def train(rollout):
         nonlocal state
         shuffle = jax.random.key(2) if cfg.batch.shuffle else None
-        state, measured, rows, _ = learn(state, frozen, rollout, shuffle, np.float32(1.0), None)
+        state, measured, rows, _ = learn(state, frozen, rollout, shuffle, None)
         return measured, rows
 
     rollout, _ = play(0)

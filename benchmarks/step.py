@@ -19,7 +19,6 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 from absl import app, flags, logging
 from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import config_flags
@@ -73,7 +72,6 @@ class Session:
             self.frozen,
             self.rollout,
             shuffle,
-            np.float32(1.0),
             None,
         )
 

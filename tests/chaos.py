@@ -56,7 +56,7 @@ ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # for 
 OWN = {  # settings that an algorithm needs or rejects in the micro run
     'dapo': {'filter.keep': 1.0},
     'maxrl': {'env.format_penalty': 0.0},
-    'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0, 'loss.kl_target': 0.0},
+    'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0},
 }
 SERVED = {  # worlds on a server that the run starts
     'steps': 12,
@@ -97,11 +97,7 @@ KINDS = {name: of_algorithm(name) for name in sorted(ALGORITHMS.keys() - {'opd',
     'mix': Kind(
         GRPO.changes | {'env.mix': (('frozen_lake', 0.5), ('library', 0.5)), 'filter.keep': 1.0}
     ),
-    'plan': Kind(
-        GRPO.changes
-        | TWICE
-        | {'agent.name': 'plan', 'agent.plan_every': 1, 'rollout.max_tokens': 320}
-    ),
+    'plan': Kind(GRPO.changes | TWICE | {'agent.name': 'plan', 'rollout.max_tokens': 320}),
     'reflect': Kind(GRPO.changes | TWICE | {'agent.name': 'reflect', 'rollout.max_tokens': 320}),
     'lora': Kind(
         GRPO.changes | {'lora.rank': 2, 'lora.alpha': 8.0, 'lora.targets': 'q_proj,down_proj'}

@@ -115,7 +115,6 @@ def get_config():
             'log.rollouts_every': 7,
             'filter.keep': 0.5,
             'loss.kl_coef': 0.05,
-            'loss.kl_target': 0.1,
             'clone.episodes': 32,
             'clone.steps': 12,
             'curriculum.rounds': (1, 2),

@@ -107,7 +107,6 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
     learn = build_learn(config, fns, build_update_settings(cfg, mesh, on_host, extras))
     rollout = sharding.with_layout(rollout, rows)
     shuffle = key if cfg.batch.shuffle else None
-    scale = sharding.with_layout(jax.ShapeDtypeStruct((), np.float32), replicated)
     joining = demonstrations(rollout, cfg.base_rows, rows)
     return Shapes(
         cfg=cfg,
@@ -116,7 +115,7 @@ def shapes(given: Any, devices: Any, model: str = '', layers: int = 0) -> Shapes
         state=state,
         frozen=frozen,
         collect=(collect, collect_args),
-        learn=(learn, (state, frozen, rollout, shuffle, scale, joining)),
+        learn=(learn, (state, frozen, rollout, shuffle, joining)),
     )
 
 

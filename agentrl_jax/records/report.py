@@ -1,10 +1,9 @@
-"""Reports of a run: curves while it trains, and a summary at its end."""
+"""Reports of a run: curves and a summary at its end."""
 
 import collections
 import json
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import numpy as np
 from agentrl_jax.envs.hosts.players import reference_success as reference_on_hosts
 from agentrl_jax.envs.reference import reference_success
 from agentrl_jax.machine import files
-from agentrl_jax.records import about, plots, run_log
+from agentrl_jax.records import plots, run_log
 from agentrl_jax.records.series import Panel, points
 from agentrl_jax.text.conversation import HostTask
 
 PANELS = ('eval/success', 'group/return_std', 'policy/entropy', 'rollout/valid_format')
-FIRST_S = 20.0  # after the start, until curves are drawn for the first time
-SHARE = 0.02  # maximum share of a run's time spent on drawing
 
 
 def reference(task: Any, levels: int | None = None) -> dict[str, float]:
@@ -46,18 +43,15 @@ def reference(task: Any, levels: int | None = None) -> dict[str, float]:
     return reference_success(task.env, env_params, actions, trials=task.agent.trials)
 
 
-def write_reference(
-    workdir: Path, pools: Mapping[str, Any], worlds: int = 1, levels: int | None = None
-) -> None:
+def write_reference(workdir: Path, pools: Mapping[str, Any], levels: int | None = None) -> None:
     """Save the references of pools (tasks by the prefix of their metrics) in the workdir.
 
-    levels: see reference. Figures without a prefix are means over the first `worlds` pools, the
-    environments that the run trains on. A figure that one of these lacks is omitted.
+    levels: see reference. Figures without a prefix are means over the pools. A figure that one of
+    them lacks is omitted.
     """
     by_prefix = {prefix: reference(task, levels) for prefix, task in pools.items()}
-    trained = list(by_prefix.values())[:worlds]
-    names = set.intersection(*map(set, trained))
-    figures = {name: sum(one[name] for one in trained) / worlds for name in names}
+    names = set.intersection(*map(set, by_prefix.values()))
+    figures = {name: sum(x[name] for x in by_prefix.values()) / len(pools) for name in names}
     for prefix, figures_of in by_prefix.items():
         if prefix != 'eval':
             figures |= {f'{prefix}/{name}': x for name, x in figures_of.items()}
@@ -78,30 +72,6 @@ def write_curves(workdir: Path, title: str) -> Path | None:
     ]
     png, _ = plots.draw(panels, workdir / 'curves', x='step', columns=2, title=title)
     return png
-
-
-class Curves:
-    """Redraws the curves of a run while it trains; on process 0 only.
-
-    Drawing takes at most SHARE of the run's time: its duration sets when the next one is due.
-    """
-
-    def __init__(self, workdir: Path, config: Any, *, clock: Callable[[], float] = time.monotonic):
-        self._workdir, self._config, self._clock = workdir, config, clock
-        self._due = clock() + FIRST_S
-
-    def draw_if_due(self) -> None:
-        """Call this between steps."""
-        if self._clock() >= self._due:
-            self.draw()
-
-    def draw(self) -> None:
-        if jax.process_index() or not (self._workdir / run_log.METRICS_FILE).exists():
-            return
-        start = self._clock()
-        write_curves(self._workdir, about.title(self._config))
-        now = self._clock()
-        self._due = now + (now - start) / SHARE
 
 
 def stopped(workdir: Path, command: str) -> str:
@@ -152,7 +122,7 @@ def summary(workdir: Path, command: str) -> str:
 def _others(
     first: Mapping[str, float], last: Mapping[str, float], success: dict[str, float]
 ) -> list[str]:
-    """One line for each further pool (another split or environment)."""
+    """One line for each environment of a mixture."""
     suffix = '/success'
     return [
         f'{prefix} {interval(first, prefix)} -> {interval(last, prefix)}; '

@@ -24,7 +24,6 @@ NOW_FILE = 'now.json'  # written by progress.beacon
 COMPILED_FILE = 'compiled.json'  # {program: seconds} of the last long compilations
 REDACTED = '***'
 WANDB_FILE = 'wandb_id'  # the run's id at W&B, drawn at its start
-SENT_FILE = 'wandb_sent'  # number of steps that W&B had when the run last started
 CHECKPOINTS = 'checkpoints'  # folder of a run; a folder below it is named for its step
 NOT_FINITE = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
 LARGEST = 2**63  # bound of integers: larger ones are not counts and may not fit in a float
@@ -35,7 +34,7 @@ class RunLog(contextlib.ExitStack):
 
     Opening it drops rows of steps >= resume_step, so a resumed run continues the file as if it had
     never stopped; `time_s` continues from the last remaining row. W&B cannot drop rows, but a
-    resumed run repeats them exactly. Each step is therefore sent to W&B once.
+    resumed run repeats them exactly, and W&B ignores steps that it has.
     """
 
     def __init__(
@@ -58,16 +57,13 @@ class RunLog(contextlib.ExitStack):
         wandb = importlib.import_module('wandb') if wandb_project else None
         workdir.mkdir(parents=True, exist_ok=True)
         path = workdir / METRICS_FILE
-        rows = read_metrics(path)
-        rows_before = [row for row in rows if row['step'] < resume_step]
+        rows_before = [row for row in read_metrics(path) if row['step'] < resume_step]
         missing = gaps({row['step'] for row in rows_before}, resume_step)
         if missing:  # only a warning: the training state is in the checkpoint
             warn(
                 f'{path} has no rows of steps {missing}, which precede the checkpoint of step '
                 f'{resume_step}: curves, tables and alarms will lack them'
             )
-        if wandb:  # before rows are dropped
-            self._unsent = first_unsent(workdir, rows)
         write_atomic(path, ''.join(json_line(row) for row in rows_before))
         self._file = self.enter_context(path.open('a', encoding='utf-8'))
         self._start = time.monotonic() - max((row['time_s'] for row in rows_before), default=0.0)
@@ -86,8 +82,6 @@ class RunLog(contextlib.ExitStack):
                     f'log.wandb_project={wandb_project!r}: W&B did not start the run ({error}); '
                     "set it to '' to train without W&B"
                 ) from error
-            # W&B's step count only rises: it would drop steps that are repeated after a rollback.
-            self._wandb.define_metric('*', step_metric='step')
             self.callback(self._wandb.finish)
 
     def write(self, step: int, metrics: dict[str, Any]) -> None:
@@ -103,8 +97,8 @@ class RunLog(contextlib.ExitStack):
                 if name != 'step':
                     self._tensorboard.add_scalar(name, value, row['step'])
             self._tensorboard.flush()
-        if self._wandb and row['step'] >= self._unsent:
-            self._wandb.log(row)
+        if self._wandb:
+            self._wandb.log(row, step=row['step'])
 
 
 def wandb_id(workdir: str | os.PathLike) -> str:
@@ -119,20 +113,6 @@ def wandb_id(workdir: str | os.PathLike) -> str:
         known = secrets.token_hex(8)
         write_atomic(path, known + '\n')
     return known
-
-
-def first_unsent(workdir: Path, rows: list[dict[str, Any]]) -> int:
-    """Return the first step that W&B does not have; rows: all rows of metrics.jsonl.
-
-    Also saves it in the workdir: a resumed run drops rows and may crash before repeating them.
-    """
-    if not (workdir / WANDB_FILE).exists():  # this run has not used W&B yet
-        return 0
-    path = workdir / SENT_FILE
-    before = int(read_text(path)) if path.exists() else 0
-    unsent = max([before, *(row['step'] + 1 for row in rows)])
-    write_atomic(path, f'{unsent}\n')
-    return unsent
 
 
 def plain_number(value: Any) -> int | float:

@@ -18,11 +18,9 @@ from agentrl_jax.results.runs import Row, Run, complete
 from agentrl_jax.results.spec import (
     AREA,
     BEST,
-    COUNT,
     EQUAL_TOKENS,
     LAST_THREE,
     OVERALL,
-    PLACES,
     SUCCESS,
     Spec,
     choose,
@@ -50,7 +48,7 @@ CLONE_FIELDS = tuple(  # fields in which a clone and the runs it is compared wit
         ('env', 'name pool_seed eval_levels prompt hint think max_turns max_actions_per_turn'),
         ('env', 'max_actions_per_episode'),
         ('eval', 'split temperature top_k top_p'),
-        ('agent', 'name trials plan_every'),
+        ('agent', 'name trials'),
         ('context', 'window summary'),
         ('model', 'path hidden_size intermediate_size num_layers'),
         ('lora', 'rank'),
@@ -59,7 +57,7 @@ CLONE_FIELDS = tuple(  # fields in which a clone and the runs it is compared wit
     for name in names.split()
 )
 COMPARISONS = ('p_better', 'p_low', 'p_high', 'gain', 'gain_low', 'gain_high', 'p_holm')
-COUNTS = ('runs', 'planned', 'unfinished', 'left_out', 'refused')
+COUNTS = ('runs', 'planned', 'unfinished', 'refused')
 Entry = dict[str, Any]  # one run of a cell: a line of Table.entries
 Cell = dict[str, Any]  # a line of Table.cells
 Groups = Mapping[tuple[str, str], Sequence[Run]]  # runs by (row, column)
@@ -71,7 +69,7 @@ class Table:
     """All figures of a table; build() fills in the two frames at the end.
 
     entries: one line per run of a cell. Columns: kind, row, column, seed, run, step, steps,
-      finished, counts (is in the statistics), value, wilson_low, wilson_high, fault, `also`.
+      finished (is in the statistics), value, wilson_low, wilson_high, fault, `also`.
     cells: one line per cell. kind is RUNS or a key of LINE_NAMES. planned is 0 if no run
       contributes to the figure. p_holm is adjusted for all comparisons; values is an array.
     """
@@ -167,7 +165,7 @@ def _equal_tokens(groups: Groups, spec: Spec) -> dict[str, int]:
                 raise ValueError(f'at={spec.at}: run {run.name} has rows without sampled tokens')
             if spec.at == AREA and rows and not run.fault and rows[0]['tokens'] > 0:
                 raise ValueError(f'at={AREA}: run {run.name} has no {spec.metric} at step 0')
-            if rows and not run.fault and (is_finished(run) or spec.unfinished == COUNT):
+            if rows and not run.fault and is_finished(run):
                 last = rows[-1]['tokens']
                 if not last:
                     raise ValueError(
@@ -219,9 +217,6 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None) -> Ent
     """The run's value at spec.at; tokens: of its column with AREA and EQUAL_TOKENS."""
     evaluated = [row for row in run.rows if spec.metric in row]
     finished = is_finished(run)
-    if spec.at not in PLACES:
-        evaluated = [row for row in evaluated if row['step'] <= int(spec.at)]
-        finished = bool(evaluated) and evaluated[-1]['step'] == int(spec.at)
     end = run.rows[-1]['step'] if run.rows else None
     if not evaluated:
         return _reading(run, {}, spec, also) | {'step': end, 'fault': run.fault}
@@ -241,11 +236,11 @@ def _entry(run: Run, spec: Spec, also: Sequence[str], tokens: int | None) -> Ent
         fault = f'{spec.metric} is {entry["value"]} at step {row["step"]}'
     if fault:
         return entry | {'value': math.nan, 'fault': fault}
-    return entry | {'finished': finished, 'counts': finished or spec.unfinished == COUNT}
+    return entry | {'finished': finished}
 
 
 def _reading(run: Run, row: Row, spec: Spec, also: Sequence[str]) -> Entry:
-    """The entry of one row of a run; `finished` and `counts` are set by the caller."""
+    """The entry of one row of a run; `finished` is set by the caller."""
     ends = [row.get(f'{spec.metric}_{end}', math.nan) for end in ('low', 'high')]
     return {
         'seed': field(run, 'seed'),
@@ -253,7 +248,6 @@ def _reading(run: Run, row: Row, spec: Spec, also: Sequence[str]) -> Entry:
         'step': row.get('step'),
         'steps': field(run, 'steps'),
         'finished': False,
-        'counts': False,
         'value': row.get(spec.metric, math.nan),
         'wilson_low': ends[0],
         'wilson_high': ends[1],
@@ -272,7 +266,7 @@ def _starts(table: Table) -> Entries:
         for run in runs:
             row = run.rows[0] if run.rows else {}
             if row.get('step') == 0 and math.isfinite(row.get(spec.metric, math.nan)):
-                entry = _reading(run, row, spec, table.also) | {'finished': True, 'counts': True}
+                entry = _reading(run, row, spec, table.also) | {'finished': True}
                 figures = repr([entry[name] for name in ('value', *table.also)])
                 starts.setdefault(key, {})[entry['seed'], figures] = entry
     return starts
@@ -293,8 +287,7 @@ def _clones(table: Table, clones: Sequence[Run]) -> Entries:
     nothing = dict.fromkeys(table.also, math.nan)
     return {
         key: {
-            (None, i): _reading(clone, clone.rows[-1], spec, ())
-            | {'finished': True, 'counts': True, **nothing}
+            (None, i): _reading(clone, clone.rows[-1], spec, ()) | {'finished': True, **nothing}
             for i, clone in enumerate(valid)
             if _same_settings(clone, run)
         }
@@ -374,13 +367,12 @@ def _cell(kind: str, entries: Sequence[Entry], table: Table) -> Cell:
         nothing = dict.fromkeys(('std', 'low', 'high', *table.also), math.nan)
         nothing |= dict.fromkeys(COUNTS, 0) | {'interval': '', 'values': np.array([])}
         return nothing | {'mean': mean, 'iqm': mean}
-    used = [entry for entry in entries if entry['counts']]
+    used = [entry for entry in entries if entry['finished']]
     known = {name: [e[name] for e in used if e[name] == e[name]] for name in table.also}
     cell = {
         'runs': len(used),
         'planned': max(len(table.seeds), table.spec.seeds, len(entries)),
         'unfinished': sum(not e['finished'] and not e['fault'] for e in entries),
-        'left_out': sum(not (e['finished'] or e['counts'] or e['fault']) for e in entries),
         'refused': sum(bool(e['fault']) for e in entries),
         'values': np.array([entry['value'] for entry in used]),
         **{name: sum(x) / len(x) if x else math.nan for name, x in known.items()},
@@ -430,7 +422,7 @@ def _compare(cells: Sequence[Cell], entries: Sequence[Entry], spec: Spec) -> Non
         if cell['kind'] == RUNS:
             values.setdefault(cell['row'], {})[cell['column']] = cell['values']
     for entry in entries:
-        if entry['kind'] == RUNS and entry['counts']:
+        if entry['kind'] == RUNS and entry['finished']:
             used.setdefault((entry['row'], entry['column']), []).append(entry)
     for cell in cells:
         row, column = cell['row'], cell['column']

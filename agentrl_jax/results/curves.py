@@ -14,23 +14,19 @@ MAX_COLUMNS = 3
 
 
 def figures(table: Table) -> dict[str, plots.Draw]:
-    """Return curves_step, curves_tokens, curves_seconds and signals (or signals_<name>).
+    """Return curves_step, curves_tokens and signals (or signals_<name>).
 
-    An axis is omitted if no run recorded it, and seconds unless all runs used one known machine
-    ('a; b' means several): otherwise the curves compare machines. Panels of the table's metric
-    share a y range. Signals differ in size between environments, so each panel has its own range.
+    An axis is omitted if no run recorded it. Panels of the table's metric share a y range. Signals
+    differ in size between environments, so each panel has its own range.
     """
     if not table.spec.curves:
         return {}
     panels = _panels(table, table.spec.metric)
     limits = {table.spec.metric: series.y_range(panels)}
     runs = [run for members in table.runs.values() for run in members if run.rows]
-    machines = {run.machine for run in runs}
-    one_machine = len(machines) == 1 and not any(x == '' or '; ' in x for x in machines)
     drawings = {}
     for axis in AXES:
-        recorded = any(row.get(axis) for run in runs for row in run.rows)
-        if recorded and (axis != 'seconds' or one_machine):
+        if any(row.get(axis) for run in runs for row in run.rows):
             drawings[f'curves_{axis}'] = functools.partial(
                 plots.draw, panels, x=axis, columns=_columns(len(panels)), limits=limits
             )

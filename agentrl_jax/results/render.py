@@ -19,7 +19,7 @@ from agentrl_jax.results.cells import (
     Entry,
     Table,
 )
-from agentrl_jax.results.spec import AREA, BEST, COUNT, LAST_THREE, PLACES, SUCCESS, Spec
+from agentrl_jax.results.spec import AREA, BEST, LAST_THREE, PLACES, SUCCESS, Spec
 
 NOTHING = '—'
 SINGLE = 'ʷ'  # marks the interval of a single run
@@ -89,7 +89,7 @@ def csv_text(table: Table) -> str:
 
 def runs_csv(table: Table) -> str:
     """Return one line per run: its progress, figure and Wilson interval."""
-    names = ['row', 'column', 'seed', 'run', 'step', 'steps', 'finished', 'counts', 'value']
+    names = ['row', 'column', 'seed', 'run', 'step', 'steps', 'finished', 'value']
     entries = table.entries[table.entries.kind == RUNS]
     return _csv(entries[[*names, 'wilson_low', 'wilson_high', *table.also]])
 
@@ -176,10 +176,9 @@ def notes(table: Table) -> list[str]:
     spec = table.spec
     unit = ' in per cent' if is_share(spec.metric) else ''
     kinds = set(table.cells.interval)
-    place = PLACES.get(spec.at, f'at step {spec.at}')
     lines = [
-        f'`{spec.metric}`{unit} {place}: interquartile mean over seeds (runs that count / runs '
-        'planned).'
+        f'`{spec.metric}`{unit} {PLACES[spec.at]}: interquartile mean over seeds (runs that count '
+        '/ runs planned).'
     ]
     if _rows_title(spec) == ARM:
         lines.append(f'The arms differ in {", ".join(spec.rows)}.')
@@ -282,7 +281,7 @@ def _figure_text(cell: Cell, metric: str, best: str) -> str:
         text += f' [{low}, {high}]' + SINGLE * (cell['interval'] == 'wilson')
     if not cell['planned']:
         return text
-    more = f', {cell["left_out"]} unfinished' * (cell['left_out'] > 0)
+    more = f', {cell["unfinished"]} unfinished' * (cell['unfinished'] > 0)
     more += f', {cell["refused"]} rejected' * (cell['refused'] > 0)
     return f'{text} ({cell["runs"]}/{cell["planned"]}{more})'
 
@@ -333,11 +332,9 @@ def _absent(table: Table) -> list[str]:
                     unfinished.append(f'{where}, {_progress(entry)}')
             seeds = _missing_seeds(table, entries)
             missing += [f'{place} of seed {", ".join(seeds)}'] * bool(seeds)
-    last = 'last validations' if table.spec.at == LAST_THREE else 'last validation'
-    verdict = f'counted by their {last}' if table.spec.unfinished == COUNT else 'not counted'
     notes = {
         'Rejected, in no figure': refused,
-        f'Unfinished, {verdict}': unfinished,
+        'Unfinished, not counted': unfinished,
         'Missing': missing,
     }
     return [f'{title}: {"; ".join(places)}.' for title, places in notes.items() if places]

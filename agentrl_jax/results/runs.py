@@ -23,9 +23,7 @@ from agentrl_jax.machine import files
 from agentrl_jax.records import run_log
 
 COMPACT_FILE, RUN_FILE = 'runs.jsonl.xz', 'run.json'
-COMMON_FILE = 'common.json'  # of compact folders before runs.jsonl.xz: one <run>.jsonl per run
-AXES = ('step', 'tokens', 'seconds')  # columns of every run, next to its metrics
-NOTES = ('fault', 'machine')  # texts about a run, kept where there are any
+AXES = ('step', 'tokens')  # columns of every run, next to its metrics
 DIGITS = 6  # significant digits that are kept
 KEPT = (  # metrics that are always kept, where a run has them
     'eval/success',
@@ -47,7 +45,7 @@ KEPT = (  # metrics that are always kept, where a run has them
 WHOLE = {'algorithm', 'env.name', 'seed', 'steps'}  # what a run's config has in any version
 
 
-Row = dict[str, float]  # step, tokens, seconds and the metrics that were measured
+Row = dict[str, float]  # step, tokens and the metrics that were measured
 
 
 class Run(NamedTuple):
@@ -58,7 +56,6 @@ class Run(NamedTuple):
     rows: list[Row]
     reference: dict[str, float]  # success of 'random' play and the 'oracle'; may be empty
     fault: str = ''  # why its figures are in no table; '' = they may be
-    machine: str = ''  # hardware it was trained on, 'a; b' if on several; '' = not noted
 
 
 def load(folders: Iterable[str | os.PathLike], metrics: Iterable[str] = ()) -> list[Run]:
@@ -96,7 +93,6 @@ class Header(BaseModel):
     reference: dict[str, float]
     columns: list[str]
     fault: str = ''
-    machine: str = ''
 
 
 def _read_folder(folder: Path, kept: Sequence[str]) -> list[Run]:
@@ -148,7 +144,7 @@ def compact(runs: Sequence[Run], folder: str | os.PathLike) -> Path:
         columns = [*AXES, *sorted(measured - set(AXES))]
         header = {'name': run.name, 'rows': len(run.rows), 'columns': columns}
         header |= {'fields': fields, 'reference': run.reference}
-        header |= {name: text for name in NOTES if (text := getattr(run, name))}
+        header |= {'fault': run.fault} if run.fault else {}
         lines.append(json.dumps(header, sort_keys=True))
         for row in run.rows:
             lines.append(json.dumps([run_log.plain(row.get(name)) for name in columns]))
@@ -168,9 +164,7 @@ def _document(folder: Path) -> Path | None:
 def _read_run(folder: Path, kept: Sequence[str]) -> Run:
     """A ValueError names the file that cannot be read, and why."""
     path = _document(folder)
-    reference, noted = folder / run_log.REFERENCE_FILE, folder / run_log.CONFIG_FILE
-    machine = files.read_json(noted) if noted.exists() else {}
-    machine = machine.get('machine') if isinstance(machine, dict) else ''
+    reference = folder / run_log.REFERENCE_FILE
     finished = run_log.finished_step(folder)
     promised = max(run_log.newest_checkpoint(folder) or 0, -1 if finished is None else finished + 1)
     document = files.read_as(Planned, files.read_json(path), path)
@@ -187,7 +181,6 @@ def _read_run(folder: Path, kept: Sequence[str]) -> Run:
         rows=rows,
         reference={name: rounded(value) for name, value in success.items()},
         fault=find_fault(rows, promised),
-        machine=machine if isinstance(machine, str) else '',
     )
 
 
@@ -196,24 +189,14 @@ Lines = list[tuple[Path, int, Any]]  # file, number and JSON value of each line
 
 def compact_lines(folder: Path) -> Lines:
     """Return the lines of a compact folder; [] if it is none."""
-    path, common = folder / COMPACT_FILE, folder / COMMON_FILE
-    if path.is_file():
-        try:
-            return _json_lines(path, lzma.decompress(path.read_bytes()).decode())
-        except (lzma.LZMAError, UnicodeDecodeError) as error:
-            raise ValueError(f'{path}: not a file of compact runs: {error}') from error
-    lines = [(common, 1, files.read_json(common))] if common.is_file() else []
-    for path in sorted(folder.glob('*.jsonl')) if lines else []:
-        run = _json_lines(path, files.read_text(path))
-        if run and isinstance(run[0][2], dict):
-            run[0][2].update(name=path.stem, rows=len(run) - 1)
-        lines += run or [(path, 1, None)]
-    return lines
-
-
-def _json_lines(path: Path, text: str) -> Lines:
-    lines = enumerate(text.splitlines(), 1)
-    return [(path, n, files.parse_json(line, str(path), n)) for n, line in lines]
+    path = folder / COMPACT_FILE
+    if not path.is_file():
+        return []
+    try:
+        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    except (lzma.LZMAError, UnicodeDecodeError) as error:
+        raise ValueError(f'{path}: not a file of compact runs: {error}') from error
+    return [(path, n, files.parse_json(line, str(path), n)) for n, line in enumerate(lines, 1)]
 
 
 def _read_compact(lines: Lines) -> list[Run]:
@@ -246,7 +229,7 @@ def _compact_run(header: Header, table: Lines, common: Mapping[str, Any]) -> Run
     fields = dict(sorted((common | header.fields).items()))
     fields = _checked_fields(fields, table[0][0] if table else header.name)
     fault = header.fault or find_fault(rows, 0)
-    return Run(header.name, fields, rows, header.reference, fault, header.machine)
+    return Run(header.name, fields, rows, header.reference, fault)
 
 
 def _checked_fields(fields: dict[str, Any], path: Path | str) -> dict[str, Any]:
@@ -305,16 +288,15 @@ def rounded(value: float) -> float:
 
 
 def _axes_and_metrics(rows: Sequence[Mapping[str, float]], kept: Sequence[str]) -> list[dict]:
-    """Rows of metrics.jsonl with the tokens sampled and the seconds spent before each step.
+    """Rows of metrics.jsonl with the tokens sampled before each step.
 
     Validation is the first part of a step, so it measures the policy of the steps before. Tokens
     are known as long as every row has a number.
     """
-    found, tokens, seconds = [], {'tokens': 0}, 0.0
+    found, tokens = [], {'tokens': 0}
     for row in rows:
-        known = {'step': row['step'], **tokens, 'seconds': rounded(seconds)}
+        known = {'step': row['step'], **tokens}
         found.append(known | {name: rounded(row[name]) for name in kept if name in row})
-        seconds = row['time_s']
         sampled = row.get('perf/tokens_per_s', math.nan) * row.get('time/step_s', math.nan)
         finite = math.isfinite(sampled)
         tokens = {name: count + round(sampled) for name, count in tokens.items() if finite}

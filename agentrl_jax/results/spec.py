@@ -31,7 +31,6 @@ PLACES = {  # where the value of a run is taken
     'area': 'as the mean over sampled tokens of a run',
 }
 LAST, LAST_THREE, BEST, EQUAL_TOKENS, AREA = PLACES
-LEAVE_OUT, COUNT = 'leave-out', 'count'
 FREE = ('log', 'checkpoint', 'mesh')  # sections of a config that do not change what a run finds
 
 
@@ -59,18 +58,15 @@ class Spec:
     rows: Annotated[Names, Field(min_length=1)]  # config fields whose values name a row
     cols: Names = ()  # ... and a column
     metric: str = SUCCESS
-    at: Annotated[str, Field(pattern=f'^({"|".join(PLACES)}|[0-9]{{1,18}})$')] = LAST
+    at: Literal[tuple(PLACES)] = LAST
     # last, last-three (mean of the last three validations), best-validation (the highest
-    # eval/success), a step, equal-tokens (where the run of the column with the fewest sampled
-    # tokens ends, between two validations) or area (mean over the tokens up to there)
+    # eval/success), equal-tokens (where the run of the column with the fewest sampled tokens ends,
+    # between two validations) or area (mean over the tokens up to there)
     also: Names = ('eval/valid_format',)  # more metrics to show, if runs have them
     baseline: str = ''  # label of the row that others are compared with
     margin: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] = 0.0  # differences
     # from the baseline within +- this, in units of the metric, are the same
     where: dict[str, Values] = Field(default_factory=dict)  # runs to take
-    pooled: Names = ()  # fields that may differ within a cell, as the seed may
-    unfinished: Literal['leave-out', 'count'] = LEAVE_OUT  # count: take the last validation of
-    # runs that did not get there
     seeds: Annotated[int, Field(ge=0, strict=True)] = 0  # runs per cell; 0 = all seeds of any cell
     overall: StrictBool = False  # one more column over all columns, which are its strata
     signals: Names = ()  # further metrics to draw
@@ -84,9 +80,6 @@ class Spec:
 
 def make_spec(fields: Mapping[str, JsonValue]) -> Spec:
     """A Spec of plain values, as JSON or flags give them."""
-    fields = dict(fields)
-    if type(fields.get('at')) is int:
-        fields['at'] = str(fields['at'])
     try:
         spec = TypeAdapter(Spec).validate_python(fields)
     except ValidationError as errors:
@@ -142,9 +135,6 @@ def choose(runs: Sequence[Run], spec: Spec) -> list[Run]:
     for name in (spec.metric, *spec.signals):
         if measured and name not in measured:
             raise ValueError(f'no run has the metric {name}; there are {sorted(measured)}')
-    steps = sorted({row['step'] for run in taken for row in run.rows if spec.metric in row})
-    if steps and spec.at not in PLACES and int(spec.at) not in steps:
-        raise ValueError(f'no run has {spec.metric} at step {spec.at}, only at {steps}')
     return taken
 
 
@@ -155,33 +145,30 @@ def _label(run: Run, names: Sequence[str], spec: Spec) -> str:
 
 def group_runs(runs: Sequence[Run], spec: Spec) -> dict[tuple[str, str], tuple[Run, ...]]:
     """Runs by (row, column), in each by seed; the runs of a cell may differ in the seed only."""
-    for name in spec.pooled:
-        if runs and not any(name in run.fields for run in runs):
-            raise ValueError(f'pooled={name}: no run has this field')
     found: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         column = _label(run, spec.cols, spec) if spec.cols else spec.metric
         found.setdefault((_label(run, spec.rows, spec), column), []).append(run)
     for (row, column), members in found.items():
         members.sort(key=lambda run: (rank(field(run, 'seed')), run.name))
-        differ = _differing(members, {'seed', *spec.pooled})
+        differ = _differing(members)
         if differ:
             raise ValueError(
                 f'the runs of {row} / {column} differ in {", ".join(differ)}, not only in their '
-                'seeds: add it to the rows or columns, choose runs with where, or name it in pooled'
+                'seeds: add it to the rows or columns, or choose runs with where'
             )
         seeds = [run.fields['seed'] for run in members]
         twice = [run.name for run in members if seeds.count(run.fields['seed']) > 1]
-        if twice and not spec.pooled:
+        if twice:
             raise ValueError(f'{row} / {column} has runs of the same config: {", ".join(twice)}')
     return {key: tuple(members) for key, members in found.items()}
 
 
-def _differing(runs: Sequence[Run], free: set[str]) -> list[str]:
+def _differing(runs: Sequence[Run]) -> list[str]:
     names = {name for run in runs for name in run.fields if name.split('.')[0] not in FREE}
     values = {
         name: {json.dumps(run.fields[name] if name in run.fields else None) for run in runs}
-        for name in names - free
+        for name in names - {'seed'}
     }
     return sorted(name for name, found in values.items() if len(found) > 1)
 

@@ -16,7 +16,6 @@ from agentrl_jax.rl.filtering import Filter
 from agentrl_jax.settings.marks import (
     FINITE,
     ONE,
-    POSITIVE,
     SHARE,
     ZERO,
     ConfigName,
@@ -77,10 +76,6 @@ class KL:
         NameIn(losses.KL_ESTIMATORS),
         OnlyIf(lambda kl: kl.in_loss, 'loss.kl_coef > 0 and loss.kl_in=loss'),
     ] = 'k3'  # k1, k2, k3; k1+, k3+: value of k1, k3 with the gradient of k2
-    target: Annotated[float, ZERO] = 0.0  # target KL per token of the adaptive coefficient (other
-    # codebases count it per sequence: this value times the tokens of an answer); 0 = fixed
-    horizon: Annotated[float, POSITIVE] = 10000.0  # episodes over which the adaptive coefficient
-    # reacts
 
     @property
     def in_loss(self) -> bool:

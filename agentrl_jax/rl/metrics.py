@@ -52,7 +52,7 @@ def policy_means(
 
 
 def learning_rates(
-    state: TrainState, lr_scale: jax.Array | float, optim: Optim, critic_updates: int = 1
+    state: TrainState, optim: Optim, critic_updates: int = 1
 ) -> dict[str, jax.Array]:
     """Return the learning rates of the next optimiser step as metrics; float32 [].
 
@@ -62,7 +62,7 @@ def learning_rates(
     def at(rate, opt_state):
         if callable(rate):
             rate = rate(opt_state[1][0].count)  # Adam's count: excludes skipped steps
-        return jnp.float32(rate) * lr_scale
+        return jnp.float32(rate)
 
     rates = {'optim/lr': at(optim.rate(optim.lr), state.opt_state)}
     if state.critic_params is not None:

@@ -19,10 +19,9 @@ import optax
 from agentrl_jax.models.functions import ModelFns, join_critic, on_base, split_critic
 from agentrl_jax.rl import evol, losses
 from agentrl_jax.rl import metrics as measures
-from agentrl_jax.rl.algorithm import KL
 from agentrl_jax.rl.correction import correct
 from agentrl_jax.rl.learning import Forward, Learner, UpdateSettings
-from agentrl_jax.rl.masked import masked_mean, masked_sum, positions_of
+from agentrl_jax.rl.masked import masked_sum, positions_of
 from agentrl_jax.rl.microbatches import Slices, accumulate, sort_trained_first
 from agentrl_jax.rl.score import score
 from agentrl_jax.rollout.windows import split_batch
@@ -34,7 +33,6 @@ def learn(
     frozen: FrozenParams,
     rollout: Rollout,
     key: jax.Array | None = None,
-    lr_scale: float | jax.Array = 1.0,
     base: Demonstrations | None = None,
     *,
     fns: ModelFns,
@@ -46,13 +44,11 @@ def learn(
     rows that did not train). key: shuffles rows; base: demonstrations to add to the batch.
     """
     fns = on_base(fns, frozen.model)
-    rates = measures.learning_rates(state, lr_scale, settings.optim, settings.critic.updates)
+    rates = measures.learning_rates(state, settings.optim, settings.critic.updates)
     batch, rows, advantages, metrics = prepare(
         state, frozen, rollout, base, fns=fns, settings=settings
     )
-    state, measured = update_step(
-        state, batch, key, lr_scale, fns=fns, settings=settings, frozen=frozen
-    )
+    state, measured = update_step(state, batch, key, fns=fns, settings=settings, frozen=frozen)
     return state, measured | metrics | rates, rows, advantages
 
 
@@ -117,7 +113,6 @@ def update_step(
     state: TrainState,
     batch: Batch,
     key: jax.Array | None = None,
-    lr_scale: jax.Array | float = 1.0,
     *,
     fns: ModelFns,
     settings: UpdateSettings,
@@ -127,9 +122,8 @@ def update_step(
 
     Without state.critic_params a critic, if any, shares the backbone. Then critic.coef * value loss
     is added to the policy loss, and fns.value_head saves a forward pass. key: permutes the rows;
-    None keeps their order. lr_scale: factor of both learning rates. frozen: for extensions. The
-    rows of an episode (settings.rows_per_episode) are in one optimiser step and count as one
-    sequence.
+    None keeps their order. frozen: for extensions. The rows of an episode
+    (settings.rows_per_episode) are in one optimiser step and count as one sequence.
     """
     together, weights = settings.rows_per_episode, settings.algorithm.weights
     weigh = functools.partial(
@@ -146,17 +140,11 @@ def update_step(
         unit=math.lcm(settings.batch.prefix_rows, together),
     )
     before, learner = state.skipped, Learner(fns, frozen, settings)
-    state, steps = jax.lax.scan(
-        lambda s, r: one_step(s, r, batch, weigh, lr_scale, learner), state, rows
-    )
+    state, steps = jax.lax.scan(lambda s, r: one_step(s, r, batch, weigh, learner), state, rows)
     metrics = measures.reduce_steps(steps)
     metrics |= measures.batch_metrics(batch, fns.values is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
     metrics['policy/kl_coef'] = state.kl_coef
-    if settings.algorithm.kl.target:
-        adapted = adaptive_kl_coef(state, batch, settings.algorithm.kl, together)
-        moves = state.step >= settings.critic.warmup_steps  # during the warm-up the KL is 0
-        state = state.replace(kl_coef=jnp.where(moves, adapted, state.kl_coef))
     return state.replace(step=state.step + 1), metrics
 
 
@@ -165,7 +153,6 @@ def one_step(
     rows: jax.Array,
     batch: Batch,
     weigh: Callable,
-    lr_scale: Any,
     learner: Learner,
 ) -> tuple[TrainState, dict]:
     """One mini-batch: critic steps, then the policy step; the metrics describe the last step."""
@@ -182,14 +169,10 @@ def one_step(
     metrics, skipped = {}, jnp.zeros((), jnp.int32)
     if state.critic_params is not None:
         for _ in range(settings.critic.updates):
-            state, metrics, finite, applied = critic_step(
-                state, part, value_weights, lr_scale, learner
-            )
+            state, metrics, finite, applied = critic_step(state, part, value_weights, learner)
             skipped += ~finite
         metrics['update/critic_applied'] = jnp.where(part.value_mask.any(), applied, jnp.nan)
-    state, measured, finite, applied = policy_step(
-        state, part, weights, value_weights, lr_scale, learner
-    )
+    state, measured, finite, applied = policy_step(state, part, weights, value_weights, learner)
     state = state.replace(skipped=state.skipped + skipped + ~finite)
     metrics |= measured
     # nan, not 0: the critic's warm-up holds the policy on purpose
@@ -202,7 +185,7 @@ def one_step(
 
 
 def critic_step(
-    state: TrainState, batch: Batch, weights: jax.Array, lr_scale: Any, learner: Learner
+    state: TrainState, batch: Batch, weights: jax.Array, learner: Learner
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of a critic with separate parameters; (state, metrics, finite, applied).
 
@@ -228,7 +211,6 @@ def critic_step(
         trained,
         loss,
         tokens > 0,
-        lr_scale,
     )
     metrics = {name: x / jnp.maximum(tokens, 1) for name, x in sums.items()}
     metrics |= {'value/loss': loss, 'value/grad_norm': norm}
@@ -241,7 +223,6 @@ def policy_step(
     batch: Batch,
     weights: jax.Array,
     value_weights: jax.Array,
-    lr_scale: Any,
     learner: Learner,
 ) -> tuple[TrainState, dict, jax.Array, jax.Array]:
     """One step of the policy and a critic in its backbone; (state, metrics, finite, applied)."""
@@ -269,7 +250,6 @@ def policy_step(
         state.params,
         loss,
         (tokens > 0) & (state.step >= settings.critic.warmup_steps),
-        lr_scale,
     )
     metrics = measures.policy_means(sums, tokens, value_tokens, extras)
     metrics |= {'policy/loss': loss, 'policy/grad_norm': norm}
@@ -366,13 +346,11 @@ def apply_if_finite(
     params: Params,
     loss: jax.Array,
     allowed: jax.Array | bool,
-    lr_scale: jax.Array | float,
 ) -> tuple[Params, Any, jax.Array, jax.Array, jax.Array]:
     """Apply a finite and allowed step; (params, opt_state, gradient norm, finite, applied)."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
     updates, new_opt_state = tx.update(grads, opt_state, params)
-    updates = jax.tree.map(lambda x: x * lr_scale, updates)  # AdamW is linear in the rate
     new = (optax.apply_updates(params, updates), new_opt_state)
     ok = finite & allowed
     params, opt_state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, (params, opt_state))
@@ -385,15 +363,3 @@ def functions_at(fns: ModelFns, unit: int, room: int) -> ModelFns:
         return fns
     shared = fns.sharing(unit=unit, room=room)
     return fns.replace(hidden=shared.hidden, values=fns.values and shared.values)
-
-
-def adaptive_kl_coef(state: TrainState, batch: Batch, kl: KL, together: int) -> jax.Array:
-    """kl_coef (1 + clip(KL / target - 1, -0.2, 0.2) episodes / horizon) (arXiv:1909.08593, 2.2).
-
-    KL is the batch mean of log pi_old - log pi_ref. A non-finite KL leaves the coefficient as is.
-    """
-    mean = masked_mean(batch.old_logprobs - batch.ref_logprobs, batch.mask)
-    error = jnp.clip(mean / kl.target - 1.0, -0.2, 0.2)
-    episodes = measures.trained_episodes(batch.mask, together)
-    new = state.kl_coef * (1.0 + error * episodes / kl.horizon)
-    return jnp.where(jnp.isfinite(new), new, state.kl_coef)

@@ -39,7 +39,7 @@ def build_update_settings(
 
 
 def build_learn(model: Model, fns: ModelFns, settings: UpdateSettings) -> Callable:
-    """Return jitted learn(state, frozen, rollout, key, lr_scale, base), which donates the state."""
+    """Return jitted learn(state, frozen, rollout, key, base), which donates the state."""
     update = functools.partial(learn, fns=fns, settings=settings)
     return jax.jit(update, donate_argnums=0, compiler_options=model.compiler_options)
 

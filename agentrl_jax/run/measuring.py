@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -124,31 +125,28 @@ def validate(
     run: Run, policy: Params, step: int = 0, check: Callable[[str], None] = processes.go_on
 ) -> dict[str, float]:
     """Play every level of the held-out pools with a fixed seed. check: as in train.train_step."""
-    measured, counts = {}, []
+    measured, counts, split = {}, [], run.config.eval.split
     for pool in run.pools:
         check(f'the validation before step {step}')
-        hosts.label(run, step=step, split=pool.split, number=0)
+        hosts.label(run, step=step, split=split, number=0)
         key = Streams(run.config.seed).key(EVALUATE)
         rollout, counters = pool.collect(policy, pool.task, pool.episodes, key)
-        collecting.check_validation(counters, f'step {step}, {pool.split} episodes')
+        collecting.check_validation(counters, f'step {step}, {split} episodes')
         counts.append(pool.sums(policy, rollout))
         measured |= validation.summarise(counts[-1], pool.prefix)
     for name, measure in run.training.eval_probes.items():
         check(f'{name} before step {step}')
         measured[name] = measure(policy)
     if run.config.env.mix:  # over all environments, which have the same number of episodes
-        together = validation.total(counts[: len(run.config.env.worlds)])
-        measured |= validation.summarise(together)
+        measured |= validation.summarise(validation.total(counts))
     return measured
 
 
-def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[tuple[str, str], Task]:
-    """Return the validation pools by (split, environment), starting with eval.split."""
-    cfg = cfg.held_out
+def build_held_out(cfg: Config, tokenizer: Tokenizer, mesh: Mesh) -> dict[str, Task]:
+    """Return the validation pools by environment."""
     return {
-        (split, member.env.name): parts.build_text_task(member, tokenizer, split, mesh)
-        for split in (cfg.eval.split, *cfg.eval.also)
-        for member in cfg.members
+        member.env.name: parts.build_text_task(member, tokenizer, cfg.eval.split, mesh)
+        for member in cfg.held_out.members
     }
 
 
@@ -156,14 +154,14 @@ def build_validations(
     cfg: Config,
     mesh: Mesh,
     config: Model,
-    held_out: dict[tuple[str, str], Task],
+    held_out: dict[str, Task],
     additions: tuple[hooks.Addition, ...],
     worlds: dict[str, Worlds],
 ) -> tuple[EvalPool, ...]:
     """Build the programs of all pools: eval.samples episodes on each of env.eval_levels levels.
 
-    Pools on the device share one collect. With several environments, each has its own pools, with
-    the prefixes eval_sokoban, eval_test_sokoban.
+    Pools on the device share one collect. With several environments, each has its own pool, with
+    the prefix eval_sokoban.
     """
     rows, shards = sharding.shard_rows(mesh), sharding.row_shards(mesh)
     make = functools.partial(parts.build_collect, cfg, config, mesh, training=False)
@@ -171,14 +169,12 @@ def build_validations(
     on_device, replicated = make(), NamedSharding(mesh, PartitionSpec())
     levels, samples = cfg.env.eval_levels, cfg.eval.samples
 
-    def build(split, world, task):
-        prefix = 'eval' if split == cfg.eval.split else f'eval_{split}'
+    def build(world, task):
         pool = task.env.num_levels(task.env_params)
         count = functools.partial(validation.count, levels=levels, samples=samples)
         more = (addition.measure(task, parts.context_of(cfg, task)) for addition in additions)
         return EvalPool(
-            split=split,
-            prefix=hosts.of_world(cfg, prefix, world),
+            prefix=hosts.of_world(cfg, 'eval', world),
             task=task,
             episodes=jax.device_put(every_level(levels, pool, shards, samples), rows),
             collect=collects.get(world, on_device),
@@ -186,4 +182,4 @@ def build_validations(
             more=tuple(measure for measure in more if measure is not None),
         )
 
-    return tuple(build(split, world, task) for (split, world), task in held_out.items())
+    return tuple(itertools.starmap(build, held_out.items()))

@@ -54,6 +54,12 @@ REMOVED = {
         **{f'alarm.{name}.{field}': ANY for name in SIGNALS for field in ('limit', 'patience')},
     },
     '6b835a7e': {'fork.turns': 'every', 'fork.train': 'weighted'},
+    'f41233b2': {
+        'agent.plan_every': 0,
+        'eval.also': [],
+        'loss.kl_horizon': ANY,
+        'loss.kl_target': 0.0,
+    },
 }
 
 

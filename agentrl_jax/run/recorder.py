@@ -171,8 +171,8 @@ class Recorder(contextlib.ExitStack):
 def write_reference(run: Run, workdir: Path) -> None:
     """Write random play and the oracle of the run's pools."""
     if jax.process_index() == 0:
-        pools, env = {pool.prefix: pool.task for pool in run.pools}, run.config.env
-        report.write_reference(workdir, pools, len(env.worlds), env.eval_levels)
+        pools = {pool.prefix: pool.task for pool in run.pools}
+        report.write_reference(workdir, pools, run.config.env.eval_levels)
 
 
 def is_finished(run: Run, workdir: Path, step: int) -> bool:
@@ -186,18 +186,17 @@ def is_finished(run: Run, workdir: Path, step: int) -> bool:
     return True
 
 
-def report_end(run: Run, workdir: Path, code: int, curves: report.Curves) -> None:
+def report_end(run: Run, workdir: Path, code: int) -> None:
     """Draw the curves and print the summary of a run that ends with an exit code."""
     if jax.process_index():
         return
-    if code != processes.EXIT_PREEMPTED:
-        curves.draw()
     again = command.resume_line(sys.argv, 'agentrl_jax.train')
+    if code == processes.EXIT_PREEMPTED:
+        print(report.stopped(workdir, again), file=sys.stderr, flush=True)
+    report.write_curves(workdir, about.title(run.config_dict))
     if code == 0:
         print(report.summary(workdir, again))
         run_log.write_finished(workdir, run.config.steps)
-    elif code == processes.EXIT_PREEMPTED:
-        print(report.stopped(workdir, again), file=sys.stderr, flush=True)
 
 
 def last_traced(cfg: Config, first: int) -> int:

@@ -16,7 +16,7 @@ import jax
 from agentrl_jax.envs import HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
 from agentrl_jax.settings import rules, tree
-from agentrl_jax.settings.marks import POSITIVE, In, suggestion
+from agentrl_jax.settings.marks import In, suggestion
 from agentrl_jax.settings.rules import Must, Rule, exclude, must
 from agentrl_jax.text import agents
 
@@ -123,7 +123,6 @@ CHECKS = {  # (field, valid values): whether its value is valid
         run.rollout.constrain != 'own'
         or not any('{}' in form for world in _hosts(run) for form in run.answer_forms(world))
     ),
-    ('eval.also', 'splits other than eval.split'): lambda run: run.eval.split not in run.eval.also,
     (
         'batch.minibatch_rows',
         'a divisor of the number of rows in an update (see rollout.num_groups)',
@@ -176,7 +175,6 @@ RULES = (
     ),
     # Agents
     Rule({'agent.name': AGENTS - {'reflect'}, 'agent.trials': TWO}),
-    Rule({'agent.plan_every': 0, 'agent.name': 'plan'}),
     *exclude(
         {'agent.name': AGENTS - {'react'}},
         ON_DEVICE | {'env.think': True, 'rollout.stop_at_answer': False},
@@ -244,20 +242,6 @@ RULES = (
     ),
     Rule({'loss.sampler_correction': 'off'} | HAS_RATIO),
     Rule({'optim.schedule': 'constant', 'optim.schedule_steps': ONE}),
-    *exclude(
-        {'loss.kl_target': 0},
-        {
-            'loss.kl_coef': POSITIVE,
-            'loss.kl_horizon': Must(
-                'at least the episodes of a step',
-                lambda run: run.algorithm.kl.horizon >= run.rollout.episodes,
-            ),
-            'algorithm': Must(
-                'one that samples only from the newest policy',
-                lambda run: not run.algorithm.EXPLORES,
-            ),
-        },
-    ),
     *exclude(
         {
             'algorithm': Must(

@@ -29,7 +29,7 @@ class TrainPrograms:
     pack: Callable | None  # refilling.pack; None without dynamic sampling
     metrics: Callable  # (rollout, tasks) -> metrics
     probes: tuple[Probe, ...]  # measurements every few steps
-    learn: Callable  # (state, frozen, rollout, key, lr_scale, base) -> (state, metrics, ...)
+    learn: Callable  # (state, frozen, rollout, key, base) -> (state, metrics, ...)
     rescore: Callable  # (policy, rollout) -> log-probabilities [B, T]
     eval_probes: dict[str, Callable]  # metrics of validation: (policy) -> number
 
@@ -38,7 +38,6 @@ class TrainPrograms:
 class EvalPool:
     """A pool of validation levels as text, its episodes, and the programs that play them."""
 
-    split: str
     prefix: str  # of the pool's metrics
     task: Task
     episodes: Episodes
@@ -68,10 +67,10 @@ class Run:
     # Optimisers of policy and critic
     optimizers: tuple[optax.GradientTransformation, optax.GradientTransformation | None]
     training: TrainPrograms
-    pools: tuple[EvalPool, ...]  # of eval.split and eval.also, for each environment
+    pools: tuple[EvalPool, ...]  # of each environment
     worlds: dict[str, Worlds]  # environments on hosts by name
 
     @property
     def validation(self) -> EvalPool:
-        """The pool of eval.split, for the first environment of env.mix."""
+        """The pool of the first environment."""
         return self.pools[0]

@@ -6,7 +6,6 @@ in the checkpoint, which --config.field=value overrides like any config.
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,10 @@ class CheckpointInfo:
     step: int | None
     config_hash: str
     commit: str | None  # of the running code; None outside of a checkout
-    skipped: tuple[str, ...] = ()  # newer checkpoints that were never finished
 
     def fields(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return dataclasses.asdict(self) | {'skipped': list(self.skipped)}
+        return dataclasses.asdict(self)
 
 
 def origin(workdir: str, face: Any, *, step: int | None = None) -> CheckpointInfo:
@@ -49,7 +47,6 @@ def origin(workdir: str, face: Any, *, step: int | None = None) -> CheckpointInf
         step=checkpoint.number_of(folder),
         config_hash=files.config_hash(saved),
         commit=about.commit(),
-        skipped=tuple(unfinished(folder)) if step is None else (),
     )
 
 
@@ -84,27 +81,12 @@ def readable(folder: Path) -> Path:
     return folder
 
 
-def unfinished(folder: Path) -> list[str]:
-    """Return the names of checkpoints newer than a step's folder that were never finished."""
-    names, step = [], checkpoint.number_of(folder)
-    for path in folder.parent.iterdir():
-        number = re.match(r'\d+(?=$|\.)', path.name)
-        if number and int(number[0]) > step and not (path / checkpoint.MARK).exists():
-            names.append(path.name)
-    return sorted(names)
-
-
 def say(found: CheckpointInfo) -> None:
-    """Print the checkpoint, and a warning about skipped checkpoints."""
+    """Print the checkpoint."""
     step = 'untrained' if found.step is None else f'step {found.step} of {found.workdir}'
     commit = about.short(found.commit) or 'no checkout'
     digits = found.config_hash[: about.COMMIT_DIGITS]
     print(f'checkpoint  {step}, config {digits}, commit {commit}', flush=True)
-    if found.skipped:
-        usage.warn(
-            f'{", ".join(found.skipped)} in {found.workdir} was never finished (it lacks '
-            f'{checkpoint.MARK}): using step {found.step}'
-        )
 
 
 def default(argv: Sequence[str]) -> str | None:

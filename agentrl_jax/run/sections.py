@@ -22,7 +22,6 @@ from agentrl_jax.settings.marks import (
 )
 from agentrl_jax.text import agents
 
-SPLITS = ('train', 'validation', 'test')
 DTYPES = Literal['float32', 'bfloat16']
 MIX = MustBe(
     "pairs of an environment and its share, such as (('frozen_lake', .5), ('sokoban', .5))"
@@ -77,10 +76,9 @@ class Agent:
     name: Annotated[str, NameIn(agents.NAMES)] = 'act'  # plan: write a plan before a trial's first
     # action; reflect: write a reflection after a failed trial; act and react: neither
     trials: Annotated[int, ONE] = 1  # attempts at a level, which share env.max_turns evenly
-    plan_every: Annotated[int, ZERO] = 0  # acting turns until a new plan is written; 0 = never
 
     def build(self) -> agents.Agent:
-        return agents.build_agent(self.name, trials=self.trials, plan_every=self.plan_every)
+        return agents.build_agent(self.name, trials=self.trials)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,9 +195,6 @@ class Eval:
     top_p: Annotated[float, POSITIVE_FRACTION] = 1.0
     samples: Annotated[int, ONE] = 1  # episodes per level: eval/success is their mean (mean@k),
     # eval/pass_at_k the share of levels that at least one of them solves
-    also: Annotated[
-        tuple[str, ...], NameIn(SPLITS)
-    ] = ()  # additional splits to play at every validation, such as ('test',)
 
 
 @dataclasses.dataclass(frozen=True)

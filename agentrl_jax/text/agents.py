@@ -40,7 +40,6 @@ class Agent:
     """The turns of an episode in addition to acting ones."""
 
     plans: bool = False  # before the first action of each trial
-    plan_every: int = 0  # number of acting turns between plans; 0 = a single plan per trial
     reflects: bool = False  # after each failed trial except the last
     trials: int = 1  # maximum number of attempts at a level
 
@@ -61,10 +60,7 @@ class Agent:
 
     def acting_turns(self, turn_limit: int) -> int:
         """Return how many of a trial's turns act."""
-        turns = self.trial_turns(turn_limit)
-        if not self.plans:
-            return turns
-        return turns - 1 - ((turns - 2) // (self.plan_every + 1) if self.plan_every else 0)
+        return self.trial_turns(turn_limit) - self.plans
 
 
 ONLY_ACTS = Agent()
@@ -81,13 +77,11 @@ def closings(agent: Agent) -> tuple[str, ...]:
     return tuple(part.closing for part in WRITTEN.values()) * agent.writes
 
 
-def build_agent(name: str, *, trials: int = 1, plan_every: int = 0) -> Agent:
+def build_agent(name: str, *, trials: int = 1) -> Agent:
     """Build the agent of a config."""
     if name not in NAMES:
         raise ValueError(f'agent.name={name!r} is not one of {", ".join(NAMES)}')
-    return Agent(
-        plans=name == 'plan', plan_every=plan_every, reflects=name == 'reflect', trials=trials
-    )
+    return Agent(plans=name == 'plan', reflects=name == 'reflect', trials=trials)
 
 
 @struct.dataclass
@@ -144,24 +138,18 @@ def end_turn(
     more = (now.trial + 1 < agent.trials) & ~success & (turn < turn_limit)
     again = (stop != EpisodeStop.NONE) & more
     stop = xp.where(again, EpisodeStop.NONE, stop)
-    return stop, *follow(agent, now, again, agent.trial_turns(turn_limit))
+    return stop, *follow(agent, now, again)
 
 
-def follow(
-    agent: Agent, now: Progress, again: jax.Array, trial_turns: jax.Array | int
-) -> tuple[Progress, jax.Array]:
+def follow(agent: Agent, now: Progress, again: jax.Array) -> tuple[Progress, jax.Array]:
     """Return (progress after a turn, whether the level restarts in the next turn: bool []).
 
-    again: this turn ended a trial, and another trial follows. trial_turns: see Agent.trial_turns;
-    the last turn of a trial acts, because no turn would follow a plan.
+    again: this turn ended a trial, and another trial follows.
     """
     # Only arithmetic, for arrays and Python numbers
     reflected = now.part == REFLECT
     turns = (now.turns + 1) * (1 - (again | reflected))
-    due = turns == 0
-    if agent.plan_every:
-        due |= (turns % (agent.plan_every + 1) == 0) & (turns + 1 < trial_turns)
-    part = PLAN * due * agent.plans
+    part = PLAN * (turns == 0) * agent.plans
     if agent.reflects:
         part = REFLECT * again + part * (1 - again)
     after = Progress(part=part, trial=now.trial + again, turns=turns, stepped=now.part == ACT)

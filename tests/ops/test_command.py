@@ -319,7 +319,8 @@ def test_signals_while_the_last_step_is_saved_are_heard_and_not_obeyed(tmp_path,
 
     monkeypatch.setattr(train, 'build', lambda cfg: run)
     monkeypatch.setattr(train, 'disk_bytes_needed', lambda *_: 0)
-    monkeypatch.setattr(train.report, 'write_reference', lambda *_: None)
+    monkeypatch.setattr(train.recorder, 'write_reference', lambda *_: None)
+    monkeypatch.setattr(train.recorder, 'report_end', lambda *_: None)
     checkpoints = checkpoint.open_checkpoints(tmp_path, keep=1)
     opened = checkpoints, types.SimpleNamespace(state=state)
     monkeypatch.setattr(train, 'open_run', lambda *_, **how: opened)

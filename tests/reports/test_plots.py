@@ -1,8 +1,6 @@
-import json
-
 import numpy as np
 
-from agentrl_jax.records import plots, report
+from agentrl_jax.records import plots
 from agentrl_jax.records.series import Panel, joined, points, summarise, y_range
 
 
@@ -69,38 +67,3 @@ def test_panels_without_a_value_are_left_out_and_files_have_the_same_bytes(tmp_p
     assert [path.suffix for path in first] == ['.png', '.svg']
     assert [a.read_bytes() for a in first] == [b.read_bytes() for b in second]
     assert plots.draw(panels[2:], tmp_path / 'c', x='step', columns=2) == ()
-
-
-# ---- curves of a run that lives ----------------------------------------------------------------
-
-
-def living(folder, steps):
-    rows = [{'step': step, 'time_s': 1.0, 'eval/success': 0.5} for step in range(steps)]
-    (folder / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    (folder / 'reference.json').write_text('{"random": 0.25}')
-    return report.Curves(folder, None, clock=lambda: living.now)
-
-
-def test_curves_are_drawn_while_a_run_lives_and_take_a_small_share_of_its_time(
-    tmp_path, monkeypatch
-):
-    """There was none before the end, and none after Ctrl-C."""
-    living.now, drawn = 0.0, []
-
-    def draw(workdir, title):
-        drawn.append(living.now)
-        living.now += 1.5
-
-    monkeypatch.setattr(report, 'write_curves', draw)
-    monkeypatch.setattr(report.about, 'title', lambda config: 'T')
-    curves = living(tmp_path, 2)
-    while living.now < 1000:
-        curves.draw_if_due()
-        living.now += 0.5
-    assert drawn[0] == report.FIRST_S and 10 <= len(drawn) <= 14
-    assert 1.5 * len(drawn) / living.now <= report.SHARE
-    curves.draw()  # at the end, whatever is due
-    assert drawn[-1] >= 1000
-    monkeypatch.setattr(report.jax, 'process_index', lambda: 1)
-    curves.draw()
-    assert len(drawn) <= 15

@@ -143,7 +143,6 @@ def test_a_cell_by_hand(sweep):
     [
         ('last', [0.9, 0.8, 0.7]),
         ('best-validation', [0.95, 0.85, 0.75]),
-        ('0', [0.1, 0.11, 0.12]),
         ('last-three', [1.95 / 3, 1.76 / 3, 1.57 / 3]),
     ],
 )
@@ -161,16 +160,16 @@ def longer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'at, ppo, grpo, unfinished',
+    'at, ppo, grpo',
     [
         # 100 tokens at .3 and 200 at .5: .38 at 140
-        ('equal-tokens', 0.4, 0.38, 0.2),
+        ('equal-tokens', 0.4, 0.38),
         # (.1 + .2) / 2 x 70 + (.2 + .4) / 2 x 70 = 31.5 of 140;
         # (.1 + .3) / 2 x 100 + (.3 + .38) / 2 x 40 = 33.6 of 140
-        ('area', 0.225, 0.24, 0.15),
+        ('area', 0.225, 0.24),
     ],
 )
-def test_runs_are_read_where_the_one_that_sampled_fewest_ends(longer, at, ppo, grpo, unfinished):
+def test_runs_are_read_where_the_one_that_sampled_fewest_ends(longer, at, ppo, grpo):
     """An arm whose episodes are longer had more tokens to learn from at the same step."""
     table = table_of(longer, at=at, baseline='ppo')
     cell = cells(table)['grpo', 'sokoban']
@@ -178,12 +177,9 @@ def test_runs_are_read_where_the_one_that_sampled_fewest_ends(longer, at, ppo, g
     np.testing.assert_allclose([*values(table), *cell['values']], [ppo, grpo])
     assert cell['eval/valid_format'] == pytest.approx(1 - grpo / 10)
     assert cell['gain'] == pytest.approx(grpo - ppo)
-    # A run that is not finished sets no limit, unless such runs count
+    # A run that is not finished sets no limit
     write_run(longer / 'early', 1, [0.1, 0.2])
     assert table_of(longer, at=at).tokens == {'sokoban': 140}
-    counted = table_of(longer, at=at, unfinished='count')
-    assert counted.tokens == {'sokoban': 70}
-    np.testing.assert_allclose(values(counted), [unfinished, unfinished])
     rewrite(longer / 'early', lambda row: row.pop('perf/tokens_per_s'))
     with pytest.raises(ValueError, match='run early'):
         table_of(longer, at=at)
@@ -306,10 +302,9 @@ def test_a_run_whose_updates_were_skipped_is_refused(two, norm):
     """It counted like any other, with the success of the policy it had started from."""
     assert texts(table_of(two))['ppo', 'sokoban'].endswith('(2/2)')
     rewrite(two / 'run1', skip(norm), slice(1, 20))
-    for unfinished in ('leave-out', 'count'):
-        table = table_of(two, unfinished=unfinished)
-        assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 rejected)')
-        assert values(table).tolist() == [0.4] and 'the last 19 of its 20' in refused(table)[1]
+    table = table_of(two)
+    assert texts(table)['ppo', 'sokoban'].endswith('(1/2, 1 rejected)')
+    assert values(table).tolist() == [0.4] and 'the last 19 of its 20' in refused(table)[1]
     rewrite(two / 'run1', skip(norm), slice(20))
     assert 'all its 20 updates' in refused(table_of(two))[1]
     # Runs that recovered count; so does one whose updates were skipped in part.
@@ -356,9 +351,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
         write_run(tmp_path / str(seed), seed, [0.1, 0.2, 0.3], optim={'lr': rate})
     with pytest.raises(ValueError, match='differ in optim.lr'):
         table_of(tmp_path)
-    assert table_of(tmp_path, pooled='optim.lr') and table_of(tmp_path, where={'optim.lr': '0.001'})
-    with pytest.raises(ValueError, match='optim.lrr'):
-        table_of(tmp_path, pooled='optim.lr,optim.lrr')
+    assert table_of(tmp_path, where={'optim.lr': '0.001'})
     write_run(tmp_path / 'again', 0, [0.1, 0.2, 0.3], optim={'lr': 1e-3})
     with pytest.raises(ValueError, match='same config: 0, again'):
         table_of(tmp_path, where={'optim.lr': '0.001'})
@@ -466,21 +459,8 @@ def test_runs_are_not_compacted_into_a_sweep_or_a_run(two, folder):
 # ---- files -------------------------------------------------------------------------------------
 
 
-def test_seconds_are_drawn_where_all_runs_had_one_machine(two):
-    """Seconds of different machines were one axis."""
-
-    def axes(*machines):
-        for seed, machine in enumerate(machines):
-            path = two / f'run{seed}' / 'config.json'
-            path.write_text(json.dumps({'config': {}, 'machine': machine}))
-        return set(curves.figures(table_of(two)))
-
-    assert axes() == {'curves_step', 'curves_tokens'}
-    assert 'curves_seconds' in axes('1 x a', '1 x a')
-    compact(load([two]), two / 'compact')
-    assert load([two / 'compact']) == load([two])
-    assert 'curves_seconds' not in axes('1 x a', '1 x b')
-    assert 'curves_seconds' not in axes('1 x a; 1 x b', '1 x a; 1 x b')
+def test_curves_are_drawn_over_steps_and_tokens(two):
+    assert set(curves.figures(table_of(two))) == {'curves_step', 'curves_tokens'}
 
 
 @pytest.fixture

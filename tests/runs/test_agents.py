@@ -31,7 +31,7 @@ from agentrl_jax.text.agents import ACT, PLAN, REFLECT, Agent
 from agentrl_jax.types import Episodes, EpisodeStop
 
 NAME = 'frozen_lake'
-BOTH = Agent(plans=True, plan_every=2, reflects=True, trials=2)
+BOTH = Agent(plans=True, reflects=True, trials=2)
 TURNS, RESPONSE, TOKENS = 9, 16, 384
 
 
@@ -43,34 +43,30 @@ def task(style='brief', agent=BOTH, **changes):
 # ---- order of turns ------------------------------------------------------------------------------
 
 
-def kinds(agent, ends, trial_turns=99):
+def kinds(agent, ends):
     """(kind, trial, whether a level starts) of turns; ends: turns that end a trial."""
     now, found = agents.begin(agent), []
     for turn in range(10):
         found.append((now.part, now.trial))
-        now, fresh = agents.follow(agent, now, turn in ends, trial_turns)
+        now, fresh = agents.follow(agent, now, turn in ends)
         found[-1] += (bool(fresh),)
     return found
 
 
 A, P, R = ACT, PLAN, REFLECT
-SCHEDULES = [  # agent, turns that end a trial, turns per trial; kinds, turns that start a level
-    (Agent(), (), 99, [A] * 10, []),
-    (Agent(plans=True), (), 99, [P] + [A] * 9, []),
-    (Agent(plans=True, plan_every=2), (), 99, [P, A, A] * 3 + [P], []),
-    # The last turn of a trial acts: a plan would have no effect
-    (Agent(plans=True, plan_every=1), (), 5, [P, A, P, A, A], []),
-    (Agent(plans=True, plan_every=1, trials=2), {2}, 3, [P, A, A] * 2, [2]),
-    (Agent(reflects=True, trials=3), {1, 4}, 99, [A, A, R, A, A, R] + [A] * 4, [2, 5]),
-    (Agent(trials=2), {3}, 99, [A] * 10, [3]),
-    (Agent(plans=True, trials=2), {3}, 99, [P, A, A, A, P] + [A] * 5, [3]),
-    (Agent(plans=True, reflects=True, trials=2), {1}, 99, [P, A, R, P] + [A] * 6, [2]),
+SCHEDULES = [  # agent, turns that end a trial; kinds, turns that start a level
+    (Agent(), (), [A] * 10, []),
+    (Agent(plans=True), (), [P] + [A] * 9, []),
+    (Agent(reflects=True, trials=3), {1, 4}, [A, A, R, A, A, R] + [A] * 4, [2, 5]),
+    (Agent(trials=2), {3}, [A] * 10, [3]),
+    (Agent(plans=True, trials=2), {3}, [P, A, A, A, P] + [A] * 5, [3]),
+    (Agent(plans=True, reflects=True, trials=2), {1}, [P, A, R, P] + [A] * 6, [2]),
 ]
 
 
-@pytest.mark.parametrize(('agent', 'ends', 'limit', 'expected', 'begins'), SCHEDULES)
-def test_which_turn_comes_when_by_hand(agent, ends, limit, expected, begins):
-    got = kinds(agent, ends, limit)[: len(expected)]
+@pytest.mark.parametrize(('agent', 'ends', 'expected', 'begins'), SCHEDULES)
+def test_which_turn_comes_when_by_hand(agent, ends, expected, begins):
+    got = kinds(agent, ends)[: len(expected)]
     assert [kind for kind, _, _ in got] == expected
     assert [turn for turn, (_, _, fresh) in enumerate(got) if fresh] == begins
     started = [sum(end < turn for end in ends) for turn in range(len(got))]
@@ -85,14 +81,12 @@ def test_trials_share_the_turns_evenly():
     assert Agent(trials=2).trial_turns(11) == 5
 
 
-@pytest.mark.parametrize(
-    'agent', [Agent(), Agent(plans=True), Agent(plans=True, plan_every=2, trials=2), BOTH]
-)
+@pytest.mark.parametrize('agent', [Agent(), Agent(plans=True), Agent(plans=True, trials=2), BOTH])
 @pytest.mark.parametrize('limit', [5, 6, 9])
 def test_turns_of_a_trial_that_act_are_those_that_it_is_made_of(agent, limit):
     """Random play in a report spent the turns of plans and of all trials in one trial."""
     number = agent.trial_turns(limit)
-    first = kinds(agent, {number - 1}, number)[:number]
+    first = kinds(agent, {number - 1})[:number]
     assert {trial for _, trial, _ in first} == {0}
     assert agent.acting_turns(limit) == sum(kind == ACT for kind, _, _ in first)
 
@@ -258,7 +252,7 @@ def assert_turns_in_order(out, b):
     """Kinds and trials of an episode's turns follow from the set of turns that ended a trial."""
     number = int(out.num_turns[b])
     ends = set(np.flatnonzero(np.diff(out.trial[b, :number])).tolist())
-    expected = kinds(BOTH, ends, BOTH.trial_turns(TURNS))[:number]
+    expected = kinds(BOTH, ends)[:number]
     assert out.part[b, :number].tolist() == [kind for kind, _, _ in expected]
     assert out.trial[b, :number].tolist() == [trial for _, trial, _ in expected]
     return ends

@@ -116,7 +116,7 @@ def test_every_prompt_is_the_tokens_of_its_whole_text(name, style):
     assert_prompts_are_their_text(name, smollm_vocabulary.smollm_tokenizer(), style)
 
 
-BOTH = agents.Agent(plans=True, plan_every=1, reflects=True, trials=3)
+BOTH = agents.Agent(plans=True, reflects=True, trials=3)
 REACT = 'Thought:'
 
 

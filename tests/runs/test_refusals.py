@@ -36,9 +36,7 @@ REJECTED = (
     (SEVERAL | BOOTSTRAP, 'harness.branches'),
     (SEVERAL | BOOTSTRAP | {'harness.branches': 1}, 'env.name'),
     (KL | {'algorithm': 'agent_evol'}, 'loss.kl_in'),
-    ({'algorithm': 'agent_evol', 'loss.kl_coef': 0.01, 'loss.kl_target': 0.01}, 'algorithm'),
     (MAXRL | {'env.name': 'sokoban'}, 'env.name'),
-    ({'loss.kl_coef': 0.01, 'loss.kl_target': 0.01, 'loss.kl_horizon': 15.0}, 'loss.kl_horizon'),
     (KL | {'algorithm': 'mt_grpo', 'turn_credit.mode': 'or'}, 'turn_credit.mode'),
     # shapes on 8 data shards
     ({'batch.minibatch_rows': 12}, 'batch.minibatch_rows'),
@@ -72,7 +70,6 @@ REJECTED = (
     (HALVES | {'rollout.num_groups': 6}, 'rollout.group_size'),
     # validation
     ({'optim.schedule': 'cosine'}, 'optim.schedule'),
-    ({'eval.also': ('validation',)}, 'eval.also'),
     ({'checkpoint.best': True, 'eval.split': 'test'}, 'eval.split'),
 )
 

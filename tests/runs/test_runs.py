@@ -40,7 +40,6 @@ CRITIC = {
     'filter.refill': 1,
     'critic.freeze_attention': True,
     'checkpoint.best': True,
-    'eval.also': ('test',),
     'eval.samples': 2,
     'env.eval_levels': 12,
     'eval.temperature': 0.5,
@@ -73,8 +72,6 @@ RUNS = {
             'lora.targets': 'q_proj,v_proj,down_proj',
             'loss.norm': 'none',
             'loss.kl_coef': 0.1,
-            'loss.kl_target': 0.01,
-            'loss.kl_horizon': 100.0,
             'loss.aggregation': 'seq_mean_token_mean',
             'filter.keep': 0.5,
             'batch.widths': 2,
@@ -316,12 +313,9 @@ def test_a_horizon_grows_and_validation_plays_every_turn(finished):
 
 
 @pytest.mark.soak
-def test_the_first_update_sees_no_distance_to_the_reference_and_the_coefficient_adapts(finished):
-    """Target .01 over a horizon of 100: below it the coefficient shrinks by 1 - .2 * 8 / 100."""
+def test_the_policy_moves_away_from_the_reference(finished):
     rows = finished('adapters').rows
-    coefficients = [row['policy/kl_coef'] for row in rows[:-1]]
-    assert coefficients[0] == pytest.approx(0.1)
-    assert coefficients[1] == pytest.approx(0.1 * (1 - 0.2 * 8 / 100), rel=1e-5)
+    assert {row['policy/kl_coef'] for row in rows[:-1]} == {0.1}
     assert rows[1]['policy/kl_ref'] > 0
 
 
@@ -346,15 +340,13 @@ def test_an_iteration_explores_with_the_last_policy_and_learns_from_the_first(fi
 
 
 @each_critic
-def test_every_split_has_its_figures_and_its_own_random_play(finished, name):
+def test_success_is_in_its_interval_and_below_pass_at_k(finished, name):
     _, workdir, rows = finished(name)
     for row in (rows[0], *rows[2:]):
-        for prefix in ('eval', 'eval_test'):
-            low, mid, high = (row[f'{prefix}/success{end}'] for end in ('_low', '', '_high'))
-            assert 0 <= low <= mid <= high <= 1
-            assert mid <= row[f'{prefix}/pass_at_k'] <= 2 * mid + 1e-9
+        low, mid, high = (row[f'eval/success{end}'] for end in ('_low', '', '_high'))
+        assert 0 <= low <= mid <= high <= 1 and mid <= row['eval/pass_at_k'] <= 2 * mid + 1e-9
     reference = json.loads((workdir / 'reference.json').read_text())
-    assert reference['random'] != reference['eval_test/random'] < reference['eval_test/oracle']
+    assert reference['random'] < reference['oracle']
 
 
 @each_critic

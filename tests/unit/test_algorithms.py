@@ -189,7 +189,7 @@ def test_kl_in_the_reward_by_hand():
     # old - ref = .5 on all tokens, coefficient .2: each trained token costs .1
     rollout = two_episodes()
     scores = toy.zero_scores(rollout).replace(old_logprobs=jnp.full((2, 7), 0.5))
-    kl, now = KL(0.9, 'reward'), dict(kl_coef=jnp.float32(0.2))  # the adaptive coefficient is used
+    kl, now = KL(0.9, 'reward'), dict(kl_coef=jnp.float32(0.2))  # the state's is used
     batch = batch_of(PPO(whiten=False, kl=kl), rollout, 2, scores, **now)
     want = [0, 1.5 - 0.3, 1.5 - 0.2, 0, 0, 1 - 0.1, 0]
     np.testing.assert_allclose(batch.advantages[0], want, rtol=1e-6)
