@@ -16,7 +16,6 @@ experiment's own value.
 
 import argparse
 import importlib
-import itertools
 import json
 import os
 import pprint
@@ -85,13 +84,7 @@ def difference(base: str, other: str) -> Overrides:
 
 def cross(*factors: Iterable[Overrides]) -> tuple[Overrides, ...]:
     """Return every combination of the factors' overrides; the last factor changes fastest."""
-    cells = []
-    for parts in itertools.product(*factors):
-        fields = [name for part in parts for name in part]
-        if len(set(fields)) < len(fields):
-            raise ValueError(f'a field is set by two factors: {", ".join(sorted(fields))}')
-        cells.append({name: value for part in parts for name, value in part.items()})
-    return tuple(cells)
+    return tuple(sweep_spec.Hyper.product([list(factor) for factor in factors]))
 
 
 def labels(config: str, cells: Mapping[str, Overrides], rows: Sequence[str]) -> dict[str, str]:

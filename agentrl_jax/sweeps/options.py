@@ -8,7 +8,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     here = {'flag_values': values}
     text, number, several = flags.DEFINE_string, flags.DEFINE_integer, flags.DEFINE_multi_string
     config_flags.DEFINE_config_file('config', None, 'Base config of all runs.', **here)
-    text('sweep', None, 'Python file with sweep(add).', **here)
+    text('sweep', None, 'Python file with sweep(add) or get_hyper(h).', **here)
     text('workdir', None, 'Folder that will contain one folder per run.', **here)
     launchers = ['local', 'print', 'slurm']
     flags.DEFINE_enum('launcher', 'local', launchers, 'How runs are started.', **here)

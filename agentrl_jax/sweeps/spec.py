@@ -1,18 +1,22 @@
 """From a sweep file to resolved configs, names and commands. Writes no files.
 
-A sweep file defines a function that adds overrides {dotted field: value} for each run:
+A sweep file defines one of two functions:
 
-  def sweep(add):
-      for seed in range(3):
-          add({'loss.clip_high': 0.28}, seed=seed)
+  def sweep(add):                 def get_hyper(h):
+      for seed in range(3):           return h.product([
+          add({                           h.sweep('loss.clip_high', (0.2, 0.28)),
+              'loss.clip_high': 0.28,     h.sweep('seed', range(3)),
+              'seed': seed,           ])
+          })
 
-A `config.` prefix of a field is dropped.
+Both give a list of overrides {dotted field: value}; a `config.` prefix of a field is dropped.
 """
 
 import collections
 import copy
 import functools
 import importlib.util
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +35,40 @@ UNSAFE = re.compile(r'[^A-Za-z0-9._+-]+')  # characters that are replaced in fol
 ON_COMMAND_LINE = (bool, int, float, str, tuple)  # types that --config.field=value supports
 
 
+class Hyper:
+    """XManager's hyper: every function returns a list of overrides."""
+
+    @staticmethod
+    def sweep(field: str, values: Iterable[Any]) -> list[Overrides]:
+        """One run for each value."""
+        return [{field: value} for value in values]
+
+    @staticmethod
+    def product(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
+        """Every combination; the last sweep changes fastest."""
+        return [_merge(parts) for parts in itertools.product(*sweeps)]
+
+    @staticmethod
+    def zip(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
+        """The first of each, the second of each, ...; all must have the same length."""
+        return [_merge(parts) for parts in zip(*sweeps, strict=True)]
+
+    @staticmethod
+    def chain(sweeps: Iterable[list[Overrides]]) -> list[Overrides]:
+        """One sweep after the other."""
+        return list(itertools.chain.from_iterable(sweeps))
+
+
+def _merge(parts: Iterable[Overrides]) -> Overrides:
+    union: Overrides = {}
+    for part in parts:
+        clash = sorted(union.keys() & part.keys())
+        if clash:
+            raise ValueError(f'{", ".join(clash)} is set by two factors of the same sweep')
+        union |= part
+    return union
+
+
 def load(path: str | Path) -> list[Overrides]:
     """The overrides of a sweep file, in its order."""
     path = Path(path)
@@ -47,13 +85,20 @@ def load(path: str | Path) -> list[Overrides]:
     except (SyntaxError, ImportError) as error:
         line = f', line {error.lineno}' if isinstance(error, SyntaxError) else ''
         raise ValueError(f'{path}{line}: {error.msg}') from error
-    if not hasattr(module, 'sweep'):
-        raise ValueError(f'{path} must define sweep(add)')
+    functions = [name for name in ('sweep', 'get_hyper') if hasattr(module, name)]
+    if len(functions) != 1:
+        defined = 'both are' if functions else 'neither is'
+        raise ValueError(f'{path} must define sweep(add) or get_hyper(h); {defined} there')
     runs: list[Overrides] = []
-    module.sweep(lambda overrides={}, /, **fields: runs.append({**overrides, **fields}))
-    if not runs:
-        raise ValueError(f'{path}: sweep(add) adds no runs')
-    return runs
+    if functions == ['sweep']:
+        module.sweep(lambda overrides={}, /, **fields: runs.append((overrides, fields)))
+        runs = [o | f if isinstance(o, Mapping) else o for o, f in runs]
+    else:
+        runs = module.get_hyper(Hyper)
+    listed = isinstance(runs, Sequence) and all(isinstance(one, Mapping) for one in runs)
+    if not runs or not listed:
+        raise ValueError(f'{path}: {functions[0]} must give a list of overrides, not {runs!r}')
+    return [dict(overrides) for overrides in runs]
 
 
 def expand(

@@ -12,14 +12,11 @@ Hardware, time and score: not run with exactly these settings. For the same ques
 in another setting, see experiments/ragen_starpo_vs_s/README.md.
 """
 
-import itertools
-
 NO_FILTER = {'filter.keep': 1.0, 'batch.minibatch_rows': 128}
 NO_CLIP_HIGHER = {'loss.clip_high': 0.2}
 KL = {'loss.kl_coef': 0.001, 'loss.kl_in': 'loss'}
 
 
-def sweep(add):
-    for one, two, three in itertools.product(({}, NO_FILTER), ({}, NO_CLIP_HIGHER), ({}, KL)):
-        for seed in range(3):
-            add(one | two | three, seed=seed)
+def get_hyper(h):
+    pieces = [[{}, without] for without in (NO_FILTER, NO_CLIP_HIGHER, KL)]
+    return h.product([*pieces, h.sweep('seed', range(3))])

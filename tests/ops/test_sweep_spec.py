@@ -25,6 +25,7 @@ from agentrl_jax.run import command
 from agentrl_jax.run.config import effective
 from agentrl_jax.sweeps import spec, status
 from agentrl_jax.sweeps.options import define_flags
+from agentrl_jax.sweeps.spec import Hyper as h
 from configs import base
 
 pytestmark = pytest.mark.filterwarnings('ignore:the load_module')
@@ -44,22 +45,42 @@ def write(folder, text):
 # ---- sweep files -------------------------------------------------------------------------------
 
 
+def test_zip_and_chain_by_hand():
+    a, b = h.sweep('a', [1, 2]), h.sweep('b', 'xy')
+    assert h.zip([a, b]) == [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
+    assert h.chain([a, b]) == [{'a': 1}, {'a': 2}, {'b': 'x'}, {'b': 'y'}]
+    for clash in (lambda: h.zip([a, h.sweep('b', range(3))]), lambda: h.product([a, a])):
+        with pytest.raises(ValueError):
+            clash()
+
+
+@given(st.lists(st.integers(0, 4), max_size=4))
+def test_a_product_has_every_combination_once_in_order(lengths):
+    sweeps = [h.sweep(f'f{i}', range(n)) for i, n in enumerate(lengths)]
+    found = [tuple(overrides.values()) for overrides in h.product(sweeps)]
+    assert found == list(itertools.product(*map(range, lengths)))
+
+
 ADDED = """
 def sweep(add):
     for clip in (0.2, 0.28):
         for seed in range(2):
             add({'loss.clip_high': clip}, seed=seed)
 """
+LISTED = """
+def get_hyper(hyper):
+    seeds = hyper.sweep('config.seed', range(2))
+    return hyper.product([hyper.sweep('loss.clip_high', (0.2, 0.28)), seeds])
+"""
 
 
-def test_a_sweep_file_adds_the_overrides_of_its_runs(tmp_path):
-    added = spec.load(write(tmp_path, ADDED))
+def test_both_habits_of_writing_a_sweep_give_the_same_runs(tmp_path):
+    added, listed = (spec.load(write(tmp_path, text)) for text in (ADDED, LISTED))
     assert added[1] == {'loss.clip_high': 0.2, 'seed': 1} and len(added) == 4
-    prefixed = [{f'config.{name}': value for name, value in one.items()} for one in added]
-    assert expand(*added) == expand(*prefixed)
+    assert expand(*added) == expand(*listed)
 
 
-@pytest.mark.parametrize('text', ['def other(add): pass', 'def sweep(add): pass'])
+@pytest.mark.parametrize('text', ['def other(add): pass', 'def get_hyper(h): return None'])
 def test_a_file_that_lists_no_sweep_is_refused(tmp_path, text):
     for path in (write(tmp_path, text), tmp_path / 'missing.py', tmp_path):
         with pytest.raises(ValueError, match=str(path)):
@@ -246,8 +267,8 @@ def test_gpus_are_shared_out():
 
 
 def test_runs_are_chosen_by_names_beginnings_and_values():
-    values = itertools.product(['ppo', 'grpo'], [1, 10], [1e-3, 0.5])
-    runs = expand(*(dict(zip(('algorithm', 'seed', 'optim.lr'), x, strict=True)) for x in values))
+    algorithms, seeds = h.sweep('algorithm', ['ppo', 'grpo']), h.sweep('seed', [1, 10])
+    runs = expand(*h.product([algorithms, seeds, h.sweep('optim.lr', [1e-3, 0.5])]))
 
     def picked(*only):
         return [tuple(run.overrides.values()) for run in sweep.chosen(runs, only)]
@@ -288,7 +309,7 @@ time.sleep(240)
 
 def test_a_slurm_task_trains_its_run_and_is_requeued_when_it_was_stopped(tmp_path):
     """Run the script in bash, with a program that records its arguments and a fake scontrol."""
-    runs = expand(*({'seed': seed} for seed in range(3)))
+    runs = expand(*h.sweep('seed', range(3)))
     program = tmp_path / 'program.py'
     program.write_text(PROGRAM)
     words = [sys.executable, '-S', str(program), "--workdir=it's here"]
