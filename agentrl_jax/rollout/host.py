@@ -112,8 +112,7 @@ class HostCollect:
     policy: RetryPolicy
     poll: int = 8
     prepare: Callable[[Params], Params] = lambda params: params  # trained -> actor parameters
-    reward: tuple[str, Callable] | None = None  # (name, function of an episode): replaces the
-    # rewards of the environments
+    reward: rewards.CustomReward | None = None  # replaces the rewards of the environments
 
     def __post_init__(self):
         self.strings = jax.device_put(self.strings, NamedSharding(self.local, P()))
@@ -229,8 +228,7 @@ class HostCollect:
     ) -> tuple[Rollout, dict[str, np.ndarray]]:
         """Return (the rollout on the mesh, counters). events: by row of the rollout."""
         if self.reward is not None:
-            name, function = self.reward
-            rewards.replace(out, events, playing.items, function, name=name)
+            rewards.replace(out, events, playing.items, self.reward)
         layout = NamedSharding(self.mesh, P(('data', 'fsdp')))
 
         def global_array(x):

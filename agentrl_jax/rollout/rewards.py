@@ -3,6 +3,10 @@
 On the device, the function takes a rollout and its task and is traced into the rollout program. On
 hosts, it is any function of an episode's texts, called when the rollout is complete. Everything
 after the rollout uses these rewards. Success and the prompts still come from the environment.
+
+With reward.components=('format', 'outcome') the function returns a dict with these names, each a
+reward of its own. Their sum is the reward. Rollout.extra[COMPONENTS] has them apart, by name, which
+algorithm=gdpo compares one by one.
 """
 
 import contextlib
@@ -10,7 +14,7 @@ import dataclasses
 import inspect
 import numbers
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +31,7 @@ from agentrl_jax.types import EpisodeStop, Rollout
 FIELD = 'reward.function'
 OF_ROLLOUT = 'a function of (rollout, task) that returns rewards [B, K]'
 OF_EPISODE = 'a function of an episode that returns a list with a number for each of its turns'
+COMPONENTS = 'reward_components'  # Rollout.extra: {name: float32 [B, K]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,30 @@ class Episode:
     figures: tuple[float, ...]  # metrics reported by the environment, see its FIGURES
 
 
+@dataclasses.dataclass(frozen=True)
+class CustomReward:
+    """A function that replaces the rewards of the environment."""
+
+    name: str  # in messages
+    function: Callable
+    components: tuple[str, ...] = ()  # the names that it returns; () = it returns plain rewards
+
+    def parts(self, returned: Any) -> dict[str, Any]:
+        """Return what the function returned as {component: rewards}; ValueError if names differ.
+
+        Plain rewards have the name ''.
+        """
+        if not self.components and not isinstance(returned, Mapping):
+            return {'': returned}
+        found = list(returned) if isinstance(returned, Mapping) else type(returned).__name__
+        if set(found) != set(self.components):
+            raise ValueError(
+                f'{self.name} returned {found} and reward.components is {self.components}: the '
+                'function must return a dict with these names, or plain rewards if it is empty'
+            )
+        return {name: returned[name] for name in self.components}
+
+
 @contextlib.contextmanager
 def blamed(what: str, function: Callable) -> Iterator[None]:
     """Turn errors of user code within a context into a ValueError with file and line."""
@@ -65,71 +94,78 @@ def blamed(what: str, function: Callable) -> Iterator[None]:
         raise ValueError(f'{what} failed: {reason} ({at.filename}, line {at.lineno})') from error
 
 
-def load(path: str) -> Callable | None:
+def load(path: str, components: tuple[str, ...] = ()) -> CustomReward | None:
     """Import reward.function; None if the environment's rewards are used."""
     if not path:
         return None
     try:
-        return import_callable(path, FIELD)
+        return CustomReward(f'{FIELD}={path!r}', import_callable(path, FIELD), components)
     except ValueError as error:
         raise ValueError(
             f"{error}; or set --config.reward.function='' to use the environment's rewards"
         ) from error
 
 
-def check(path: str, task: Any, *, max_tokens: int, episodes: int) -> None:
+def check(reward: CustomReward | None, task: Any, *, max_tokens: int, episodes: int) -> None:
     """Raise a ValueError if reward.function does not fit this environment; compiles nothing."""
-    function, name = load(path), f'{FIELD}={path!r}'
-    if function is None:
+    if reward is None:
         return
     if isinstance(task, HostTask):
         try:
-            inspect.signature(function).bind(None)
+            inspect.signature(reward.function).bind(None)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f'{name} must be, for environments on hosts, {OF_EPISODE}: {error}'
+                f'{reward.name} must be, for environments on hosts, {OF_EPISODE}: {error}'
             ) from error
         return
     level = jax.ShapeDtypeStruct((episodes,), np.int32)
     shapes = jax.eval_shape(lambda level: empty_rollout(task, level, max_tokens), level)
-    check_traced(function, shapes, task, name=name)
+    check_traced(reward, shapes, task)
 
 
 def of_rollout(
-    rollout: Rollout, task: Any, function: Callable[[Rollout, Any], jax.Array]
+    rollout: Rollout, task: Any, reward: CustomReward
 ) -> tuple[Rollout, dict[str, jax.Array]]:
-    """Return (the rollout with the rewards of function(rollout, task), counters); pure.
+    """Return (the rollout with the rewards of the function of (rollout, task), counters); pure.
 
     Unplayed turns and faulty episodes always have reward 0. Counters: reward_faults int32 [1], the
     number of rewards that are not finite or exceed LARGEST in magnitude; reward_fault float32 [1],
     the first of them. In the rollout these are 0.
     """
-    values = jnp.asarray(function(rollout, task)).astype(jnp.float32)
-    turn_mask = rollout.played & rollout.healthy[:, None]
+    parts = reward.parts(reward.function(rollout, task))
+    values = jnp.stack([jnp.asarray(x).astype(jnp.float32) for x in parts.values()])
+    turn_mask = (rollout.played & rollout.healthy[:, None])[None]
     wrong = turn_mask & ~(jnp.abs(values) <= LARGEST)  # also true for nan
     first = values.reshape(-1)[jnp.argmax(wrong.reshape(-1))]
-    rewards = jnp.where(turn_mask & ~wrong, values, 0.0)
+    values = jnp.where(turn_mask & ~wrong, values, 0.0)
     faults = {'reward_faults': wrong.sum(dtype=jnp.int32)[None], 'reward_fault': first[None]}
-    return rollout.replace(rewards=rewards), faults
+    rollout = rollout.replace(rewards=values.sum(0))
+    if reward.components:
+        apart = dict(zip(parts, values, strict=True))
+        rollout = rollout.replace(extra=rollout.extra | {COMPONENTS: apart})
+    return rollout, faults
 
 
-def check_traced(function: Callable, rollout: Rollout, task: Any, *, name: str) -> None:
-    """Raise ValueError if function(rollout, task) does not return rewards [B, K].
+def check_traced(reward: CustomReward, rollout: Rollout, task: Any) -> None:
+    """Raise ValueError if the function of (rollout, task) does not return rewards [B, K].
 
-    Only shapes are evaluated. name: the function's name in the message.
+    Only shapes are evaluated.
     """
-    with blamed(f'{name} (on the device {OF_ROLLOUT})', function):
-        result = jax.eval_shape(function, rollout, task)
+    with blamed(f'{reward.name} (on the device {OF_ROLLOUT})', reward.function):
+        returned = jax.eval_shape(reward.function, rollout, task)
     shape, kinds = rollout.rewards.shape, (jnp.floating, jnp.integer, jnp.bool_)
-    description = (
-        f'{getattr(result, "dtype", type(result).__name__)} {list(getattr(result, "shape", ()))}'
-    )
-    right = isinstance(result, jax.ShapeDtypeStruct) and result.shape == shape
-    if not right or not any(jnp.issubdtype(result.dtype, kind) for kind in kinds):
-        raise ValueError(
-            f'{name} returns {description} and must return float32 {list(shape)}: a reward '
-            'for each turn of each episode, as rollout.rewards'
+    for name, result in reward.parts(returned).items():
+        of = f' in {name!r}' if name else ''
+        description = (
+            f'{getattr(result, "dtype", type(result).__name__)} '
+            f'{list(getattr(result, "shape", ()))}{of}'
         )
+        right = isinstance(result, jax.ShapeDtypeStruct) and result.shape == shape
+        if not right or not any(jnp.issubdtype(result.dtype, kind) for kind in kinds):
+            raise ValueError(
+                f'{reward.name} returns {description} and must return float32 {list(shape)}: a '
+                'reward for each turn of each episode, as rollout.rewards'
+            )
 
 
 def episode_of(
@@ -160,27 +196,38 @@ def episode_of(
     return Episode(item, instruction, tuple(turns), bool(success), tuple(map(float, figures)))
 
 
-def of_episode(episode: Episode, function: Callable, *, name: str) -> np.ndarray:
-    """Return the rewards of function(episode), float32 [turns]; ValueError if they are invalid."""
-    with blamed(f'{name}, on the episode of item {episode.item},', function):
-        values = list(function(episode))
-    wrong = [x for x in values if not isinstance(x, numbers.Real) or not abs(x) <= LARGEST]
-    if len(values) != len(episode.turns) or wrong:
-        problem = f'{wrong[0]!r:.60}' if wrong else f'{len(values)} rewards'
-        raise ValueError(
-            f'{name} returned {problem} for an episode of {len(episode.turns)} turns (item '
-            f'{episode.item}): it must be {OF_EPISODE}, finite and at most {LARGEST:g}'
-        )
-    return np.array([float(x) for x in values], np.float32)
+def of_episode(episode: Episode, reward: CustomReward) -> dict[str, np.ndarray]:
+    """Return the rewards of the function of the episode, by component; float32 [turns] each.
+
+    ValueError if they are invalid.
+    """
+    with blamed(f'{reward.name}, on the episode of item {episode.item},', reward.function):
+        returned = reward.function(episode)
+        if isinstance(returned, Mapping):
+            returned = {name: list(values) for name, values in returned.items()}
+        else:
+            returned = list(returned)
+    parts = {}
+    for name, values in reward.parts(returned).items():
+        wrong = [x for x in values if not isinstance(x, numbers.Real) or not abs(x) <= LARGEST]
+        if len(values) != len(episode.turns) or wrong:
+            problem = f'{wrong[0]!r:.60}' if wrong else f'{len(values)} rewards'
+            raise ValueError(
+                f'{reward.name} returned {problem} for an episode of {len(episode.turns)} turns '
+                f'(item {episode.item}): it must be {OF_EPISODE}, finite and at most {LARGEST:g}'
+            )
+        parts[name] = np.array([float(x) for x in values], np.float32)
+    return parts
 
 
-def replace(
-    out: Rollout, events: dict[int, list], items: np.ndarray, function: Callable, *, name: str
-) -> None:
+def replace(out: Rollout, events: dict[int, list], items: np.ndarray, reward: CustomReward) -> None:
     """Replace the rewards in a NumPy record by the results of a function, in place.
 
     events: by played row. The function is not called for faulty episodes; their rewards are 0.
     """
+    apart = {name: np.zeros_like(out.rewards) for name in reward.components}
+    if apart:
+        out.extra[COMPONENTS] = apart
     for b, listed in events.items():
         out.rewards[b] = 0.0
         if out.episode_stop[b] == EpisodeStop.ENV_ERROR:
@@ -194,5 +241,7 @@ def replace(
         )
         if not episode.turns:  # the first prompt did not fit
             continue
-        rewards = of_episode(episode, function, name=name)
-        out.rewards[b, : len(rewards)] = rewards
+        for name, values in of_episode(episode, reward).items():
+            out.rewards[b, : len(values)] += values
+            if name:
+                apart[name][b, : len(values)] = values

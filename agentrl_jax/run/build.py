@@ -59,8 +59,9 @@ def build(given: Any, *, probe: bool = True, learns: bool = True) -> Run:
         tasks = build_tasks(cfg, tokenizer, mesh)
         held_out = measuring.build_held_out(cfg, tokenizer, mesh)
         sizes = dict(max_tokens=cfg.rollout.max_tokens, episodes=cfg.rollout.episodes)
+        reward = rewards.load(cfg.reward.function, cfg.reward.components)
         for task in (*tasks, *held_out.values()):
-            rewards.check(cfg.reward.function, task, **sizes)
+            rewards.check(reward, task, **sizes)
         for task in tasks if probe else ():
             if isinstance(task, HostTask):
                 hosts.probe(task.env, cfg.hosts.policy.tries)

@@ -93,7 +93,7 @@ def build_collect(
     cfg: Config, mesh: Any, worlds: host.Worlds, prepare: Callable, settings: RolloutSettings
 ) -> host.HostCollect:
     """Build `collect` against environments on hosts."""
-    fields, reward = cfg.hosts, rewards.load(cfg.reward.function)
+    fields = cfg.hosts
     tokenizer = worlds.conversation.chat.tokenizer
     stop = (*fields.stop, *agents.closings(worlds.conversation.agent))
     return host.HostCollect(
@@ -106,7 +106,7 @@ def build_collect(
         poll=POLL,
         policy=fields.policy,
         prepare=prepare,
-        reward=None if reward is None else (f'{rewards.FIELD}={cfg.reward.function!r}', reward),
+        reward=rewards.load(cfg.reward.function, cfg.reward.components),
     )
 
 

@@ -210,7 +210,8 @@ def build_collect(
 
     if worlds is not None:
         return hosts.build_collect(cfg, mesh, worlds, jax.jit(prepare_for_hosts), settings)
-    play, reward = device.collect_on_mesh(mesh, settings), rewards.load(cfg.reward.function)
+    play = device.collect_on_mesh(mesh, settings)
+    reward = rewards.load(cfg.reward.function, cfg.reward.components)
 
     def collect(params, task, episodes, key):
         rollout, counters = play(prepare(params), task, episodes, key)
@@ -218,8 +219,8 @@ def build_collect(
             return rollout, counters
         rollout, faults = rewards.of_rollout(rollout, task, reward)
         layout = sharding.shard_rows(mesh)
-        paid = jax.lax.with_sharding_constraint(rollout.rewards, layout)
-        return rollout.replace(rewards=paid), counters | faults
+        paid = jax.lax.with_sharding_constraint((rollout.rewards, rollout.extra), layout)
+        return rollout.replace(rewards=paid[0], extra=paid[1]), counters | faults
 
     return jax.jit(collect, compiler_options=model.compiler_options)
 

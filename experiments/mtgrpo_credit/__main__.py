@@ -60,6 +60,15 @@ PUBLISHED = {  # exact match, per cent
     'PPO-MR': '42.9 (v2, mean of six sets), 23.5 (replication, HotpotQA)',
 }
 
+SMALL = {  # sizes of the tiny scale
+    'steps': 40,
+    'optim.lr': 3e-4,
+    'rollout.num_groups': 16,
+    'batch.minibatch_rows': 64,
+    'clone.episodes': 16384,
+    'clone.steps': 1600,
+}
+
 
 def table(config, cells, rows, baseline, where):
     return {
@@ -98,15 +107,7 @@ def both_outcomes(config, more):
 
 
 def tiny():
-    more = library('configs/demo_cloned.py', 'configs/demo_library.py')
-    more |= {
-        'steps': 40,
-        'optim.lr': 3e-4,
-        'rollout.num_groups': 16,
-        'batch.minibatch_rows': 64,
-        'clone.episodes': 16384,
-        'clone.steps': 1600,
-    }
+    more = library('configs/demo_cloned.py', 'configs/demo_library.py') | SMALL
     return both_outcomes('configs/demo_cloned.py', more)
 
 

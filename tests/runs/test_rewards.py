@@ -34,6 +34,10 @@ def own(tmp_path, monkeypatch):
     return importlib.import_module('own_rewards')
 
 
+def custom(function, *components):
+    return rewards.CustomReward("reward.function='x:y'", function, components)
+
+
 def rollout(faulty=()):
     world = [[1.0, 0.5, 0.25], [2.0, 0.0, 0.0], [0.0, 4.0, 0.0]]
     made = toy.rollout_of(ROWS, world, length=12, faulty=faulty)
@@ -45,23 +49,22 @@ def rollout(faulty=()):
 
 def test_rewards_of_turns_that_were_not_played_and_of_faulty_episodes_are_zero():
     found, counted = rewards.of_rollout(
-        rollout(faulty=[2]), None, lambda played, task: played.rewards + 1
+        rollout(faulty=[2]), None, custom(lambda played, task: played.rewards + 1)
     )
     np.testing.assert_allclose(found.rewards, [[2, 1.5, 1.25], [3, 0, 0], [0, 0, 0]])
     assert int(counted['reward_faults'][0]) == 0 and found.success.tolist() == [True, False, True]
 
 
 def test_the_readme_s_outcome_is_paid_at_the_last_turn_by_hand(own):
-    found, _ = rewards.of_rollout(rollout(), None, own.outcome)
+    found, _ = rewards.of_rollout(rollout(), None, custom(own.outcome))
     assert found.rewards.dtype == jnp.float32
     np.testing.assert_allclose(found.rewards, [[0, 0, 1], [0, 0, 0], [0, 1, 0]])
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -2e6])
 def test_a_reward_that_is_no_reward_is_counted_and_ends_the_run(bad):
-    found, counted = rewards.of_rollout(
-        rollout(), None, lambda played, task: played.rewards.at[0, 1].set(bad).at[1, 2].set(bad)
-    )
+    function = lambda played, task: played.rewards.at[0, 1].set(bad).at[1, 2].set(bad)  # noqa: E731
+    found, counted = rewards.of_rollout(rollout(), None, custom(function))
     assert int(counted['reward_faults'][0]) == 1  # the second one is past the end
     assert np.isfinite(found.rewards).all()
     with pytest.raises(ValueError, match='gave 1 rewards that are not finite or beyond 1e') as said:
@@ -74,13 +77,29 @@ def test_a_reward_that_is_no_reward_is_counted_and_ends_the_run(bad):
     [
         (lambda played, task: played.rewards.sum(1), r'float32 \[3\] and must return .*3, 3'),
         (lambda played: played.rewards, 'TypeError'),
+        (lambda played, task: {'a': played.rewards}, r"\['a'\] and reward.components is \(\)"),
     ],
 )
 def test_a_function_that_is_none_of_rollouts_is_refused_from_shapes_in_one_line(function, words):
     shapes = jax.eval_shape(rollout)
     with pytest.raises(ValueError, match=f"^reward.function='x:y'.*{words}") as said:
-        rewards.check_traced(function, shapes, None, name="reward.function='x:y'")
+        rewards.check_traced(custom(function), shapes, None)
     assert '\n' not in str(said.value)
+
+
+def test_rewards_by_name_add_up_and_are_kept_apart():
+    def parts(played, task):
+        return {'two': jnp.full_like(played.rewards, 2.0), 'own': played.rewards}
+
+    reward = custom(parts, 'own', 'two')
+    rewards.check_traced(reward, jax.eval_shape(rollout), None)
+    found, _ = rewards.of_rollout(rollout(faulty=[2]), None, reward)
+    np.testing.assert_allclose(found.rewards, [[3, 2.5, 2.25], [4, 0, 0], [0, 0, 0]])
+    apart = found.extra[rewards.COMPONENTS]
+    np.testing.assert_allclose(apart['own'], [[1, 0.5, 0.25], [2, 0, 0], [0, 0, 0]])
+    np.testing.assert_allclose(apart['two'], [[2, 2, 2], [2, 0, 0], [0, 0, 0]])
+    with pytest.raises(ValueError, match='reward.components'):
+        rewards.check_traced(custom(parts, 'own'), jax.eval_shape(rollout), None)
 
 
 # ---- on hosts ------------------------------------------------------------------------------------
@@ -95,7 +114,7 @@ def test_an_episode_is_shown_as_what_was_said(monkeypatch):
         return [float(number) for number in range(len(episode.turns))]
 
     plain, _ = hosts.play()
-    played, _ = hosts.play(reward=('mine', count))
+    played, _ = hosts.play(reward=rewards.CustomReward('mine', count))
     for name, before in hosts.arrays(plain).items():
         if name != 'rewards':
             np.testing.assert_array_equal(hosts.arrays(played)[name], before, err_msg=name)
@@ -112,6 +131,24 @@ def test_an_episode_is_shown_as_what_was_said(monkeypatch):
         assert episode.success == reply.success and episode.figures[0] == len(episode.turns)
 
 
+def test_rewards_by_name_of_episodes_are_kept_apart():
+    def parts(episode):
+        turns = len(episode.turns)
+        return {'first': [1.0] + [0.0] * (turns - 1), 'each': [0.5] * turns}
+
+    played, _ = hosts.play(reward=rewards.CustomReward('mine', parts, ('each', 'first')))
+    inside = np.arange(played.rewards.shape[1])[None] < np.asarray(played.num_turns)[:, None]
+    apart = played.extra[rewards.COMPONENTS]
+    np.testing.assert_array_equal(apart['each'], np.where(inside, 0.5, 0.0))
+    np.testing.assert_array_equal(np.asarray(apart['first']).sum(1), np.ones(len(inside)))
+    np.testing.assert_array_equal(played.rewards, apart['each'] + apart['first'])
+    turn = rewards.Turn('shown', 'said', 'reply', 0.5, True, 0)
+    with pytest.raises(ValueError, match="^mine returned .*'each'.* reward.components is \\(\\)"):
+        rewards.of_episode(
+            rewards.Episode(7, '', (turn,), True, ()), rewards.CustomReward('mine', parts)
+        )
+
+
 @pytest.mark.parametrize(
     'function, words',
     [
@@ -124,7 +161,7 @@ def test_what_a_function_of_episodes_gives_is_checked(function, words):
     turn = rewards.Turn('shown', 'said', 'reply', 0.5, True, 0)
     episode = rewards.Episode(7, '', (turn, turn), True, ())
     with pytest.raises(ValueError, match=f'^mine.*item 7.*{words}|^mine {words}.*item 7') as said:
-        rewards.of_episode(episode, function, name='mine')
+        rewards.of_episode(episode, rewards.CustomReward('mine', function))
     assert '\n' not in str(said.value)
 
 
