@@ -19,6 +19,7 @@ from agentrl_jax.settings.marks import (
     Inline,
     MustBe,
     NameIn,
+    Neutral,
     OnlyIf,
 )
 from agentrl_jax.text import agents
@@ -89,7 +90,7 @@ class Reward:
     function: str = ''  # module:name of a function that replaces the environment's rewards
     # (agentrl_jax/rollout/README.md); '' = the environment's rewards
     components: Annotated[
-        tuple[str, ...], OnlyIf(lambda reward: reward.function, 'a reward.function')
+        tuple[str, ...], Neutral(()), OnlyIf(lambda reward: reward.function, 'a reward.function')
     ] = ()  # names in the dict that the function returns; () = it returns plain rewards
 
 

@@ -89,21 +89,29 @@ def test_a_faulty_episode_changes_no_advantage_of_the_others():
     assert np.isnan(one[3]).all() and np.isfinite(one[:3]).all()
 
 
+def test_without_a_reward_function_the_format_penalty_is_compared_apart_from_the_reward():
+    rewards = np.array([[0.0, 10.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    penalties = np.array([[0.0, 0.0], [-0.1, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    rollout = toy.rollout_of([LAYOUT] * 4, rewards, length=4, penalties=penalties)
+    batch = toy.batch_of(GDPO(), rollout, 4, toy.scores_of(rollout))
+    want = by_the_formula(np.stack([rewards.sum(1), penalties.sum(1)], 1), [1.0, 1.0], 4)
+    np.testing.assert_allclose(batch.advantages[:, 1], want, rtol=2e-3)
+
+
 @pytest.mark.parametrize(
     'changes, field',
     [
-        ({'reward.components': ()}, 'reward.components'),
         ({'gdpo.weights': (('outcom', 1.0),)}, 'gdpo.weights'),
         ({'gdpo.turns': ('outcom',)}, 'gdpo.turns'),
-        ({'env.format_penalty': -0.1}, 'env.format_penalty'),
         ({'filter.keep': 0.25}, 'filter.keep'),
         ({'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_coef'),
     ],
 )
 def test_what_it_cannot_do_is_rejected(changes, field):
     cfg = base.get_config()
-    cfg.algorithm, cfg.env.format_penalty = 'gdpo', 0.0
-    cfg.reward.function, cfg.reward.components = 'test_gdpo:none', ('format', 'outcome')
+    cfg.algorithm = 'gdpo'
+    cfg.reward.function, cfg.reward.components = 'test_gdpo:none', ('lookup', 'outcome')
+    cfg.gdpo.turns = ('lookup', 'format_penalty')
     check(read(effective(cfg), None), 1)
     cfg.update_from_flattened_dict(changes)
     with pytest.raises(ValueError, match=field):

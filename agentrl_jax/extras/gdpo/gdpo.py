@@ -7,7 +7,8 @@
 norm compares the healthy members of a group, norm_k the members that reached turn k. Both are
 (x - mean) / (std + eps) with an unbiased std and eps 1e-4; loss.norm=mean omits the division.
 w = gdpo.weights, 1 if not listed. Mean and std of the batch count each episode once, as the average
-of its turns. The components come from a reward.function that returns a dict.
+of its turns. The components come from a reward.function that returns a dict; without one there is
+REWARD, the reward of the environment. PENALTY, env.format_penalty, is always a component.
 
 GRPO divides the sum by one std, so a component with a small spread hardly counts next to one with
 a large spread. Here every component has the same spread before its weight.
@@ -27,7 +28,7 @@ turn only with other turns at its place, so the number of turns does not matter.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,8 @@ from agentrl_jax.rollout.rewards import COMPONENTS
 from agentrl_jax.settings.marks import ConfigName
 from agentrl_jax.settings.rules import Rule, must
 
+REWARD, PENALTY = 'reward', 'format_penalty'
+
 
 @dataclasses.dataclass(frozen=True)
 class GDPO(ClippedSurrogate):
@@ -59,19 +62,17 @@ class GDPO(ClippedSurrogate):
     # to their turns; the others are credited to the episode
 
     RULES = (
-        must('reward.components', 'the names of its rewards', lambda run: run.reward.components),
         *(
             must(
                 field,
-                'names from reward.components',
-                lambda run, names=names: names(run.algorithm) <= set(run.reward.components),
+                lambda run: f'names from {", ".join(names_of(run))}',
+                lambda run, used=used: used(run.algorithm) <= names_of(run).keys(),
             )
-            for field, names in (
-                ('gdpo.weights', lambda gdpo: set(dict(gdpo.component_weights))),
+            for field, used in (
+                ('gdpo.weights', lambda gdpo: {name for name, _ in gdpo.component_weights}),
                 ('gdpo.turns', lambda gdpo: set(gdpo.turns)),
             )
         ),
-        Rule({'env.format_penalty': 0}, 'the format is a component of reward.function'),
         Rule({'filter.rule': {'all', 'top_k'}}, 'filters compare the sum of the components'),
         Rule({'filter.keep': 1.0}, 'filters compare the sum of the components'),
         Rule(KL_IN_LOSS, 'components are compared without a KL'),
@@ -80,8 +81,12 @@ class GDPO(ClippedSurrogate):
     def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
+        components = rollout.extra.get(COMPONENTS, {REWARD: rollout.rewards})
         per_turn = self.turn_advantages(
-            rollout.extra[COMPONENTS], rollout.num_turns, rows, group_size=group_size
+            components | {PENALTY: rollout.penalties},
+            rollout.num_turns,
+            rows,
+            group_size=group_size,
         )
         return build_batch(rollout, scores, mask, adv.to_tokens(per_turn, rollout.turn, mask))
 
@@ -107,6 +112,11 @@ class GDPO(ClippedSurrogate):
                 compared = adv.compare(r.sum(1), healthy, scale=scale, **comparison)[:, None]
             total += weights.get(name, 1.0) * compared
         return standardise(total, reached, eps=self.comparison.eps)
+
+
+def names_of(run: Any) -> dict[str, None]:
+    """Return the names of a run's components, in order."""
+    return dict.fromkeys((*(run.reward.components or (REWARD,)), PENALTY))
 
 
 def standardise(x: jax.Array, reached: jax.Array, *, eps: float) -> jax.Array:
