@@ -18,7 +18,7 @@ from agentrl_jax.run import command
 if __name__ == '__main__':
     config_flags.DEFINE_config_file('config', None, 'Config file, see configs/.')
     flags.DEFINE_string('workdir', None, 'Folder of the run that clones the scout.')
-    flags.DEFINE_integer('steps', None, 'Actions to train for; default: 4 million.', 1)
+    flags.DEFINE_integer('steps', None, 'Actions to train for; default: 2 million.', 1)
     command.begin(__doc__, needs=('config', 'workdir'), says='agentrl_jax.scout: loading')
 
 from typing import Any

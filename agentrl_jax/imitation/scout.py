@@ -20,13 +20,13 @@ class ScoutSettings:
     """Settings of a scout. The defaults work on every world of this package."""
 
     seed: int = 0
-    steps: int = 4_000_000  # actions in the environments
+    steps: int = 2_000_000  # actions in the environments
     envs: int = 256  # environments at once
     length: int = 16  # actions in each environment between two updates
     epochs: int = 4  # passes over the actions of an update
-    minibatches: int = 4  # optimiser steps per pass
+    minibatches: int = 8  # optimiser steps per pass
     hidden: int = 256  # width of the two hidden layers
-    lr: float = 1e-3  # initial learning rate of Adam; falls linearly to 0
+    lr: float = 2e-3  # initial learning rate of Adam; falls linearly to 0
     max_grad_norm: float = 0.5
     discount: float = 0.99
     gae_lambda: float = 0.95
