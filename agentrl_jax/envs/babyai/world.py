@@ -223,7 +223,12 @@ class BabyAI(TextEnvironment):
         number = state.described.astype(jnp.int32) // 2  # without whether several objects match
         place, colour = number % len(PLACES), number // len(PLACES) % (len(COLOURS) + 1)
         kind = number // len(PLACES) // (len(COLOURS) + 1)
-        words = [(state.clause, 4), (state.order, 3), (state.half_done * 1, 2), (state.latched * 1, 2)]
+        words = [
+            (state.clause, 4),
+            (state.order, 3),
+            (state.half_done * 1, 2),
+            (state.latched * 1, 2),
+        ]
         words += [(kind, len(DESCRIBED)), (colour, len(COLOURS) + 1), (place, len(PLACES))]
         sizes = zip(image, (11, len(COLOURS), 4), strict=True)
         return jnp.concatenate([jax.nn.one_hot(x, n).reshape(-1) for x, n in (*sizes, *words)])
