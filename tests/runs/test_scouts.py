@@ -90,7 +90,7 @@ def test_kill_9_changes_no_bit(tmp_path):
     def start(workdir):
         command = [sys.executable, '-m', 'agentrl_jax.scout', '--config=tests/micro_runs.py']
         return subprocess.Popen(
-            [*command, f'--workdir={workdir}', '--steps=400000', '--config.env.train_levels=64'],
+            [*command, f'--workdir={workdir}', '--steps=100000', '--config.env.train_levels=64'],
             cwd=micro_runs.ROOT,
             env=micro_runs.environment(),
         )
@@ -102,7 +102,7 @@ def test_kill_9_changes_no_bit(tmp_path):
     process.kill()
     process.wait()
     with np.load(path) as file:
-        assert 0 < file['update'] < 97
+        assert 0 < file['update'] < 24
     assert start(two).wait(240) == 0
     with np.load(path) as file, np.load(one / scouting.FOLDER / 'frozen_lake.npz') as other:
         for name in {*file, *other}:
