@@ -71,7 +71,10 @@ def restore(path: Path, like: ScoutState, about: dict[str, Any]) -> ScoutState:
             f'{path} has another scout ({"; ".join(changes)}). Use its config and flags, or delete '
             'the file'
         )
-    leaves = [jnp.asarray(arrays[name]) for name in checksums.leaves(like)]
+    shapes = {name: x.shape for name, x in checksums.leaves(like).items()}
+    if {name: x.shape for name, x in arrays.items()} != shapes:
+        raise ValueError(f'{path} is from another version. Delete it to train a new scout')
+    leaves = [jnp.asarray(arrays[name]) for name in shapes]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from agentrl_jax.envs import BabyAI, Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.base import TextEnvironment
-from agentrl_jax.imitation import scout
+from agentrl_jax.imitation import demonstrations, scout
+from agentrl_jax.imitation.demonstrations import Turn
 
 DRY = FrozenLake(success_rate=1.0, frozen=0.9)
 TINY = scout.ScoutSettings(steps=192, envs=4, length=8, hidden=8, epochs=2, minibatches=2)
@@ -96,6 +97,15 @@ def test_a_plan_is_the_greedy_play_of_an_episode():
                 names.append(int(logprobs.argmax()))
                 state = DRY.step_env(jax.random.key(0), state, jnp.int32(names[-1]), pool)[1]
         assert plan.tolist() == names + [-1] * (4 - len(names))
+
+
+def test_random_turns_are_context_but_not_trained():
+    turns = Turn([2], [3]), Turn([4], [5], trained=False), Turn([6], [7])
+    (tokens, train), *more = demonstrations.rows_of([1], [turns], 0)
+    assert tokens == [1, 2, 3, 4, 5, 6, 7] and not more
+    assert train == [False, False, True, False, False, False, True]
+    rows = demonstrations.rows_of([1], [turns], 1)
+    assert rows == [([1, 2, 3], [False] * 2 + [True]), ([1, 6, 7], [False] * 2 + [True])]
 
 
 @pytest.mark.parametrize('env', [DRY, Sokoban(search_depth=10), Bandit(), Library(), BabyAI()])
