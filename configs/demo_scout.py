@@ -8,7 +8,7 @@ clones its episodes, and PPO trains the clone. No solver is used.
 
 Hardware: one of two shared CPU cores.
 Time: 230 CPU-seconds for the three stages, including compilation.
-Score: of 512 validation maps the scout solves 98.8 %, its clone 76.6 %, and the clone after RL 83.8 %
+Score: of 512 validation maps the scout solves 98.8 %, its clone 76.6 %, the clone after RL 83.8 %
 [80.3, 86.7], seed 0; random play 23.3 %, oracle 100 %, the expert's clone at about this cost 92 %.
 """
 

@@ -7,8 +7,8 @@ only the current room: the scout's action depends on nothing else. There is no R
 
 Hardware: one of two shared CPU cores.
 Time: 920 CPU-seconds: 130 for the scout, 790 for the clone; twice as long by the clock.
-Score: 95.1 % of 512 validation rooms, seed 0, temperature 1; the scout 97.1 %, random play 13.5 %,
-oracle 98.8 %.
+Score: 95.1 % of 512 validation and 95.5 % of 512 test rooms, seed 0, temperature 1; validation: the
+scout 97.1 %, random play 13.5 %, oracle 98.8 %.
 """
 
 from configs import demo_sokoban
