@@ -26,6 +26,8 @@ import numpy as np
 from agentrl_jax.envs import simulation
 from agentrl_jax.settings import rules, tree
 
+MOST_FEATURES = 16_384  # inputs of a scout's network
+
 
 def gymnax_module(name: str) -> ModuleType:
     """Import module `name` of gymnax.environments without the package.
@@ -186,6 +188,29 @@ class TextEnvironment(environment.Environment[Any, Any]):
         lines, slots = self.lines(params), self.line_slots(params)
         return spaces.Box(-1, len(lines) - 1, (len(slots),), jnp.int32)
 
+    def features(self, state: Any, params: Any) -> jax.Array:
+        """Return float32 [F], the input of a scout's network (imitation/scout.py; traced).
+
+        By default this is `observe`: floats as they are, integers one-hot between the bounds of
+        observation_space. If `observe` is inherited, it is the line at each place, one-hot.
+        """
+        if type(self).observe is TextEnvironment.observe:
+            ids, slots = self.line_ids(state, params), self.line_slots(params)
+            check_features(self, sum(map(len, slots)))
+            places = [
+                jax.nn.one_hot(ids[r] - slot.start, len(slot)) for r, slot in enumerate(slots)
+            ]
+            return jnp.concatenate(places)
+        seen, space = self.observe(None, state, None, params), self.observation_space(params)
+        seen = jnp.reshape(seen, -1)
+        if not jnp.issubdtype(seen.dtype, jnp.integer):
+            return seen.astype(jnp.float32)
+        low, high = (
+            (0, space.n - 1) if isinstance(space, spaces.Discrete) else (space.low, space.high)
+        )
+        check_features(self, seen.size * int(high - low + 1))
+        return jax.nn.one_hot(seen.astype(jnp.int32) - low, int(high - low + 1)).reshape(-1)
+
     @property
     def default_params(self) -> Any:
         """A small training pool."""
@@ -224,6 +249,15 @@ class TextEnvironment(environment.Environment[Any, Any]):
         info = {'success': self.success(after, params), 'effective': live & effective}
         terminated = self.is_terminated(after, params)
         return self.observe(key, after, action, params), after, reward, terminated, info
+
+
+def check_features(env: TextEnvironment, count: int) -> None:
+    """Raise ValueError if a network's input would be too wide."""
+    if count > MOST_FEATURES:
+        raise ValueError(
+            f'{env.name} has {count:,} features, more than {MOST_FEATURES:,}, so no scout can play '
+            f'it. Implement {type(env).__name__}.features'
+        )
 
 
 def shared_fields(world: type) -> dict[str, tree.Leaf]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -104,6 +104,8 @@ class Clone:
     file: str = ''  # trajectories to clone (AgentTraj's .json, .jsonl); '' = demonstrations of the
     # environment's expert
     episodes: Annotated[int, ZERO] = 0  # expert demonstrations to clone before step 0; 0 = none
+    expert: Literal['world', 'scout'] = 'world'  # player of demonstrations: the environment's
+    # expert, or a scout (agentrl_jax.scout), which learns first and needs no solver
     oracle: Annotated[float, SHARE] = 0.5  # share of turns played by the expert, the rest at random
     thoughts: bool = False  # thoughts name the next actions of the expert; False: they are empty
     max_turns: Annotated[int, ZERO] = 0  # limit of expert demonstrations; 0 = env.max_turns. With

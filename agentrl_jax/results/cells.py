@@ -298,6 +298,7 @@ def _clones(table: Table, clones: Sequence[Run]) -> Entries:
 def _is_clone(run: Run, metric: str) -> bool:
     """Whether a run only clones the expert, without RL, and has measured the metric."""
     cloned = run.fields.get('clone.episodes', 0) > 0 and run.fields.get('clone.oracle') == 1
+    cloned &= run.fields.get('clone.expert', 'world') == 'world'
     is_finished_clone = field(run, 'steps') == 0 and is_finished(run) and not run.fault
     return cloned and is_finished_clone and math.isfinite(run.rows[-1].get(metric, math.nan))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import optax
@@ -13,7 +14,7 @@ from agentrl_jax.models import lora
 from agentrl_jax.records.progress import Progress
 from agentrl_jax.rl import evol
 from agentrl_jax.rl.microbatches import Slices
-from agentrl_jax.run import parts, usage
+from agentrl_jax.run import parts, scouting, usage
 from agentrl_jax.run.config import Config
 from agentrl_jax.run.params import CLONED, trainable_params
 from agentrl_jax.run.run import Run
@@ -26,9 +27,13 @@ from agentrl_jax.types import Demonstrations, Params
 WEIGHT_DECAY, MAX_GRAD_NORM = 0.01, 1.0
 
 
-def find_demonstrations(run: Run) -> Demonstrations:
-    """Return the demonstrations in clone.file, or expert and random play of the training levels."""
-    examples = read_demonstrations(run) if run.config.clone.file else demonstrations_of_all(run)
+def find_demonstrations(run: Run, workdir: Path | None = None) -> Demonstrations:
+    """Return the demonstrations in clone.file, or expert and random play of the training levels.
+
+    workdir: where scouts are kept; needed with clone.expert=scout.
+    """
+    file = run.config.clone.file
+    examples = read_demonstrations(run) if file else demonstrations_of_all(run, workdir)
     lengths, limit = demonstrations.answer_lengths(examples.mask), run.config.rollout.max_response
     if long := int((lengths > limit).sum()):
         usage.warn(
@@ -39,10 +44,10 @@ def find_demonstrations(run: Run) -> Demonstrations:
     return examples
 
 
-def demonstrations_of_all(run: Run) -> Demonstrations:
+def demonstrations_of_all(run: Run, workdir: Path | None = None) -> Demonstrations:
     """Return expert and random play of every training environment."""
     each = zip(run.config.members, run.training.tasks, strict=True)
-    parts = [demonstrate_levels(run, *one) for one in each if one[0].clone.episodes]
+    parts = [demonstrate_levels(run, *one, workdir) for one in each if one[0].clone.episodes]
     return parts[0] if len(parts) == 1 else demonstrations.join(parts, run.tokenizer.pad_id)
 
 
@@ -56,7 +61,9 @@ def with_limits(cfg: Config) -> Config:
     return dataclasses.replace(cfg, **parts)
 
 
-def demonstrate_levels(run: Run, cfg: Config, task: Task) -> Demonstrations:
+def demonstrate_levels(
+    run: Run, cfg: Config, task: Task, workdir: Path | None = None
+) -> Demonstrations:
     """Return expert and random play of one environment's training levels."""
     if cfg.clone.has_limits:
         cfg = with_limits(cfg)
@@ -90,12 +97,15 @@ def demonstrate_levels(run: Run, cfg: Config, task: Task) -> Demonstrations:
     def expert(states, used):
         return task.env.plans(states, used, cfg.env.max_actions_per_episode, task.env_params)
 
+    if cfg.clone.expert == 'scout':
+        expert = scouting.expert_of(cfg, workdir)
     with Progress(task.max_turns, 'demonstrating') as progress:
         return demonstrations.demonstrate(
             task,
             run.tokenizer,
             expert,
             thoughts=cfg.clone.thoughts,
+            random_trains=cfg.clone.expert != 'scout',
             report=progress.advance,
             **settings,
         )
@@ -131,12 +141,13 @@ def optimiser(cfg: Config) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), adam)
 
 
-def cloned_policy(run: Run, examples: Demonstrations | None) -> Params:
-    """Return behaviour-cloned policy parameters. examples: None to make demonstrations for it.
+def cloned_policy(run: Run, examples: Demonstrations | None, workdir: Path | None = None) -> Params:
+    """Return behaviour-cloned policy parameters.
 
-    With clone.adapters, the trained adapters are merged; training starts with new ones.
+    examples: None to make demonstrations for it. workdir: as in find_demonstrations. With
+    clone.adapters, the trained adapters are merged; training starts with new ones.
     """
-    examples = find_demonstrations(run) if examples is None else examples
+    examples = find_demonstrations(run, workdir) if examples is None else examples
     cfg, fns = run.config, parts.build_functions(run.config, run.model, run.mesh)
     trained, frozen = run.params, None
     if cfg.clone.adapters:

@@ -283,6 +283,11 @@ RULES = (
         'demonstrations are added to the episodes of a step',
     ),
     *exclude({'clone.file': ''}, NO_LIMITS, 'limits apply to expert demonstrations'),
+    *exclude(
+        {'clone.expert': 'world'},
+        {'clone.episodes': ONE, 'clone.file': ''} | ON_DEVICE,
+        'a scout plays demonstrations on the device',
+    ),
     *exclude({'clone.adapters': False}, {'lora.rank': ONE, 'clone.episodes': DEMONSTRATIONS}),
     *exclude(
         {'clone.thoughts': False},

@@ -122,10 +122,10 @@ def restore_or_init(run: Run, checkpoints: checkpoint.Checkpoints) -> RunState:
     """Restore the newest checkpoint, or make the state of step 0."""
     workdir = checkpoints.directory.parent
     joins = run.config.base_rows > 0
-    examples = find_demonstrations(run) if joins else None
+    examples = find_demonstrations(run, workdir) if joins else None
     if checkpoint.latest_step(checkpoints) is None:
         clones = run.config.clone.demonstrates
-        params = cloned_policy(run, examples) if clones else run.params
+        params = cloned_policy(run, examples, workdir) if clones else run.params
         state = start_state(run, params)
         # Before the checkpoint, which is useless without it
         stored.save_base(run.config, workdir, params)

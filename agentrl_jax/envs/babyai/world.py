@@ -12,7 +12,7 @@ from flax import struct
 
 from agentrl_jax.envs.babyai import expert, instructions, macros, pool, rules, sight, texts
 from agentrl_jax.envs.babyai.rules import EnvState
-from agentrl_jax.envs.babyai.words import SIDE
+from agentrl_jax.envs.babyai.words import COLOURS, DESCRIBED, PLACES, SIDE
 from agentrl_jax.envs.base import TextEnvironment, environment, of_pool, spaces
 from agentrl_jax.settings.marks import In
 from agentrl_jax.settings.rules import exclude, must
@@ -216,6 +216,22 @@ class BabyAI(TextEnvironment):
     def observe(self, key: jax.Array, state: EnvState, action: Any, params: EnvParams) -> jax.Array:
         """Return minigrid's image uint8 [7, 7, 3]: [column, row] -> (object, color, state)."""
         return rules.image(state)
+
+    def features(self, state: EnvState, params: EnvParams) -> jax.Array:
+        """Return the image and the instruction, one-hot: what the text shows."""
+        image = jnp.split(rules.image(state).reshape(-1, 3).astype(jnp.int32), 3, axis=1)
+        number = state.described.astype(jnp.int32) // 2  # without whether several objects match
+        place, colour = number % len(PLACES), number // len(PLACES) % (len(COLOURS) + 1)
+        kind = number // len(PLACES) // (len(COLOURS) + 1)
+        words = [
+            (state.clause, 4),
+            (state.order, 3),
+            (state.half_done * 1, 2),
+            (state.latched * 1, 2),
+        ]
+        words += [(kind, len(DESCRIBED)), (colour, len(COLOURS) + 1), (place, len(PLACES))]
+        sizes = zip(image, (11, len(COLOURS), 4), strict=True)
+        return jnp.concatenate([jax.nn.one_hot(x, n).reshape(-1) for x, n in (*sizes, *words)])
 
     def observation_space(self, params: Any = None) -> spaces.Box:
         return spaces.Box(0, 255, (rules.VIEW, rules.VIEW, 3), jnp.uint8)
