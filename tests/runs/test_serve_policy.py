@@ -98,11 +98,11 @@ def asked(desk, messages):
     return body['choices'][0]['message']['content']
 
 
-def play(desk, slots, *, read=str, go=None, said='a'):
+def play(desk, slots, *, go=None, said='a'):
     """Slots that give every client the same answer; go: each answer waits for it."""
 
     def one():
-        client, reply = serve_policy.Client(desk, read), None
+        client, reply = serve_policy.Client(desk), None
         while True:
             if reply is None or reply.done:
                 client.reset(0)
@@ -151,8 +151,8 @@ def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_sl
         if 'tools' in str(observation):
             raise ValueError('the chat template of x knows no tools')
 
-    desk = serve_policy.Desk(1, ())
-    play(desk, 1, read=read)
+    desk = serve_policy.Desk(1, (), read=read)
+    play(desk, 1)
     history = [user('Where?')]
     history.append({'role': 'assistant', 'content': asked(desk, history)})
     for messages in ([user('tools')], [*history, user('tools')], [user('tools')]):
@@ -164,7 +164,7 @@ def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_sl
 
 def test_a_world_at_fault_leaves_nobody_waiting():
     desk = serve_policy.Desk(1, ())
-    client = serve_policy.Client(desk, str)
+    client = serve_policy.Client(desk)
     client.close()
     with ThreadPoolExecutor(1) as pool:
         said = pool.submit(asked, desk, [user('Where?')])

@@ -17,7 +17,7 @@ import harness_clients as clients
 import pytest
 from harness_clients import body
 
-from agentrl_jax.envs.hosts.harness import calls, wire
+from agentrl_jax.envs.hosts.harness import calls, chat, wire
 from agentrl_jax.envs.hosts.harness import endpoint as endpoints
 from agentrl_jax.envs.hosts.harness.endpoint import Endpoint
 from agentrl_jax.envs.hosts.harness.episode import End, Episode
@@ -104,7 +104,7 @@ def test_a_call_of_an_answer_is_the_same_call_in_a_history():
         made = wire.complete(said, asked, 'x')
         message = made.body['choices'][0]['message']
         assert isinstance(json.loads(message['tool_calls'][0]['function']['arguments']), dict)
-        assert wire.read_message(json.loads(json.dumps(message))) == made.forms[0]
+        assert chat.read_message(json.loads(json.dumps(message))) == made.forms[0]
 
 
 # ---- fields of requests --------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_an_invalid_field_is_an_error_with_its_name(more, param):
     with pytest.raises(Refused) as refused:
         wire.read(body(U, **more), (), serving=True)
     assert (refused.value.status, refused.value.param) == (400, param)
-    assert refused.value.body['error']['param'] == param
+    assert refused.value.body()['error']['param'] == param
 
 
 @pytest.mark.parametrize('raw', [b'{"messages": [], "x": NaN}', b'[' * 5000, b'\xff', b''])

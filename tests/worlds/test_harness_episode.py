@@ -13,8 +13,8 @@ import pytest
 from harness_clients import body
 from waiting import until
 
+from agentrl_jax.envs.hosts.harness import chat, wire, workers
 from agentrl_jax.envs.hosts.harness import task as task_of_harness
-from agentrl_jax.envs.hosts.harness import wire, workers
 from agentrl_jax.envs.hosts.harness.episode import Episode
 from agentrl_jax.envs.hosts.harness.task import Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
@@ -62,7 +62,7 @@ def test_a_stream_says_the_same():
     options = {'include_usage': True}
     asked = wire.read(body(U, tools=[clients.TOOL], stream_options=options), ())
     made = wire.complete(answer(CALL), asked, 'x').body
-    lines = wire.streamed(made, asked.fields).decode().strip().split('\n\n')
+    lines = chat.stream(made, asked).decode().strip().split('\n\n')
     assert lines[-1] == 'data: [DONE]'
     first, last, usage = (json.loads(line.removeprefix('data: ')) for line in lines[:-1])
     assert first['choices'][0]['delta']['tool_calls'][0]['function']['name'] == 'look'
