@@ -237,6 +237,26 @@ def test_a_reward_function_sees_what_a_cut_episode_earned():
 
 
 COMPACT = dict(branches=8, context=100, max_tokens=700, max_turns=14)
+BLAMES = dict(blames=('OverflowError',), blamed_reward=-1.0)
+
+
+@pytest.mark.parametrize('dialect', ['responses', 'messages'])
+@pytest.mark.parametrize(
+    ('run', 'sizes'),
+    [
+        ('limited', {}),
+        ('talkative', dict(max_turns=12, max_tokens=150)),
+        ('crashing', BLAMES),
+        pytest.param('in_turn', dict(branches=4, max_tokens=1600), marks=pytest.mark.soak),
+        pytest.param('branching', dict(branches=4, max_tokens=1600), marks=pytest.mark.soak),
+        pytest.param('compacting', COMPACT, marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
+def test_a_rollout_is_the_same_to_the_bit_in_all_dialects(run, sizes, dialect):
+    """The tests of chat completions in this file therefore hold for all of them."""
+    out = [played(name, **sizes)[0] for name in (run, f'{run}_{dialect}')]
+    host_worlds.assert_same(*out)
 
 
 @pytest.mark.soak

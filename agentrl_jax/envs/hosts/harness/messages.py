@@ -23,7 +23,7 @@ USED = {
 # Fields that do not affect an answer, and those that only describe how long to think
 LABELS = {
     'model', 'metadata', 'service_tier', 'cache_control', 'container', 'diagnostics',
-    'inference_geo', 'speed', 'user_profile_id', 'workspace_id', 'thinking',
+    'inference_geo', 'speed', 'user_profile_id', 'workspace_id', 'thinking', 'context_management',
 }  # fmt: skip
 
 
@@ -98,9 +98,9 @@ def read(body: Any, stops: Sequence[str], serving: bool) -> ParsedRequest:
         ignored = [name for name in ignored if name != 'output_config']
     if fields.get('tool_choice', {}).get('type') in ('any', 'tool'):
         ignored.append('tool_choice')
-    ignored += hosted
     if serving:
         wire.check_ignored(body, ignored)
+    ignored += hosted
     stop = tuple(fields.get('stop_sequences', ()))
     wire.check_stops(stop, stops, serving, 'stop_sequences')
     return parsed(

@@ -120,9 +120,9 @@ def read(body: Any, stops: Sequence[str], serving: bool) -> ParsedRequest:
     choice = fields.get('tool_choice', 'auto')
     if choice not in ('none', 'auto'):
         ignored.append('tool_choice')
-    ignored += hosted
     if serving:
         wire.check_ignored(body, ignored)
+    ignored += hosted
     said = fields.get('input', [])
     instructions = fields.get('instructions')
     head = [Said('system', instructions)] if instructions else []
