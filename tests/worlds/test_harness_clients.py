@@ -197,6 +197,195 @@ def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
     assert out.rain and flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
 
 
+# ---- the Responses and Messages APIs -------------------------------------------------------------
+
+THINKING = '<think>\nLet me see.\n</think>\n\n'
+SCHEMA = {'type': 'object', 'properties': {'city': {'type': 'string'}}}
+RESPONSES_TOOL = {'type': 'function', 'name': 'weather', 'parameters': SCHEMA, 'strict': False}
+MESSAGES_TOOL = {'name': 'weather', 'input_schema': SCHEMA}
+TOOL_FLOW = [(0, True, ['system', 'user']), (0, False, ['tool'])]
+
+
+def responses_of(asks):
+    """Return a harness: a turn with a call, its result, and another question; asks: one turn."""
+
+    async def run(task):
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
+        more = dict(model=task.model, instructions='S', tools=[RESPONSES_TOOL])
+        first = await asks(client, [{'role': 'user', 'content': 'Oslo?'}], None, **more)
+        call = first.output[-1]
+        result = {'type': 'function_call_output', 'call_id': call.call_id, 'output': 'Rain.'}
+        second = await asks(client, [result], first, **more)
+        third = await asks(client, [{'role': 'user', 'content': 'And?'}], second, **more)
+        return first, second, third
+
+    return run
+
+
+async def by_id(client, items, previous, **more):
+    return await client.responses.create(
+        input=items, previous_response_id=previous and previous.id, **more
+    )
+
+
+HISTORY = {}  # items up to a response, by its id
+
+
+def with_history(items, previous):
+    return [*(HISTORY[previous.id] if previous else []), *items]
+
+
+async def by_items(client, items, previous, **more):
+    items = with_history(items, previous)
+    made = await client.responses.create(
+        input=items, include=['message.output_text.logprobs'], store=False, **more
+    )
+    HISTORY[made.id] = items + [item.model_dump() for item in made.output]
+    return made
+
+
+async def streamed(client, items, previous, **more):
+    items = with_history(items, previous)
+    async with client.responses.stream(input=items, **more) as events:
+        seen = [event.type async for event in events]
+        made = await events.get_final_response()
+    assert seen[0] == 'response.created' and seen[-1] == 'response.completed'
+    HISTORY[made.id] = items + [item.to_dict() for item in made.output]
+    return made
+
+
+@pytest.mark.parametrize('asks', [by_id, by_items, streamed])
+def test_openai_s_client_goes_on_with_one_conversation_of_responses(asks):
+    answers = [f'{THINKING}I look.\n{WEATHER}', f'{THINKING}It rains.', 'No.']
+    shown, (first, second, third) = play(responses_of(asks), answers)
+    assert flow(shown) == [*TOOL_FLOW, (0, False, ['user'])]
+    assert [one.type for one in first.output] == ['reasoning', 'message', 'function_call']
+    assert (first.output_text, second.output_text, third.output_text) == (
+        'I look.',
+        'It rains.',
+        'No.',
+    )
+    assert first.usage.output_tokens == 2 and third.status == 'completed'
+    if asks is by_items:
+        assert [one.logprob for one in third.output[0].content[0].logprobs] == [-0.5, -1.0]
+
+
+def messages_of(stream, thoughts):
+    """Return a harness of anthropic's client; thoughts: it sends them back."""
+    anthropic = pytest.importorskip('anthropic')
+
+    async def run(task):
+        client = anthropic.AsyncAnthropic(base_url=task.root_url, api_key='k')
+        more = dict(model=task.model, max_tokens=100, system='S', tools=[MESSAGES_TOOL])
+        messages, found = [], []
+
+        async def ask(content):
+            messages.append({'role': 'user', 'content': content})
+            if stream:
+                async with client.messages.stream(messages=messages, **more) as events:
+                    seen = [event.type async for event in events]
+                    made = await events.get_final_message()
+                assert seen[0] == 'message_start' and seen[-1] == 'message_stop'
+            else:
+                made = await client.messages.create(messages=messages, **more)
+            content = [one for one in made.content if thoughts or one.type != 'thinking']
+            messages.append({'role': 'assistant', 'content': content})
+            found.append(made)
+            return made
+
+        call = (await ask('Oslo?')).content[-1]
+        await ask([{'type': 'tool_result', 'tool_use_id': call.id, 'content': 'Rain.'}])
+        more_tokens = await client.messages.count_tokens(
+            model='m', system='S', messages=messages, tools=[MESSAGES_TOOL]
+        )
+        assert more_tokens.input_tokens > 0
+        await ask('And?')
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize(('stream', 'thoughts'), [(False, True), (True, True), (False, False)])
+def test_anthropic_s_client_goes_on_with_one_conversation(stream, thoughts):
+    answers = [f'{THINKING}I look.\n{WEATHER}', f'{THINKING}It rains.', 'No.']
+    shown, found = play(messages_of(stream, thoughts), answers)
+    assert flow(shown) == [*TOOL_FLOW, (0, False, ['user'])]
+    assert [one.type for one in found[0].content] == ['thinking', 'text', 'tool_use']
+    assert [one.stop_reason for one in found] == ['tool_use', 'end_turn', 'end_turn']
+    assert found[0].content[-1].input == {'city': 'Oslo'} and found[2].content[0].text == 'No.'
+
+
+def test_errors_are_those_of_each_client():
+    anthropic = pytest.importorskip('anthropic')
+
+    def run(task):
+        client = openai.OpenAI(base_url=task.base_url, api_key='k')
+        with pytest.raises(openai.BadRequestError) as error:
+            client.responses.create(model='m', input='U', previous_response_id='resp_other')
+        assert error.value.code == 'previous_response_not_found'
+        client = anthropic.Anthropic(base_url=task.root_url, api_key='k')
+        with pytest.raises(anthropic.BadRequestError) as error:
+            client.messages.create(model='m', max_tokens=0, messages=[])
+        assert error.value.body['error']['type'] == 'invalid_request_error'
+        assert [one.id for one in client.models.list()] == ['policy']
+        client.messages.create(model='m', max_tokens=9, messages=[{'role': 'user', 'content': 'U'}])
+
+    assert flow(play(run, ['A'])[0]) == [(0, True, ['user'])]
+
+
+def test_the_default_model_of_the_agents_sdk_calls_a_tool_and_hands_off():
+    agents = pytest.importorskip('agents')
+
+    async def run(task):
+        agents.set_tracing_disabled(True)
+        agents.set_default_openai_client(openai.AsyncOpenAI(base_url=task.base_url, api_key='k'))
+        poet = agents.Agent('poet', instructions='Answer in verse.', model=task.model)
+        clerk = agents.Agent(
+            'clerk',
+            instructions='Be brief.',
+            tools=[agents.function_tool(weather)],
+            handoffs=[poet],
+            model=task.model,
+        )
+        return (await agents.Runner.run(clerk, 'The weather in Oslo?', max_turns=4)).final_output
+
+    handoff = CALL.format('transfer_to_poet', '{}')
+    shown, said = play(run, [f'{THINKING}{WEATHER}', handoff, 'It rains.'])
+    assert said == 'It rains.' and flow(shown)[:2] == TOOL_FLOW
+    assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
+    assert shown[2].opens and shown[2].messages[0]['content'] == 'Answer in verse.'
+
+
+@pytest.mark.parametrize('dialect', ['responses', 'messages'])
+def test_pydantic_ai_calls_a_tool_in_both(dialect):
+    pydantic_ai = pytest.importorskip('pydantic_ai')
+
+    def model_of(task):
+        if dialect == 'messages':
+            from pydantic_ai.models.anthropic import AnthropicModel
+            from pydantic_ai.providers.anthropic import AnthropicProvider
+
+            provider = AnthropicProvider(
+                anthropic_client=importlib.import_module('anthropic').AsyncAnthropic(
+                    base_url=task.root_url, api_key='k'
+                )
+            )
+            return AnthropicModel(task.model, provider=provider)
+        from pydantic_ai.models.openai import OpenAIResponsesModel
+        from pydantic_ai.providers.openai import OpenAIProvider
+
+        provider = OpenAIProvider(base_url=task.base_url, api_key='k')
+        return OpenAIResponsesModel(task.model, provider=provider)
+
+    async def run(task):
+        agent = pydantic_ai.Agent(model_of(task), system_prompt='Short.')
+        agent.tool_plain(weather)
+        return (await agent.run('The weather in Oslo?')).output
+
+    shown, out = play(run, [f'{THINKING}{WEATHER}', 'Rain.'])
+    assert out == 'Rain.' and flow(shown) == TOOL_FLOW
+
+
 def run_smolagents(kind, question, tools=()):
     """Return a harness around a smolagents agent; kind: its class."""
     smolagents = pytest.importorskip('smolagents')
