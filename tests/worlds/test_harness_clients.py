@@ -7,6 +7,7 @@ instead of a policy.
 import asyncio
 import importlib
 import inspect
+import json
 import pathlib
 import re
 import sys
@@ -20,6 +21,7 @@ from agentrl_jax.envs.hosts.world import Answer, world_errors
 
 openai = pytest.importorskip('openai')
 ROOT = pathlib.Path(__file__).parents[2]
+NODE = pathlib.Path(sys.prefix) / 'node_modules' / '.bin'
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 WEATHER = CALL.format('weather', '{"city": "Oslo"}')
 
@@ -417,10 +419,13 @@ def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
     assert said == 42 and len(shown) == 2
 
 
-def test_verifiers_plays_a_taskset_and_its_reward_pays():
+@pytest.mark.parametrize('dialect', ['chat', 'responses', 'messages'])
+def test_verifiers_plays_a_taskset_and_its_reward_pays(dialect, monkeypatch):
     """verifiers 0.4 runs in a separate environment, because it needs an older openai."""
     vf = pytest.importorskip('verifiers.v1')
     loaders = pytest.importorskip('verifiers.v1.utils.loaders')
+    weather_of = importlib.import_module('verifiers_weather')
+    monkeypatch.setattr(weather_of, 'DIALECT', [dialect])
     agent = {'runtime': {'type': 'subprocess'}}  # for programs; this harness starts none
     config = vf.SingleAgentEnvConfig(taskset={'id': 'verifiers_weather'}, agent=agent)
 
@@ -440,44 +445,80 @@ def test_verifiers_plays_a_taskset_and_its_reward_pays():
         assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
 
 
-# mini-swe-agent has no rewards: a second program checks its work and posts one
+# These programs have no rewards: a second program checks their work and posts one
 SOLVING = """
 import json, os, pathlib, subprocess, sys, urllib.request
 
 item, found = os.environ['AGENTRL_ITEM'], pathlib.Path('found')
-command = [sys.executable, '-m', 'minisweagent', '--model', 'openai/' + os.environ['OPENAI_MODEL']]
-command += ['--task', f'Write {item} into the file found.', '--yolo', '--exit-immediately']
-subprocess.run(command, check=True)
+task, command = f'Write {item} into the file found.', sys.argv[1:]
+command = [word.format(task=task, **os.environ) for word in command]
+subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 right = found.exists() and found.read_text().strip() == item
 body = json.dumps({'reward': float(right), 'success': right}).encode()
 urllib.request.urlopen(os.environ['AGENTRL_REWARD_URL'], body)
 """
 
 
+PROVIDER = '{{name="own",base_url="{OPENAI_BASE_URL}",wire_api="responses"}}'
+PROGRAMS = {  # name: (command, tool, its arguments)
+    'minisweagent': (
+        f'{sys.executable} -m minisweagent --model openai/{{OPENAI_MODEL}} --yolo '
+        '--exit-immediately --task'.split(),
+        ('bash', 'command'),
+    ),
+    'claude': (
+        [str(NODE / 'claude'), *'--model {ANTHROPIC_MODEL} --allowedTools Bash -p'.split()],
+        ('Bash', 'command'),
+    ),
+    'codex': (
+        [str(NODE / 'codex'), *'exec --skip-git-repo-check -m {OPENAI_MODEL}'.split()]
+        + ['--dangerously-bypass-approvals-and-sandbox', '-c', 'model_provider="own"']
+        + ['-c', f'model_providers.own={PROVIDER}'],
+        ('exec_command', 'cmd'),
+    ),
+}
+
+
 @pytest.mark.parametrize('written', ['3', '4'])
-def test_the_program_mini_swe_agent_works_in_a_shell(written, tmp_path, monkeypatch):
-    pytest.importorskip('minisweagent')
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_a_coding_agent_works_in_a_shell(program, written, tmp_path, monkeypatch):
+    """mini-swe-agent calls chat completions, Claude Code the Messages API, Codex Responses."""
+    command, (tool, argument) = PROGRAMS[program]
+    if program == 'minisweagent':
+        pytest.importorskip('minisweagent')
+    elif not pathlib.Path(command[0]).exists():
+        pytest.skip(f'{program} is not installed (make harness-clients)')
     monkeypatch.chdir(tmp_path)
     for name, value in {
         'MSWEA_CONFIGURED': 'true',
         'MSWEA_COST_TRACKING': 'ignore_errors',
         'MSWEA_GLOBAL_CONFIG_DIR': str(tmp_path),
         'LITELLM_LOCAL_MODEL_COST_MAP': 'true',
+        'HOME': str(tmp_path),
+        'CODEX_HOME': str(tmp_path),
+        'CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC': '1',
     }.items():
         monkeypatch.setenv(name, value)
     (tmp_path / 'solve.py').write_text(SOLVING)
-    env = HarnessEnvironment(command=(sys.executable, 'solve.py'), start_s=300.0, silent_s=300.0)
+    words = (sys.executable, 'solve.py', *command, '{task}')
+    env = HarnessEnvironment(command=words, start_s=300.0, silent_s=300.0)
     world = env.make()
-    shell = CALL.replace('{}', 'bash', 1).format
+
+    def call(line):
+        return Answer(CALL.format(tool, json.dumps({argument: line, 'description': 'x'})))
+
     try:
         shown = world.reset(3)
-        assert [one['role'] for one in shown.messages] == ['system', 'user']
-        assert shown.tools[0]['function']['name'] == 'bash'
-        reply = world.step(Answer(shell(f'{{"command": "echo {written} | tee found"}}')))
+        roles = [one['role'] for one in shown.messages]
+        assert roles[0] == 'system' and 'user' in roles
+        assert tool in [one['function']['name'] for one in shown.tools]
+        reply = world.step(call(f'echo {written} | tee found'))
         (result,) = reply.observation.messages
-        assert reply.valid and result['role'] == 'tool' and written in result['content']
-        done = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
-        reply = world.step(Answer(shell(f'{{"command": "{done}"}}')))
+        assert reply.valid and result['role'] == 'tool' and not reply.observation.opens
+        assert written in result['content']
+        mini = program == 'minisweagent'
+        done = call('echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT') if mini else Answer('Done.')
+        reply = world.step(done)
         right = written == '3'
         assert reply.done and (reply.reward, reply.success) == (float(right), right)
     finally:

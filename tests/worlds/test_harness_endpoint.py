@@ -417,23 +417,28 @@ def test_an_address_of_all_interfaces_is_not_handed_out():
 AI_SDK = """
 import {generateText, streamText, tool, stepCountIs, jsonSchema} from 'ai';
 import {createOpenAICompatible} from '@ai-sdk/openai-compatible';
+import {createAnthropic} from '@ai-sdk/anthropic';
 import {createOpenAI} from '@ai-sdk/openai';
 const baseURL = process.argv[1], apiKey = 'k';
-const model = createOpenAICompatible({name: 'own', baseURL, apiKey})('policy');
 const look = tool({
   description: 'Looks.',
   inputSchema: jsonSchema({type: 'object', properties: {place: {type: 'string'}}}),
   execute: async ({place}) => `A wall is ${place}.`,
 });
 const found = [];
-const used = await generateText({
-  model, prompt: 'U', tools: {look}, stopWhen: stepCountIs(3), maxOutputTokens: 20
-});
-found.push(used.steps[0].toolResults[0].output, used.text);
-const streamed = streamText({model, prompt: 'V', tools: {look}, stopWhen: stepCountIs(3)});
-for await (const part of streamed.textStream) found.push(part);
-const other = createOpenAI({baseURL, apiKey}).chat('policy');
-found.push((await generateText({model: other, prompt: 'W'})).text);
+globalThis.AI_SDK_LOG_WARNINGS = false;
+for (const model of [
+  createOpenAICompatible({name: 'own', baseURL, apiKey})('policy'),
+  createOpenAI({baseURL, apiKey}).responses('policy'),
+  createAnthropic({baseURL, apiKey}).messages('policy'),
+  createOpenAI({baseURL, apiKey}).chat('policy'),
+]) {
+  const prompt = `U${found.length}`, more = {tools: {look}, stopWhen: stepCountIs(3)};
+  const used = await generateText({model, prompt, maxOutputTokens: 20, ...more});
+  found.push(used.steps[0].toolResults[0].output, used.text);
+  const streamed = streamText({model, prompt: `V${found.length}`, ...more});
+  for await (const part of streamed.textStream) found.push(part);
+}
 console.log(JSON.stringify(found));
 """
 
@@ -444,11 +449,14 @@ console.log(JSON.stringify(found));
 )
 def test_the_ai_sdk_calls_tools_and_streams(monkeypatch):
     monkeypatch.setattr(endpoints, 'STREAM_AFTER_S', 0.01)
-    policy = Policy(branches=3, texts=[LOOK, 'A', f'<think>{LOOK}</think>{LOOK}', 'B', 'C'])
+    thought = f'<think>{LOOK}</think>'
+    policy = Policy(branches=8, texts=4 * [thought + LOOK, 'A', thought + LOOK, 'B'])
     command = ['node', '--input-type=module', '-e', AI_SDK, f'{policy.base}/v1']
     made = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=sys.prefix, check=False
     )
     assert made.returncode == 0, made.stderr
-    assert json.loads(made.stdout) == ['A wall is here.', 'A', f'<think>{LOOK}</think>', 'B', 'C']
+    chat, parts = ['A wall is here.', 'A', thought, 'B'], ['A wall is here.', 'A', 'B']
+    assert json.loads(made.stdout) == [*chat, *parts, *parts, *chat]
+    assert len(policy.episode.branches) == 8
     policy.close()

@@ -44,8 +44,6 @@ def to_responses(messages: list[dict], fields: dict) -> dict:
     fields = dict(fields)
     if 'tools' in fields:
         fields['tools'] = [{'type': 'function'} | one['function'] for one in fields['tools']]
-        for tool in fields['tools']:
-            tool.setdefault('strict', None)
     if 'max_tokens' in fields:
         fields['max_output_tokens'] = fields.pop('max_tokens')
     return fields | {'input': items}

@@ -74,6 +74,13 @@ class CallOutput(items.FunctionCallOutput):
     output: Parts
 
 
+class Tool(openai.FunctionToolParam, total=False):
+    """A function; clients leave out the fields that may be null."""
+
+    parameters: dict[str, object] | None
+    strict: bool | None
+
+
 def kind_of(item: Any) -> str | None:
     """Return the type of an item; messages need none."""
     return item.get('type', 'message') if isinstance(item, dict) else None
@@ -94,7 +101,7 @@ class Request(ResponseCreateParamsBase, total=False):
     """A request with the supported kinds of items and tools."""
 
     input: str | list[Item]
-    tools: list[openai.FunctionToolParam]
+    tools: list[Tool]
     max_output_tokens: Annotated[int, pydantic.Field(ge=1)] | None
     temperature: Annotated[float, pydantic.Field(ge=0, le=100)] | None
     top_p: Annotated[float, pydantic.Field(ge=0, le=1)] | None
