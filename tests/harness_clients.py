@@ -44,7 +44,7 @@ class Client:
         return response.status, json.loads(found) if found[:1] in b'{[' else found
 
     def ask(self, messages, **more):
-        dialect = getattr(NOW, 'dialect', 'chat')
+        dialect = dialect_now()
         write, read = FORMATS[dialect]
         status, made = self.post(
             f'{self.path}/{PATHS[dialect]}', write(messages, {'model': 'm'} | more)
@@ -57,13 +57,18 @@ class Client:
         return self.post(self.path.replace('/v1', '/reward'), body)
 
 
+def dialect_now():
+    return getattr(NOW, 'dialect', 'chat')
+
+
 def user(text):
     return {'role': 'user', 'content': text}
 
 
-def body(*messages, dialect='chat', **more):
+def body(*messages, dialect='', **more):
     """Return the bytes of a request."""
-    return json.dumps(FORMATS[dialect][0](list(messages), {'model': 'm'} | more)).encode()
+    write, _ = FORMATS[dialect or dialect_now()]
+    return json.dumps(write(list(messages), {'model': 'm'} | more)).encode()
 
 
 def two_turns(task):

@@ -102,7 +102,7 @@ def from_messages(body: dict) -> dict:
 
 FORMATS = {  # of each dialect: (messages, other fields) -> request, answer -> message
     'chat': (
-        lambda messages, fields: fields | {'messages': messages},
+        lambda messages, fields: {'messages': messages} | fields,
         lambda body: body['choices'][0]['message'],
     ),
     'responses': (to_responses, from_responses),

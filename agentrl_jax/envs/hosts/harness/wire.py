@@ -153,7 +153,7 @@ def load(dialect: str) -> ModuleType:
     try:
         return importlib.import_module(f'{__package__}.{dialect}')
     except ModuleNotFoundError as error:
-        package = error.name
+        package = error.name.partition('.')[0]
     sentence = f"/v1/{PATHS[dialect]} needs {package}: pip install 'agentrl_jax[dialects]'"
     raise Refused(400, 'missing_package', sentence)
 
