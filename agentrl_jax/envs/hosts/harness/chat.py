@@ -105,6 +105,7 @@ def read(body: Any, stops: Sequence[str], serving: bool) -> ParsedRequest:
     tools = body['tools'] if fields.tools and fields.tool_choice != 'none' else ()
     stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
     wire.check_stops(stop, stops, serving, 'stop')
+    fields.messages, fields.tools = [], []  # the episode keeps the rest
     return ParsedRequest(
         dialect=wire.load('chat'),
         fields=fields,

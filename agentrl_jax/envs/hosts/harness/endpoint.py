@@ -11,6 +11,7 @@ completion request has a thread that waits for the answer.
 """
 
 import asyncio
+import queue
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -76,18 +77,36 @@ async def read_body(request: fastapi.Request) -> bytes:
     return bytes(raw)
 
 
-def in_thread(ask: Callable, *args: Any) -> Future:
-    """Ask in a daemon thread, since a waiting request must not keep the process alive."""
-    answer: Future = Future()
+class Threads:
+    """Daemon threads that call functions; a waiting request must not keep the process alive.
 
-    def run() -> None:
-        try:
-            answer.set_result(ask(*args))
-        except BaseException as error:
-            answer.set_exception(error)
+    Threads are used again, since starting one costs more than reading a request.
+    """
 
-    threading.Thread(target=run, daemon=True, name='request').start()
-    return answer
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self.free = threading.Semaphore(0)  # threads without a job
+
+    def call(self, function: Callable, *args: Any) -> Future:
+        """Call a function in a thread that is free, or in a new one."""
+        answer: Future = Future()
+        self.jobs.put((answer, function, args))
+        if not self.free.acquire(blocking=False):
+            threading.Thread(target=self.work, daemon=True, name='request').start()
+        return answer
+
+    def work(self) -> None:
+        while True:
+            answer, function, args = self.jobs.get()
+            try:
+                answer.set_result(function(*args))
+            except BaseException as error:
+                answer.set_exception(error)
+            del answer, function, args  # an idle thread must not keep an episode alive
+            self.free.release()
+
+
+THREADS = Threads()
 
 
 async def watch(request: fastapi.Request, caller: Caller) -> None:
@@ -108,7 +127,7 @@ async def complete(ask: Ask, request: fastapi.Request) -> Response:
     raw = await read_body(request)
     retried = (request.headers.get('x-stainless-retry-count') or '0') != '0'
     caller = Caller()
-    answer = asyncio.wrap_future(in_thread(ask, raw, retried, caller, dialect))
+    answer = asyncio.wrap_future(THREADS.call(ask, raw, retried, caller, dialect))
     answer.add_done_callback(asyncio.Future.exception)  # asyncio logs unread errors
     watching = asyncio.create_task(watch(request, caller))
     await asyncio.wait([answer], timeout=STREAM_AFTER_S)
@@ -128,7 +147,7 @@ async def complete(ask: Ask, request: fastapi.Request) -> Response:
 async def counted(count: Callable[[bytes], int], request: fastapi.Request) -> dict:
     """Answer a request for the number of its tokens."""
     raw = await read_body(request)
-    return {'input_tokens': await asyncio.wrap_future(in_thread(count, raw))}
+    return {'input_tokens': await asyncio.wrap_future(THREADS.call(count, raw))}
 
 
 async def stream(
@@ -222,11 +241,11 @@ class Endpoint:
                 raise OVER
             return self.episodes[secret]
 
-        async def turn(secret: str, request: fastapi.Request) -> Response:
-            return await complete(episode(secret).ask, request)
+        async def turn(request: fastapi.Request) -> Response:
+            return await complete(episode(request.path_params['secret']).ask, request)
 
         for end in wire.PATHS.values():
-            app.post(f'/episodes/{{secret}}/v1/{end}')(turn)
+            app.router.add_route(f'/episodes/{{secret}}/v1/{end}', turn, ['POST'])
 
         @app.post('/episodes/{secret}/v1/messages/count_tokens')
         async def count(secret: str, request: fastapi.Request) -> dict:
@@ -254,7 +273,7 @@ class Endpoint:
 
         if desk is not None:
             for end in wire.PATHS.values():
-                app.post(f'/v1/{end}')(conversation)
+                app.router.add_route(f'/v1/{end}', conversation, ['POST'])
             app.post('/v1/messages/count_tokens')(conversation_count)
 
         return app

@@ -126,7 +126,7 @@ def parsed(fields: Mapping, **more: Any) -> ParsedRequest:
     tools = fields.get('tools', ()) if choice != 'none' else ()
     return ParsedRequest(
         dialect=wire.load('messages'),
-        fields=fields,
+        fields=wire.without_history(fields),
         messages=(*head, *read_messages(fields['messages'])),
         tools=tuple(map(read_tool, tools)),
         model=fields['model'],
@@ -169,13 +169,16 @@ def read_answer(blocks: str | Iterable[Mapping]) -> Said:
     """Return the message of an answer."""
     if isinstance(blocks, str):
         return Said('assistant', blocks)
-    thoughts = [block['thinking'] for block in blocks if block['type'] == 'thinking']
-    calls = [
-        {'name': block['name'], 'arguments': block['input']}
-        for block in blocks
-        if block['type'] == 'tool_use'
-    ]
-    return wire.answer_of(thoughts, [text_of(blocks)], calls)
+    thoughts, texts, calls = [], [], []
+    for block in blocks:
+        kind = block['type']
+        if kind == 'text':
+            texts.append(block['text'])
+        elif kind == 'thinking':
+            thoughts.append(block['thinking'])
+        elif kind == 'tool_use':
+            calls.append({'name': block['name'], 'arguments': block['input']})
+    return wire.answer_of(thoughts, texts, calls)
 
 
 # ---- answers -------------------------------------------------------------------------------------

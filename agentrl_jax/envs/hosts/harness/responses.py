@@ -137,7 +137,7 @@ def read(body: Any, stops: Sequence[str], serving: bool) -> ParsedRequest:
     tools = fields.get('tools', []) if choice != 'none' else []
     return ParsedRequest(
         dialect=wire.load('responses'),
-        fields=fields,
+        fields=wire.without_history(fields),
         messages=(*head, *messages),
         tools=tuple(map(read_tool, tools)),
         model=fields.get('model', 'policy'),

@@ -73,7 +73,8 @@ class Said:
     role: str
     content: str
     calls: str = ''  # JSON of [{name, arguments}]
-    answer: str = ''  # name of an earlier answer that it repeats, instead of its content
+    answer: str = dataclasses.field(default='', repr=False)  # name of an earlier answer, which
+    # replaces the message; the random stream of a branch depends on the repr
 
     @property
     def bare(self) -> 'Said':
@@ -99,8 +100,9 @@ def answer_of(thoughts: Sequence[str], texts: Sequence[str], functions: Sequence
     text = ''.join(texts)
     if thought := ''.join(thoughts).strip():
         text = f'{calls.THINK}\n{thought}\n{calls.END_OF_THOUGHT}\n\n{text.strip()}'
-    functions = [call_of(function) for function in functions]
-    return Said('assistant', text, json.dumps(functions, ensure_ascii=False) if functions else '')
+    if not functions:
+        return Said('assistant', text)
+    return Said('assistant', text, json.dumps(list(map(call_of, functions)), ensure_ascii=False))
 
 
 def call_of(function: Any) -> dict:
@@ -220,6 +222,12 @@ def without_hosted_tools(body: Any, kinds: Sequence[str | None]) -> tuple[Any, l
     names = [f'tools.{tool.get("type")}' for tool in hosted]
     tools = [tool for tool in tools if tool.get('type') in kinds]
     return body | {'tools': tools}, list(dict.fromkeys(names))
+
+
+def without_history(fields: Mapping) -> dict:
+    """Return the fields that an answer may need; its episode keeps them."""
+    large = ('input', 'messages', 'system', 'tools')
+    return {name: value for name, value in fields.items() if name not in large}
 
 
 def check_fields(
