@@ -1,11 +1,12 @@
-"""Serve a policy over OpenAI's chat completions API, for any client or evaluation harness.
+"""Serve a policy over the APIs of OpenAI and Anthropic, for any client or evaluation harness.
 
   python -m agentrl_jax.serve_policy --workdir=runs/demo
   python -m agentrl_jax.serve_policy --workdir=runs/demo --best --port=0 --slots=64
   python -m agentrl_jax.serve_policy --config=configs/base.py \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
-Use base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the device, which caches
+Use base_url=http://127.0.0.1:8000/v1 and any key, without /v1 for Anthropic's client. The endpoint
+has chat completions, Responses and Messages; the latter two need agentrl_jax[dialects]. Conversations share the device, which caches
 --slots of them: a request that continues a cached conversation only reads its new messages. If all
 slots are in use, the longest idle conversation is evicted. Answers have up to rollout.max_response
 tokens, and a conversation up to rollout.max_tokens. Requests may set temperature, top_p and seed;
@@ -147,7 +148,7 @@ class Desk:
         """Return conversations without a pending request, longest idle first."""
         return [one for one in self.open.values() if one.secret not in self.asking]
 
-    def _known(self, asked: wire.ChatRequest) -> Episode | None:
+    def _known(self, asked: wire.ParsedRequest) -> Episode | None:
         """Return the conversation that a request extends; parallel requests need their own."""
         for episode in reversed(self._idle()):
             if any(branch.extended_by(asked) is not None for branch in episode.branches):
