@@ -6,13 +6,14 @@
       --config.model.path=Qwen2.5-0.5B-Instruct
 
 Use base_url=http://127.0.0.1:8000/v1 and any key, without /v1 for Anthropic's client. The endpoint
-has chat completions, Responses and Messages; the latter two need agentrl_jax[dialects]. Conversations share the device, which caches
---slots of them: a request that continues a cached conversation only reads its new messages. If all
-slots are in use, the longest idle conversation is evicted. Answers have up to rollout.max_response
-tokens, and a conversation up to rollout.max_tokens. Requests may set temperature, top_p and seed;
-defaults: eval.temperature, eval.top_k and eval.top_p. Answers start with the run's forced prefix
-and follow its grammar (rollout.constrain). Clients may use the stop strings of the run and of
---stop. A field without effect is an error 400. logprobs and return_token_ids return the samples.
+has chat completions, Responses and Messages; the latter two need agentrl_jax[dialects].
+Conversations share the device, which caches --slots of them: a request that continues a cached
+conversation only reads its new messages. If all slots are in use, the longest idle conversation is
+evicted. Answers have up to rollout.max_response tokens, and a conversation up to
+rollout.max_tokens. Requests may set temperature, top_p and seed; defaults: eval.temperature,
+eval.top_k and eval.top_p. Answers start with the run's forced prefix and follow its grammar
+(rollout.constrain). Clients may use the stop strings of the run and of --stop. A field without
+effect is an error 400. logprobs and return_token_ids return the samples.
 """
 
 from absl import flags

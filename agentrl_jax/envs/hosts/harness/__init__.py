@@ -1,1 +1,1 @@
-"""Existing agents as environments: programs that call the policy through a client of OpenAI or Anthropic."""
+"""Existing agents as environments: programs that call the policy through a vendor's client."""
