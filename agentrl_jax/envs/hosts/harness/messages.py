@@ -188,23 +188,20 @@ def write(turn: Turn) -> tuple[anthropic.Message, list[Said]]:
     """Return the message of an answer, and how later requests may repeat it."""
     content: list = []
     if turn.thought:
-        content.append(
-            anthropic.ThinkingBlock(type='thinking', thinking=turn.thought, signature=turn.name)
-        )
+        block = {'thinking': turn.thought, 'signature': turn.name}
+        content.append(anthropic.ThinkingBlock(type='thinking', **block))
     if turn.rest:
         content.append(anthropic.TextBlock(type='text', text=turn.rest))
     for number, call in enumerate(turn.calls):
-        name = f'toolu_{turn.name}_{number}'
-        content.append(
-            anthropic.ToolUseBlock(
-                type='tool_use', id=name, name=call['name'], input=call['arguments']
-            )
-        )
-    reason = {'length': 'max_tokens'}.get(turn.answer.finish, 'end_turn')
+        block = {'id': f'toolu_{turn.name}_{number}', 'name': call['name']}
+        block['input'] = call['arguments']
+        content.append(anthropic.ToolUseBlock(type='tool_use', **block))
+    reason = 'max_tokens' if turn.answer.finish == 'length' else 'end_turn'
     if turn.calls:
         reason = 'tool_use'
     elif turn.stop is not None:
         reason = 'stop_sequence'
+    counts = {'input_tokens': len(turn.answer.prompt), 'output_tokens': len(turn.answer.ids)}
     message = anthropic.Message(
         id=f'msg_{turn.name}',
         type='message',
@@ -213,9 +210,7 @@ def write(turn: Turn) -> tuple[anthropic.Message, list[Said]]:
         content=content,
         stop_reason=reason,
         stop_sequence=turn.stop if reason == 'stop_sequence' else None,
-        usage=anthropic.Usage(
-            input_tokens=len(turn.answer.prompt), output_tokens=len(turn.answer.ids)
-        ),
+        usage=anthropic.Usage(**counts),
         **turn.token_ids,
     )
     return message, wire.forms_of(turn)
@@ -235,26 +230,22 @@ def stream(message: anthropic.Message, request: ParsedRequest) -> bytes:
 
 def events(message: anthropic.Message) -> Iterator[Any]:
     """Yield the events of a message."""
-    usage = anthropic.Usage(input_tokens=message.usage.input_tokens, output_tokens=0)
-    start = {'content': [], 'stop_reason': None, 'stop_sequence': None, 'usage': usage}
-    yield anthropic.RawMessageStartEvent(
-        type='message_start', message=message.model_copy(update=start)
-    )
+    reason = {'stop_reason': message.stop_reason, 'stop_sequence': message.stop_sequence}
+    usage = message.usage.model_copy(update={'output_tokens': 0})
+    empty = dict.fromkeys(reason) | {'content': [], 'usage': usage}
+    start = message.model_copy(update=empty)
+    yield anthropic.RawMessageStartEvent(type='message_start', message=start)
     for index, block in enumerate(message.content):
         empty, deltas = split(block)
-        yield anthropic.RawContentBlockStartEvent(
-            type='content_block_start', index=index, content_block=block.model_copy(update=empty)
-        )
+        first = {'index': index, 'content_block': block.model_copy(update=empty)}
+        yield anthropic.RawContentBlockStartEvent(type='content_block_start', **first)
         for delta in deltas:
-            yield anthropic.RawContentBlockDeltaEvent(
-                type='content_block_delta', index=index, delta=delta
-            )
+            more = {'index': index, 'delta': delta}
+            yield anthropic.RawContentBlockDeltaEvent(type='content_block_delta', **more)
         yield anthropic.RawContentBlockStopEvent(type='content_block_stop', index=index)
-    yield anthropic.RawMessageDeltaEvent(
-        type='message_delta',
-        delta=Delta(stop_reason=message.stop_reason, stop_sequence=message.stop_sequence),
-        usage=anthropic.MessageDeltaUsage(output_tokens=message.usage.output_tokens),
-    )
+    counts = anthropic.MessageDeltaUsage(output_tokens=message.usage.output_tokens)
+    end = {'delta': Delta(**reason), 'usage': counts}
+    yield anthropic.RawMessageDeltaEvent(type='message_delta', **end)
     yield anthropic.RawMessageStopEvent(type='message_stop')
 
 

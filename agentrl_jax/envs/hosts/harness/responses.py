@@ -68,6 +68,7 @@ class Reasoning(openai.ResponseReasoningItemParam, total=False):
 
     id: str | None
     content: list[reasoning_param.Content] | None
+    summary: list[reasoning_param.Summary]
 
 
 class CallOutput(items.FunctionCallOutput):
@@ -175,7 +176,7 @@ def read_items(said: Iterable[Mapping]) -> Iterator[Said]:
     for item in [*said, {'type': 'end'}]:
         kind, role = kind_of(item), item.get('role')
         if kind == 'reasoning':
-            thoughts += [part['text'] for part in item.get('content') or item['summary']]
+            thoughts += [part['text'] for part in item.get('content') or item.get('summary', ())]
         elif kind == 'item_reference':
             name = name_of(item['id'])
         elif kind == 'function_call':
@@ -200,45 +201,26 @@ def read_items(said: Iterable[Mapping]) -> Iterator[Said]:
 
 def write(turn: Turn) -> tuple[openai.Response, list[Said]]:
     """Return the response of an answer, and how later requests may repeat it."""
-    fields, answer = turn.request.fields, turn.answer
-    status = 'incomplete' if answer.finish == 'length' else 'completed'
-    output: list = []
+    fields, name, output = turn.request.fields, turn.name, []
+    status = 'incomplete' if turn.answer.finish == 'length' else 'completed'
     if turn.thought:
-        text = reasoning.Content(type='reasoning_text', text=turn.thought)
-        output.append(
-            openai.ResponseReasoningItem(
-                type='reasoning', id=f'rs_{turn.name}', summary=[], content=[text], status=status
-            )
-        )
+        parts = [reasoning.Content(type='reasoning_text', text=turn.thought)]
+        item = {'id': f'rs_{name}', 'summary': [], 'content': parts, 'status': status}
+        output.append(openai.ResponseReasoningItem(type='reasoning', **item))
     if turn.rest or not turn.calls:
         about = turn.logprobs if LOGPROBS in fields.get('include', ()) else []
-        logprobs = [Logprob.model_validate(one) for one in about]
-        text = openai.ResponseOutputText(
-            type='output_text', text=turn.rest, annotations=[], logprobs=logprobs
-        )
-        output.append(
-            openai.ResponseOutputMessage(
-                type='message',
-                id=f'msg_{turn.name}',
-                role='assistant',
-                status=status,
-                content=[text],
-            )
-        )
+        part = {'text': turn.rest, 'annotations': [], 'logprobs': [Logprob(**x) for x in about]}
+        parts = [openai.ResponseOutputText(type='output_text', **part)]
+        item = {'id': f'msg_{name}', 'role': 'assistant', 'status': status, 'content': parts}
+        output.append(openai.ResponseOutputMessage(type='message', **item))
     for number, call in enumerate(turn.calls):
-        output.append(
-            openai.ResponseFunctionToolCall(
-                type='function_call',
-                id=f'fc_{turn.name}_{number}',
-                call_id=f'call_{turn.name}_{number}',
-                name=call['name'],
-                arguments=json.dumps(call['arguments'], ensure_ascii=False),
-                status='completed',
-            )
-        )
-    inputs, outputs = len(answer.prompt), len(answer.ids)
+        item = {'id': f'fc_{name}_{number}', 'call_id': f'call_{name}_{number}'}
+        item |= {'name': call['name'], 'status': 'completed'}
+        item['arguments'] = json.dumps(call['arguments'], ensure_ascii=False)
+        output.append(openai.ResponseFunctionToolCall(type='function_call', **item))
+    inputs, outputs = len(turn.answer.prompt), len(turn.answer.ids)
     response = openai.Response(
-        id=f'resp_{turn.name}',
+        id=f'resp_{name}',
         object='response',
         created_at=int(time.time()),
         status=status,

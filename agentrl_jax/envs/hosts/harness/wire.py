@@ -195,7 +195,8 @@ def validate(kind: pydantic.TypeAdapter, body: Any) -> Any:
         return kind.validate_python(body, strict=True)
     except pydantic.ValidationError as error:
         first = max(error.errors(), key=lambda one: len(one['loc']))  # the most exact of a union
-    where = [str(part) for part in first['loc']] or ['body']
+    names = map(str, first['loc'])
+    where = [name for name in names if '[' not in name] or ['body']  # without types of unions
     shown = f'{first["input"]!r:.50}'
     raise invalid(where[0], f'{".".join(where)}={shown} is invalid: {first["msg"]}')
 
@@ -263,8 +264,7 @@ def check_fields(
 def check_ignored(body: Mapping, ignored: Sequence[str]) -> None:
     """Raise Refused for the first field without effect."""
     for name in ignored:
-        value = json.dumps(body.get(name.partition('.')[0]))[:50]
-        sentence = f'{name}={value} is not supported: remove it'
+        sentence = f'{name}={json.dumps(body[name])[:50]} is not supported: remove it'
         raise invalid(name, sentence, 'unsupported_field')
 
 
