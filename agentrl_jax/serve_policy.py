@@ -98,8 +98,8 @@ class Desk:
         retried: bool = False,
         caller: Caller | None = None,
         dialect: str = 'chat',
-    ) -> tuple[wire.ParsedRequest, Any]:
-        """Return the completion for a request."""
+    ) -> bytes:
+        """Return the answer to a request."""
         request = wire.read(raw, self.stops, dialect, serving=True)
         digest, caller = digest_of(raw, dialect), caller or Caller()
         with self.lock:

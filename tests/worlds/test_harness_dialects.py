@@ -4,6 +4,7 @@ import http.client
 import json
 import sys
 import threading
+import types
 import urllib.parse
 from concurrent import futures
 
@@ -206,7 +207,7 @@ def completed(text, dialect, *, finish='stop', stops=(), **more):
     events = [json.loads(line.removeprefix('data: ')) for line in lines if line[:5] == 'data:']
     kinds = [line.removeprefix('event: ') for line in lines if line[:6] == 'event:']
     assert kinds == [event['type'] for event in events]
-    return json.loads(asked.dialect.encode(made.body)), events
+    return json.loads(asked.dialect.encode(made.body, asked)), events
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_answers_have_the_ids_and_log_probabilities_of_the_row():
         answer = Answer('A')
         answer.ids, answer.prompt = (5, 6), (1, 2, 3)
         answer.logprobs, answer.pieces = (-0.5, -1.0), (b'a', b'b')
-        made = json.loads(asked.dialect.encode(wire.complete(answer, asked, 'x').body))
+        made = json.loads(asked.dialect.encode(wire.complete(answer, asked, 'x').body, asked))
         assert made['prompt_token_ids'] == [1, 2, 3]
         assert made.get('token_ids') or made['choices'][0]['token_ids'] == [5, 6]
         if dialect == 'responses':
@@ -282,7 +283,7 @@ def asked_of(episode, text, **fields):
     sent = POOL.submit(episode.ask, raw, False, None, 'responses')
     request = episode.events.get(timeout=30)
     episode.answer(Answer(text))
-    return request.new, sent.result(30)[1]
+    return request.new, types.SimpleNamespace(**json.loads(sent.result(30)))
 
 
 def test_a_response_continues_an_earlier_one_without_its_instructions():
@@ -306,9 +307,9 @@ def test_references_to_items_stand_for_their_answer():
     episode = Episode(branches=2)
     tools = [{'type': 'function', 'name': 'look'}]
     _, made = asked_of(episode, f'{THOUGHT}Hm. {LOOK}', input='U', tools=tools)
-    references = [{'type': 'item_reference', 'id': item.id} for item in made.output]
+    references = [{'type': 'item_reference', 'id': item['id']} for item in made.output]
     assert len(references) == 3
-    call = made.output[-1].call_id
+    call = made.output[-1]['call_id']
     result = {'type': 'function_call_output', 'call_id': call, 'output': 'a wall'}
     items = [{'role': 'user', 'content': 'U'}, *references, result]
     shown, _ = asked_of(episode, 'A', input=items, tools=tools)

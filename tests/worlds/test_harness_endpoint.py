@@ -104,7 +104,7 @@ def test_a_call_of_an_answer_is_the_same_call_in_a_history(dialect):
     for arguments in ('""', 'null', r'"{\"place\": \"here\"}"', '{"place": "</tool_call>"}'):
         said = Answer(LOOK.replace('{"place": "here"}', arguments))
         made = wire.complete(said, asked, 'x')
-        message = read(json.loads(asked.dialect.encode(made.body)))
+        message = read(json.loads(asked.dialect.encode(made.body, asked)))
         assert isinstance(json.loads(message['tool_calls'][0]['function']['arguments']), dict)
         again = wire.read(body(U, message, U, dialect=dialect), (), dialect)
         assert again.messages[1] == made.forms[0]

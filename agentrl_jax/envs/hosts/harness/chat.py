@@ -193,8 +193,9 @@ def write(turn: Turn) -> tuple[dict, list[Said]]:
     return body, [read_message(message)]
 
 
-def encode(body: dict) -> bytes:
+def encode(body: dict, request: ParsedRequest) -> bytes:
     """Return a completion as JSON."""
+    del request
     return json.dumps(body, ensure_ascii=False, separators=(',', ':')).encode()
 
 

@@ -73,14 +73,16 @@ def to_messages(messages: list[dict], fields: dict) -> dict:
         if role == 'system':
             body['system'] = content
             continue
-        blocks = [{'type': 'text', 'text': content}] if content else []
+        calls = _calls(message)
         if role == 'tool':
             result = {'tool_use_id': message['tool_call_id'], 'content': content}
-            role, blocks = 'user', [{'type': 'tool_result'} | result]
-        for call in _calls(message):
+            role, content = 'user', [{'type': 'tool_result'} | result]
+        elif calls:
+            content = [{'type': 'text', 'text': content}] if content else []
+        for call in calls:
             call['input'] = json.loads(call.pop('arguments'))
-            blocks.append({'type': 'tool_use'} | call)
-        body['messages'].append({'role': role, 'content': blocks})
+            content.append({'type': 'tool_use'} | call)
+        body['messages'].append({'role': role, 'content': content})
     if 'tools' in fields:
         tools = [dict(one['function']) for one in fields['tools']]
         body['tools'] = [{'input_schema': tool.pop('parameters')} | tool for tool in tools]

@@ -45,9 +45,10 @@ MODEL = {  # in the formats of both vendors
 }
 MODELS = {'object': 'list', 'data': [MODEL], 'has_more': False}
 MODELS |= {'first_id': MODEL['id'], 'last_id': MODEL['id']}
+JSON = {'Content-Type': 'application/json'}
 EVENTS = {'Content-Type': 'text/event-stream', 'Cache-Control': 'no-cache'}
-# (body, is a retry, client, dialect) -> (request, answer), for one episode or many conversations
-Ask = Callable[[bytes, bool, Caller, str], tuple[wire.ParsedRequest, Any]]
+# (body, is a retry, client, dialect) -> answer, for one episode or many conversations
+Ask = Callable[[bytes, bool, Caller, str], bytes]
 
 
 class Desk(Protocol):
@@ -136,12 +137,10 @@ async def complete(ask: Ask, request: fastapi.Request) -> Response:
     if not answer.done():
         return StreamingResponse(stream(answer, watching, dialect), headers=EVENTS)
     try:
-        parsed, body = await answer
+        body = await answer
     finally:
         await delivered(watching)
-    if not parsed.streams:
-        return Response(parsed.dialect.encode(body), media_type='application/json')
-    return Response(parsed.dialect.stream(body, parsed), headers=EVENTS)
+    return Response(body, headers=EVENTS if caller.streams else JSON)
 
 
 async def counted(count: Callable[[bytes], int], request: fastapi.Request) -> dict:
@@ -158,8 +157,7 @@ async def stream(
         yield b': waiting for the policy\n\n'
         await asyncio.wait([answer], timeout=COMMENT_EVERY_S)
     try:
-        parsed, body = await answer
-        events = parsed.dialect.stream(body, parsed)
+        events = await answer
     except Refused as refused:
         events = refused.event(dialect)
         refused.__traceback__ = None  # see on_refusal

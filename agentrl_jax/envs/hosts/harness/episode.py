@@ -128,8 +128,8 @@ class Episode:
         retried: bool = False,
         caller: Caller | None = None,
         dialect: str = 'chat',
-    ) -> tuple[ParsedRequest, Any]:
-        """Wait for the completion that answers a request."""
+    ) -> bytes:
+        """Wait for the answer to a request, as JSON or server-sent events."""
         try:
             request = self.resolve(wire.read(raw, self.stops, dialect))
             return self.answer_once(request, digest_of(raw, dialect), retried, caller or Caller())
@@ -178,7 +178,7 @@ class Episode:
 
     def answer_once(
         self, asked: ParsedRequest, digest: bytes, retried: bool, caller: Caller
-    ) -> tuple[ParsedRequest, Any]:
+    ) -> bytes:
         """Answer a request; a repeated request gets the same answer.
 
         A request is repeated if it is marked as retried, or if the client left before the first
@@ -195,7 +195,7 @@ class Episode:
         if repeated:
             return call.answer.result()
         try:
-            call.answer.set_result((asked, self._answered(asked)))
+            call.answer.set_result(self._answered(asked))
         except Refused as refused:
             with self._state:  # a retry may get an answer
                 if self._calls[digest] is call:
@@ -205,7 +205,7 @@ class Episode:
             call.answer.cancel()  # waiters must not hang if this thread ends early
         return call.answer.result()
 
-    def _answered(self, asked: ParsedRequest) -> Any:
+    def _answered(self, asked: ParsedRequest) -> bytes:
         with self._one:
             with self._state:
                 if self.refusal is not None:
@@ -265,13 +265,15 @@ class Episode:
             self._turns += 1
             asked, name = request.asked, f'{self.secret[:8]}-{self._turns}'
             completion = wire.complete(answer, asked, name)
-            self.histories[name] = (*asked.messages[asked.instructions :], completion.forms[0])
             branch = request.branch
             branch.sampled[len(branch.known)] = answer.closed
             branch.known.append(list(completion.forms))
             branch.tokens = len(answer.prompt) + len(answer.ids)
+            known = branch.known[asked.instructions :]
+            self.histories[name] = tuple(forms[0] for forms in known)
             self.bad_calls += completion.bad_calls
-        request.answer.set_result(completion.body)
+        encode = asked.dialect.stream if asked.streams else asked.dialect.encode
+        request.answer.set_result(encode(completion.body, asked))
         return completion
 
     def refuse(self, refusal: Refused, *, branch: bool = False) -> None:

@@ -216,8 +216,9 @@ def write(turn: Turn) -> tuple[anthropic.Message, list[Said]]:
     return message, wire.forms_of(turn)
 
 
-def encode(message: anthropic.Message) -> bytes:
+def encode(message: anthropic.Message, request: ParsedRequest) -> bytes:
     """Return a message as JSON."""
+    del request
     return message.model_dump_json(exclude_unset=True).encode()
 
 

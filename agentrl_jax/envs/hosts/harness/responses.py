@@ -246,8 +246,9 @@ def write(turn: Turn) -> tuple[openai.Response, list[Said]]:
     return response, wire.forms_of(turn)
 
 
-def encode(response: openai.Response) -> bytes:
+def encode(response: openai.Response, request: ParsedRequest) -> bytes:
     """Return a response as JSON."""
+    del request
     return response.model_dump_json(exclude_unset=True).encode()
 
 

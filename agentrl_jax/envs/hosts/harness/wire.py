@@ -8,7 +8,7 @@ A dialect is a module with these functions:
 
   read(body, stops, serving) -> ParsedRequest    a request as JSON; raises Refused
   write(turn) -> (object, forms)    the answer to a turn, and how later requests may repeat it
-  encode(object) -> bytes           the answer as JSON
+  encode(object, request) -> bytes  the answer as JSON
   stream(object, request) -> bytes  the answer as server-sent events
 """
 
@@ -66,7 +66,7 @@ class Refused(Exception):
         return f'event: error\ndata: {json.dumps(body)}\n\n'.encode()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Said:
     """The content of a message."""
 
