@@ -243,6 +243,17 @@ def test_a_stream_has_the_parts_of_the_answer(text, kinds):
     assert [event['index'] for event in starts] == list(range(len(made['content'])))
 
 
+@pytest.mark.parametrize('dialect', clients.DIALECTS)
+@pytest.mark.parametrize('stream', [False, True])
+def test_a_lone_surrogate_in_a_request_costs_no_answer(dialect, stream):
+    raw = body(U, dialect=dialect, stream=stream, model='\ud800', metadata={'user_id': '\ud800'})
+    episode = Episode()
+    sent = POOL.submit(episode.ask, raw, False, None, dialect)
+    episode.events.get(timeout=30)
+    episode.answer(Answer('A'))
+    assert b'"A"' in sent.result(30)
+
+
 def test_the_reason_of_the_end_is_that_of_the_dialect():
     reasons = [('stop', LOOK, 'tool_use'), ('length', 'A', 'max_tokens'), ('stop', 'A', 'end_turn')]
     for finish, text, reason in reasons:

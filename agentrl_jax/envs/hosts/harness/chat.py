@@ -196,7 +196,7 @@ def write(turn: Turn) -> tuple[dict, list[Said]]:
 def encode(body: dict, request: ParsedRequest) -> bytes:
     """Return a completion as JSON."""
     del request
-    return json.dumps(body, ensure_ascii=False, separators=(',', ':')).encode()
+    return json.dumps(body).encode()
 
 
 def stream(body: dict, request: ParsedRequest) -> bytes:

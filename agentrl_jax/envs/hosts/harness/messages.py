@@ -219,13 +219,13 @@ def write(turn: Turn) -> tuple[anthropic.Message, list[Said]]:
 def encode(message: anthropic.Message, request: ParsedRequest) -> bytes:
     """Return a message as JSON."""
     del request
-    return message.model_dump_json(exclude_unset=True).encode()
+    return wire.dump(message).encode()
 
 
 def stream(message: anthropic.Message, request: ParsedRequest) -> bytes:
     """Return a message as server-sent events, with each block in one delta."""
     del request
-    data = ((event.type, event.model_dump_json(exclude_unset=True)) for event in events(message))
+    data = ((event.type, wire.dump(event)) for event in events(message))
     return ''.join(f'event: {name}\ndata: {line}\n\n' for name, line in data).encode()
 
 

@@ -249,7 +249,7 @@ def write(turn: Turn) -> tuple[openai.Response, list[Said]]:
 def encode(response: openai.Response, request: ParsedRequest) -> bytes:
     """Return a response as JSON."""
     del request
-    return response.model_dump_json(exclude_unset=True).encode()
+    return wire.dump(response).encode()
 
 
 def stream(response: openai.Response, request: ParsedRequest) -> bytes:
@@ -258,7 +258,7 @@ def stream(response: openai.Response, request: ParsedRequest) -> bytes:
     lines = []
     for number, event in enumerate(events(response)):
         event.sequence_number = number
-        data = event.model_dump_json(exclude_unset=True)
+        data = wire.dump(event)
         lines.append(f'event: {event.type}\ndata: {data}\n\n')
     return ''.join(lines).encode()
 

@@ -329,6 +329,11 @@ class Turn:
         ]
 
 
+def dump(model: pydantic.BaseModel) -> str:
+    """Return an object of a vendor as JSON; pydantic's own JSON has no lone surrogates."""
+    return json.dumps(model.model_dump(exclude_unset=True))
+
+
 def forms_of(turn: Turn) -> list[Said]:
     """Return how later requests may repeat an answer whose thought is a part of its own.
 
