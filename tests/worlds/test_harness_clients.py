@@ -208,68 +208,51 @@ MESSAGES_TOOL = {'name': 'weather', 'input_schema': SCHEMA}
 TOOL_FLOW = [(0, True, ['system', 'user']), (0, False, ['tool'])]
 
 
-def responses_of(asks):
-    """Return a harness: a turn with a call, its result, and another question; asks: one turn."""
+async def by_id(client, history, new, previous, more):
+    """Continue the previous response."""
+    previous = previous and previous.id
+    return await client.responses.create(input=new, previous_response_id=previous, **more)
 
+
+async def by_items(client, history, new, previous, more):
+    """Send all items back."""
+    include = ['message.output_text.logprobs']
+    made = await client.responses.create(input=history, include=include, store=False, **more)
+    assert made.output[-1].type != 'message' or made.output[-1].content[0].logprobs[1].logprob == -1
+    return made
+
+
+async def streamed(client, history, new, previous, more):
+    async with client.responses.stream(input=history, **more) as events:
+        kinds = [event.type async for event in events]
+        made = await events.get_final_response()
+    assert kinds[0] == 'response.created' and kinds[-1] == 'response.completed'
+    return made
+
+
+@pytest.mark.parametrize('ask', [by_id, by_items, streamed])
+def test_openai_s_client_goes_on_with_one_conversation_of_responses(ask):
     async def run(task):
         client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
         more = dict(model=task.model, instructions='S', tools=[RESPONSES_TOOL])
-        first = await asks(client, [{'role': 'user', 'content': 'Oslo?'}], None, **more)
-        call = first.output[-1]
-        result = {'type': 'function_call_output', 'call_id': call.call_id, 'output': 'Rain.'}
-        second = await asks(client, [result], first, **more)
-        third = await asks(client, [{'role': 'user', 'content': 'And?'}], second, **more)
-        return first, second, third
+        history, found, item = [], [], {'role': 'user', 'content': 'Oslo?'}
+        for _ in range(3):
+            history.append(item)
+            made = await ask(client, history, [item], found[-1] if found else None, more)
+            history += [one.model_dump() for one in made.output]
+            found.append(made)
+            item = {'role': 'user', 'content': 'And?'}
+            if made.output[-1].type == 'function_call':
+                item = {'type': 'function_call_output', 'output': 'Rain.'}
+                item['call_id'] = made.output[-1].call_id
+        return found
 
-    return run
-
-
-async def by_id(client, items, previous, **more):
-    return await client.responses.create(
-        input=items, previous_response_id=previous and previous.id, **more
-    )
-
-
-HISTORY = {}  # items up to a response, by its id
-
-
-def with_history(items, previous):
-    return [*(HISTORY[previous.id] if previous else []), *items]
-
-
-async def by_items(client, items, previous, **more):
-    items = with_history(items, previous)
-    made = await client.responses.create(
-        input=items, include=['message.output_text.logprobs'], store=False, **more
-    )
-    HISTORY[made.id] = items + [item.model_dump() for item in made.output]
-    return made
-
-
-async def streamed(client, items, previous, **more):
-    items = with_history(items, previous)
-    async with client.responses.stream(input=items, **more) as events:
-        seen = [event.type async for event in events]
-        made = await events.get_final_response()
-    assert seen[0] == 'response.created' and seen[-1] == 'response.completed'
-    HISTORY[made.id] = items + [item.to_dict() for item in made.output]
-    return made
-
-
-@pytest.mark.parametrize('asks', [by_id, by_items, streamed])
-def test_openai_s_client_goes_on_with_one_conversation_of_responses(asks):
     answers = [f'{THINKING}I look.\n{WEATHER}', f'{THINKING}It rains.', 'No.']
-    shown, (first, second, third) = play(responses_of(asks), answers)
+    shown, found = play(run, answers)
     assert flow(shown) == [*TOOL_FLOW, (0, False, ['user'])]
-    assert [one.type for one in first.output] == ['reasoning', 'message', 'function_call']
-    assert (first.output_text, second.output_text, third.output_text) == (
-        'I look.',
-        'It rains.',
-        'No.',
-    )
-    assert first.usage.output_tokens == 2 and third.status == 'completed'
-    if asks is by_items:
-        assert [one.logprob for one in third.output[0].content[0].logprobs] == [-0.5, -1.0]
+    assert [one.type for one in found[0].output] == ['reasoning', 'message', 'function_call']
+    assert [one.output_text for one in found] == ['I look.', 'It rains.', 'No.']
+    assert found[0].usage.output_tokens == 2 and found[2].status == 'completed'
 
 
 def messages_of(stream, thoughts):

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Required
 
 import anthropic.types as anthropic
 import pydantic
-from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 from anthropic.types.raw_message_delta_event import Delta
 
@@ -65,14 +64,6 @@ Message = Annotated[
 ]
 
 
-class Count(MessageCountTokensParams, total=False):
-    """A request for a number of tokens, with the supported kinds of blocks and tools."""
-
-    messages: Required[list[Message]]
-    system: str | list[Text]
-    tools: list[anthropic.ToolParam]
-
-
 class Request(MessageCreateParamsBase, total=False):
     """A request with the supported kinds of blocks and tools."""
 
@@ -86,7 +77,7 @@ class Request(MessageCreateParamsBase, total=False):
     return_token_ids: bool  # an extension, as in chat completions
 
 
-REQUEST, COUNT = pydantic.TypeAdapter(Request), pydantic.TypeAdapter(Count)
+REQUEST = pydantic.TypeAdapter(Request)
 
 
 def read(body: Any, stops: Sequence[str], serving: bool) -> ParsedRequest:
@@ -96,41 +87,27 @@ def read(body: Any, stops: Sequence[str], serving: bool) -> ParsedRequest:
     ignored = wire.check_fields(body, serving, used=USED | LABELS, plain={}, never={})
     if not fields.get('output_config', {}).keys() - {'effort'}:
         ignored = [name for name in ignored if name != 'output_config']
-    if fields.get('tool_choice', {}).get('type') in ('any', 'tool'):
+    choice = fields.get('tool_choice', {}).get('type')
+    if choice in ('any', 'tool'):
         ignored.append('tool_choice')
     if serving:
         wire.check_ignored(body, ignored)
     ignored += hosted
     stop = tuple(fields.get('stop_sequences', ()))
     wire.check_stops(stop, stops, serving, 'stop_sequences')
-    return parsed(
-        fields,
-        stop=stop,
-        token_limit=fields['max_tokens'],
-        streams=fields.get('stream', False),
-        sampling=wire.sampling_of(fields, serving),
-        ignored=tuple(ignored),
-    )
-
-
-def read_count(body: Any) -> ParsedRequest:
-    """Parse a request for a number of tokens."""
-    body, _ = wire.without_hosted_tools(body, (None, 'custom'))
-    return parsed(wire.validate(COUNT, body))
-
-
-def parsed(fields: Mapping, **more: Any) -> ParsedRequest:
-    """Return a request with the conversation of validated fields."""
     head = [Said('system', text_of(fields['system']))] if 'system' in fields else []
-    choice = fields.get('tool_choice', {}).get('type')
     tools = fields.get('tools', ()) if choice != 'none' else ()
     return ParsedRequest(
         dialect=wire.load('messages'),
         fields=wire.without_history(fields),
         messages=(*head, *read_messages(fields['messages'])),
         tools=tuple(map(read_tool, tools)),
+        stop=stop,
         model=fields['model'],
-        **more,
+        token_limit=fields['max_tokens'],
+        streams=fields.get('stream', False),
+        sampling=wire.sampling_of(fields, serving),
+        ignored=tuple(ignored),
     )
 
 

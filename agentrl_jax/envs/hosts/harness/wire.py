@@ -169,8 +169,10 @@ def read_json(raw: bytes) -> Any:
 
 
 def read_count(raw: bytes) -> ParsedRequest:
-    """Parse a request for the number of its tokens."""
-    return load('messages').read_count(read_json(raw))
+    """Parse a request for the number of its tokens; it has no max_tokens."""
+    body = read_json(raw)
+    body = {'max_tokens': 1} | body if isinstance(body, dict) else body
+    return load('messages').read(body, (), False)
 
 
 def read(
