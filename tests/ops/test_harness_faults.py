@@ -73,7 +73,10 @@ def test_neighbours_of_faulty_harnesses_are_the_same_to_the_bit_and_nothing_is_l
     assert ((out.episode_stop == EpisodeStop.ENV_ERROR) == faulty & ~blamed).all()
     assert blamed.sum() == 6 and (out.rewards[blamed].sum(1) == -1).all()
     assert out.action_mask[blamed].any(1).all()  # they train
-    for name in ('tokens', 'logprobs', 'rewards', 'turn', 'action_mask'):
+    names = ('tokens', 'logprobs', 'turn', 'action_mask')
+    if run in ('faulty', 'deadly'):  # in other dialects a thought is not part of the text it counts
+        names += ('rewards',)
+    for name in names:
         one, other = getattr(out, name), getattr(alone, name)
         np.testing.assert_array_equal(one[~faulty], other[~faulty], err_msg=name)
     assert not endpoint('127.0.0.1', 0).episodes
