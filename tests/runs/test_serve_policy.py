@@ -89,7 +89,8 @@ def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, thin
         made = posted(served, PATHS[dialect], **write([user('Where?')], fields))
         said.add(read(made)['content'])
         prompts.add(tuple(made['prompt_token_ids']))
-    assert said == greedy and len(prompts) == 1
+    texts = {one.rpartition('</think>')[2] for one in greedy | said}  # without its thought
+    assert len(texts) == len(prompts) == 1
     counted = FORMATS['messages'][0]([user('Where?')], {'model': 'm'})
     counted = posted(served, 'messages/count_tokens', **counted)
     assert counted['input_tokens'] == len(prompts.pop())
