@@ -113,7 +113,8 @@ harness-clients: | python-version
 	.venv-clients/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
 	  -r requirements/harness.txt
 	! command -v npm || npm install --no-save --prefix .venv-clients ai@6.0.326 \
-	  @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92
+	  @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92 @ai-sdk/anthropic@3.0.140 \
+	  @anthropic-ai/claude-code@2.1.328 @openai/codex@0.169.0
 	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py \
 	  tests/worlds/test_harness_endpoint.py
 	$(PYTHON) -m venv .venv-verifiers

@@ -1,17 +1,19 @@
-"""Serve a policy over OpenAI's chat completions API, for any client or evaluation harness.
+"""Serve a policy over the APIs of OpenAI and Anthropic, for any client or evaluation harness.
 
   python -m agentrl_jax.serve_policy --workdir=runs/demo
   python -m agentrl_jax.serve_policy --workdir=runs/demo --best --port=0 --slots=64
   python -m agentrl_jax.serve_policy --config=configs/base.py \\
       --config.model.path=Qwen2.5-0.5B-Instruct
 
-Use base_url=http://127.0.0.1:8000/v1 and any key. Conversations share the device, which caches
---slots of them: a request that continues a cached conversation only reads its new messages. If all
-slots are in use, the longest idle conversation is evicted. Answers have up to rollout.max_response
-tokens, and a conversation up to rollout.max_tokens. Requests may set temperature, top_p and seed;
-defaults: eval.temperature, eval.top_k and eval.top_p. Answers start with the run's forced prefix
-and follow its grammar (rollout.constrain). Clients may use the stop strings of the run and of
---stop. A field without effect is an error 400. logprobs and return_token_ids return the samples.
+Use base_url=http://127.0.0.1:8000/v1 and any key, without /v1 for Anthropic's client. The endpoint
+has chat completions, Responses and Messages; the latter two need agentrl_jax[dialects].
+Conversations share the device, which caches --slots of them: a request that continues a cached
+conversation only reads its new messages. If all slots are in use, the longest idle conversation is
+evicted. Answers have up to rollout.max_response tokens, and a conversation up to
+rollout.max_tokens. Requests may set temperature, top_p and seed; defaults: eval.temperature,
+eval.top_k and eval.top_p. Answers start with the run's forced prefix and follow its grammar
+(rollout.constrain). Clients may use the stop strings of the run and of --stop. A field without
+effect is an error 400. logprobs and return_token_ids return the samples.
 """
 
 from absl import flags
@@ -72,9 +74,16 @@ class Desk:
     """Assigns requests to their conversations, and new conversations to free slots."""
 
     def __init__(
-        self, slots: int, stops: tuple[str, ...], drops: bool = False, round_size: int = ROUND
+        self,
+        slots: int,
+        stops: tuple[str, ...],
+        drops: bool = False,
+        round_size: int = ROUND,
+        read: Callable[[Messages], Any] = str,
     ):
-        """drops: a request after a thought starts a new conversation, as in Episode."""
+        """drops: a request after a thought starts a new conversation, as in Episode; read: as the
+        rollout reads messages."""
+        self.read = read
         self.slots, self.stops, self.drops, self.round_size = slots, stops, drops, round_size
         self.waiting: queue.SimpleQueue = queue.SimpleQueue()  # Episodes without a slot
         self.open: dict[str, Episode] = {}  # by secret, ordered by the time of the last request
@@ -84,11 +93,15 @@ class Desk:
         self.reported: set[str] = set()  # message keys without effect
 
     def ask(
-        self, raw: bytes, retried: bool = False, caller: Caller | None = None
-    ) -> tuple[wire.ChatRequest, dict]:
-        """Return the completion for a request."""
-        request, digest = wire.read(raw, self.stops, serving=True), digest_of(raw)
-        caller = caller or Caller()
+        self,
+        raw: bytes,
+        retried: bool = False,
+        caller: Caller | None = None,
+        dialect: str = 'chat',
+    ) -> bytes:
+        """Return the answer to a request."""
+        request = wire.read(raw, self.stops, dialect, serving=True)
+        digest, caller = digest_of(raw, dialect), caller or Caller()
         with self.lock:
             fresh = set(request.ignored) - self.reported
             self.reported |= fresh
@@ -99,6 +112,9 @@ class Desk:
         if earlier is not None:
             return earlier.answer_once(request, digest, True, caller)
         with self.lock:
+            origins = (one for one in known if request.answers[0] in one.histories)
+            if request.answers:
+                request = next(origins, Episode()).resolve(request)
             episode = self._known(request)
             if episode is None:
                 episode = Episode(drops=self.drops)
@@ -116,11 +132,24 @@ class Desk:
                     self.open.pop(episode.secret, None)
                 self._make_room()
 
+    def count(self, raw: bytes) -> int:
+        """Return the number of tokens of a request, as a new conversation."""
+        request = wire.read_count(raw)
+        messages = tuple(one.message for one in request.messages)
+        return 1 + len(self.prompt(Messages(messages, request.tools, opens=True)).tokens)
+
+    def prompt(self, messages: Messages) -> Any:
+        """Read messages; raise Refused if the checkpoint's chat template rejects them."""
+        try:
+            return self.read(without_surrogates(messages))
+        except Exception as error:  # the template may raise anything
+            raise Refused(400, 'unsupported_messages', str(error)) from error
+
     def _idle(self) -> list[Episode]:
         """Return conversations without a pending request, longest idle first."""
         return [one for one in self.open.values() if one.secret not in self.asking]
 
-    def _known(self, asked: wire.ChatRequest) -> Episode | None:
+    def _known(self, asked: wire.ParsedRequest) -> Episode | None:
         """Return the conversation that a request extends; parallel requests need their own."""
         for episode in reversed(self._idle()):
             if any(branch.extended_by(asked) is not None for branch in episode.branches):
@@ -143,9 +172,8 @@ class Client:
 
     instruction, deterministic = '', False
 
-    def __init__(self, desk: Desk, read: Callable[[Messages], Any]):
-        """read: as the rollout reads messages."""
-        self.desk, self.read = desk, read
+    def __init__(self, desk: Desk):
+        self.desk = desk
         self.episode: Episode | None = None
 
     def reset(self, item: int) -> Messages:
@@ -170,9 +198,9 @@ class Client:
         if isinstance(event, End):
             return None
         try:
-            self.read(without_surrogates(event.new))
-        except Exception as error:  # the checkpoint's chat template may raise anything
-            self.episode.refuse(Refused(400, 'unsupported_messages', str(error)))
+            self.desk.prompt(event.new)
+        except Refused as refused:
+            self.episode.refuse(refused)
             return None
         return event.new
 
@@ -259,13 +287,13 @@ class Served:
         world = cfg.worlds[0] if cfg.on_hosts else None
         stops = (*getattr(world, 'stop', ()), *stops)
         drops = getattr(world, 'thoughts', '') == 'drop'
-        self.desk = Desk(slots, stops, drops, self.round)
-        self.endpoint = Endpoint(address, port, ask=self.desk.ask, setting='--port')
         chat = build_chat(tokenizer)
         conversation = Conversation(chat, cfg.answer_opening, cfg.hosts.max_observation)
+        self.desk = Desk(slots, stops, drops, self.round, conversation.prompt)
+        self.endpoint = Endpoint(address, port, desk=self.desk, setting='--port')
         self.task = build_served_task(cfg, conversation)
         self.key = jax.random.key(cfg.seed)
-        pool = Pool(lambda: Client(self.desk, conversation.prompt), conversation.prompt)
+        pool = Pool(lambda: Client(self.desk), conversation.prompt)
         run = dataclasses.replace(
             cfg,
             worlds=(Clients(),),

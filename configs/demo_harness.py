@@ -11,6 +11,8 @@ Hardware: 2 shared CPU cores, busy with other work.
 Time: 170 to 190 s for the 100 steps, including compilation.
 Score: 40.6, 50.0, 42.2 % of 128 held-out tasks at step 0, seeds 0 to 2; 87.5, 84.4, 89.1 % after
 25 steps, 100 % after 100 in all three; return .84; the best player earns .875 on average.
+The other APIs (--config.harness.run=agentrl_jax.envs.hosts.harness.boxes:play_responses or
+play_messages) end with the same figures.
 """
 
 from agentrl_jax.envs.hosts.harness.boxes import BOXES

@@ -1,4 +1,7 @@
-"""Harnesses for tests: chat completion programs with only Python's HTTP client."""
+"""Harnesses for tests, with only Python's HTTP client.
+
+A harness whose name ends with the name of a dialect, such as two_turns_messages, plays in it.
+"""
 
 import functools
 import http.client
@@ -6,9 +9,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 
+from agentrl_jax.envs.hosts.harness.clients import FORMATS, PATHS
+
+DIALECTS = tuple(PATHS)
+NOW = threading.local()  # dialect: of the harness in this thread
 TOOL = {
     'type': 'function',
     'function': {
@@ -36,24 +44,31 @@ class Client:
         return response.status, json.loads(found) if found[:1] in b'{[' else found
 
     def ask(self, messages, **more):
-        status, body = self.post(
-            f'{self.path}/chat/completions', {'model': 'm', 'messages': messages} | more
+        dialect = dialect_now()
+        write, read = FORMATS[dialect]
+        status, made = self.post(
+            f'{self.path}/{PATHS[dialect]}', write(messages, {'model': 'm'} | more)
         )
         if status != 200:
-            raise RuntimeError(f'{status} {body["error"]["code"]}')
-        return body['choices'][0]['message'] if 'choices' in body else body
+            raise RuntimeError(f'{status} {made["error"]["code"]}')
+        return read(made)
 
     def reward(self, **body):
         return self.post(self.path.replace('/v1', '/reward'), body)
+
+
+def dialect_now():
+    return getattr(NOW, 'dialect', 'chat')
 
 
 def user(text):
     return {'role': 'user', 'content': text}
 
 
-def body(*messages, **more):
+def body(*messages, dialect='', **more):
     """Return the bytes of a request."""
-    return json.dumps({'model': 'm', 'messages': list(messages)} | more).encode()
+    write, _ = FORMATS[dialect or dialect_now()]
+    return json.dumps(write(list(messages), {'model': 'm'} | more)).encode()
 
 
 def two_turns(task):
@@ -235,3 +250,16 @@ def alone(task):
     if task.item % 2:
         subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)  # left_by_alone'])
     return 0.25, True
+
+
+def __getattr__(name):
+    """Return a harness that plays in the dialect at the end of the name."""
+    harness, _, dialect = name.rpartition('_')
+    if dialect not in DIALECTS or harness not in globals():
+        raise AttributeError(name)
+
+    def play(task):
+        NOW.dialect = dialect
+        return globals()[harness](task)
+
+    return play

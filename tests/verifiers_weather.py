@@ -3,6 +3,10 @@
 import openai
 import verifiers.v1 as vf
 
+from agentrl_jax.envs.hosts.harness.clients import FORMATS, PATHS
+
+DIALECT = ['chat']  # of the harness
+
 __all__ = ['Chat', 'Weather']
 TOOL = {
     'type': 'function',
@@ -35,16 +39,16 @@ class Chat(vf.Harness[vf.HarnessConfig]):
     EXECUTES_CODE = NEEDS_CONTAINER = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
+        (dialect,) = DIALECT
+        write, read = FORMATS[dialect]
         client = openai.AsyncOpenAI(base_url=endpoint, api_key=secret)
         system, prompt = self.resolve_prompt(data)
         messages = [{'role': 'system', 'content': system}, {'role': 'user', 'content': prompt}]
         while True:
-            made = await client.chat.completions.create(
-                model=ctx.model, messages=messages, tools=[TOOL]
-            )
-            said = made.choices[0].message
-            if not said.tool_calls:
-                return vf.ProgramResult(exit_code=0, stdout=said.content, stderr='')
-            messages.append(said.model_dump(exclude_none=True))
-            result = {'tool_call_id': said.tool_calls[0].id, 'content': 'It rains in Oslo.'}
+            body = write(messages, {'model': ctx.model, 'tools': [TOOL]})
+            said = read(await client.post(f'/{PATHS[dialect]}', cast_to=object, body=body))
+            if not said.get('tool_calls'):
+                return vf.ProgramResult(exit_code=0, stdout=said['content'], stderr='')
+            messages.append(said)
+            result = {'tool_call_id': said['tool_calls'][0]['id'], 'content': 'It rains in Oslo.'}
             messages.append({'role': 'tool', **result})

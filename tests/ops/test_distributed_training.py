@@ -177,6 +177,26 @@ def test_two_processes_train_like_one_against_hosts(tmp_path):
         assert row['hosts/slowest_s'] == pytest.approx(slowest, abs=1e-5)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ('count', 'run'), [(2, 'two_turns'), (2, 'two_turns_responses'), (4, 'two_turns_messages')]
+)
+def test_processes_train_like_one_with_a_harness(tmp_path, count, run):
+    """Each process has an endpoint, plays its rows and logs the requests of its harnesses."""
+    changes = {'env.name': 'harness', 'harness.run': f'harness_clients:{run}'}
+    changes |= {name: HOSTS[name] for name in ('hosts.read_tokens', 'clone.episodes')}
+    # An episode that is cut at one turn earns something: see LR about gradients that are 0
+    changes |= {'harness.blamed_reward': 0.5, 'rollout.max_tokens': 240}
+    words = [f'--config.{name}={value}' for name, value in changes.items()]
+    every, one = tmp_path / 'every', tmp_path / 'one'
+    for workdir, n in ((every, count), (one, 1)):
+        for code, text in finish(start(workdir, n, count // n, *words)):
+            assert code == 0, text
+    assert_same_training(every, one, changes)
+    logs = [replies.read_log(path) for path in sorted(every.glob('replies*.jsonl'))]
+    assert len(logs) == count and all(logs)
+
+
 def metrics_of(workdir):
     rows = run_log.read_metrics(workdir / run_log.METRICS_FILE)
     return [row for row in rows if 'hosts/cut' in row]

@@ -14,6 +14,7 @@ import pytest
 from waiting import until
 
 from agentrl_jax import serve_policy
+from agentrl_jax.envs.hosts.harness.clients import FORMATS, PATHS
 from agentrl_jax.envs.hosts.harness.wire import Refused
 from agentrl_jax.envs.hosts.world import Answer
 from agentrl_jax.run.config import read as read_config
@@ -23,10 +24,12 @@ def answered(served, **body):
     return posted(served, **body)['choices'][0]['message']['content']
 
 
-def posted(served, **body):
+def posted(served, path='chat/completions', **body):
+    if path == 'chat/completions':
+        body = {'messages': [{'role': 'user', 'content': 'Where?'}]} | body
     request = urllib.request.Request(
-        f'{served.url}/chat/completions',
-        json.dumps({'messages': [{'role': 'user', 'content': 'Where?'}]} | body).encode(),
+        f'{served.url}/{path}',
+        json.dumps(body).encode(),
         {'Content-Type': 'application/json'},
     )
     with urllib.request.urlopen(request, timeout=120) as response:
@@ -80,6 +83,17 @@ def test_a_policy_of_a_world_on_the_device_answers_as_in_its_run(constrain, thin
     greedy = {answered(served, temperature=0, seed=seed) for seed in range(3)}
     narrow = {answered(served, top_p=0, seed=seed) for seed in range(3)}
     assert greedy == narrow and len(greedy) == 1
+    said, prompts = set(), set()
+    for dialect, (write, read) in FORMATS.items():
+        fields = {'model': 'm', 'temperature': 0, 'return_token_ids': True}
+        made = posted(served, PATHS[dialect], **write([user('Where?')], fields))
+        said.add(read(made)['content'])
+        prompts.add(tuple(made['prompt_token_ids']))
+    texts = {one.rpartition('</think>')[2] for one in greedy | said}  # without its thought
+    assert len(texts) == len(prompts) == 1
+    counted = FORMATS['messages'][0]([user('Where?')], {'model': 'm'})
+    counted = posted(served, 'messages/count_tokens', **counted)
+    assert counted['input_tokens'] == len(prompts.pop())
     drawn = [answered(served, temperature=2, seed=seed) for seed in (5, 6, 7, 5, 6, 7)]
     assert drawn[:3] == drawn[3:] and len(set(drawn)) > 1
     for field, value in (('top_k', 5), ('tool_choice', 'required'), ('top_logprobs', 3)):
@@ -94,15 +108,15 @@ def user(text):
 
 
 def asked(desk, messages):
-    _, body = desk.ask(json.dumps({'messages': messages}).encode(), False)
+    body = json.loads(desk.ask(json.dumps({'messages': messages}).encode(), False))
     return body['choices'][0]['message']['content']
 
 
-def play(desk, slots, *, read=str, go=None, said='a'):
+def play(desk, slots, *, go=None, said='a'):
     """Slots that give every client the same answer; go: each answer waits for it."""
 
     def one():
-        client, reply = serve_policy.Client(desk, read), None
+        client, reply = serve_policy.Client(desk), None
         while True:
             if reply is None or reply.done:
                 client.reset(0)
@@ -142,8 +156,25 @@ def test_a_request_that_is_sent_again_is_answered_once_by_the_same_answer():
         again = pool.submit(desk.ask, raw, True)
         time.sleep(0.1)
         go.set()
-        assert first.result(60)[1] is again.result(60)[1]
-    assert desk.ask(raw, True)[1] is first.result()[1] and len(desk.open) == 1
+        assert first.result(60) is again.result(60)
+    assert desk.ask(raw, True) is first.result() and len(desk.open) == 1
+
+
+def test_a_response_continues_an_earlier_one_in_its_conversation():
+    desk = serve_policy.Desk(2, ())
+    play(desk, 2)
+
+    def responded(**fields):
+        raw = json.dumps({'model': 'm'} | fields).encode()
+        return json.loads(desk.ask(raw, dialect='responses'))['id']
+
+    first = responded(input='Where?')
+    responded(input='Who?')
+    responded(input='And now?', previous_response_id=first)
+    assert len(desk.open) == 2
+    with pytest.raises(Refused, match='not one of') as refused:
+        responded(input='And now?', previous_response_id='resp_other')
+    assert refused.value.param == 'previous_response_id'
 
 
 def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_slot():
@@ -151,8 +182,8 @@ def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_sl
         if 'tools' in str(observation):
             raise ValueError('the chat template of x knows no tools')
 
-    desk = serve_policy.Desk(1, ())
-    play(desk, 1, read=read)
+    desk = serve_policy.Desk(1, (), read=read)
+    play(desk, 1)
     history = [user('Where?')]
     history.append({'role': 'assistant', 'content': asked(desk, history)})
     for messages in ([user('tools')], [*history, user('tools')], [user('tools')]):
@@ -164,7 +195,7 @@ def test_messages_that_cannot_be_read_are_refused_with_the_reason_and_cost_no_sl
 
 def test_a_world_at_fault_leaves_nobody_waiting():
     desk = serve_policy.Desk(1, ())
-    client = serve_policy.Client(desk, str)
+    client = serve_policy.Client(desk)
     client.close()
     with ThreadPoolExecutor(1) as pool:
         said = pool.submit(asked, desk, [user('Where?')])

@@ -102,6 +102,8 @@ def scored_with(params, rollout, count, width):
         pytest.param('branching', 4, False, marks=pytest.mark.soak),
         pytest.param('branching', 4, True, marks=pytest.mark.soak),
         ('limited', 1, False),
+        ('limited_responses', 1, False),
+        ('limited_messages', 1, False),
     ],
 )
 def test_the_trainer_has_the_samplers_probabilities(run, branches, ahead):
@@ -237,12 +239,33 @@ def test_a_reward_function_sees_what_a_cut_episode_earned():
 
 
 COMPACT = dict(branches=8, context=100, max_tokens=700, max_turns=14)
+BLAMES = dict(blames=('OverflowError',), blamed_reward=-1.0)
+
+
+@pytest.mark.parametrize('dialect', ['responses', 'messages'])
+@pytest.mark.parametrize(
+    ('run', 'sizes'),
+    [
+        ('limited', {}),
+        ('talkative', dict(max_turns=12, max_tokens=150)),
+        ('crashing', BLAMES),
+        pytest.param('in_turn', dict(branches=4, max_tokens=1600), marks=pytest.mark.soak),
+        pytest.param('branching', dict(branches=4, max_tokens=1600), marks=pytest.mark.soak),
+        pytest.param('compacting', COMPACT, marks=pytest.mark.soak),
+    ],
+    ids=str,
+)
+def test_a_rollout_is_the_same_to_the_bit_in_all_dialects(run, sizes, dialect):
+    """The tests of chat completions in this file therefore hold for all of them."""
+    out = [played(name, **sizes)[0] for name in (run, f'{run}_{dialect}')]
+    host_worlds.assert_same(*out)
 
 
 @pytest.mark.soak
-def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp_path):
+@pytest.mark.parametrize('run', ['compacting', 'compacting_responses', 'compacting_messages'])
+def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp_path, run):
     log = str(tmp_path / 'replies.jsonl')
-    out, _ = played('compacting', **COMPACT, log=log)
+    out, _ = played(run, **COMPACT, log=log)
     assert (out.episode_stop == EpisodeStop.TERMINATED).all()
     np.testing.assert_allclose(out.rewards.sum(1), 0.7, atol=1e-6)
     assert (out.branch.max(1) >= 2).all() and (out.num_turns > 7).all()
@@ -257,7 +280,7 @@ def test_a_harness_goes_on_with_a_summary_where_its_conversation_is_too_long(tmp
     assert found.index.shape[2] == 100
     gap = np.where(out.action_mask, logprobs - out.logprobs, 0.0)
     assert np.abs(gap).max() <= 1e-5
-    host_worlds.assert_same(played('compacting', **COMPACT, replay=log)[0], out)
+    host_worlds.assert_same(played(run, **COMPACT, replay=log)[0], out)
 
 
 def test_the_row_of_all_conversations_bounds_them_too():

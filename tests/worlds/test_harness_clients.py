@@ -7,6 +7,7 @@ instead of a policy.
 import asyncio
 import importlib
 import inspect
+import json
 import pathlib
 import re
 import sys
@@ -20,6 +21,7 @@ from agentrl_jax.envs.hosts.world import Answer, world_errors
 
 openai = pytest.importorskip('openai')
 ROOT = pathlib.Path(__file__).parents[2]
+NODE = pathlib.Path(sys.prefix) / 'node_modules' / '.bin'
 CALL = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
 WEATHER = CALL.format('weather', '{"city": "Oslo"}')
 
@@ -197,6 +199,178 @@ def test_pydantic_ai_calls_a_tool_and_answers_in_a_type():
     assert out.rain and flow(shown) == [(0, True, ['system', 'user']), (0, False, ['tool'])]
 
 
+# ---- the Responses and Messages APIs -------------------------------------------------------------
+
+THINKING = '<think>\nLet me see.\n</think>\n\n'
+SCHEMA = {'type': 'object', 'properties': {'city': {'type': 'string'}}}
+RESPONSES_TOOL = {'type': 'function', 'name': 'weather', 'parameters': SCHEMA, 'strict': False}
+MESSAGES_TOOL = {'name': 'weather', 'input_schema': SCHEMA}
+TOOL_FLOW = [(0, True, ['system', 'user']), (0, False, ['tool'])]
+
+
+async def by_id(client, history, new, previous, more):
+    """Continue the previous response."""
+    previous = previous and previous.id
+    return await client.responses.create(input=new, previous_response_id=previous, **more)
+
+
+async def by_items(client, history, new, previous, more):
+    """Send all items back."""
+    include = ['message.output_text.logprobs']
+    made = await client.responses.create(input=history, include=include, store=False, **more)
+    assert made.output[-1].type != 'message' or made.output[-1].content[0].logprobs[1].logprob == -1
+    return made
+
+
+async def streamed(client, history, new, previous, more):
+    async with client.responses.stream(input=history, **more) as events:
+        kinds = [event.type async for event in events]
+        made = await events.get_final_response()
+    assert kinds[0] == 'response.created' and kinds[-1] == 'response.completed'
+    return made
+
+
+@pytest.mark.parametrize('ask', [by_id, by_items, streamed])
+def test_openai_s_client_goes_on_with_one_conversation_of_responses(ask):
+    async def run(task):
+        client = openai.AsyncOpenAI(base_url=task.base_url, api_key='k')
+        more = dict(model=task.model, instructions='S', tools=[RESPONSES_TOOL])
+        history, found, item = [], [], {'role': 'user', 'content': 'Oslo?'}
+        for _ in range(3):
+            history.append(item)
+            made = await ask(client, history, [item], found[-1] if found else None, more)
+            history += [one.model_dump() for one in made.output]
+            found.append(made)
+            item = {'role': 'user', 'content': 'And?'}
+            if made.output[-1].type == 'function_call':
+                item = {'type': 'function_call_output', 'output': 'Rain.'}
+                item['call_id'] = made.output[-1].call_id
+        return found
+
+    answers = [f'{THINKING}I look.\n{WEATHER}', f'{THINKING}It rains.', 'No.']
+    shown, found = play(run, answers)
+    assert flow(shown) == [*TOOL_FLOW, (0, False, ['user'])]
+    assert [one.type for one in found[0].output] == ['reasoning', 'message', 'function_call']
+    assert [one.output_text for one in found] == ['I look.', 'It rains.', 'No.']
+    assert found[0].usage.output_tokens == 2 and found[2].status == 'completed'
+
+
+def messages_of(stream, thoughts):
+    """Return a harness of anthropic's client; thoughts: it sends them back."""
+    anthropic = pytest.importorskip('anthropic')
+
+    async def run(task):
+        client = anthropic.AsyncAnthropic(base_url=task.root_url, api_key='k')
+        more = dict(model=task.model, max_tokens=100, system='S', tools=[MESSAGES_TOOL])
+        messages, found = [], []
+
+        async def ask(content):
+            messages.append({'role': 'user', 'content': content})
+            if stream:
+                async with client.messages.stream(messages=messages, **more) as events:
+                    seen = [event.type async for event in events]
+                    made = await events.get_final_message()
+                assert seen[0] == 'message_start' and seen[-1] == 'message_stop'
+            else:
+                made = await client.messages.create(messages=messages, **more)
+            content = [one for one in made.content if thoughts or one.type != 'thinking']
+            messages.append({'role': 'assistant', 'content': content})
+            found.append(made)
+            return made
+
+        call = (await ask('Oslo?')).content[-1]
+        await ask([{'type': 'tool_result', 'tool_use_id': call.id, 'content': 'Rain.'}])
+        more_tokens = await client.messages.count_tokens(
+            model='m', system='S', messages=messages, tools=[MESSAGES_TOOL]
+        )
+        assert more_tokens.input_tokens > 0
+        await ask('And?')
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize(('stream', 'thoughts'), [(False, True), (True, True), (False, False)])
+def test_anthropic_s_client_goes_on_with_one_conversation(stream, thoughts):
+    answers = [f'{THINKING}I look.\n{WEATHER}', f'{THINKING}It rains.', 'No.']
+    shown, found = play(messages_of(stream, thoughts), answers)
+    assert flow(shown) == [*TOOL_FLOW, (0, False, ['user'])]
+    assert [one.type for one in found[0].content] == ['thinking', 'text', 'tool_use']
+    assert [one.stop_reason for one in found] == ['tool_use', 'end_turn', 'end_turn']
+    assert found[0].content[-1].input == {'city': 'Oslo'} and found[2].content[0].text == 'No.'
+
+
+def test_errors_are_those_of_each_client():
+    anthropic = pytest.importorskip('anthropic')
+
+    def run(task):
+        client = openai.OpenAI(base_url=task.base_url, api_key='k')
+        with pytest.raises(openai.BadRequestError) as error:
+            client.responses.create(model='m', input='U', previous_response_id='resp_other')
+        assert error.value.code == 'previous_response_not_found'
+        client = anthropic.Anthropic(base_url=task.root_url, api_key='k')
+        with pytest.raises(anthropic.BadRequestError) as error:
+            client.messages.create(model='m', max_tokens=0, messages=[])
+        assert error.value.body['error']['type'] == 'invalid_request_error'
+        assert [one.id for one in client.models.list()] == ['policy']
+        client.messages.create(model='m', max_tokens=9, messages=[{'role': 'user', 'content': 'U'}])
+
+    assert flow(play(run, ['A'])[0]) == [(0, True, ['user'])]
+
+
+def test_the_default_model_of_the_agents_sdk_calls_a_tool_and_hands_off():
+    agents = pytest.importorskip('agents')
+
+    async def run(task):
+        agents.set_tracing_disabled(True)
+        agents.set_default_openai_client(openai.AsyncOpenAI(base_url=task.base_url, api_key='k'))
+        poet = agents.Agent('poet', instructions='Answer in verse.', model=task.model)
+        clerk = agents.Agent(
+            'clerk',
+            instructions='Be brief.',
+            tools=[agents.function_tool(weather)],
+            handoffs=[poet],
+            model=task.model,
+        )
+        return (await agents.Runner.run(clerk, 'The weather in Oslo?', max_turns=4)).final_output
+
+    handoff = CALL.format('transfer_to_poet', '{}')
+    shown, said = play(run, [f'{THINKING}{WEATHER}', handoff, 'It rains.'])
+    assert said == 'It rains.' and flow(shown)[:2] == TOOL_FLOW
+    assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
+    assert shown[2].opens and shown[2].messages[0]['content'] == 'Answer in verse.'
+
+
+@pytest.mark.parametrize('dialect', ['responses', 'messages'])
+def test_pydantic_ai_calls_a_tool_in_both(dialect):
+    pydantic_ai = pytest.importorskip('pydantic_ai')
+
+    def model_of(task):
+        if dialect == 'messages':
+            from pydantic_ai.models.anthropic import AnthropicModel
+            from pydantic_ai.providers.anthropic import AnthropicProvider
+
+            provider = AnthropicProvider(
+                anthropic_client=importlib.import_module('anthropic').AsyncAnthropic(
+                    base_url=task.root_url, api_key='k'
+                )
+            )
+            return AnthropicModel(task.model, provider=provider)
+        from pydantic_ai.models.openai import OpenAIResponsesModel
+        from pydantic_ai.providers.openai import OpenAIProvider
+
+        provider = OpenAIProvider(base_url=task.base_url, api_key='k')
+        return OpenAIResponsesModel(task.model, provider=provider)
+
+    async def run(task):
+        agent = pydantic_ai.Agent(model_of(task), system_prompt='Short.')
+        agent.tool_plain(weather)
+        return (await agent.run('The weather in Oslo?')).output
+
+    shown, out = play(run, [f'{THINKING}{WEATHER}', 'Rain.'])
+    assert out == 'Rain.' and flow(shown) == TOOL_FLOW
+
+
 def run_smolagents(kind, question, tools=()):
     """Return a harness around a smolagents agent; kind: its class."""
     smolagents = pytest.importorskip('smolagents')
@@ -228,10 +402,13 @@ def test_smolagents_runs_code_and_adds_to_answers_that_were_cut():
     assert said == 42 and len(shown) == 2
 
 
-def test_verifiers_plays_a_taskset_and_its_reward_pays():
+@pytest.mark.parametrize('dialect', ['chat', 'responses', 'messages'])
+def test_verifiers_plays_a_taskset_and_its_reward_pays(dialect, monkeypatch):
     """verifiers 0.4 runs in a separate environment, because it needs an older openai."""
     vf = pytest.importorskip('verifiers.v1')
     loaders = pytest.importorskip('verifiers.v1.utils.loaders')
+    weather_of = importlib.import_module('verifiers_weather')
+    monkeypatch.setattr(weather_of, 'DIALECT', [dialect])
     agent = {'runtime': {'type': 'subprocess'}}  # for programs; this harness starts none
     config = vf.SingleAgentEnvConfig(taskset={'id': 'verifiers_weather'}, agent=agent)
 
@@ -251,44 +428,80 @@ def test_verifiers_plays_a_taskset_and_its_reward_pays():
         assert shown[1].messages[0]['content'] == 'It rains in Oslo.'
 
 
-# mini-swe-agent has no rewards: a second program checks its work and posts one
+# These programs have no rewards: a second program checks their work and posts one
 SOLVING = """
 import json, os, pathlib, subprocess, sys, urllib.request
 
 item, found = os.environ['AGENTRL_ITEM'], pathlib.Path('found')
-command = [sys.executable, '-m', 'minisweagent', '--model', 'openai/' + os.environ['OPENAI_MODEL']]
-command += ['--task', f'Write {item} into the file found.', '--yolo', '--exit-immediately']
-subprocess.run(command, check=True)
+task, command = f'Write {item} into the file found.', sys.argv[1:]
+command = [word.format(task=task, **os.environ) for word in command]
+subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 right = found.exists() and found.read_text().strip() == item
 body = json.dumps({'reward': float(right), 'success': right}).encode()
 urllib.request.urlopen(os.environ['AGENTRL_REWARD_URL'], body)
 """
 
 
+PROVIDER = '{{name="own",base_url="{OPENAI_BASE_URL}",wire_api="responses"}}'
+PROGRAMS = {  # name: (command, tool, its arguments)
+    'minisweagent': (
+        f'{sys.executable} -m minisweagent --model openai/{{OPENAI_MODEL}} --yolo '
+        '--exit-immediately --task'.split(),
+        ('bash', 'command'),
+    ),
+    'claude': (
+        [str(NODE / 'claude'), *'--model {ANTHROPIC_MODEL} --allowedTools Bash -p'.split()],
+        ('Bash', 'command'),
+    ),
+    'codex': (
+        [str(NODE / 'codex'), *'exec --skip-git-repo-check -m {OPENAI_MODEL}'.split()]
+        + ['--dangerously-bypass-approvals-and-sandbox', '-c', 'model_provider="own"']
+        + ['-c', f'model_providers.own={PROVIDER}'],
+        ('exec_command', 'cmd'),
+    ),
+}
+
+
 @pytest.mark.parametrize('written', ['3', '4'])
-def test_the_program_mini_swe_agent_works_in_a_shell(written, tmp_path, monkeypatch):
-    pytest.importorskip('minisweagent')
+@pytest.mark.parametrize('program', PROGRAMS)
+def test_a_coding_agent_works_in_a_shell(program, written, tmp_path, monkeypatch):
+    """mini-swe-agent calls chat completions, Claude Code the Messages API, Codex Responses."""
+    command, (tool, argument) = PROGRAMS[program]
+    if program == 'minisweagent':
+        pytest.importorskip('minisweagent')
+    elif not pathlib.Path(command[0]).exists():
+        pytest.skip(f'{program} is not installed (make harness-clients)')
     monkeypatch.chdir(tmp_path)
     for name, value in {
         'MSWEA_CONFIGURED': 'true',
         'MSWEA_COST_TRACKING': 'ignore_errors',
         'MSWEA_GLOBAL_CONFIG_DIR': str(tmp_path),
         'LITELLM_LOCAL_MODEL_COST_MAP': 'true',
+        'HOME': str(tmp_path),
+        'CODEX_HOME': str(tmp_path),
+        'CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC': '1',
     }.items():
         monkeypatch.setenv(name, value)
     (tmp_path / 'solve.py').write_text(SOLVING)
-    env = HarnessEnvironment(command=(sys.executable, 'solve.py'), start_s=300.0, silent_s=300.0)
+    words = (sys.executable, 'solve.py', *command, '{task}')
+    env = HarnessEnvironment(command=words, start_s=300.0, silent_s=300.0)
     world = env.make()
-    shell = CALL.replace('{}', 'bash', 1).format
+
+    def call(line):
+        return Answer(CALL.format(tool, json.dumps({argument: line, 'description': 'x'})))
+
     try:
         shown = world.reset(3)
-        assert [one['role'] for one in shown.messages] == ['system', 'user']
-        assert shown.tools[0]['function']['name'] == 'bash'
-        reply = world.step(Answer(shell(f'{{"command": "echo {written} | tee found"}}')))
+        roles = [one['role'] for one in shown.messages]
+        assert roles[0] == 'system' and 'user' in roles
+        assert tool in [one['function']['name'] for one in shown.tools]
+        reply = world.step(call(f'echo {written} | tee found'))
         (result,) = reply.observation.messages
-        assert reply.valid and result['role'] == 'tool' and written in result['content']
-        done = 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT'
-        reply = world.step(Answer(shell(f'{{"command": "{done}"}}')))
+        assert reply.valid and result['role'] == 'tool' and not reply.observation.opens
+        assert written in result['content']
+        mini = program == 'minisweagent'
+        done = call('echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT') if mini else Answer('Done.')
+        reply = world.step(done)
         right = written == '3'
         assert reply.done and (reply.reward, reply.success) == (float(right), right)
     finally:

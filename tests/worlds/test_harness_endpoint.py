@@ -97,14 +97,17 @@ def test_an_object_is_a_call_if_it_names_a_known_tool_and_has_parameters(text, f
     assert calls.find_calls(text, 'object', {'look'})[1:] == (found, bad)
 
 
-def test_a_call_of_an_answer_is_the_same_call_in_a_history():
-    asked = wire.read(body(U, tools=[clients.TOOL]), ())
+@pytest.mark.parametrize('dialect', clients.DIALECTS)
+def test_a_call_of_an_answer_is_the_same_call_in_a_history(dialect):
+    write, read = clients.FORMATS[dialect]
+    asked = wire.read(body(U, tools=[clients.TOOL], dialect=dialect), (), dialect)
     for arguments in ('""', 'null', r'"{\"place\": \"here\"}"', '{"place": "</tool_call>"}'):
         said = Answer(LOOK.replace('{"place": "here"}', arguments))
         made = wire.complete(said, asked, 'x')
-        message = made.body['choices'][0]['message']
+        message = read(json.loads(asked.dialect.encode(made.body, asked)))
         assert isinstance(json.loads(message['tool_calls'][0]['function']['arguments']), dict)
-        assert wire.read_message(json.loads(json.dumps(message))) == made.forms[0]
+        again = wire.read(body(U, message, U, dialect=dialect), (), dialect)
+        assert again.messages[1] == made.forms[0]
 
 
 # ---- fields of requests --------------------------------------------------------------------------
@@ -175,7 +178,7 @@ def test_an_invalid_field_is_an_error_with_its_name(more, param):
     with pytest.raises(Refused) as refused:
         wire.read(body(U, **more), (), serving=True)
     assert (refused.value.status, refused.value.param) == (400, param)
-    assert refused.value.body['error']['param'] == param
+    assert refused.value.body()['error']['param'] == param
 
 
 @pytest.mark.parametrize('raw', [b'{"messages": [], "x": NaN}', b'[' * 5000, b'\xff', b''])
@@ -216,11 +219,12 @@ def server():
 class Policy:
     """An episode that a thread answers once `go` is set."""
 
-    def __init__(self, branches=1, texts='ABCDEFGH'):
+    def __init__(self, branches=1, texts='ABCDEFGH', dialect='chat'):
         self.server, self.episode = server(), Episode(branches=branches)
-        self.base = self.server.open(self.episode)
+        self.base, self.dialect = self.server.open(self.episode), dialect
+        self.body = functools.partial(body, dialect=dialect)
         self.parts = urllib.parse.urlsplit(self.base)
-        self.path = f'{self.parts.path}/v1/chat/completions'
+        self.path = f'{self.parts.path}/v1/{clients.PATHS[dialect]}'
         self.go, self.requests = threading.Event(), queue.SimpleQueue()
         self.go.set()
         threading.Thread(target=self.answer, args=(texts,), daemon=True).start()
@@ -266,9 +270,9 @@ class Policy:
         self.server.close(self.episode)
 
 
-@pytest.fixture
-def policy():
-    made = Policy()
+@pytest.fixture(params=clients.DIALECTS)
+def policy(request):
+    made = Policy(dialect=request.param)
     yield made
     made.close()
 
@@ -276,12 +280,14 @@ def policy():
 def said(answered):
     status, made = answered
     assert status == 200, made
-    return made['choices'][0]['message']['content']
+    read = {'choices': 'chat', 'output': 'responses', 'content': 'messages'}
+    (dialect,) = (read[name] for name in read if name in made)
+    return clients.FORMATS[dialect][1](made)['content']
 
 
 def test_bodies_in_chunks_are_read(policy):
     """Chunked bodies of any size got 413: httpx with a generator, node's fetch."""
-    raw, headers = body(U), {'Transfer-Encoding': 'chunked'}
+    raw, headers = policy.body(U), {'Transfer-Encoding': 'chunked'}
     parts = [raw[i : i + 7] for i in range(0, len(raw), 7)]
     assert said(policy.post(iter(parts), headers, encode_chunked=True)) == 'A'
 
@@ -329,14 +335,16 @@ def test_a_stream_has_headers_and_comments_before_its_first_token(policy, monkey
     monkeypatch.setattr(endpoints, 'COMMENT_EVERY_S', 0.05)
     policy.go.clear()
     connection = policy.connect()
-    connection.request('POST', policy.path, body(U, stream=True))
+    connection.request('POST', policy.path, policy.body(U, stream=True))
     response = connection.getresponse()
     assert response.headers['Content-Type'] == 'text/event-stream'
     comments = [response.readline() for _ in range(4)]
     assert comments == [b': waiting for the policy\n', b'\n'] * 2
     policy.go.set()
-    *_, content, _, end = (line for line in response.read().split(b'\n\n') if line[:5] == b'data:')
-    assert b'"content": "A"' in content and end == b'data: [DONE]'
+    *events, end = filter(None, response.read().split(b'\n\n'))
+    assert sum(b'"A"' in event for event in events) >= 1
+    ends = {'chat': b'data: [DONE]', 'responses': b'event: response.completed'}
+    assert end.startswith(ends.get(policy.dialect, b'event: message_stop'))
     connection.request('GET', '/health')  # the connection is still open
     assert connection.getresponse().status == 200
 
@@ -345,13 +353,14 @@ def test_an_error_after_the_headers_of_a_stream_is_an_event(policy, monkeypatch)
     monkeypatch.setattr(endpoints, 'STREAM_AFTER_S', 0.05)
     policy.go.clear()
     connection = policy.connect()
-    connection.request('POST', policy.path, body(U, stream=True))
+    connection.request('POST', policy.path, policy.body(U, stream=True))
     response = connection.getresponse()
     policy.episode.refuse(Refused(400, 'context_length_exceeded', 'too long'))
-    events = [line for line in response.read().split(b'\n\n') if line[:5] == b'data:']
-    assert json.loads(events[0][5:])['error']['code'] == 'context_length_exceeded'
-    assert events[-1] == b'data: [DONE]'
-    status, error = policy.post(body(U, clients.user('V'), stream=True))
+    events = [line for line in response.read().split(b'\n') if line[:5] == b'data:']
+    error = json.loads(events[0][5:])
+    assert error.get('error', error)['code'] == 'context_length_exceeded'
+    assert (events[-1] == b'data: [DONE]') == (policy.dialect == 'chat')
+    status, error = policy.post(policy.body(U, clients.user('V'), stream=True))
     assert (status, error['error']['code']) == (400, 'context_length_exceeded')
 
 
@@ -361,7 +370,7 @@ def test_an_error_after_the_headers_of_a_stream_is_an_event(policy, monkeypatch)
 @pytest.mark.parametrize('stream', [False, True])
 def test_a_client_that_left_and_sends_its_request_again_has_its_answer(policy, stream):
     """Without OpenAI's header it counted as a rewritten history."""
-    raw = body(U, stream=stream)
+    raw = policy.body(U, stream=stream)
     policy.go.clear()
     policy.leave(raw)
     with futures.ThreadPoolExecutor(1) as pool:
@@ -369,7 +378,7 @@ def test_a_client_that_left_and_sends_its_request_again_has_its_answer(policy, s
         time.sleep(0.1)
         policy.go.set()
         answer = again.result(10)
-    assert b'200 OK' in answer and b'"content":"A"' in answer.replace(b': ', b':')
+    assert b'200 OK' in answer and b':"A"' in answer.replace(b': ', b':')
     assert policy.requests.empty() and len(policy.episode.branches) == 1
 
 
@@ -380,7 +389,7 @@ def raw_post(policy, raw):
 
 
 def test_an_answer_is_kept_until_it_is_delivered(policy):
-    raw = body(U)
+    raw = policy.body(U)
     policy.go.clear()
     policy.leave(raw)
     policy.go.set()
@@ -417,23 +426,28 @@ def test_an_address_of_all_interfaces_is_not_handed_out():
 AI_SDK = """
 import {generateText, streamText, tool, stepCountIs, jsonSchema} from 'ai';
 import {createOpenAICompatible} from '@ai-sdk/openai-compatible';
+import {createAnthropic} from '@ai-sdk/anthropic';
 import {createOpenAI} from '@ai-sdk/openai';
 const baseURL = process.argv[1], apiKey = 'k';
-const model = createOpenAICompatible({name: 'own', baseURL, apiKey})('policy');
 const look = tool({
   description: 'Looks.',
   inputSchema: jsonSchema({type: 'object', properties: {place: {type: 'string'}}}),
   execute: async ({place}) => `A wall is ${place}.`,
 });
 const found = [];
-const used = await generateText({
-  model, prompt: 'U', tools: {look}, stopWhen: stepCountIs(3), maxOutputTokens: 20
-});
-found.push(used.steps[0].toolResults[0].output, used.text);
-const streamed = streamText({model, prompt: 'V', tools: {look}, stopWhen: stepCountIs(3)});
-for await (const part of streamed.textStream) found.push(part);
-const other = createOpenAI({baseURL, apiKey}).chat('policy');
-found.push((await generateText({model: other, prompt: 'W'})).text);
+globalThis.AI_SDK_LOG_WARNINGS = false;
+for (const model of [
+  createOpenAICompatible({name: 'own', baseURL, apiKey})('policy'),
+  createOpenAI({baseURL, apiKey}).responses('policy'),
+  createAnthropic({baseURL, apiKey}).messages('policy'),
+  createOpenAI({baseURL, apiKey}).chat('policy'),
+]) {
+  const prompt = `U${found.length}`, more = {tools: {look}, stopWhen: stepCountIs(3)};
+  const used = await generateText({model, prompt, maxOutputTokens: 20, ...more});
+  found.push(used.steps[0].toolResults[0].output, used.text);
+  const streamed = streamText({model, prompt: `V${found.length}`, ...more});
+  for await (const part of streamed.textStream) found.push(part);
+}
 console.log(JSON.stringify(found));
 """
 
@@ -444,11 +458,14 @@ console.log(JSON.stringify(found));
 )
 def test_the_ai_sdk_calls_tools_and_streams(monkeypatch):
     monkeypatch.setattr(endpoints, 'STREAM_AFTER_S', 0.01)
-    policy = Policy(branches=3, texts=[LOOK, 'A', f'<think>{LOOK}</think>{LOOK}', 'B', 'C'])
+    thought = f'<think>{LOOK}</think>'
+    policy = Policy(branches=8, texts=4 * [thought + LOOK, 'A', thought + LOOK, 'B'])
     command = ['node', '--input-type=module', '-e', AI_SDK, f'{policy.base}/v1']
     made = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=sys.prefix, check=False
     )
     assert made.returncode == 0, made.stderr
-    assert json.loads(made.stdout) == ['A wall is here.', 'A', f'<think>{LOOK}</think>', 'B', 'C']
+    chat, parts = ['A wall is here.', 'A', thought, 'B'], ['A wall is here.', 'A', 'B']
+    assert json.loads(made.stdout) == [*chat, *parts, *parts, *chat]
+    assert len(policy.episode.branches) == 8
     policy.close()

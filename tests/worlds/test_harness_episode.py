@@ -1,6 +1,7 @@
 """Episodes of a harness: their conversations, repeated requests and rewards."""
 
 import asyncio
+import functools
 import gc
 import json
 import time
@@ -13,8 +14,8 @@ import pytest
 from harness_clients import body
 from waiting import until
 
+from agentrl_jax.envs.hosts.harness import chat, wire, workers
 from agentrl_jax.envs.hosts.harness import task as task_of_harness
-from agentrl_jax.envs.hosts.harness import wire, workers
 from agentrl_jax.envs.hosts.harness.episode import Episode
 from agentrl_jax.envs.hosts.harness.task import Task, reward_of
 from agentrl_jax.envs.hosts.harness.wire import Refused
@@ -30,12 +31,21 @@ def answer(text, closed=True, finish='stop'):
     return said
 
 
+@pytest.fixture(params=clients.DIALECTS)
+def dialect(request):
+    """Requests of the test are in this dialect."""
+    clients.NOW.dialect = request.param
+    yield request.param
+    del clients.NOW.dialect
+
+
 def ask(episode, raw, said, retried=False):
-    """Return (observation of the world, body of the client's answer)."""
-    sent = POOL.submit(episode.ask, raw, retried)
+    """Return (observation of the world, message of the client's answer)."""
+    name = clients.dialect_now()
+    sent = POOL.submit(episode.ask, raw, retried, None, name)
     request = episode.events.get(timeout=5)
     episode.answer(said)
-    return request.new, sent.result(5)[1]
+    return request.new, clients.FORMATS[name][1](json.loads(sent.result(5)))
 
 
 U, V = clients.user('U'), clients.user('V')
@@ -62,7 +72,7 @@ def test_a_stream_says_the_same():
     options = {'include_usage': True}
     asked = wire.read(body(U, tools=[clients.TOOL], stream_options=options), ())
     made = wire.complete(answer(CALL), asked, 'x').body
-    lines = wire.streamed(made, asked.fields).decode().strip().split('\n\n')
+    lines = chat.stream(made, asked).decode().strip().split('\n\n')
     assert lines[-1] == 'data: [DONE]'
     first, last, usage = (json.loads(line.removeprefix('data: ')) for line in lines[:-1])
     assert first['choices'][0]['delta']['tool_calls'][0]['function']['name'] == 'look'
@@ -87,10 +97,10 @@ def test_a_copy_that_says_the_same_goes_on_with_the_conversation(copy):
     assert shown.messages == ({'role': 'user', 'content': 'V'},) and not shown.opens
 
 
-def test_a_copy_of_a_call_may_spell_its_json_otherwise():
+def test_a_copy_of_a_call_may_spell_its_json_otherwise(dialect):
     episode, tools = Episode(), [clients.TOOL]
     _, made = ask(episode, body(U, tools=tools), answer(CALL))
-    echo = made['choices'][0]['message']
+    echo = made
     echo['content'] = ''
     echo['tool_calls'][0]['function']['arguments'] = '{ "place" :"here" }'
     result = {'role': 'tool', 'tool_call_id': echo['tool_calls'][0]['id'], 'content': 'a wall'}
@@ -102,7 +112,7 @@ def test_a_copy_of_a_call_may_spell_its_json_otherwise():
 def test_a_stop_string_may_be_cut_or_there_again(stop):
     episode = Episode(stops=('\n',))
     _, made = ask(episode, body(U, stop=['\n']), answer('A\n', closed=False))
-    assert made['choices'][0]['message']['content'] == 'A'
+    assert made['content'] == 'A'
     shown, _ = ask(episode, body(U, said_of(stop), V), answer('B'))
     assert not shown.opens and not shown.appended
 
@@ -117,7 +127,7 @@ def test_a_stop_string_may_be_cut_or_there_again(stop):
         ((U, said_of('A and more'), V), {}),  # the policy had ended its turn
     ],
 )
-def test_what_says_something_else_opens_a_branch_or_is_refused(later, more):
+def test_what_says_something_else_opens_a_branch_or_is_refused(later, more, dialect):
     episode = Episode(branches=2)
     ask(episode, body(U), answer('A'))
     shown, _ = ask(episode, body(*later, **more), answer('B'))
@@ -125,11 +135,11 @@ def test_what_says_something_else_opens_a_branch_or_is_refused(later, more):
     shown, _ = ask(episode, body(U, said_of(), V), answer('C'))
     assert shown.branch == 0 and not shown.opens
     with pytest.raises(Refused, match='harness.branches'):
-        episode.ask(body(clients.user('W')), False)
+        episode.ask(body(clients.user('W')), False, None, dialect)
     assert [one.code for one in episode.refused] == ['history_rewritten']
 
 
-def test_a_turn_after_a_thought_opens_a_branch_where_thoughts_are_dropped():
+def test_a_turn_after_a_thought_opens_a_branch_where_thoughts_are_dropped(dialect):
     said = said_of('<think>so</think>A')
     for drops in (False, True):
         episode = Episode(branches=3, drops=drops)
@@ -140,7 +150,7 @@ def test_a_turn_after_a_thought_opens_a_branch_where_thoughts_are_dropped():
         assert not shown.opens  # B had no thought
 
 
-def test_text_added_to_an_answer_that_was_cut_is_part_of_its_message():
+def test_text_added_to_an_answer_that_was_cut_is_part_of_its_message(dialect):
     episode = Episode()
     ask(episode, body(U, max_tokens=1), answer('A', closed=False, finish='length'))
     shown, _ = ask(episode, body(U, said_of('A and more'), V), answer('B'))
@@ -149,19 +159,19 @@ def test_text_added_to_an_answer_that_was_cut_is_part_of_its_message():
     assert not shown.appended and not shown.opens
 
 
-def test_what_is_sent_again_before_it_was_placed_is_answered_once():
+def test_what_is_sent_again_before_it_was_placed_is_answered_once(dialect):
     """A repeat of a waiting request was answered twice, in two branches."""
     episode = Episode(branches=4)
-    first = POOL.submit(episode.ask, body(U))
+    first = POOL.submit(episode.ask, body(U), False, None, dialect)
     episode.events.get(timeout=5)
-    waiting = POOL.submit(episode.ask, body(V))
+    waiting = POOL.submit(episode.ask, body(V), False, None, dialect)
     while len(episode._calls) < 2:
         time.sleep(0.01)
-    again = POOL.submit(episode.ask, body(V), True)
+    again = POOL.submit(episode.ask, body(V), True, None, dialect)
     episode.answer(answer('A'))
     episode.events.get(timeout=5)
     episode.answer(answer('B'))
-    assert waiting.result(5)[1] is again.result(5)[1] is not first.result(5)[1]
+    assert waiting.result(5) is again.result(5) is not first.result(5)
     assert len(episode.branches) == 2 and episode.events.empty()
 
 
@@ -182,12 +192,12 @@ def test_after_the_end_and_from_elsewhere_nobody_is_answered():
     assert client.post('/v1/chat/completions', body(U))[0] == 404  # of no episode
 
 
-def test_an_episode_whose_request_was_refused_is_freed():
+def test_an_episode_whose_request_was_refused_is_freed(dialect):
     """Module-level errors kept its frames alive, and with them all messages."""
     server, episode = endpoint('127.0.0.1', 0), Episode()
     client = clients.Client(Task(0, f'{server.open(episode)}/v1', 'k'))
     episode.refuse(CUT['TURN_BUDGET'])
-    status, _ = client.post(f'{client.path}/chat/completions', body(U))
+    status, _ = client.post(f'{client.path}/{clients.PATHS[dialect]}', body(U))
     assert status == CUT['TURN_BUDGET'].status
     server.close(episode)
     gone = weakref.ref(episode)
@@ -231,7 +241,7 @@ def test_rewards_are_numbers_pairs_or_mappings(earned, reward):
     assert earned is None or isinstance(workers.plain(earned), str)  # invalid in a worker, too
 
 
-def test_an_episode_of_one_conversation_is_drawn_from_the_stream_of_the_episode():
+def test_an_episode_of_one_conversation_is_drawn_from_the_stream_of_the_episode(dialect):
     for most, plain in ((1, True), (2, False)):
         episode = Episode(branches=most)
         shown, _ = ask(episode, body(U), answer('A'))
@@ -241,13 +251,14 @@ def test_an_episode_of_one_conversation_is_drawn_from_the_stream_of_the_episode(
     assert later.stream == shown.stream and again.stream == shown.stream + 1
 
 
-def test_a_conversation_that_is_refused_leaves_others_their_turns():
+def test_a_conversation_that_is_refused_leaves_others_their_turns(dialect):
     episode = Episode(branches=2)
     ask(episode, body(U), answer('A'))
-    waiting = POOL.submit(episode.ask, body(U, said_of(), V))
+    waiting = POOL.submit(episode.ask, body(U, said_of(), V), False, None, dialect)
     episode.events.get(timeout=5)
     episode.refuse(CUT['TOKEN_BUDGET'], branch=True)
-    for asked in (waiting.result, lambda _: episode.ask(body(U, said_of(), V))):
+    again = functools.partial(episode.ask, body(U, said_of(), V), False, None, dialect)
+    for asked in (waiting.result, lambda _: again()):
         with pytest.raises(Refused) as refused:
             asked(5)
         assert refused.value.code == 'context_length_exceeded' and episode.events.empty()

@@ -1,1 +1,1 @@
-"""Existing agents as environments: programs that call the policy through an OpenAI client."""
+"""Existing agents as environments: programs that call the policy through a vendor's client."""

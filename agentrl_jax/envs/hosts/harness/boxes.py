@@ -1,13 +1,13 @@
 """An example harness: find the box with the prize, using a tool, in up to three calls.
 
 It uses only Python's standard library. A hint describes the right box; a wrong box names it.
+`play` calls chat completions, `play_responses` and `play_messages` the other dialects.
 """
 
-import http.client
+import functools
 import json
-import urllib.parse
-from typing import Any
 
+from agentrl_jax.envs.hosts.harness.clients import Client
 from agentrl_jax.envs.hosts.harness.task import Task
 
 BOXES = ('red', 'green', 'blue', 'black', 'white', 'gold')
@@ -22,28 +22,6 @@ TOOL = {
 }
 
 
-class Client:
-    """A conversation with the policy."""
-
-    def __init__(self, task: Task, opening: str, **more: Any):
-        """opening: the first message; more: fields of every request, such as tools."""
-        self.messages = [{'role': 'user', 'content': opening}]
-        self.more = {'model': task.model} | more
-        self.address = urllib.parse.urlsplit(task.base_url)
-        self.http = http.client.HTTPConnection(self.address.hostname, self.address.port)
-
-    def ask(self) -> dict | None:
-        """Return the policy's next message; None if the request was rejected."""
-        body = json.dumps(self.more | {'messages': self.messages})
-        self.http.request('POST', f'{self.address.path}/chat/completions', body)
-        response = self.http.getresponse()
-        body_json = json.loads(response.read())
-        if response.status != 200:
-            return None
-        self.messages.append(body_json['choices'][0]['message'])
-        return self.messages[-1]
-
-
 def expert(messages: list[dict], tools: list[dict], item: int) -> str:
     """Open the box that the hint describes, or that a wrong box named."""
     known = [
@@ -55,11 +33,11 @@ def expert(messages: list[dict], tools: list[dict], item: int) -> str:
     return f'<tool_call>\n{json.dumps(call)}\n</tool_call>'
 
 
-def play(task: Task) -> dict:
+def play(task: Task, dialect: str = 'chat') -> dict:
     """Play an episode; the reward is 1 for the prize in the first box, then .7 and .4."""
     prize, key = task.item % len(BOXES), task.item // len(BOXES) % 2
     hint = f'It is like {HINTS[prize]}.' if key else 'Nobody knows which.'
-    client = Client(task, f'Find the prize. {hint}', tools=[TOOL])
+    client = Client(task, f'Find the prize. {hint}', dialect, tools=[TOOL])
     for opened in range(3):
         message = client.ask()
         calls = message and message.get('tool_calls')
@@ -74,3 +52,7 @@ def play(task: Task) -> dict:
         result = f'Empty. The {BOXES[prize]} one.' if box in BOXES else 'No such box.'
         client.messages.append({'role': 'tool', 'tool_call_id': calls[0]['id'], 'content': result})
     return {'reward': 0.0, 'success': False}
+
+
+play_responses = functools.partial(play, dialect='responses')
+play_messages = functools.partial(play, dialect='messages')

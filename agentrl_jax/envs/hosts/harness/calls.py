@@ -40,14 +40,17 @@ def _finite(digits: str) -> float:
     return number
 
 
+CONTAINERS = (dict, list)
 DECODER = json.JSONDecoder(parse_constant=_reject, parse_float=_finite)
 
 
 def _check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
+    if not isinstance(value, CONTAINERS):
+        return
     if not levels:
         raise ValueError(f'more than {MAX_DEPTH} levels of nesting')
-    if isinstance(value, dict | list):
-        for child in value.values() if isinstance(value, dict) else value:
+    for child in value.values() if isinstance(value, dict) else value:
+        if isinstance(child, CONTAINERS):  # most are not, and a function call costs more
             _check_depth(child, levels - 1)
 
 

@@ -1,6 +1,7 @@
 """The HTTP server that harnesses call: one per process, with an address for each episode.
 
-  POST /episodes/<secret>/v1/chat/completions    a turn
+  POST /episodes/<secret>/v1/chat/completions, responses, messages    a turn
+  POST /episodes/<secret>/v1/messages/count_tokens
   POST /episodes/<secret>/reward                 {"reward": 1.0, "success": true}; the last counts
   GET  /episodes/<secret>/v1/models
   GET  /health
@@ -10,11 +11,12 @@ completion request has a thread that waits for the answer.
 """
 
 import asyncio
+import queue
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import fastapi
 import uvicorn
@@ -32,10 +34,30 @@ MOST_BYTES = 2**26  # of a request
 STREAM_AFTER_S = 0.5  # delay before a stream starts; earlier errors keep their HTTP status
 COMMENT_EVERY_S = 15.0  # interval of stream comments, since clients time out on silent servers
 CLOSED_S = 0.001  # for the event loop to notice that a client closed its connection
-MODEL = {'id': 'policy', 'object': 'model', 'created': 0, 'owned_by': 'agentrl_jax'}
+MODEL = {  # in the formats of both vendors
+    'id': 'policy',
+    'object': 'model',
+    'created': 0,
+    'owned_by': 'agentrl_jax',
+    'type': 'model',
+    'display_name': 'policy',
+    'created_at': '1970-01-01T00:00:00Z',
+}
+MODELS = {'object': 'list', 'data': [MODEL], 'has_more': False}
+MODELS |= {'first_id': MODEL['id'], 'last_id': MODEL['id']}
+JSON = {'Content-Type': 'application/json'}
 EVENTS = {'Content-Type': 'text/event-stream', 'Cache-Control': 'no-cache'}
-# (body, is a retry, client) -> (request, completion), for one episode or many conversations
-Ask = Callable[[bytes, bool, Caller], tuple[wire.ChatRequest, dict]]
+# (body, is a retry, client, dialect) -> answer, for one episode or many conversations
+Ask = Callable[[bytes, bool, Caller, str], bytes]
+
+
+class Desk(Protocol):
+    """Answers the requests of many conversations, like an episode those of its own."""
+
+    ask: Ask
+    count: Callable[[bytes], int]  # tokens of a request
+
+
 CODES = {404: 'not_found', 405: 'method_not_allowed'}
 
 
@@ -56,18 +78,36 @@ async def read_body(request: fastapi.Request) -> bytes:
     return bytes(raw)
 
 
-def in_thread(ask: Ask, *args: Any) -> Future:
-    """Ask in a daemon thread, since a waiting request must not keep the process alive."""
-    answer: Future = Future()
+class Threads:
+    """Daemon threads that call functions; a waiting request must not keep the process alive.
 
-    def run() -> None:
-        try:
-            answer.set_result(ask(*args))
-        except BaseException as error:
-            answer.set_exception(error)
+    Threads are used again, since starting one costs more than reading a request.
+    """
 
-    threading.Thread(target=run, daemon=True, name='request').start()
-    return answer
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self.free = threading.Semaphore(0)  # threads without a job
+
+    def call(self, function: Callable, *args: Any) -> Future:
+        """Call a function in a thread that is free, or in a new one."""
+        answer: Future = Future()
+        self.jobs.put((answer, function, args))
+        if not self.free.acquire(blocking=False):
+            threading.Thread(target=self.work, daemon=True, name='request').start()
+        return answer
+
+    def work(self) -> None:
+        while True:
+            answer, function, args = self.jobs.get()
+            try:
+                answer.set_result(function(*args))
+            except BaseException as error:
+                answer.set_exception(error)
+            del answer, function, args  # an idle thread must not keep an episode alive
+            self.free.release()
+
+
+THREADS = Threads()
 
 
 async def watch(request: fastapi.Request, caller: Caller) -> None:
@@ -77,38 +117,49 @@ async def watch(request: fastapi.Request, caller: Caller) -> None:
     caller.left = True
 
 
+def dialect_at(path: str) -> str:
+    """Return the dialect of the errors of a path."""
+    return next((name for name, end in wire.PATHS.items() if f'/v1/{end}' in path), 'chat')
+
+
 async def complete(ask: Ask, request: fastapi.Request) -> Response:
     """Answer a turn, as one response or as a stream."""
+    dialect = dialect_at(request.url.path)
     raw = await read_body(request)
     retried = (request.headers.get('x-stainless-retry-count') or '0') != '0'
     caller = Caller()
-    answer = asyncio.wrap_future(in_thread(ask, raw, retried, caller))
+    answer = asyncio.wrap_future(THREADS.call(ask, raw, retried, caller, dialect))
     answer.add_done_callback(asyncio.Future.exception)  # asyncio logs unread errors
     watching = asyncio.create_task(watch(request, caller))
     await asyncio.wait([answer], timeout=STREAM_AFTER_S)
     while not answer.done() and not caller.streams:
         await asyncio.wait([answer], timeout=COMMENT_EVERY_S)
     if not answer.done():
-        return StreamingResponse(stream(answer, watching), headers=EVENTS)
+        return StreamingResponse(stream(answer, watching, dialect), headers=EVENTS)
     try:
-        chat_request, body = await answer
+        body = await answer
     finally:
         await delivered(watching)
-    if not chat_request.fields.stream:
-        return JSONResponse(body)
-    return Response(wire.streamed(body, chat_request.fields), headers=EVENTS)
+    return Response(body, headers=EVENTS if caller.streams else JSON)
 
 
-async def stream(answer: asyncio.Future, watching: asyncio.Task) -> AsyncIterator[bytes]:
+async def counted(count: Callable[[bytes], int], request: fastapi.Request) -> dict:
+    """Answer a request for the number of its tokens."""
+    raw = await read_body(request)
+    return {'input_tokens': await asyncio.wrap_future(THREADS.call(count, raw))}
+
+
+async def stream(
+    answer: asyncio.Future, watching: asyncio.Task, dialect: str
+) -> AsyncIterator[bytes]:
     """Yield comments until the answer is ready, then the answer or its error."""
     while not answer.done():
         yield b': waiting for the policy\n\n'
         await asyncio.wait([answer], timeout=COMMENT_EVERY_S)
     try:
-        chat_request, body = await answer
-        events = wire.streamed(body, chat_request.fields)
+        events = await answer
     except Refused as refused:
-        events = wire.stream_error(refused)
+        events = refused.event(dialect)
         refused.__traceback__ = None  # see on_refusal
     await delivered(watching)
     yield events
@@ -138,7 +189,7 @@ class Endpoint:
         host: str = '127.0.0.1',
         port: int = 0,
         *,
-        ask: Ask | None = None,  # for paths without an episode
+        desk: Desk | None = None,  # for paths without an episode
         setting: str = 'harness.port',  # flag or field of the port
     ):
         self.episodes: dict[str, Episode] = {}  # by secret
@@ -148,7 +199,7 @@ class Endpoint:
         self.port = listener.getsockname()[1]
         self.url = gate.url_of(listener).replace('//0.0.0.0', f'//{local_address()}')
         config = uvicorn.Config(
-            self.app(ask),
+            self.app(desk),
             http='h11',
             ws='none',
             lifespan='off',
@@ -159,14 +210,14 @@ class Endpoint:
         serve = uvicorn.Server(config).run
         threading.Thread(target=serve, args=args, daemon=True, name='endpoint').start()
 
-    def app(self, ask: Ask | None) -> fastapi.FastAPI:
+    def app(self, desk: Desk | None) -> fastapi.FastAPI:
         """Build the app with its routes."""
         app = fastapi.FastAPI(openapi_url=None)
 
         @app.exception_handler(Refused)
         async def on_refusal(request: fastapi.Request, refused: Refused) -> Response:
             refused.__traceback__ = None  # module-level errors would keep episodes alive
-            return JSONResponse(refused.body, refused.status)
+            return JSONResponse(refused.body(dialect_at(request.url.path)), refused.status)
 
         @app.exception_handler(HTTPException)
         async def on_unknown(request: fastapi.Request, error: HTTPException) -> Response:
@@ -176,7 +227,8 @@ class Endpoint:
                 sentence += f': use {", ".join(headers.values())}'
             code = CODES.get(error.status_code, 'invalid_request')
             refused = Refused(error.status_code, code, sentence)
-            return JSONResponse(refused.body, refused.status, headers)
+            body = refused.body(dialect_at(request.url.path))
+            return JSONResponse(body, refused.status, headers)
 
         @app.exception_handler(ClientDisconnect)
         async def on_disconnect(request: fastapi.Request, error: ClientDisconnect) -> Response:
@@ -187,9 +239,15 @@ class Endpoint:
                 raise OVER
             return self.episodes[secret]
 
-        @app.post('/episodes/{secret}/v1/chat/completions')
-        async def turn(secret: str, request: fastapi.Request) -> Response:
-            return await complete(episode(secret).ask, request)
+        async def turn(request: fastapi.Request) -> Response:
+            return await complete(episode(request.path_params['secret']).ask, request)
+
+        for end in wire.PATHS.values():
+            app.router.add_route(f'/episodes/{{secret}}/v1/{end}', turn, ['POST'])
+
+        @app.post('/episodes/{secret}/v1/messages/count_tokens')
+        async def count(secret: str, request: fastapi.Request) -> dict:
+            return await counted(episode(secret).count, request)
 
         @app.post('/episodes/{secret}/reward')
         async def reward(secret: str, request: fastapi.Request) -> dict:
@@ -199,17 +257,22 @@ class Endpoint:
         @app.get('/episodes/{secret}/v1/models')
         @app.get('/v1/models')
         async def models() -> dict:
-            return {'object': 'list', 'data': [MODEL]}
+            return MODELS
 
         @app.get('/health')
         async def health() -> dict:
             return {'status': 'ok'}
 
-        if ask is not None:
+        async def conversation(request: fastapi.Request) -> Response:
+            return await complete(desk.ask, request)
 
-            @app.post('/v1/chat/completions')
-            async def conversation(request: fastapi.Request) -> Response:
-                return await complete(ask, request)
+        async def conversation_count(request: fastapi.Request) -> dict:
+            return await counted(desk.count, request)
+
+        if desk is not None:
+            for end in wire.PATHS.values():
+                app.router.add_route(f'/v1/{end}', conversation, ['POST'])
+            app.post('/v1/messages/count_tokens')(conversation_count)
 
         return app
 

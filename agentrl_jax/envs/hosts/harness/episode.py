@@ -16,9 +16,10 @@ from typing import Any
 
 from agentrl_jax.envs.hosts.harness import wire
 from agentrl_jax.envs.hosts.harness.calls import END_OF_THOUGHT
-from agentrl_jax.envs.hosts.harness.wire import ChatRequest, Completion, Refused, Said
+from agentrl_jax.envs.hosts.harness.wire import Completion, ParsedRequest, Refused, Said
 from agentrl_jax.envs.hosts.world import Answer, Messages, fits, is_truth
 
+CHARS_PER_TOKEN = 4  # an estimate
 OVER = Refused(410, 'episode_over', 'this episode is over or unknown')  # SDKs retry a 409
 
 
@@ -26,7 +27,7 @@ OVER = Refused(410, 'episode_over', 'this episode is over or unknown')  # SDKs r
 class Request:
     """A turn waiting for its answer."""
 
-    asked: ChatRequest
+    asked: ParsedRequest
     branch: 'Branch'
     new: Messages
     answer: Future = dataclasses.field(default_factory=Future)
@@ -53,6 +54,7 @@ class Branch:
     known: list[list[Said]] = dataclasses.field(default_factory=list)  # forms of each message
     sampled: dict[int, bool] = dataclasses.field(default_factory=dict)  # index of each answer ->
     # whether the policy ended it
+    tokens: int = 0  # up to the newest answer
 
     def refuse(self, refusal: Refused, new: Messages) -> None:
         """Reject all requests that extend the conversation, and forget these new messages."""
@@ -60,7 +62,7 @@ class Branch:
         if not new.opens:
             del self.known[len(self.known) - len(new.messages) :]
 
-    def extended_by(self, asked: ChatRequest) -> str | None:
+    def extended_by(self, asked: ParsedRequest) -> str | None:
         """Return the text that a request appends to the newest answer; None if it differs."""
         count = len(self.known)
         if asked.tools != self.tools or len(asked.messages) <= count:
@@ -94,8 +96,8 @@ class Call:
     answer: Future = dataclasses.field(default_factory=Future)
 
 
-def digest_of(raw: bytes) -> bytes:
-    return hashlib.blake2b(raw, digest_size=16).digest()
+def digest_of(raw: bytes, dialect: str) -> bytes:
+    return hashlib.blake2b(raw, digest_size=16, person=dialect.encode()).digest()
 
 
 class Episode:
@@ -115,20 +117,55 @@ class Episode:
         self.refused: list[Refused] = []  # errors of rejected requests
         self.pending: Request | None = None
         self._calls: dict[bytes, Call] = {}  # by request digest
+        self.histories: dict[str, tuple[Said, ...]] = {}  # by the name of their last answer
         self._turns = 0
         self._state = threading.Lock()
         self._one = threading.Lock()  # parallel requests are answered one after another
 
     def ask(
-        self, raw: bytes, retried: bool = False, caller: Caller | None = None
-    ) -> tuple[ChatRequest, dict]:
-        """Wait for the completion that answers a request."""
+        self,
+        raw: bytes,
+        retried: bool = False,
+        caller: Caller | None = None,
+        dialect: str = 'chat',
+    ) -> bytes:
+        """Wait for the answer to a request, as JSON or server-sent events."""
         try:
-            request = wire.read(raw, self.stops)
-            return self.answer_once(request, digest_of(raw), retried, caller or Caller())
+            request = self.resolve(wire.read(raw, self.stops, dialect))
+            return self.answer_once(request, digest_of(raw, dialect), retried, caller or Caller())
         except Refused as refused:
             self.refused.append(refused)
             raise
+
+    def resolve(self, request: ParsedRequest) -> ParsedRequest:
+        """Return a request in which messages replace references to earlier answers."""
+        if not request.answers:
+            return request
+        messages = [
+            self.histories[one.answer][-1] if one.answer in self.histories else one
+            for one in request.messages
+        ]
+        own = request.instructions
+        messages[own:own] = self.histories.get(request.previous, ())
+        for name in request.answers:
+            if name not in self.histories:
+                sentence = f'the answer {name!r:.80} is not one of this conversation'
+                field = 'previous_response_id' if name == request.previous else 'input'
+                raise Refused(400, 'previous_response_not_found', sentence, field)
+        return dataclasses.replace(request, messages=tuple(messages), previous='')
+
+    def count(self, raw: bytes) -> int:
+        """Return about how many tokens a request has.
+
+        A conversation is counted up to its newest answer. There is no tokenizer for the rest.
+        """
+        request = wire.read_count(raw)
+        branches = [one for one in self.branches if one.extended_by(request) is not None]
+        branch = max(branches, key=lambda one: len(one.known), default=Branch(0, ()))
+        said = [one.content + one.calls for one in request.messages[len(branch.known) :]]
+        if not branch.known:
+            said.append(json.dumps(request.tools))
+        return branch.tokens + sum(map(len, said)) // CHARS_PER_TOKEN
 
     def repeats(self, digest: bytes, retried: bool) -> bool:
         """Return whether a request repeats an earlier one."""
@@ -140,14 +177,14 @@ class Episode:
         return call if call is not None and (retried or call.caller.left) else None
 
     def answer_once(
-        self, asked: ChatRequest, digest: bytes, retried: bool, caller: Caller
-    ) -> tuple[ChatRequest, dict]:
+        self, asked: ParsedRequest, digest: bytes, retried: bool, caller: Caller
+    ) -> bytes:
         """Answer a request; a repeated request gets the same answer.
 
         A request is repeated if it is marked as retried, or if the client left before the first
         answer was delivered.
         """
-        caller.streams = asked.fields.stream
+        caller.streams = asked.streams
         with self._state:  # register it now, since it may wait long before it is placed
             call = self._earlier(digest, retried)
             repeated = call is not None
@@ -158,7 +195,7 @@ class Episode:
         if repeated:
             return call.answer.result()
         try:
-            call.answer.set_result((asked, self._answered(asked)))
+            call.answer.set_result(self._answered(asked))
         except Refused as refused:
             with self._state:  # a retry may get an answer
                 if self._calls[digest] is call:
@@ -168,7 +205,7 @@ class Episode:
             call.answer.cancel()  # waiters must not hang if this thread ends early
         return call.answer.result()
 
-    def _answered(self, asked: ChatRequest) -> dict:
+    def _answered(self, asked: ParsedRequest) -> bytes:
         with self._one:
             with self._state:
                 if self.refusal is not None:
@@ -178,7 +215,7 @@ class Episode:
                 self.events.put(request)
             return request.answer.result()
 
-    def place(self, asked: ChatRequest) -> Request:
+    def place(self, asked: ParsedRequest) -> Request:
         """Place a request in the longest branch that it extends, or in a new branch."""
         matches = [(branch, branch.extended_by(asked)) for branch in self.branches]
         matches = [one for one in matches if one[1] is not None]
@@ -204,12 +241,12 @@ class Episode:
             opens=not count,
             stream=branch.stream,
             appended=appended,
-            most=asked.fields.token_limit,
+            most=asked.token_limit,
             sampling=asked.sampling,
         )
         return Request(asked, branch, messages)
 
-    def _opened(self, asked: ChatRequest) -> Branch:
+    def _opened(self, asked: ParsedRequest) -> Branch:
         """Open a branch; its random stream depends on its first messages, not on timing.
 
         Branches with the same first messages are numbered in order.
@@ -226,12 +263,17 @@ class Episode:
         with self._state:
             request, self.pending = self.pending, None
             self._turns += 1
-            completion = wire.complete(answer, request.asked, f'{self.secret[:8]}-{self._turns}')
+            asked, name = request.asked, f'{self.secret[:8]}-{self._turns}'
+            completion = wire.complete(answer, asked, name)
             branch = request.branch
             branch.sampled[len(branch.known)] = answer.closed
             branch.known.append(list(completion.forms))
+            branch.tokens = len(answer.prompt) + len(answer.ids)
+            known = branch.known[asked.instructions :]
+            self.histories[name] = tuple(forms[0] for forms in known)
             self.bad_calls += completion.bad_calls
-        request.answer.set_result(completion.body)
+        encode = asked.dialect.stream if asked.streams else asked.dialect.encode
+        request.answer.set_result(encode(completion.body, asked))
         return completion
 
     def refuse(self, refusal: Refused, *, branch: bool = False) -> None:

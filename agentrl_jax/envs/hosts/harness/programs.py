@@ -20,14 +20,16 @@ class Program:
         self.stopped = False
 
     def play(self, task: Task) -> End:
-        address = task.base_url.removesuffix('/v1')
         env = {
             'OPENAI_BASE_URL': task.base_url,
             'OPENAI_API_BASE': task.base_url,
             'OPENAI_API_KEY': task.api_key,
             'OPENAI_MODEL': task.model,
+            'ANTHROPIC_BASE_URL': task.root_url,
+            'ANTHROPIC_API_KEY': task.api_key,
+            'ANTHROPIC_MODEL': task.model,
             'AGENTRL_ITEM': str(task.item),
-            'AGENTRL_REWARD_URL': f'{address}/reward',
+            'AGENTRL_REWARD_URL': f'{task.root_url}/reward',
         }
         words = [word.replace('{item}', str(task.item)) for word in self.command]
         try:

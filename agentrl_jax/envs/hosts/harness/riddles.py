@@ -4,7 +4,7 @@ A prize is in one of six boxes, and the first message names a thing with the col
 The policy names up to three boxes. Things in validation and test items never occur in training.
 """
 
-from agentrl_jax.envs.hosts.harness.boxes import Client
+from agentrl_jax.envs.hosts.harness.clients import Client
 from agentrl_jax.envs.hosts.harness.task import Task
 from agentrl_jax.envs.splits import SPLITS, level_split
 

@@ -18,9 +18,14 @@ class Task:
     """The argument of a harness callable."""
 
     item: int
-    base_url: str  # of an OpenAI client
+    base_url: str  # for OpenAI's client
     api_key: str
     model: str = 'policy'
+
+    @property
+    def root_url(self) -> str:
+        """The address for Anthropic's client, which adds /v1."""
+        return self.base_url.removesuffix('/v1')
 
 
 class Call:

@@ -1,58 +1,39 @@
-"""OpenAI's chat completions: requests and answers.
+"""The internal form of requests and answers, which all dialects of the endpoint share.
 
 A client resends a copy of every earlier message. Copies are compared by content (`Said`). These
 differences are ignored: white space around a text, the parts of a content, other keys, the JSON
 formatting of a call, and a stop string that was cut or added.
+
+A dialect is a module with these functions:
+
+  read(body, stops, serving) -> ParsedRequest    a request as JSON; raises Refused
+  write(turn) -> (object, forms)    the answer to a turn, and how later requests may repeat it
+  encode(object, request) -> bytes  the answer as JSON
+  stream(object, request) -> bytes  the answer as server-sent events
 """
 
 import dataclasses
+import functools
+import importlib
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 import pydantic
 
 from agentrl_jax.envs.hosts.harness import calls
 from agentrl_jax.envs.hosts.world import Answer, Sampling
 
-ROLES = {name: name for name in ('system', 'user', 'assistant', 'tool')}
-ROLES |= {'developer': 'system', 'function': 'tool'}
-TEXTS = ('text', 'input_text', 'output_text', 'refusal')  # types of content parts
-# Bookkeeping fields of providers, which do not affect an answer
-LABELS = {
-    'model', 'user', 'metadata', 'store', 'service_tier', 'safety_identifier', 'prompt_cache_key',
-    'prompt_cache_retention', 'request_id', 'cache_salt', 'priority',
-}  # fmt: skip
+PATHS = {  # of each dialect, after /v1/
+    'chat': 'chat/completions',
+    'responses': 'responses',
+    'messages': 'messages',
+}
 SAMPLING = ('temperature', 'top_p', 'seed')  # supported by a served policy
-PLAIN = {  # default values of other fields, which have no effect
-    name: values
-    for names, values in (
-        ('top_k', (-1, 0)),
-        ('min_p frequency_penalty presence_penalty min_tokens top_logprobs', (0,)),
-        ('repetition_penalty length_penalty best_of', (1,)),
-        ('parallel_tool_calls add_generation_prompt skip_special_tokens', (True,)),
-        ('spaces_between_special_tokens', (True,)),
-        ('echo ignore_eos use_beam_search continue_final_message', (False,)),
-        ('include_stop_str_in_output', (False,)),
-        ('response_format', ({'type': 'text'},)),
-        ('modalities', (['text'],)),
-        ('verbosity', ('medium',)),
-    )
-    for name in names.split()
-}
-NEVER = {  # fields that are always rejected -> alternative
-    'functions': 'send tools instead',
-    'function_call': 'send tool_choice instead',
-    'continue_final_message': 'the answer is always a new message',
-    'echo': 'read the prompt from the request',
-    'audio': 'answers are text',
-}
 EMPTY = (None, '', [], {})  # the same as a missing field
-NO_LIMIT = 2**31  # tokens
-Limit = Annotated[int, pydantic.Field(ge=1)]
-# Keys of messages that are read
-KEYS = {'role', 'content', 'tool_calls', 'tool_call_id', 'function_call'}
+# Anthropic's error types by status; others are invalid_request_error
+ERROR_TYPES = {404: 'not_found_error', 413: 'request_too_large'}
 
 
 class Refused(Exception):
@@ -63,20 +44,37 @@ class Refused(Exception):
         super().__init__(sentence)
         self.status, self.code, self.param = status, code, param
 
-    @property
-    def body(self) -> dict:
-        """The error in OpenAI's format."""
-        about = {'type': 'invalid_request_error', 'param': self.param, 'code': self.code}
-        return {'error': {'message': str(self)} | about}
+    def body(self, dialect: str = 'chat') -> dict:
+        """Return the error in the format of a dialect; Anthropic's has no code, so it is added."""
+        if dialect != 'messages':
+            about = {'type': 'invalid_request_error', 'param': self.param, 'code': self.code}
+            return {'error': {'message': str(self)} | about}
+        # Clients compact a conversation after an error that starts with these words
+        start = 'prompt is too long: ' if self.code == 'context_length_exceeded' else ''
+        kind = ERROR_TYPES.get(self.status, 'invalid_request_error')
+        error = {'type': kind, 'message': f'{start}{self}', 'code': self.code}
+        return {'type': 'error', 'error': error}
+
+    def event(self, dialect: str = 'chat') -> bytes:
+        """Return the error as a server-sent event, for a stream that has sent its headers."""
+        if dialect == 'chat':
+            return f'data: {json.dumps(self.body())}\n\ndata: [DONE]\n\n'.encode()
+        body = self.body(dialect)
+        if dialect == 'responses':  # fields of ResponseErrorEvent
+            fields = {'code': self.code, 'message': str(self), 'param': self.param}
+            body = {'type': 'error', 'sequence_number': 0} | fields
+        return f'event: error\ndata: {json.dumps(body)}\n\n'.encode()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Said:
     """The content of a message."""
 
     role: str
     content: str
     calls: str = ''  # JSON of [{name, arguments}]
+    answer: str = dataclasses.field(default='', repr=False)  # name of an earlier answer, which
+    # replaces the message; the random stream of a branch depends on the repr
 
     @property
     def bare(self) -> 'Said':
@@ -94,174 +92,20 @@ class Said:
         return message
 
 
-class Function(pydantic.BaseModel):
-    name: str
+def answer_of(thoughts: Sequence[str], texts: Sequence[str], functions: Sequence[dict]) -> Said:
+    """Return the message of an answer that a client repeats in parts.
 
-
-class Tool(pydantic.BaseModel):
-    type: Literal['function'] = 'function'
-    function: Function
-
-
-class StreamOptions(pydantic.BaseModel):
-    include_usage: bool | None = None
-
-
-class Fields(pydantic.BaseModel):
-    """Supported fields of a request; null, '', [] and {} count as missing."""
-
-    model_config = pydantic.ConfigDict(strict=True)
-
-    messages: list[Any] = []
-    n: Literal[1] = 1
-    tool_choice: Literal['none', 'auto', 'required'] | dict = 'auto'
-    tools: list[Tool] = []
-    stop: str | list[str] = []
-    max_tokens: Limit = NO_LIMIT
-    max_completion_tokens: Limit = NO_LIMIT
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    logprobs: bool = False
-    return_token_ids: bool = False
-    temperature: Annotated[float, pydantic.Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, pydantic.Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, pydantic.Field(ge=-(2**63), le=2**64)] | None = None
-
-    @property
-    def token_limit(self) -> int:
-        """The smaller of the two token limits; 0 = no limit."""
-        limit = min(self.max_tokens, self.max_completion_tokens)
-        return 0 if limit == NO_LIMIT else limit
-
-
-@dataclasses.dataclass(frozen=True)
-class ChatRequest:
-    """A parsed request."""
-
-    fields: Fields
-    messages: tuple[Said, ...]
-    tools: tuple[dict, ...]
-    stop: tuple[str, ...]
-    model: str
-    sampling: Sampling | None  # None: the run's settings
-    ignored: tuple[str, ...]  # fields without effect
-
-
-def invalid(param: str, sentence: str, code: str = 'invalid_request') -> Refused:
-    """Return a 400 error for a field."""
-    return Refused(400, code, sentence, param)
-
-
-def read(raw: bytes, stops: Sequence[str], *, serving: bool = False) -> ChatRequest:
-    """Parse the body of a request; raise Refused if it is invalid or not supported.
-
-    stops: strings that may end an answer. serving: the request sets temperature, top_p and seed,
-    and a field without effect is an error. Otherwise fields without effect are listed in `ignored`.
+    functions: mappings with a name and arguments.
     """
-    try:
-        body = calls.read_json(raw)
-    except ValueError as error:
-        raise Refused(400, 'invalid_json', f'the body is not JSON: {error}') from error
-    fields = _fields(body)
-    ignored = _check_fields(body, serving)
-    messages = tuple(map(read_message, fields.messages))
-    if not messages or messages[-1].role == 'assistant':
-        raise invalid('messages', 'the last message is from the assistant', 'unsupported_prefill')
-    ignored += dict.fromkeys(f'messages.{key}' for key in _unread_keys(fields.messages))
-    tools = body['tools'] if fields.tools and fields.tool_choice != 'none' else ()
-    stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
-    if unknown := sorted(set(stop) - set(stops)):
-        setting = '--stop' if serving else 'hosts.stop'
-        raise invalid('stop', f'{setting} lacks the stop string {unknown[0]!r}', 'unknown_stop')
-    sampling = Sampling(fields.temperature, fields.top_p, fields.seed)
-    return ChatRequest(
-        fields=fields,
-        messages=messages,
-        tools=tuple(tools),
-        stop=stop,
-        model=str(body.get('model') or 'policy'),
-        sampling=sampling if serving and sampling != Sampling() else None,
-        ignored=tuple(ignored),
-    )
+    text = ''.join(texts)
+    if thought := ''.join(thoughts).strip():
+        text = f'{calls.THINK}\n{thought}\n{calls.END_OF_THOUGHT}\n\n{text.strip()}'
+    if not functions:
+        return Said('assistant', text)
+    return Said('assistant', text, json.dumps(list(map(call_of, functions)), ensure_ascii=False))
 
 
-def _check_fields(body: Mapping, serving: bool) -> list[str]:
-    """Return the names of fields without effect; raise Refused for fields in NEVER."""
-    ignored = []
-    for name, value in body.items():
-        used = name in Fields.model_fields and name not in SAMPLING
-        if used or name in LABELS or value in EMPTY:
-            continue
-        plain = PLAIN.get(name, ())
-        if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in plain):
-            continue
-        if name in NEVER:
-            raise invalid(name, f'{name} is not supported: {NEVER[name]}', 'unsupported_field')
-        if not (serving and name in SAMPLING):
-            ignored.append(name)
-    if body.get('tool_choice') not in (*EMPTY, 'none', 'auto'):
-        ignored.append('tool_choice')
-    if serving and ignored:
-        name = ignored[0]
-        value = json.dumps(body[name])[:50]
-        sentence = f'{name}={value} is not supported: remove it'
-        raise invalid(name, sentence, 'unsupported_field')
-    return ignored
-
-
-def _unread_keys(messages: Sequence[Mapping]) -> Iterator[str]:
-    for message in messages:
-        for key, value in message.items():
-            names_tool = key == 'name' and ROLES[message['role']] == 'tool'
-            if key not in KEYS and value not in EMPTY and not names_tool:
-                yield key
-
-
-def _fields(body: Any) -> Fields:
-    """Validate the typed fields; raise Refused for the first with a wrong type or value."""
-    values = body
-    if isinstance(body, dict):
-        values = {name: value for name, value in body.items() if value not in EMPTY}
-    try:
-        return Fields.model_validate(values)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        name = str(first['loc'][0]) if first['loc'] else 'messages'
-        value = body.get(name) if isinstance(body, dict) else body
-        raise invalid(name, f'{name}={value!r:.50} is invalid: {first["msg"]}') from error
-
-
-def read_message(message: Any) -> Said:
-    """Parse a message of a request."""
-    role = message.get('role') if isinstance(message, dict) else None
-    if not isinstance(role, str) or role not in ROLES:
-        raise invalid('messages', f'unknown role in message {message!r:.100}', 'invalid_role')
-    entries = message.get('tool_calls') or ()
-    if not isinstance(entries, list | tuple):
-        raise invalid('messages', 'tool_calls must be a list of objects')
-    functions = [one.get('function') if isinstance(one, dict) else one for one in entries]
-    if message.get('function_call') is not None:  # older API, before tools
-        functions.append(message['function_call'])
-    functions = [_call_of(function) for function in functions]
-    written = json.dumps(functions, ensure_ascii=False) if functions else ''
-    return Said(ROLES[role], text_of(message.get('content')), written)
-
-
-def text_of(content: Any) -> str:
-    """Return the text of a content, which may have parts."""
-    if content is None or isinstance(content, str):
-        return content or ''
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        kind = part.get('type') if isinstance(part, dict) else type(part).__name__
-        text = part.get('text', part.get('refusal')) if kind in TEXTS else None
-        if not isinstance(text, str):
-            raise invalid('messages', f'unsupported content type {kind!r}', 'unsupported_content')
-        texts.append(text)
-    return ''.join(texts)
-
-
-def _call_of(function: Any) -> dict:
+def call_of(function: Any) -> dict:
     """Return {'name', 'arguments'} of an earlier call; invalid arguments stay text."""
     try:
         return calls.read_call(function)
@@ -273,94 +117,262 @@ def _call_of(function: Any) -> dict:
         return {'name': function['name'], 'arguments': function['arguments']}
 
 
+# ---- requests ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedRequest:
+    """A request in the internal form."""
+
+    dialect: ModuleType
+    fields: Any  # of the dialect
+    messages: tuple[Said, ...]
+    tools: tuple[dict, ...] = ()  # as in chat completions
+    stop: tuple[str, ...] = ()
+    model: str = 'policy'
+    token_limit: int = 0  # of the answer; 0 = no limit
+    streams: bool = False
+    sampling: Sampling | None = None  # None: the run's settings
+    ignored: tuple[str, ...] = ()  # fields without effect
+    previous: str = ''  # name of the answer that it continues; messages follow it
+    instructions: int = 0  # leading messages that are not part of what later requests continue
+
+    @property
+    def answers(self) -> list[str]:
+        """Names of the earlier answers that it refers to."""
+        names = [self.previous, *(one.answer for one in self.messages)]
+        return [name for name in names if name]
+
+
+def invalid(param: str, sentence: str, code: str = 'invalid_request') -> Refused:
+    """Return a 400 error for a field."""
+    return Refused(400, code, sentence, param)
+
+
+@functools.cache
+def load(dialect: str) -> ModuleType:
+    """Import a dialect; its types come from an optional package of its vendor."""
+    try:
+        return importlib.import_module(f'{__package__}.{dialect}')
+    except ModuleNotFoundError as error:
+        package = error.name.partition('.')[0]
+    sentence = f"/v1/{PATHS[dialect]} needs {package}: pip install 'agentrl_jax[dialects]'"
+    raise Refused(400, 'missing_package', sentence)
+
+
+def read_json(raw: bytes) -> Any:
+    """Parse JSON; raise Refused if it is invalid."""
+    try:
+        return calls.read_json(raw)
+    except ValueError as error:
+        raise Refused(400, 'invalid_json', f'the body is not JSON: {error}') from error
+
+
+def read_count(raw: bytes) -> ParsedRequest:
+    """Parse a request for the number of its tokens; it has no max_tokens."""
+    body = read_json(raw)
+    body = {'max_tokens': 1} | body if isinstance(body, dict) else body
+    return load('messages').read(body, (), False)
+
+
+def read(
+    raw: bytes, stops: Sequence[str], dialect: str = 'chat', *, serving: bool = False
+) -> ParsedRequest:
+    """Parse the body of a request; raise Refused if it is invalid or not supported.
+
+    stops: strings that may end an answer. serving: the request sets temperature, top_p and seed,
+    and a field without effect is an error. Otherwise fields without effect are listed in `ignored`.
+    """
+    request = load(dialect).read(read_json(raw), stops, serving)
+    if not request.messages or request.messages[-1].role == 'assistant':
+        raise invalid('messages', 'the last message is from the assistant', 'unsupported_prefill')
+    return request
+
+
+def validate(kind: pydantic.TypeAdapter, body: Any) -> Any:
+    """Return the fields of a request in a type; raise Refused for the first invalid one."""
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if value not in EMPTY}
+    try:
+        return kind.validate_python(body, strict=True)
+    except pydantic.ValidationError as error:
+        first = max(error.errors(), key=lambda one: len(one['loc']))  # the most exact of a union
+    names = map(str, first['loc'])
+    where = [name for name in names if '[' not in name] or ['body']  # without types of unions
+    shown = f'{first["input"]!r:.50}'
+    raise invalid(where[0], f'{".".join(where)}={shown} is invalid: {first["msg"]}')
+
+
+def without_nulls(value: Any) -> Any:
+    """Remove null fields of an item, which clients send for missing ones."""
+    if not isinstance(value, dict):
+        return value
+    return {name: one for name, one in value.items() if one is not None}
+
+
+NULLS = pydantic.BeforeValidator(without_nulls)
+
+
+def without_hosted_tools(body: Any, kinds: Sequence[str | None]) -> tuple[Any, list[str]]:
+    """Return (a request with only the tools of these types, the names of other types).
+
+    Others run on the vendor's servers, or have a fixed format that only its models know.
+    """
+    tools = body.get('tools') if isinstance(body, dict) else None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        return body, []
+    hosted = [tool for tool in tools if tool.get('type') not in kinds]
+    names = [f'tools.{tool.get("type")}' for tool in hosted]
+    tools = [tool for tool in tools if tool.get('type') in kinds]
+    return body | {'tools': tools}, list(dict.fromkeys(names))
+
+
+def without_history(fields: Mapping) -> dict:
+    """Return the fields that an answer may need; its episode keeps them."""
+    large = ('input', 'messages', 'system', 'tools')
+    return {name: value for name, value in fields.items() if name not in large}
+
+
+def check_fields(
+    body: Mapping,
+    serving: bool,
+    *,
+    used: Collection[str],
+    plain: Mapping[str, Sequence],
+    never: Mapping[str, str],
+) -> list[str]:
+    """Return the names of fields without effect; raise Refused for a field in `never`.
+
+    used: fields with an effect, and labels. plain: default values of others, which have none.
+    never: fields that are always rejected -> alternative.
+    """
+    ignored = []
+    for name, value in body.items():
+        if (name in used and name not in SAMPLING) or value in EMPTY:
+            continue
+        same = (
+            value == one and isinstance(value, bool) == isinstance(one, bool)
+            for one in plain.get(name, ())
+        )
+        if any(same):
+            continue
+        if name in never:
+            raise invalid(name, f'{name} is not supported: {never[name]}', 'unsupported_field')
+        if not (serving and name in SAMPLING):
+            ignored.append(name)
+    return ignored
+
+
+def check_ignored(body: Mapping, ignored: Sequence[str]) -> None:
+    """Raise Refused for the first field without effect."""
+    for name in ignored:
+        sentence = f'{name}={json.dumps(body[name])[:50]} is not supported: remove it'
+        raise invalid(name, sentence, 'unsupported_field')
+
+
+def check_stops(stop: Sequence[str], stops: Sequence[str], serving: bool, name: str) -> None:
+    """Raise Refused for a stop string that the run does not have."""
+    if unknown := sorted(set(stop) - set(stops)):
+        setting = '--stop' if serving else 'hosts.stop'
+        raise invalid(name, f'{setting} lacks the stop string {unknown[0]!r}', 'unknown_stop')
+
+
+def sampling_of(fields: Mapping, serving: bool) -> Sampling | None:
+    """Return how a served request is sampled; None = the run's settings."""
+    sampling = Sampling(*map(fields.get, SAMPLING))
+    return sampling if serving and sampling != Sampling() else None
+
+
 # ---- answers -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Completion:
-    """The answer to a request."""
+class Turn:
+    """An answer in the internal form, and its request."""
 
-    body: dict
-    forms: tuple[Said, ...]  # how later requests may repeat the answer
-    bad_calls: int  # that could not be parsed
+    request: ParsedRequest
+    answer: Answer
+    name: str  # part of the ids of the answer and its calls
+    text: str  # before the first call; if there is none, the text before a stop string
+    calls: tuple[dict, ...] = ()  # {'name', 'arguments'}
+    stop: str | None = None  # the stop string that was cut
 
+    @property
+    def thought(self) -> str:
+        """The text up to the last </think>, without tags and outer white space."""
+        thought = self.text.rpartition(calls.END_OF_THOUGHT)[0]
+        return thought.strip().removeprefix(calls.THINK).strip()
 
-def complete(answer: Answer, asked: ChatRequest, name: str) -> Completion:
-    """Return the chat.completion of an answer; name: part of the ids of the answer and its calls.
+    @property
+    def rest(self) -> str:
+        """The text after the thought."""
+        before, _, rest = self.text.rpartition(calls.END_OF_THOUGHT)
+        return rest.strip() if before or self.calls else rest
 
-    If a call cannot be parsed, the answer stays text, as in vLLM, and the call is counted.
-    """
-    full_text = str(answer)
-    text = full_text
-    for stop in asked.stop:
-        text = text.partition(stop)[0]
-    before, functions, bad = text, [], 0
-    if asked.tools:
-        names = {tool['function']['name'] for tool in asked.tools}
-        before, functions, bad = calls.find_calls(text, answer.calls, names)
-    message: dict[str, Any] = {'role': 'assistant', 'content': text}
-    if functions and not bad:
-        message['content'] = before.strip() or None
-        message['tool_calls'] = [
-            {
-                'id': f'call_{name}_{number}',
-                'type': 'function',
-                'function': {
-                    'name': call['name'],
-                    'arguments': json.dumps(call['arguments'], ensure_ascii=False),
-                },
-            }
-            for number, call in enumerate(functions)
-        ]
-    forms = [read_message(message)]
-    if text != full_text:
-        forms += [Said('assistant', text + stop) for stop in asked.stop]
-        forms.append(Said('assistant', full_text))
-    finish = 'tool_calls' if 'tool_calls' in message else answer.finish
-    choice = {'index': 0, 'message': message, 'finish_reason': finish, 'logprobs': None}
-    if asked.fields.logprobs:
-        pieces = zip(answer.pieces, answer.logprobs, strict=True)
-        content = [
+    @property
+    def token_ids(self) -> dict:
+        """The ids of tokens, if the request has `return_token_ids`."""
+        if not self.request.fields.get('return_token_ids'):
+            return {}
+        ids = {'token_ids': self.answer.ids, 'prompt_token_ids': self.answer.prompt}
+        return {name: list(value) for name, value in ids.items()}
+
+    @property
+    def logprobs(self) -> list[dict]:
+        """Token, bytes and log-probability of each token, in OpenAI's format."""
+        return [
             {
                 'token': piece.decode('utf-8', 'replace'),
                 'bytes': list(piece),
                 'logprob': logprob,
                 'top_logprobs': [],
             }
-            for piece, logprob in pieces
+            for piece, logprob in zip(self.answer.pieces, self.answer.logprobs, strict=True)
         ]
-        choice['logprobs'] = {'content': content, 'refusal': None}
-    counts = {'prompt_tokens': len(answer.prompt), 'completion_tokens': len(answer.ids)}
-    body = {
-        'id': f'chatcmpl-{name}',
-        'object': 'chat.completion',
-        'created': int(time.time()),
-        'model': asked.model,
-        'choices': [choice],
-        'usage': counts | {'total_tokens': sum(counts.values())},
-    }
-    if asked.fields.return_token_ids:
-        choice['token_ids'], body['prompt_token_ids'] = list(answer.ids), list(answer.prompt)
+
+
+def dump(model: pydantic.BaseModel) -> str:
+    """Return an object of a vendor as JSON; pydantic's own JSON has no lone surrogates."""
+    return json.dumps(model.model_dump(exclude_unset=True))
+
+
+def forms_of(turn: Turn) -> list[Said]:
+    """Return how later requests may repeat an answer whose thought is a part of its own.
+
+    Some clients leave the thought out, and some put the text together again.
+    """
+    kinds = ([turn.thought], [turn.rest]), ([], [turn.rest]), ([], [turn.text])
+    forms = [answer_of(thoughts, texts, turn.calls) for thoughts, texts in kinds]
+    return list(dict.fromkeys(forms))
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """The answer to a request."""
+
+    body: Any  # object of the dialect
+    forms: tuple[Said, ...]  # how later requests may repeat the answer
+    bad_calls: int  # that could not be parsed
+
+
+def complete(answer: Answer, request: ParsedRequest, name: str) -> Completion:
+    """Return the answer to a request in its dialect; name: part of the ids.
+
+    If a call cannot be parsed, the answer stays text, as in vLLM, and the call is counted.
+    """
+    full_text = str(answer)
+    cuts = [(full_text.index(stop), stop) for stop in request.stop if stop in full_text]
+    end, stop = min(cuts, default=(len(full_text), None))
+    text, functions, bad = full_text[:end], [], 0
+    if request.tools:
+        names = {tool['function']['name'] for tool in request.tools}
+        before, functions, bad = calls.find_calls(text, answer.calls, names)
+    if bad or not functions:
+        before, functions = text, []
+    turn = Turn(request, answer, name, before, tuple(functions), stop)
+    body, forms = request.dialect.write(turn)
+    forms = list(forms)
+    if stop is not None:
+        forms += [Said('assistant', text + one) for one in request.stop]
+        forms.append(Said('assistant', full_text))
     return Completion(body, tuple(forms), bad)
-
-
-def streamed(body: dict, fields: Fields) -> bytes:
-    """Encode a completion as server-sent events, with the answer in one event."""
-    (choice,) = body['choices']
-    base = {name: body[name] for name in ('id', 'created', 'model')}
-    base['object'] = 'chat.completion.chunk'
-    delta = dict(choice['message'])
-    if 'tool_calls' in delta:
-        delta['tool_calls'] = [{'index': i, **call} for i, call in enumerate(delta['tool_calls'])]
-    first = {'index': 0, 'delta': delta, 'finish_reason': None, 'logprobs': choice['logprobs']}
-    last = {'index': 0, 'delta': {}, 'finish_reason': choice['finish_reason']}
-    chunks = [base | {'choices': [one]} for one in (first, last)]
-    if fields.stream_options.include_usage:
-        chunks.append(base | {'choices': [], 'usage': body['usage']})
-    lines = [f'data: {json.dumps(chunk)}\n\n' for chunk in chunks]
-    return ''.join([*lines, 'data: [DONE]\n\n']).encode()
-
-
-def stream_error(refused: Refused) -> bytes:
-    """Encode an error as a server-sent event, for a stream that has sent its headers."""
-    return f'data: {json.dumps(refused.body)}\n\ndata: [DONE]\n\n'.encode()

@@ -1,4 +1,4 @@
-"""Agents that call OpenAI's chat completions, as environments.
+"""Agents that call the API of OpenAI or Anthropic, as environments.
 
 A harness is a function or a program that receives an address. Its requests are the observations,
 and the episode ends when it ends. It returns or posts the reward.
