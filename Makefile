@@ -108,13 +108,15 @@ bench-tunix: test-tunix
 	.venv-tunix/bin/python -m benchmarks.peers.tunix $(ARGS)
 
 # Real clients as harnesses, in two more environments. Without them their tests skip.
+AI_SDK := ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92 @ai-sdk/anthropic@3.0.140
+CODING_AGENTS := @anthropic-ai/claude-code@2.1.328 @openai/codex@0.169.0
 harness-clients: | python-version
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
 	  -r requirements/harness.txt
-	! command -v npm || npm install --no-save --prefix .venv-clients ai@6.0.326 \
-	  @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92 @ai-sdk/anthropic@3.0.140 \
-	  @anthropic-ai/claude-code@2.1.328 @openai/codex@0.169.0
+	! command -v npm || npm install --no-save --prefix .venv-clients $(AI_SDK)
+	! command -v npm || npm install --no-save --prefix .venv-clients $(AI_SDK) $(CODING_AGENTS) || \
+	  echo 'Claude Code and Codex could not be installed: their tests skip'
 	.venv-clients/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py \
 	  tests/worlds/test_harness_endpoint.py
 	$(PYTHON) -m venv .venv-verifiers
