@@ -160,7 +160,8 @@ class HostCollect:
 
         def drawn(of):
             episodes = draw(of)
-            return local_rows(episodes.level)[0], local_rows(episodes.token_stream)[0]
+            level, rows = local_rows(episodes.level)
+            return level, local_rows(episodes.token_stream)[0], rows
 
         if worlds.ahead is None:
             episodes = len(drawn(step)[0])

@@ -43,6 +43,7 @@ class PartialRollout(HostRollout):
         self.step, self.begun = self.first, self.first  # current step; first step not started
         self.version = np.full(self.out.part.shape, -1, np.int32)  # of each turn; -1 = none
         self.prompts: dict[int, tuple[int, np.ndarray]] = {}  # unanswered prompts by slot
+        self.rows: list[int] = []  # rows of a step that this process plays
         self.batch: list[int] = []  # rows of the record to wait for
         self.finishing = False  # the weights are about to change, so do not read prompts
 
@@ -52,13 +53,17 @@ class PartialRollout(HostRollout):
         at = step % (self.staleness + 1) * size
         return slice(at, at + size)
 
+    def own_rows(self, step: int) -> list[int]:
+        """Return the rows of the record that belong to a step and to this process."""
+        return [self.block(step).start + row for row in self.rows]
+
     def collect(
         self, params: Params, step: int, last: int, draw: Callable[[int], tuple]
     ) -> tuple[Rollout, np.ndarray]:
         """Return (the rollout of a step, versions int32 [B, K] of its turns, -1 = not sampled).
 
         Call with consecutive steps. last: the last step of the run. draw(step) -> levels and
-        streams of the step's episodes, int32 [B] each.
+        streams of the step's episodes, int32 [B] each, and the rows that this process plays.
         """
         self.params, self.step = params, step
         self.counted.clear()
@@ -66,18 +71,17 @@ class PartialRollout(HostRollout):
             self.open(self.begun, *draw(self.begun))
             self.begun += 1
         self.reread_pending()
-        rows = self.block(step)
-        self.play_until_healthy(list(range(rows.start, rows.stop)))
+        self.play_until_healthy(self.own_rows(step))
         self.finish_answers()
         self.params = None  # free the actor's copy of the weights during the update
         return self.taken(step)
 
-    def open(self, step: int, level: np.ndarray, stream: np.ndarray) -> None:
+    def open(self, step: int, level: np.ndarray, stream: np.ndarray, rows: list[int]) -> None:
         """Add the episodes of a step to the list."""
-        rows = self.block(step)
-        self.empty(rows, level)
-        self.stream[rows], self.version[rows] = stream, -1
-        self.episodes.extend(range(rows.start, rows.stop))
+        block, self.rows = self.block(step), rows
+        self.empty(block, level)
+        self.stream[block], self.version[block] = stream, -1
+        self.episodes.extend(self.own_rows(step))
 
     def reread_pending(self) -> None:
         """Read all unanswered prompts again, from their start and under the new weights."""
@@ -107,8 +111,8 @@ class PartialRollout(HostRollout):
 
     def events_of(self, step: int) -> dict[int, list]:
         """Return the events of a step by row of its rollout."""
-        rows = self.block(step)
-        return {b - rows.start: self.events[b] for b in range(rows.start, rows.stop)}
+        start = self.block(step).start
+        return {row: self.events[start + row] for row in self.rows}
 
     # -- overrides
 

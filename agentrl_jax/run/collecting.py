@@ -105,7 +105,7 @@ def counts(counted: list[dict[str, Any]]) -> dict[str, float]:
     """Return metrics that count over all rollouts of a step."""
     metrics = token_counts(counted)
     if restarted := [int(one['restarted'][0]) for one in counted if 'restarted' in one]:
-        metrics['rollout/restarted'] = sum(restarted)
+        metrics['rollout/restarted'] = int(processes.gather(np.array([sum(restarted)])).sum())
     return metrics | hosts.figures(counted)
 
 

@@ -197,7 +197,8 @@ def logged(
 ) -> Iterator[None]:
     """`playing` for the environments of one name."""
     before = worlds.pool
-    if replay:
+    if replay:  # each process has a log of its own
+        replay = str(Path(replay).with_name(log_name(Path(replay).stem)))
         read = worlds.conversation.prompt
         worlds.pool = replies.LoggedPool(replies.read_log(replay), read, replay)
         worlds.plan = functools.partial(versions.Plan, versions.versions_path(replay))

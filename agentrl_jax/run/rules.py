@@ -11,8 +11,6 @@ from collections.abc import Callable
 from itertools import starmap
 from typing import Any
 
-import jax
-
 from agentrl_jax.envs import HOSTS, WORLDS
 from agentrl_jax.imitation.clone import LIMITS
 from agentrl_jax.settings import rules, tree
@@ -205,7 +203,6 @@ RULES = (
             'curriculum.rounds': (),
             'filter.refill': 0,
             **HAS_RATIO,
-            'processes': Must('1', lambda run: jax.process_count() == 1),
         },
         'episodes continue while the policy is updated',
     ),

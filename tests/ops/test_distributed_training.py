@@ -182,19 +182,47 @@ def test_two_processes_train_like_one_against_hosts(tmp_path):
     ('count', 'run'), [(2, 'two_turns'), (2, 'two_turns_responses'), (4, 'two_turns_messages')]
 )
 def test_processes_train_like_one_with_a_harness(tmp_path, count, run):
-    """Each process has an endpoint, plays its rows and logs the requests of its harnesses."""
+    """Each process has an endpoint, plays its rows and logs the requests of its harnesses.
+
+    One of the runs is killed and resumed.
+    """
     changes = {'env.name': 'harness', 'harness.run': f'harness_clients:{run}'}
     changes |= {name: HOSTS[name] for name in ('hosts.read_tokens', 'clone.episodes')}
     # An episode that is cut at one turn earns something: see LR about gradients that are 0
     changes |= {'harness.blamed_reward': 0.5, 'rollout.max_tokens': 240}
     words = [f'--config.{name}={value}' for name, value in changes.items()]
     every, one = tmp_path / 'every', tmp_path / 'one'
+    if run == 'two_turns_responses':
+        started = start(every, count, 1, *words)
+        wait_for(lambda: checkpoint.steps(every / 'checkpoints')[-1:] >= [2], started)
+        started[1].kill()
+        assert all(code != 0 for code, _ in finish(started))
     for workdir, n in ((every, count), (one, 1)):
         for code, text in finish(start(workdir, n, count // n, *words)):
             assert code == 0, text
     assert_same_training(every, one, changes)
     logs = [replies.read_log(path) for path in sorted(every.glob('replies*.jsonl'))]
     assert len(logs) == count and all(logs)
+
+
+@pytest.mark.soak
+def test_episodes_in_flight_over_two_processes_continue_after_a_kill_and_replay(tmp_path):
+    """The logs of both processes repeat a run with staleness bit for bit."""
+    changes = HOSTS | {'rollout.staleness': 1, 'curriculum.rounds': ()}
+    words = [f'--config.{name}={value}' for name, value in changes.items()]
+    first, again = tmp_path / 'first', tmp_path / 'again'
+    started = start(first, 2, 1, *words)
+    wait_for(lambda: checkpoint.steps(first / 'checkpoints')[-1:] >= [2], started)
+    started[1].kill()
+    assert all(code != 0 for code, _ in finish(started))
+    replay = f'--replay={first}/replies.jsonl'
+    for workdir, more in ((first, []), (again, [replay])):
+        for code, text in finish(start(workdir, 2, 1, *words, *more)):
+            assert code == 0, text
+    assert sampled(first) == sampled(again) != []
+    assert furthest(saved(first, changes), saved(again, changes)) == 0.0
+    rows = run_log.read_metrics(first / run_log.METRICS_FILE)
+    assert max(row.get('rollout/restarted', 0) for row in rows) > 0
 
 
 def metrics_of(workdir):
