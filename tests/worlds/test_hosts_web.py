@@ -120,7 +120,7 @@ def test_links_that_lead_to_no_other_page_are_not_waited_for(arena):
     for name in ('Nothing', 'File', 'Down'):
         text = arena.reset(0)
         text = click(arena, text, f"link '{name}'")
-        assert 'Tab 0 (current): Shop' in text and arena.visitor.tab.late == 0, name
+        assert 'Tab 0 (current): Shop' in text and arena.visitor.front.late == 0, name
     assert 'The end' in text
 
 
@@ -228,8 +228,7 @@ def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, p
         assert kept is other.visitor.browser is not miniwob.visitor.browser
         one.reset(0)
         assert other.reset(1) and one.step('click [1]').done
-        one.close()
-        one.close()
+        one.close(), one.close()
     assert not kept.dead and list(profiles.iterdir())
     tabs.SHARED.linger_s = 0.0
     with contextlib.closing(MiniWoB()) as again:
@@ -273,6 +272,7 @@ def test_a_browser_that_hangs_is_replaced(profiles, monkeypatch):
     os.killpg(hung.pid, signal.SIGSTOP)
     with pytest.raises(WorldError):
         hung.run(hung._session.send('Browser.getVersion'), timeout_s=0.5)
+    until(lambda: ended(hung.pid), 30)
     fresh = tabs.SHARED.take(())
     assert fresh is not hung and fresh.pages('') == 0
     for browser in (hung, fresh):
