@@ -163,6 +163,7 @@ def test_kernels_laid_out_for_few_rows_change_nothing_that_is_sampled():
 def test_no_mesh_changes_what_is_sampled():
     mesh = jax.make_mesh((4, 1, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     collect = device.collect_on_mesh(mesh, tiny.settings(max_tokens=160))
+    assert tiny.settings(max_tokens=160).of_shard(mesh).slots == 8 // 4
     collect = jax.jit(collect, compiler_options=tiny.QUICK)
     world = tiny.task('frozen_lake'), tiny.episodes('frozen_lake')
     out, counters = jax.device_get(collect(tiny.cloned('frozen_lake')[0], *world, KEY))

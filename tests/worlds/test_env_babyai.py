@@ -109,7 +109,7 @@ def test_play_of_all_forty_levels_is_that_of_minigrid():
             mine = mine[: len(rows), row]
             np.testing.assert_allclose(mine, theirs, atol=1e-6, err_msg=f'level {row}: {name}')
     rewards, truncated = ([rows[-1][i] for _, rows in games] for i in (4, 6))
-    assert sum(map(bool, rewards)) >= 8 and any(truncated)
+    assert sum(map(bool, rewards)) >= 24 and any(truncated)  # fewer if the expert finds no plan
     assert sum(len(rows) for _, rows in games) > 1500
 
 
@@ -394,6 +394,8 @@ def test_brief_macro_play_numbers_things_and_says_that_an_action_was_refused():
     for refused in ('pick up red ball 3', 'check available actions'):
         state = step(jax.random.key(0), start, name(refused), params)[1]
         assert env.observation_text(state) == shown.format('nothing happens\n')
+    same = start.replace(reply=jnp.int32(0))  # no change in state
+    assert env.observation_text(same) == shown.format('nothing happens\n')
     for slot, line in zip(env.line_slots(params), env.line_ids(state), strict=True):
         assert line == -1 or line in slot
     state = step(jax.random.key(0), start, name('go to red ball 1'), params)[1]
@@ -451,10 +453,12 @@ def test_levels_that_the_expert_does_not_solve_are_those_that_nobody_can():
 # ---- pools -------------------------------------------------------------------------------------
 
 
-def test_a_pool_shares_its_levels_among_names_and_knows_their_numbers():
+def test_a_pool_shares_its_levels_among_names_and_knows_their_numbers(monkeypatch):
     params = BabyAI(levels='PickupLoc,GoToDoor,Unlock').make_params('train', num_levels=7)
     names = [pool.LEVELS[i % 40] for i in np.asarray(params.data_idx)]
     assert names == ['PickupLoc', 'GoToDoor', 'Unlock'] * 2 + ['PickupLoc']
+    monkeypatch.setattr(pool, 'block_keys', lambda name, at: [b'%d' % at] * (256 if at else 250))
+    assert [n // 40 for n in pool.share('GoToDoor', None, 3, seed=0)] == [0, 250, 506]
 
 
 def test_agentgyms_numbers_name_levels_in_their_order():

@@ -202,7 +202,7 @@ def test_faults_of_a_harness_are_counted_and_reported_once_each(capsys):
     assert (out.success & (out.rewards[:, 0] == 1)).all()
     assert (out.figures[:, 2] == 1).all()  # rejected
     out, _ = played('talkative', max_turns=3)  # a rejection for lack of turns is not an error
-    assert (out.figures[:, 2] == 0).all()
+    assert (out.figures[:, 2:] == 0).all()
     boxes_, hot = (HarnessEnvironment(run=run).make() for run in (BOXES['run'], HOT))
     for world, said in 2 * [(boxes_, '<tool_call>\none\n</tool_call>'), (hot, 'A')]:
         world.reset(0)

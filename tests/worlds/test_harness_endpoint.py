@@ -190,14 +190,13 @@ def test_a_body_that_is_not_json_is_an_error(raw):
 
 def test_a_call_before_there_were_tools_stays_a_call():
     """The call was dropped, but its result was kept."""
-    history = [
-        U,
-        {'role': 'assistant', 'content': None, 'function_call': {'name': 'look', 'arguments': ''}},
-        {'role': 'function', 'name': 'look', 'content': 'a wall'},
-    ]
-    asked = wire.read(body(*history), ())
-    assert json.loads(asked.messages[1].calls) == [{'name': 'look', 'arguments': {}}]
-    assert asked.messages[2].role == 'tool' and not asked.ignored
+    for sent, arguments in (('', {}), ('{"place"', '{"place"')):
+        call = {'name': 'look', 'arguments': sent}
+        result = {'role': 'function', 'name': 'look', 'content': 'a wall'}
+        history = [U, {'role': 'assistant', 'content': None, 'function_call': call}, result]
+        asked = wire.read(body(*history), ())
+        assert json.loads(asked.messages[1].calls) == [{'name': 'look', 'arguments': arguments}]
+        assert asked.messages[2].role == 'tool' and not asked.ignored
 
 
 def test_keys_of_messages_that_nothing_reads_are_reported():

@@ -137,6 +137,8 @@ def test_what_says_something_else_opens_a_branch_or_is_refused(later, more, dial
     with pytest.raises(Refused, match='harness.branches'):
         episode.ask(body(clients.user('W')), False, None, dialect)
     assert [one.code for one in episode.refused] == ['history_rewritten']
+    episode.most_branches = 3
+    assert ask(episode, body(clients.user('W')), answer('D'), True)[0].opens
 
 
 def test_a_turn_after_a_thought_opens_a_branch_where_thoughts_are_dropped(dialect):

@@ -151,7 +151,9 @@ def test_splits_are_hashed_or_read_from_agentgyms_files(tmp_path):
     env, params = built('sciworld', scale=0.01)
     splits = [set(env.item_range(split)) for split in ('train', 'validation', 'test')]
     assert sum(map(len, splits)) == len(set.union(*splits)) == len(sciworld.games())
+    assert sorted(splits[2])[:3] == [6, 41, 58]  # another hash would move levels between splits
     assert env.solved(1.0) and not env.solved(0.99)
+    assert gymnasium_text.Gymnasium().item_range('test')[0] == 2 * 10**9
     paths = []
     for number in range(3):
         paths.append(str(tmp_path / str(number)))

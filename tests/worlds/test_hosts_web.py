@@ -118,16 +118,14 @@ def test_tabs_addresses_and_history_are_moved_through(arena, site):
 
 def test_links_that_lead_to_no_other_page_are_not_waited_for(arena):
     for name in ('Nothing', 'File', 'Down'):
-        text = arena.reset(0)
-        text = click(arena, text, f"link '{name}'")
-        assert 'Tab 0 (current): Shop' in text and arena.visitor.tab.late == 0, name
+        text = click(arena, arena.reset(0), f"link '{name}'")
+        assert 'Tab 0 (current): Shop' in text and arena.visitor.front.late == 0, name
     assert 'The end' in text
 
 
 def test_a_form_behind_a_login_is_filled_in_and_a_program_looks(arena, site):
     site.notes.clear()
-    text = arena.reset(2)
-    text = click(arena, text, "link 'Notes'")
+    text = click(arena, arena.reset(2), "link 'Notes'")
     assert '/login\n' in text
     text = write(arena, text, 'Name', 'ann', '0')
     text = write(arena, text, 'Word', 'secret', '1')
@@ -228,8 +226,7 @@ def test_worlds_share_a_browser_that_outlives_them_for_a_while(arena, miniwob, p
         assert kept is other.visitor.browser is not miniwob.visitor.browser
         one.reset(0)
         assert other.reset(1) and one.step('click [1]').done
-        one.close()
-        one.close()
+        one.close(), one.close()
     assert not kept.dead and list(profiles.iterdir())
     tabs.SHARED.linger_s = 0.0
     with contextlib.closing(MiniWoB()) as again:
@@ -273,11 +270,13 @@ def test_a_browser_that_hangs_is_replaced(profiles, monkeypatch):
     os.killpg(hung.pid, signal.SIGSTOP)
     with pytest.raises(WorldError):
         hung.run(hung._session.send('Browser.getVersion'), timeout_s=0.5)
+    until(lambda: ended(hung.pid), 30)
     fresh = tabs.SHARED.take(())
     assert fresh is not hung and fresh.pages('') == 0
     for browser in (hung, fresh):
         tabs.SHARED.give_back(browser)
         until(lambda pid=browser.pid: ended(pid))
+    assert hung._profile.parent.is_dir() and not hung._profile.exists()
 
 
 def test_no_chromium_is_a_clear_error(monkeypatch):
