@@ -55,6 +55,7 @@ OBEYED = (0, processes.EXIT_PREEMPTED)  # exit codes of a run that received SIGT
 ALL = {'clone.episodes': 128, 'clone.steps': 60, 'filter.max_empty': 20}  # for some successes
 OWN = {  # settings that an algorithm needs or rejects in the micro run
     'dapo': {'filter.keep': 1.0},
+    'gdpo': {'filter.keep': 1.0},
     'maxrl': {'env.format_penalty': 0.0},
     'agent_evol': {'evol.iteration': 4, 'loss.kl_coef': 0.0},
 }

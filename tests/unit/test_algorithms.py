@@ -29,6 +29,7 @@ from agentrl_jax.algorithms.reinforce_pp_baseline import ReinforcePPBaseline
 from agentrl_jax.algorithms.rloo import RLOO
 from agentrl_jax.algorithms.sapo import SAPO
 from agentrl_jax.extras.distillation.opd import OPD
+from agentrl_jax.extras.gdpo.gdpo import GDPO
 from agentrl_jax.measure import metrics
 from agentrl_jax.models.functions import ModelFns
 from agentrl_jax.rl import advantages as adv
@@ -399,8 +400,12 @@ EVERY = pytest.mark.parametrize('how', [cls() for cls in ALGORITHMS.values()], i
 RATIOS = [cls for cls in ALGORITHMS.values() if hasattr(cls(), 'clip')]
 
 
-COMPARE_EPISODES = [
-    *(cls() for cls in ALGORITHMS.values() if cls.COMPARES_GROUPS and cls not in (MTGRPO, GiGPO)),
+COMPARE_EPISODES = [  # not GDPO, which compares rewards and penalties apart
+    *(
+        cls()
+        for cls in ALGORITHMS.values()
+        if cls.COMPARES_GROUPS and cls not in (MTGRPO, GiGPO, GDPO)
+    ),
     *(MTGRPO(mode=mode, outcome='return') for mode in turn_credit.MODES),
     *(cls(reward_on='episode') for cls in (PPO, ReinforcePP)),
     *(GiGPO(norm=norm) for norm in ('mean', 'std')),
