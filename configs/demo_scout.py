@@ -9,8 +9,8 @@ clones its episodes, and PPO trains the clone. No solver is used.
 Hardware: one of two shared CPU cores.
 Time: 190 to 230 CPU-seconds for the three stages, including compilation.
 Score: of 512 validation maps the scout solves 98.8, 98.6 and 98.2 %, its clone 76.6, 79.9 and
-81.8 %, the clone after RL 83.8, 84.0 and 83.0 %, seeds 0, 1 and 2; random play 23.3 %, oracle 100 %,
-the expert's clone at about this cost 92 %.
+81.8 %, the clone after RL 83.8, 84.0 and 83.0 %, seeds 0, 1 and 2; random play 23.3 %, oracle
+100 %, the expert's clone at about this cost 92 %.
 """
 
 from configs import small
