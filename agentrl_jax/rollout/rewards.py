@@ -5,8 +5,7 @@ hosts, it is any function of an episode's texts, called when the rollout is comp
 after the rollout uses these rewards. Success and the prompts still come from the environment.
 
 With reward.components=('format', 'outcome') the function returns a dict with these names, each a
-reward of its own. Their sum is the reward. Rollout.extra[COMPONENTS] has them apart, by name, which
-algorithm=gdpo compares one by one.
+reward of its own. Their sum is the reward. Rollout.extra[COMPONENTS] also holds each one by name.
 """
 
 import contextlib

@@ -103,6 +103,7 @@ def test_without_a_reward_function_the_format_penalty_is_compared_apart_from_the
     [
         ({'gdpo.weights': (('outcom', 1.0),)}, 'gdpo.weights'),
         ({'gdpo.turns': ('outcom',)}, 'gdpo.turns'),
+        ({'reward.components': ('lookup', 'format_penalty')}, 'reward.components'),
         ({'filter.keep': 0.25}, 'filter.keep'),
         ({'loss.kl_coef': 0.1, 'loss.kl_in': 'reward'}, 'loss.kl_coef'),
     ],

@@ -62,6 +62,11 @@ class GDPO(ClippedSurrogate):
     # to their turns; the others are credited to the episode
 
     RULES = (
+        must(
+            'reward.components',
+            f'names other than {PENALTY}, which is env.format_penalty',
+            lambda run: PENALTY not in run.reward.components,
+        ),
         *(
             must(
                 field,
