@@ -4,7 +4,8 @@
 std is unbiased, eps 1e-6; norm 'mean' omits the division (Dr.GRPO), 'none' omits both.
 R is the return with format penalties, minus kl_coef * sum of k1 for a KL in the reward. All
 episodes have the same weight (seq_mean_token_mean). The KL loss is .04 k3 (RAGEN .001). GRPO-MR of
-MT-GRPO is this with its turn rewards.
+MT-GRPO is this with its turn rewards. If actions cost, the std teaches the policy to act less
+(README.md).
 """
 
 import dataclasses

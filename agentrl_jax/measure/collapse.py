@@ -57,24 +57,21 @@ class Signal(NamedTuple):
 # demo runs reach 6.3 x), entropy rises to 2.1 x and more (demo: below 1.2 x) or falls to 0.2 x,
 # which also happens in healthy runs (demo: 0.10 x). A cloned policy starts with little information
 # about its prompts (0.03) and gains it (0.4), so the limit of RAGEN-2's template collapse is
-# relative to the best value. skipped, critic_skipped: no optimiser step was applied.
+# relative to the best value. skipped, critic_skipped: no optimiser step was applied. fewer_actions:
+# a step penalty divided by a group's std teaches the policy to stop (measure/README.md).
 SIGNALS = {
     'std_drop': Signal('group/return_std', 'below', 'start', 0.1, 10, 'in-group std of returns'),
     'no_success': Signal('eval/success', 'below', '', 0.01, 5, 'validation success'),
     'grad_spike': Signal('policy/grad_norm', 'above', 'start', 10.0, 3, 'gradient norm'),
     'entropy_drop': Signal('policy/entropy', 'below', 'start', 0.05, 10, 'policy entropy'),
     'entropy_rise': Signal('policy/entropy', 'above', 'start', 2.0, 10, 'policy entropy'),
+    'fewer_actions': Signal('rollout/actions', 'below', 'start', 0.7, 5, 'actions per episode'),
     'information_drop': Signal(
         'collapse/mi_share', 'below', 'best', 0.1, 3, 'information about prompts'
     ),
     'skipped': Signal('update/applied', 'below', '', 1e-6, 5, 'share of applied optimiser steps'),
     'critic_skipped': Signal(
-        'update/critic_applied',
-        'below',
-        '',
-        1e-6,
-        5,
-        'share of applied optimiser steps of the critic',
+        'update/critic_applied', 'below', '', 1e-6, 5, 'share of applied steps of the critic'
     ),
     'faults': Signal(
         'rollout/env_error', 'above', '', 0.2, 4, 'episodes lost to environment faults'

@@ -80,6 +80,16 @@ def test_levels_by_hand(name, settings, values, levels, monkeypatch):
     assert [x.since for x in again] == [x.since if x.since < 0 else 10 * x.since for x in found]
 
 
+def test_a_policy_that_stops_acting_raises_an_alarm_and_shorter_ways_do_not():
+    def alarms(last):
+        """5.5 actions up to step 10, `last` from step 50 on."""
+        return raised(rows_of('rollout/actions', np.interp(range(100), [10, 50], [5.5, last])))
+
+    # 5.5 - .07 (t - 10) is below .7 x 5.5 = 3.85 from t = 34 on, for the fifth time at 38
+    assert alarms(2.7) == {'fewer_actions': 38}
+    assert alarms(4.0) == {}
+
+
 def test_updates_that_train_nothing_end_the_run():
     assert 'skipped' in collapse.Alarms().stop
     rows = rows_of('update/applied', [1.0, 1.0, 0.25, 0.0, 0.0, 0.0, 0.0, 0.0])
@@ -185,6 +195,20 @@ def test_healthy_runs_raise_no_alarm():
     runs = tables_runs.load([ROOT / 'experiments' / 'demo_cloned'])
     assert len(runs) == 3 and min(len(run.rows) for run in runs) > 200
     assert [raised(run.rows) for run in runs] == [{}, {}, {}]
+
+
+def test_grpo_acts_less_before_it_fails_on_sokoban(monkeypatch):
+    """Sampled tokens, which fall less, stand for actions, which these runs did not record."""
+    signal = collapse.SIGNALS['fewer_actions']._replace(limit=0.8)
+    monkeypatch.setitem(collapse.SIGNALS, 'fewer_actions', signal)
+    first = {}
+    for run in tables_runs.load([ROOT / 'experiments' / 'echo_trap']):
+        if run.fields['algorithm'] == 'grpo' and run.fields['optim.lr'] == 0.00025:
+            tokens = np.diff([row['tokens'] for row in run.rows])
+            alarms = raised(rows_of('rollout/actions', tokens))
+            first.setdefault(run.fields['loss.norm'], []).append(alarms.get('fewer_actions'))
+    # With the std, success is a quarter below its best at steps 40, 50 and 60
+    assert first == {'std': [32, 39, 33], 'mean': [None] * 3}
 
 
 # Real runs that went wrong: train.py with the configs recorded beside their rows (a micro policy,

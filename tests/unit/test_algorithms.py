@@ -186,6 +186,14 @@ def test_grpo_counts_format_penalties_and_leaves_faulty_episodes_out():
     np.testing.assert_allclose(first_advantages(GRPO(), rollout), want, rtol=1e-5)
 
 
+def test_the_std_makes_a_step_penalty_as_large_as_success():
+    # All solve the level, with 4 or 5 moves at -.1: 10.6 and 10.5, mean 10.55, std .05 sqrt(4 / 3)
+    rollout = one_turn_group([10.6, 10.6, 10.5, 10.5])
+    for norm, size in (('std', 0.75**0.5), ('mean', 0.05)):
+        got = first_advantages(GRPO(comparison=Comparison(norm)), rollout)
+        np.testing.assert_allclose(got, [size, size, -size, -size], rtol=1e-4)
+
+
 def test_kl_in_the_reward_by_hand():
     # old - ref = .5 on all tokens, coefficient .2: each trained token costs .1
     rollout = two_episodes()
