@@ -25,8 +25,8 @@ def get_config():
     cfg.rollout.constrain = 'own'
     cfg.rollout.max_response = 9  # four moves, three separators, the tag and the end
     cfg.clone.expert = 'scout'
-    cfg.clone.oracle = 0.8  # other turns are random, and not trained
     cfg.clone.episodes = 8192
+    cfg.clone.steps = 800
 
     cfg.batch.epochs = 1
     cfg.batch.minibatch_rows = 64
