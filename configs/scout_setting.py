@@ -5,8 +5,8 @@
       --config.model.path=Qwen2.5-0.5B-Instruct
 
 Sizes, rates and the filter are from the authors' code (Harry-mic/SCOUT, commit db0d8ee). It cuts
-Sokoban at 10 actions, and only FrozenLake gets 25: --config.env.max_actions_per_episode=10. The
-paper does not print how long it clones; the clone's fields are ours. Other environments of the paper:
+Sokoban at 10 actions, and only FrozenLake gets 25: --config.env.max_actions_per_episode=10. How
+long it clones is not printed; the clone's fields are ours. Other environments of the paper:
   two boxes  --config.sokoban.num_boxes=2
   lakes      --config.env.name=frozen_lake, slippery: --config.frozen_lake.success_rate=0.8
 

@@ -54,7 +54,6 @@ def demonstrate(
     oracle: float,
     max_tokens: int,
     thoughts: bool = False,
-    random_trains: bool = True,
     window: int = 0,
     report: Callable[[], None] = lambda: None,
 ) -> Demonstrations:
@@ -63,9 +62,7 @@ def demonstrate(
     A demonstration consists of the environment's prompts and answer_text(...), tokenised piece by
     piece as in a rollout. A plan names the expert's next actions, a reflection its actions from the
     start of the level. With `thoughts` the thoughts of acting turns are like plans, else empty.
-    Without random_trains, random answers are not trained: they only lead the expert to states that
-    it would not visit, where it shows how to recover (DART, arXiv:1703.09327). window: as in
-    rows_of. report() is called after each turn of all episodes.
+    window: as in rows_of. report() is called after each turn of all episodes.
     """
     rng = np.random.default_rng(seed)
     level = rng.integers(task.env.num_levels(task.env_params), size=episodes)
@@ -108,10 +105,7 @@ def demonstrate(
                 continue
             length[i] += count[i] + len(answer)
             prompt_ids = prompt[i, : count[i]].tolist()
-            trained = random_trains or plans[i] == best[i][: task.max_actions_per_turn]
-            turns[i].append(
-                Turn(prompt_ids, answer, int(opening[i]), kind[i] != agents.ACT, trained)
-            )
+            turns[i].append(Turn(prompt_ids, answer, int(opening[i]), kind[i] != agents.ACT))
             parts[i, : len(plans[i])] = plans[i]  # ignored in a written turn
         worlds, outcome = play(task, keys, worlds, jnp.asarray(parts), jnp.ones(episodes, bool))
         playing &= np.asarray(outcome.stop) == EpisodeStop.NONE
@@ -181,7 +175,6 @@ class Turn(NamedTuple):
     answer: list[int]
     opening: int = 0  # prompt tokens that close the previous turn, omitted with that turn
     written: bool = False  # a plan or a reflection, which stays in the context for longer
-    trained: bool = True  # whether the answer is demonstrated
 
 
 def rows_of(
@@ -191,19 +184,14 @@ def rows_of(
     (rollout.windows; 0 = all) each turn with its context. Episodes without a turn have no row."""
     if not window:
         return [_row(prefix, turns) for turns in episodes if turns]
-    return [
-        _window_row(prefix, turns, k, window)
-        for turns in episodes
-        for k, turn in enumerate(turns)
-        if turn.trained
-    ]
+    return [_window_row(prefix, turns, k, window) for turns in episodes for k in range(len(turns))]
 
 
 def _row(prefix: list[int], turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
     row, train = list(prefix), [False] * len(prefix)
     for turn in turns:
         row += [*turn.prompt, *turn.answer]
-        train += [False] * len(turn.prompt) + [turn.trained] * len(turn.answer)
+        train += [False] * len(turn.prompt) + [True] * len(turn.answer)
     return row, train
 
 

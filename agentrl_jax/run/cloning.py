@@ -105,7 +105,6 @@ def demonstrate_levels(
             run.tokenizer,
             expert,
             thoughts=cfg.clone.thoughts,
-            random_trains=cfg.clone.expert != 'scout',
             report=progress.advance,
             **settings,
         )

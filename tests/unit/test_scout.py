@@ -99,15 +99,6 @@ def test_a_plan_is_the_greedy_play_of_an_episode():
         assert plan.tolist() == names + [-1] * (4 - len(names))
 
 
-def test_random_turns_are_context_but_not_trained():
-    turns = Turn([2], [3]), Turn([4], [5], trained=False), Turn([6], [7])
-    (tokens, train), *more = demonstrations.rows_of([1], [turns], 0)
-    assert tokens == [1, 2, 3, 4, 5, 6, 7] and not more
-    assert train == [False, False, True, False, False, False, True]
-    rows = demonstrations.rows_of([1], [turns], 1)
-    assert rows == [([1, 2, 3], [False] * 2 + [True]), ([1, 6, 7], [False] * 2 + [True])]
-
-
 @pytest.mark.parametrize('env', [DRY, Sokoban(search_depth=10), Bandit(), Library(), BabyAI()])
 def test_features_are_a_fixed_row_of_finite_numbers_that_tell_levels_apart(env):
     _, pool = game_of(env)
