@@ -25,7 +25,7 @@ PYTHON_NEXT ?= $(shell for python in python3.13 python3.12 \
   "$$python" -c '' 2>/dev/null && { echo "$$python"; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-next test soak cuda chaos test-reference test-openenv test-tunix harness-clients bench-tunix tables lint clean python-version
+.PHONY: help demo check check-next test soak cuda chaos test-reference test-openenv test-tunix harness-clients bench-tunix bench-scout tables lint clean python-version
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -85,6 +85,7 @@ lint: $(VENV)/test.stamp
 BASE_reference := requirements-test.txt
 BASE_openenv := requirements-test.txt
 BASE_tunix := requirements.txt
+BASE_scout := requirements-test.txt
 .venv-%/stamp: requirements/%.txt requirements.txt requirements-test.txt | python-version
 	$(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --disable-pip-version-check -r $(BASE_$*)
@@ -107,6 +108,10 @@ test-tunix: .venv-tunix/stamp
 bench-tunix: test-tunix
 	.venv-tunix/bin/python -m benchmarks.peers.tunix $(ARGS)
 
+bench-scout: .venv-scout/stamp
+	.venv-scout/bin/python -m pytest -W ignore tests/reports/test_benchmarks.py -k scout
+	.venv-scout/bin/python -m benchmarks.scout $(ARGS)
+
 # Real clients as harnesses, in two more environments. Without them their tests skip.
 AI_SDK := ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/openai-compatible@2.0.92 @ai-sdk/anthropic@3.0.140
 CODING_AGENTS := @anthropic-ai/claude-code@2.1.328 @openai/codex@0.169.0
@@ -125,7 +130,7 @@ harness-clients: | python-version
 	.venv-verifiers/bin/python -m pytest -W ignore tests/worlds/test_harness_clients.py -k verifiers
 
 clean:
-	rm -rf $(VENV) .venv-next .venv-reference .venv-openenv .venv-tunix .venv-clients
+	rm -rf $(VENV) .venv-next .venv-reference .venv-openenv .venv-tunix .venv-scout .venv-clients
 	rm -rf .venv-verifiers build *.egg-info
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 

@@ -2,10 +2,12 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks import decode, gpu, host_schedule, update
+from agentrl_jax.imitation.scout import ScoutSettings
+from benchmarks import decode, gpu, host_schedule, scout, update
 
 SHAPE = dict(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
 
@@ -69,3 +71,17 @@ def test_no_measurement_on_a_gpu_starts_too_late(tmp_path):
     session = gpu.Session(gpu.arguments([f'--out={tmp_path}', '--rehearse', '--minutes=0']))
     gpu.run(session)
     assert [line['part'] for line in session.figures] == ['device', 'limits', 'stopped']
+
+
+@pytest.mark.soak
+def test_a_scout_solves_the_bandit_within_a_second():
+    (row,) = scout.run(configs='demo_bandit', success='1', seeds='0', updates=1, repeats=1)['rows']
+    assert row['random'] == 0.5 < row['success'] == row['oracle'] == 1.0
+
+
+def test_a_scout_and_two_libraries_train_on_the_same_game():
+    pytest.importorskip('rejax', reason='make bench-scout runs it')
+    sizes = ScoutSettings(envs=4, length=4, hidden=8, minibatches=2)
+    with jax.numpy_rank_promotion('allow'):
+        rows = scout.compare('demo_bandit', sizes, updates=2, repeats=1)
+    assert [row['steps_per_s'] > 0 for row in rows] == [True] * 4
