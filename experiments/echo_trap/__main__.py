@@ -67,11 +67,19 @@ CELLS = (
 )
 
 
+MORE = SIZES | {
+    'loss.entropy_coef': 0.005,
+    'steps': 100,
+    'eval.every': 10,
+    'batch.epochs': 2,
+    'alarm.mi_every': 5,
+    'alarm.mi_text': 'answer',
+}
+
+
 def tiny():
     config = 'configs/demo_sokoban.py'
-    more = SIZES | {'loss.entropy_coef': 0.005, 'steps': 100, 'eval.every': 10}
-    more |= {'batch.epochs': 2, 'alarm.mi_every': 5, 'alarm.mi_text': 'answer'}
-    cells = {label: more | arm for label, arm in CELLS.items()}
+    cells = {label: MORE | arm for label, arm in CELLS.items()}
     table = {
         'rows': ','.join(ROWS),
         'baseline': 'PPO, 2 x 4 updates, 0.001',

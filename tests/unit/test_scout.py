@@ -9,8 +9,7 @@ import pytest
 
 from agentrl_jax.envs import BabyAI, Bandit, FrozenLake, Library, Sokoban
 from agentrl_jax.envs.base import TextEnvironment
-from agentrl_jax.imitation import demonstrations, scout
-from agentrl_jax.imitation.demonstrations import Turn
+from agentrl_jax.imitation import scout
 
 DRY = FrozenLake(success_rate=1.0, frozen=0.9)
 TINY = scout.ScoutSettings(steps=192, envs=4, length=8, hidden=8, epochs=2, minibatches=2)
