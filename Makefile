@@ -1,4 +1,4 @@
-# make demo    trains the default agent from nothing; the same command resumes it
+# make demo    trains the default agent from nothing: scout, clone, RL; the same command resumes it
 # make check   ruff and the quick tests: no whole runs, and no files that import what trains, plays or
 #              starts processes (LONG in tests/conftest.py); tests marked slow are left out, too
 # make check-next  quick tests of tests/ops and tests/unit, and all tests of meshes, under Python 3.12
@@ -18,7 +18,7 @@ WORKERS ?= 2
 RUN := $(VENV)/bin/python
 # Scripts in other folders can import the package. Requirements files hold its dependencies.
 INSTALL_PACKAGE = $(RUN) -m pip install --disable-pip-version-check --no-deps -e .
-DEMO = $(RUN) -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
+DEMO = $(RUN) -m agentrl_jax.train --config=configs/demo_scout.py --workdir=runs/demo
 
 PYTHON_NEXT ?= $(shell for python in python3.13 python3.12 \
   "$$(pyenv root 2>/dev/null)"/versions/3.1[32].*/bin/python3; do \

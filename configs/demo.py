@@ -1,4 +1,4 @@
-"""The agent of `make demo`: PPO on FrozenLake from random weights, a small policy, two CPU cores.
+"""PPO on FrozenLake from random weights, without demonstrations: a small policy, two CPU cores.
 
   python -m agentrl_jax.train --config=configs/demo.py --workdir=runs/demo
 
@@ -7,8 +7,8 @@ answers (rollout.constrain), so it only has to learn where to go. The learning r
 constant 1e-3, even a policy that starts at 82 % ends at 74.5 % (experiments/clean_start).
 
 Hardware: 2 shared CPU cores.
-Time: 272 s for the 450 steps, including compilation; 5 min 25 s with installation.
-Score: 80.7, 82.4, 80.7, 75.4, 76.6 % of 512 validation maps, seeds 0 to 4 (experiments/demo); 16 %
+Time: 272 s for the 450 steps, including compilation.
+Score: 80.7, 82.4, 80.7, 75.4, 76.6 % of 512 validation maps, seeds 0 to 4 (experiments/from_nothing); 16 %
 at step 0, random play 23.3 %, oracle 100 %, the expert's clone at the same cost 92 %.
 """
 
