@@ -8,8 +8,9 @@ constant 1e-3, even a policy that starts at 82 % ends at 74.5 % (experiments/cle
 
 Hardware: 2 shared CPU cores.
 Time: 272 s for the 450 steps, including compilation.
-Score: 80.7, 82.4, 80.7, 75.4, 76.6 % of 512 validation maps, seeds 0 to 4 (experiments/from_nothing); 16 %
-at step 0, random play 23.3 %, oracle 100 %, the expert's clone at the same cost 92 %.
+Score: 80.7, 82.4, 80.7, 75.4, 76.6 % of 512 validation maps, seeds 0 to 4
+(experiments/from_nothing); 16 % at step 0, random play 23.3 %, oracle 100 %, the expert's clone at
+the same cost 92 %.
 """
 
 from configs import small
