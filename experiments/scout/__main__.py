@@ -6,7 +6,7 @@ no random play, no oracle, no seeds and no clone of equal cost.
 
 tiny   Dry FrozenLake with the policy of configs/demo.py, up to four actions a turn planned blind. A
        scout trains for 2.0 M actions, about 60 CPU-seconds. Its clone takes 800 steps, then PPO
-       150; `longer clone` spends the cost of PPO on 2,000 more steps of cloning. The expert's arms
+       150; `longer clone` spends about its cost on 2,000 more steps of cloning. The expert's arms
        have the same clones without the cost of a scout.
 
 Predicted before the first run, after one run of `scout, clone, RL` with seed 10 (84 -> 88 %): PPO
