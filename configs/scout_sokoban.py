@@ -6,7 +6,7 @@ The rooms are those of demo_sokoban.py, but 32,768 instead of 4,096 of them trai
 only the current room: the scout's action depends on nothing else. There is no RL: steps=0.
 
 Hardware: one of two shared CPU cores.
-Time: 900 CPU-seconds: 130 for the scout, 770 for the clone; twice as long by the clock.
+Time: 650 to 900 CPU-seconds, 130 of them for the scout; twice as long by the clock.
 Score: 96.7 and 96.7 % of 512 validation rooms, seeds 0 and 1, temperature 1; the scouts 97.1 and
 97.9 %, random play 13.5 %, oracle 98.8 %. With four actions a turn, planned blind, 96.5 and 97.1 %:
   --config.env.max_turns=3 --config.env.max_actions_per_turn=4 --config.rollout.max_response=9
