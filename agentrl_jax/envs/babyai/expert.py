@@ -1,6 +1,7 @@
 """The planner's plans as action names, and the map in words (host)."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from agentrl_jax.envs.babyai import macros, planner, rules, sight
 from agentrl_jax.envs.babyai.rules import EnvState
 from agentrl_jax.envs.babyai.words import COLOURS, DOOR, KINDS, NUMBERS, SIDE
 
+BLOCK = 64  # states per call of a program
 HANDS = (rules.PICKUP, rules.DROP, rules.TOGGLE)
 FACING = ('right', 'down', 'left', 'up')
 MACRO_OF = dict(zip(macros.PRIMITIVES, range(len(macros.PRIMITIVES)), strict=True))
@@ -34,13 +36,14 @@ def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
     """
     singles = rows_of(states)
     plans = [planner.plan(state) for state in singles]
-    menus = jax.device_get(_menus(env)(states))
+    menus = in_blocks(_menus(env), states)
     wishes = [
         wish(state, plan, *menu) if plan else (-1, ())
         for state, plan, menu in zip(singles, plans, rows_of(menus), strict=True)
     ]
     tried = np.array([action for action, _ in wishes])
-    after = jax.device_get(_outcomes(env)(states, jnp.asarray(np.maximum(tried, 0)), params))
+    step = functools.partial(_outcomes(env), params)
+    after = in_blocks(step, states, np.maximum(tried, 0))
     results = []
     for reached, plan, (action, end) in zip(rows_of(after), plans, wishes, strict=True):
         fits = action >= 0 and arrived(reached, end)
@@ -48,6 +51,17 @@ def macro_plans(env: Any, states: Any, params: Any) -> list[list[int]]:
         single = [MACRO_OF[first] for first in plan[:1] if first in MACRO_OF]
         results.append([action] if fits else single)
     return results
+
+
+def in_blocks(program: Callable, *rows: Any) -> Any:
+    """Call a program on N host rows, BLOCK at a time, so that every N shares one compilation."""
+    count = len(jax.tree.leaves(rows)[0])
+    blocks = [
+        jax.tree.map(lambda x, at=at: x[np.minimum(at + np.arange(BLOCK), count - 1)], rows)
+        for at in range(0, count, BLOCK)
+    ]
+    results = jax.device_get([program(*block) for block in blocks])
+    return jax.tree.map(lambda *x: np.concatenate(x)[:count], *results)
 
 
 @functools.cache
@@ -68,9 +82,9 @@ def _menus(env: Any):
 
 @functools.cache
 def _outcomes(env: Any):
-    """Jitted: (states [N], actions [N], params) -> next states."""
+    """Jitted: (params, states [N], actions [N]) -> next states."""
     key = jax.random.key(0)
-    return jax.jit(jax.vmap(lambda s, a, p: env.advance(key, s, a, p)[0], in_axes=(0, 0, None)))
+    return jax.jit(jax.vmap(lambda p, s, a: env.advance(key, s, a, p)[0], in_axes=(None, 0, 0)))
 
 
 def wish(
