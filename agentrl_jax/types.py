@@ -224,7 +224,6 @@ class TrainState:
     opt_state: Any
     critic_params: Params | None  # float32 masters; None without a critic
     critic_opt_state: Any
-    kl_coef: jax.Array  # float32 []  coefficient of the KL to the initial policy
     # int32 []  optimiser steps skipped because loss or gradient was not finite
     skipped: jax.Array
     explorer: Params | None = None  # actor, if it is not the policy itself (AgentEvol)

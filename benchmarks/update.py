@@ -92,7 +92,6 @@ def first_state(params: Any, tx: Any) -> TrainState:
         opt_state=tx.init(params),
         critic_params=None,
         critic_opt_state=None,
-        kl_coef=jnp.float32(0.0),
         skipped=jnp.int32(0),
     )
 

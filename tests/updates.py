@@ -56,7 +56,7 @@ def settings(
         algorithm = dataclasses.replace(algorithm, clip=Clip(**clip))
     kl = {n.removeprefix('kl_'): fields.pop(n) for n in list(fields) if n.startswith('kl_')}
     if kl:
-        coef = dict(where='loss', coef=1.0)  # the weight is the state's kl_coef
+        coef = dict(where='loss', coef=0.1)
         algorithm = dataclasses.replace(
             algorithm, kl=dataclasses.replace(algorithm.kl, **(coef | kl))
         )
@@ -98,7 +98,6 @@ def state(tx, params, critic=None, **fields):
         opt_state=tx.init(params),
         critic_params=critic,
         critic_opt_state=tx.init(critic) if critic else None,
-        kl_coef=jnp.float32(0),
         skipped=jnp.int32(0),
     )
     return start.replace(**fields)

@@ -51,10 +51,10 @@ class AgentEvol(Algorithm):
     EXPLORES = True
     COMPARES_GROUPS = False
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Use episode weights as advantages; mask out episodes that are not kept."""
         rows, mask = trained(rollout, keep)
-        returns, _ = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, _ = self.episode_returns(rollout, scores, mask)
         weight = self.episode_weights(returns, rows)
         mask = mask & (weight != 0)[:, None]
         return build_batch(rollout, scores, mask, weight[:, None] * mask)

@@ -51,9 +51,9 @@ class DAPO(GRPO):
         ),
     )
 
-    def returns(self, rollout, scores, mask, kl_coef):
+    def returns(self, rollout, scores, mask):
         """Return the episode returns minus the length penalty, and their rounding scale; [B]."""
-        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.episode_returns(rollout, scores, mask)
         if not self.max_length:
             return returns, scale
         penalty = adv.overlong_penalty(

@@ -15,9 +15,9 @@ from agentrl_jax.rl.algorithm import ClippedSurrogate, Weights, build_batch, tra
 class DrGRPO(ClippedSurrogate):
     weights: Weights = Weights('token_sum_norm')
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
-        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.episode_returns(rollout, scores, mask)
         per_episode = adv.group_center(returns, rows, group_size=group_size, scale=scale)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -26,11 +26,11 @@ class GiGPO(ClippedSurrogate):
     turn_gamma: Annotated[float, SHARE, ConfigName('turn_credit.turn_gamma')] = 0.95
     # discount per turn
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
         reached = turn_credit.reached_turns(rollout.num_turns, rows, rollout.rewards.shape[1])
-        of_turns = turn_credit.turn_rewards(self, rollout, scores, mask, kl_coef)
+        of_turns = turn_credit.turn_rewards(self, rollout, scores, mask)
         rewards, scale = (jnp.where(reached, x, 0.0) for x in of_turns)
         to_go, to_go_scale = (
             turn_credit.discounted_to_go(

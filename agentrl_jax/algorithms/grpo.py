@@ -23,16 +23,16 @@ class GRPO(ClippedSurrogate):
     weights: Weights = Weights('seq_mean_token_mean')
     comparison: Comparison = Comparison()
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
-        returns, scale = self.returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.returns(rollout, scores, mask)
         comparison = dataclasses.asdict(self.comparison)
         per_episode = adv.compare(returns, rows, group_size=group_size, scale=scale, **comparison)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)
 
     def returns(
-        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
+        self, rollout: Rollout, scores: Scores, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return (the quantity compared in a group, its rounding scale); [B]."""
-        return self.episode_returns(rollout, scores, mask, kl_coef)
+        return self.episode_returns(rollout, scores, mask)

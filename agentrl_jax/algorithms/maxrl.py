@@ -30,10 +30,10 @@ class MaxRL(ClippedSurrogate):
         ),
     )
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
-        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.episode_returns(rollout, scores, mask)
         centred = adv.group_center(returns, rows, group_size=group_size, scale=scale)
         mean = adv.group_mean(returns, rows, group_size=group_size)
         earned = adv.drop_rounding(mean, adv.group_mean(scale, rows, group_size=group_size)) > 0

@@ -80,12 +80,12 @@ class MTGRPO(ClippedSurrogate):
         ),
     )
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
         rewards, outcomes = split_rewards(rollout, self.outcome)
         scale, outcome_scale = split_rewards(rollout.magnitudes, self.outcome)
-        kl, kl_scale = turn_credit.turn_kl(self, rollout, scores, mask, kl_coef)
+        kl, kl_scale = turn_credit.turn_kl(self, rollout, scores, mask)
         per_turn = self.turn_advantages(
             rewards - kl,
             outcomes,

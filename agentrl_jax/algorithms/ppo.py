@@ -69,11 +69,11 @@ class PPO(ClippedSurrogate):
     USES_CRITIC = True
     COMPARES_GROUPS = False
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with advantages and critic targets."""
         rows, mask = trained(rollout, keep)
         rewards, scale = self.token_rewards(rollout, rows, mask, group_size)
-        kl, kl_scale = self.token_kl(scores, mask, kl_coef)
+        kl, kl_scale = self.token_kl(scores, mask)
         rewards = rewards - kl
         turn, value_mask = rollout.turn, mask
         if self.bootstrap_truncated:

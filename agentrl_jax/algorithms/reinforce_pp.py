@@ -25,13 +25,13 @@ class ReinforcePP(ClippedSurrogate):
 
     COMPARES_GROUPS = False
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per token."""
         _, mask = trained(rollout, keep)
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
-        rewards = rewards - self.token_kl(scores, mask, kl_coef)[0]
+        rewards = rewards - self.token_kl(scores, mask)[0]
         to_go = recursions.rewards_to_go(rewards, mask, gamma=self.gamma)
-        _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        _, scale = self.episode_returns(rollout, scores, mask)
         return build_batch(
             rollout, scores, mask, recursions.whiten(to_go, mask, scale=scale[:, None])
         )

@@ -15,9 +15,9 @@ from agentrl_jax.rl.algorithm import KL, ClippedSurrogate, build_batch, trained
 class ReinforcePPBaseline(ClippedSurrogate):
     kl: KL = KL(1e-5, estimator='k2')
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
-        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.episode_returns(rollout, scores, mask)
         centred = adv.group_center(returns, rows, group_size=group_size, scale=scale)
         return build_batch(rollout, scores, mask, recursions.whiten(centred[:, None] * mask, mask))

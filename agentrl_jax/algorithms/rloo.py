@@ -17,9 +17,9 @@ class RLOO(ClippedSurrogate):
     kl: KL = KL(0.05, 'reward')
     weights: Weights = Weights('seq_mean_token_sum')
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per episode."""
         rows, mask = trained(rollout, keep)
-        returns, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        returns, scale = self.episode_returns(rollout, scores, mask)
         per_episode = adv.leave_one_out(returns, rows, group_size=group_size, scale=scale)
         return build_batch(rollout, scores, mask, per_episode[:, None] * mask)

@@ -37,10 +37,10 @@ class TurnGRPO(ClippedSurrogate):
     scale: Annotated[Literal['rms', 'none'], ConfigName('turn_credit.scale')] = 'rms'
     # rms divides the advantages by their rms in the batch, none leaves them in units of the return
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
-        rewards, scale = turn_credit.turn_rewards(self, rollout, scores, mask, kl_coef)
+        rewards, scale = turn_credit.turn_rewards(self, rollout, scores, mask)
         per_turn = turn_credit.leave_one_out_to_go(
             rewards, rollout.num_turns, rows, group_size=group_size, scale=scale
         )

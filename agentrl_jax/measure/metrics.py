@@ -99,7 +99,6 @@ METRICS = {
     'policy/kl_ref': 'KL(policy, reference) per trained token, k3 if the loss has no KL.',
     'policy/kl_teacher': 'KL(policy, teachers) per trained token (algorithm=opd), k1 if they only '
     'score sampled tokens.',
-    'policy/kl_coef': 'Coefficient of the KL term during the update.',
     'policy/grad_norm': 'Global norm of the policy gradient before clipping.',
     'optim/lr': 'Scheduled learning rate of the policy at the start of the update.',
     'optim/critic_lr': 'Scheduled learning rate of a separate critic.',

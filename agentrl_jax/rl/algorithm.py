@@ -139,12 +139,8 @@ class Algorithm:
         *,
         group_size: int,
         keep: jax.Array | None = None,
-        kl_coef: jax.Array | float = 0.0,
     ) -> Batch:
-        """Return the batch of an update; keep bool [B]: rows that the filter kept.
-
-        kl_coef: the current coefficient, for a KL in the reward.
-        """
+        """Return the batch of an update; keep bool [B]: rows that the filter kept."""
         raise NotImplementedError
 
     def loss(self, logprobs: jax.Array, batch: Batch) -> jax.Array:
@@ -182,10 +178,8 @@ class Algorithm:
         del batch, rows_per_episode
         return {}
 
-    def token_kl(
-        self, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return (kl_coef (log pi_old - log pi_ref), the scale of its rounding); [B, T].
+    def token_kl(self, scores: Scores, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return (kl.coef (log pi_old - log pi_ref), the scale of its rounding); [B, T].
 
         Token rewards are reduced by this KL. Both are 0 unless the KL is in the reward. The scale
         is the sum of the magnitudes of the terms.
@@ -194,14 +188,14 @@ class Algorithm:
         if not self.kl.in_reward:
             return jnp.zeros_like(old), jnp.zeros_like(old)
         terms = (old - ref, jnp.abs(old) + jnp.abs(ref))
-        kl, scale = (kl_coef * jnp.where(mask, x, 0.0) for x in terms)
+        kl, scale = (self.kl.coef * jnp.where(mask, x, 0.0) for x in terms)
         return kl, scale
 
     def episode_returns(
-        self, rollout: Rollout, scores: Scores, mask: jax.Array, kl_coef: jax.Array | float
+        self, rollout: Rollout, scores: Scores, mask: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return (return - KL in the reward, its rounding scale) per episode; [B]."""
-        kl, scale = (x.sum(1) for x in self.token_kl(scores, mask, kl_coef))
+        kl, scale = (x.sum(1) for x in self.token_kl(scores, mask))
         return rollout.returns - kl, rollout.magnitudes.returns + scale
 
 

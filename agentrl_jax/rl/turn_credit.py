@@ -22,13 +22,11 @@ def turn_kl(
     rollout: Rollout,
     scores: Scores,
     mask: jax.Array,
-    kl_coef: jax.Array | float,
 ) -> tuple[jax.Array, jax.Array]:
     """Return token_kl summed over each turn; [B, K]."""
     turns = rollout.rewards.shape[1]
     kl, scale = (
-        adv.per_turn(x, rollout.turn, mask, turns=turns)
-        for x in algorithm.token_kl(scores, mask, kl_coef)
+        adv.per_turn(x, rollout.turn, mask, turns=turns) for x in algorithm.token_kl(scores, mask)
     )
     return kl, scale
 
@@ -38,10 +36,9 @@ def turn_rewards(
     rollout: Rollout,
     scores: Scores,
     mask: jax.Array,
-    kl_coef: jax.Array | float,
 ) -> tuple[jax.Array, jax.Array]:
     """Return (reward + penalty - KL in the reward, its rounding scale) per turn; [B, K]."""
-    kl, scale = turn_kl(algorithm, rollout, scores, mask, kl_coef)
+    kl, scale = turn_kl(algorithm, rollout, scores, mask)
     return rollout.turn_returns - kl, rollout.magnitudes.turn_returns + scale
 
 

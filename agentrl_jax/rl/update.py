@@ -85,9 +85,7 @@ def prepare(
     )
     for extra in settings.extras:
         scores = extra.score(update_rollout, scores, learner, windows)
-    batch = algorithm.make_batch(
-        rollout, scores, group_size=settings.group_size, keep=keep, kl_coef=state.kl_coef
-    )
+    batch = algorithm.make_batch(rollout, scores, group_size=settings.group_size, keep=keep)
     for extra in settings.extras:
         arrays = extra.arrays(update_rollout, batch.mask, learner)
         batch = batch.replace(extra=batch.extra | arrays)
@@ -144,7 +142,6 @@ def update_step(
     metrics = measures.reduce_steps(steps)
     metrics |= measures.batch_metrics(batch, fns.values is not None, together)
     metrics['update/skipped'] = (state.skipped - before).astype(jnp.float32)
-    metrics['policy/kl_coef'] = state.kl_coef
     return state.replace(step=state.step + 1), metrics
 
 
@@ -238,7 +235,7 @@ def policy_step(
 
     def loss_of(params, *rows, room=0):
         step_fns = functions_at(fns, settings.batch.prefix_rows, room)
-        return policy_loss(params, *rows, state.kl_coef, step_fns, settings, extra_losses)
+        return policy_loss(params, *rows, step_fns, settings, extra_losses)
 
     rows, slices = (batch, weights, value_weights), Slices.of(settings, fns)
     (loss, sums), grads = accumulate(loss_of, state.params, rows, mask, slices)
@@ -261,12 +258,11 @@ def policy_loss(
     batch: Batch,
     weights: jax.Array,
     value_weights: jax.Array | None,
-    kl_coef: jax.Array,
     fns: ModelFns,
     settings: UpdateSettings,
     extra_losses: Sequence[Callable] = (),
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """sum(weights * (surrogate - entropy_coef H + kl_coef KL)); returns (loss, metric sums).
+    """sum(weights * (surrogate - entropy_coef H + kl.coef KL)); returns (loss, metric sums).
 
     If a critic shares the backbone (fns.value_head), critic.coef * value loss is added. weights,
     value_weights float32 [B, T]: losses.token_weights of the full optimiser batch. The KL is
@@ -295,7 +291,7 @@ def policy_loss(
         kl = losses.kl_penalty(logprobs, batch.ref_logprobs, batch.mask, estimator=estimator)
         sums['policy/kl_ref'] = jax.lax.stop_gradient(kl).sum()
         if algorithm.kl.in_loss:
-            per_token = per_token + kl_coef * kl
+            per_token = per_token + algorithm.kl.coef * kl
     forward = Forward(params, hidden, fixed)
     added = [extra_loss(forward, batch, weights) for extra_loss in extra_losses]
     total = sum((term for term, _ in added), losses.weighted_sum(weights, per_token))

@@ -79,7 +79,6 @@ def make_state(params: Any, cfg: Config, config: Any, optimizers: tuple) -> Trai
         opt_state=optimizers[0].init(policy),
         critic_params=critic_params,
         critic_opt_state=critic_opt_state,
-        kl_coef=jnp.float32(cfg.algorithm.kl.coef),
         skipped=jnp.int32(0),
         explorer=jax.tree.map(jnp.copy, policy) if cfg.algorithm.EXPLORES else None,
         extra={n: x for one in cfg.extensions for n, x in one.start_state(policy).items()},

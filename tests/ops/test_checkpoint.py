@@ -29,7 +29,7 @@ def make_state(seed: int = 0, width: int = 16) -> TrainState:
     }
     tx = optax.adamw(1e-3)
     critic = {'value_head': {'kernel': jax.random.normal(keys[2], (width, 1))}}
-    return updates.state(tx, params, critic, step=jnp.int32(seed), kl_coef=jnp.float32(0.1))
+    return updates.state(tx, params, critic, step=jnp.int32(seed))
 
 
 def abstract(state, layout=None):

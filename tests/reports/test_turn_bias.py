@@ -145,5 +145,5 @@ def test_the_kl_of_a_turn_is_part_of_what_it_and_earlier_turns_earned():
         old_logprobs=jnp.array([[0.0, 0, 0, 2], [0, 0, 0, 0]]), ref_logprobs=jnp.zeros((2, 4))
     )
     how = TurnGRPO(scale='none', kl=KL(0.5, 'reward'))
-    batch = toy.batch_of(how, rollout, 2, scores, kl_coef=0.5)
+    batch = toy.batch_of(how, rollout, 2, scores)
     np.testing.assert_allclose(batch.advantages, [[0, -1, 0, -1], [0, 1, 0, 1]])

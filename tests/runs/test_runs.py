@@ -315,7 +315,6 @@ def test_a_horizon_grows_and_validation_plays_every_turn(finished):
 @pytest.mark.soak
 def test_the_policy_moves_away_from_the_reference(finished):
     rows = finished('adapters').rows
-    assert {row['policy/kl_coef'] for row in rows[:-1]} == {0.1}
     assert rows[1]['policy/kl_ref'] > 0
 
 

@@ -117,7 +117,7 @@ def test_the_kl_of_inner_tokens_reaches_every_turn_before_it(estimator):
     rollout = toy.rollout_of([[(1, 2), (1, 2)]], [[0.5, 1.0]], length=6)
     scores = toy.zero_scores(rollout).replace(old_logprobs=jnp.array([[9.0, 0, 0, 9, 1000, 0]]))
     how = PPO(estimator=estimator, whiten=False, kl=KL(0.001, 'reward'))
-    batch = batch_of(how, rollout, 1, scores, kl_coef=0.001)
+    batch = batch_of(how, rollout, 1, scores)
     # rewards .5 at t = 2 and 1 at t = 5, KL 1 at t = 4: 1.5 - 1 in the first turn, and after the
     # token with the KL 1 (bi_level) or the turn's own 1 - 1 (turn)
     last = 0.0 if estimator == 'turn' else 1.0
@@ -198,14 +198,14 @@ def test_kl_in_the_reward_by_hand():
     # old - ref = .5 on all tokens, coefficient .2: each trained token costs .1
     rollout = two_episodes()
     scores = toy.zero_scores(rollout).replace(old_logprobs=jnp.full((2, 7), 0.5))
-    kl, now = KL(0.9, 'reward'), dict(kl_coef=jnp.float32(0.2))  # the state's is used
-    batch = batch_of(PPO(whiten=False, kl=kl), rollout, 2, scores, **now)
+    kl = KL(0.2, 'reward')
+    batch = batch_of(PPO(whiten=False, kl=kl), rollout, 2, scores)
     want = [0, 1.5 - 0.3, 1.5 - 0.2, 0, 0, 1 - 0.1, 0]
     np.testing.assert_allclose(batch.advantages[0], want, rtol=1e-6)
-    batch = batch_of(DrGRPO(kl=kl), rollout, 2, scores, **now)  # returns 1.5 - .3 and -1 - .2
+    batch = batch_of(DrGRPO(kl=kl), rollout, 2, scores)  # returns 1.5 - .3 and -1 - .2
     np.testing.assert_allclose(batch.advantages[:, 1], [1.2, -1.2], rtol=1e-5)
-    for other in (KL(0.9, 'loss'), KL(0.0, 'reward')):
-        batch = batch_of(DrGRPO(kl=other), rollout, 2, scores, **now)
+    for other in (KL(0.2, 'loss'), KL(0.0, 'reward')):
+        batch = batch_of(DrGRPO(kl=other), rollout, 2, scores)
         np.testing.assert_allclose(batch.advantages[:, 1], [1.25, -1.25])
 
 

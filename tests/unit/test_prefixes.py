@@ -131,7 +131,7 @@ def step_of(batch, fns, critic=False, mesh=None, **fields):
         other = {'backbone': other, 'value_head': value_head(2)}
     else:
         params, other = params | {'value_head': value_head(2)}, None
-    state = updates.state(tx, params, other, kl_coef=jnp.float32(0.1))
+    state = updates.state(tx, params, other)
     how = updates.settings(len(batch.tokens), tx=tx, kl_estimator='k3', entropy_coef=0.01, **fields)
     run = jax.jit(
         functools.partial(update.update_step, fns=fns, settings=how), compiler_options=QUICK

@@ -22,8 +22,8 @@ from agentrl_jax.rl.learning import Optim
 TX = optax.sgd(0.1)
 
 
-def state_of(params, critic_params=None, tx=TX, kl_coef=0.0):
-    return updates.state(tx, params, critic_params, kl_coef=jnp.float32(kl_coef))
+def state_of(params, critic_params=None, tx=TX):
+    return updates.state(tx, params, critic_params)
 
 
 @functools.cache
@@ -76,7 +76,7 @@ SEQUENCES = 'seq_mean_token_mean'
 @pytest.mark.parametrize('shared', [False, True])
 def test_every_split_into_microbatches_gives_the_same_step(shared):
     """SGD has rate 0.1, so a tolerance of 1e-7 for parameters is 1e-6 for gradients."""
-    state = state_of(toy.toy_params(0), kl_coef=0.1) if shared else own_critic_state(kl_coef=0.1)
+    state = state_of(toy.toy_params(0)) if shared else own_critic_state()
     batch, fns = toy_batch(), WITH_HEAD if shared else SHARED
     results = [
         toy_update(num_microbatches=parts, fns=fns, **EVERYTHING)(state, batch)
@@ -100,7 +100,7 @@ def turn_by_turn(batch, turns):
 def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devices):
     """Surrogate, entropy, KL and critic used to count turns as episodes."""
     settings = EVERYTHING | dict(aggregation=aggregation, norm_length=5, num_minibatches=2)
-    state, batch = own_critic_state(kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
+    state, batch = own_critic_state(), toy_batch(rows=16, length=30, turns=4)
     batch, key = without_rows(batch, trains=[0, 1, 3, 6, 7, 8, 11, 12, 15]), jax.random.key(3)
     assert len(set(batch.turn.max(1).tolist())) > 2
     whole, measured = toy_update(**settings)(state, batch, key=key)
@@ -118,7 +118,7 @@ def test_an_episode_in_a_row_for_each_turn_gives_the_same_step(aggregation, devi
 
 
 def test_an_update_of_cut_rows_is_the_same_step():
-    state, batch = state_of(toy.toy_params(0), kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
+    state, batch = state_of(toy.toy_params(0)), toy_batch(rows=16, length=30, turns=4)
     lengths = microbatches.used(batch.mask)
     assert len(set(jnp.searchsorted(jnp.asarray(microbatches.menu(30, 4)), lengths).tolist())) > 1
     settings = dict(fns=WITH_HEAD, **EVERYTHING)
@@ -134,7 +134,7 @@ def without_rows(batch, trains):
 
 
 def test_leaving_out_what_does_not_train_is_the_same_step():
-    state, batch = own_critic_state(kl_coef=0.1), toy_batch(rows=16, length=30, turns=4)
+    state, batch = own_critic_state(), toy_batch(rows=16, length=30, turns=4)
     batch = without_rows(batch, trains=[1, 6, 7, 12, 15])
     run = functools.partial(toy_update, num_microbatches=4, **EVERYTHING)
     whole, measured = run()(state, batch)
@@ -148,7 +148,7 @@ def test_rows_on_four_devices_give_the_step_of_one():
     mesh = jax.make_mesh((4,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
     rows = NamedSharding(mesh, P('data'))
     tx = optax.adam(1e-2)
-    state, batch = own_critic_state(tx=tx, kl_coef=0.1), toy_batch(rows=16)
+    state, batch = own_critic_state(tx=tx), toy_batch(rows=16)
     batch = without_rows(batch, trains=[0, 1, 2, 3, 4, 5, 6, 7, 9, 12])  # two of the last eight
     kwargs = dict(tx=tx, num_minibatches=2, num_microbatches=2, **EVERYTHING)
     one, metrics = toy_update(**kwargs)(state, batch)
@@ -316,7 +316,7 @@ def test_a_critic_whose_every_step_is_skipped_shows_beside_a_policy_that_trains(
 
 @pytest.mark.parametrize('poison', [np.nan, np.inf])
 def test_poisoned_padding_changes_neither_parameters_nor_metrics(poison):
-    state, batch = own_critic_state(kl_coef=0.1), toy_batch(faulty=(1,))
+    state, batch = own_critic_state(), toy_batch(faulty=(1,))
     fields = ('old_logprobs', 'ref_logprobs', 'advantages', 'returns', 'old_values')
     bad = batch.replace(
         **{name: jnp.where(batch.mask, getattr(batch, name), poison) for name in fields}
@@ -359,7 +359,6 @@ def test_a_batch_without_trained_tokens_changes_nothing():
         'batch/advantage_std',
         'value/explained_variance',
         'update/skipped',
-        'policy/kl_coef',
     }  # values that are not computed are nan, not 0
 
 

@@ -104,7 +104,7 @@ class OPD(ClippedSurrogate):
     def other_models(self) -> int:
         return len(self.teachers) + self.teaches_itself
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with advantages from teachers and, with reward_coef, from returns."""
         rows, mask = trained(rollout, keep)
         advantages = jnp.zeros_like(scores.old_logprobs)

@@ -66,11 +66,9 @@ class EntropyControl(PPO):
         Rule({'entropy.method': {'top', 'clip_cov', 'kl_cov'}, 'loss.entropy_coef': POSITIVE}),
     )
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return PPO's batch. clip_cov sets advantages to 0, kl_cov marks tokens for `loss`."""
-        batch = super().make_batch(
-            rollout, scores, group_size=group_size, keep=keep, kl_coef=kl_coef
-        )
+        batch = super().make_batch(rollout, scores, group_size=group_size, keep=keep)
         if self.method == 'clip_cov':
             dropped = self.selected(batch)
             return batch.replace(advantages=jnp.where(dropped, 0.0, batch.advantages))

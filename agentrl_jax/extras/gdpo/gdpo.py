@@ -83,7 +83,7 @@ class GDPO(ClippedSurrogate):
         Rule(KL_IN_LOSS, 'components are compared without a KL'),
     )
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per turn."""
         rows, mask = trained(rollout, keep)
         components = rollout.extra.get(COMPONENTS, {REWARD: rollout.rewards})

@@ -43,11 +43,11 @@ class SAO(Algorithm):
     USES_CRITIC = True
     COMPARES_GROUPS = False
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with advantages and critic targets."""
         rows, mask = trained(rollout, keep)
         rewards = token_rewards(rollout, mask, reward_on=self.reward_on)
-        rewards = rewards - self.token_kl(scores, mask, kl_coef)[0]
+        rewards = rewards - self.token_kl(scores, mask)[0]
         lam = adaptive_lambda(mask.sum(1, keepdims=True), self.lam_alpha)
         advantages = recursions.gae(rewards, scores.values, mask, gamma=self.gamma, lam=lam)
         returns = recursions.rewards_to_go(rewards, mask, gamma=self.gamma)

@@ -44,12 +44,12 @@ class RAE(ClippedSurrogate):
     )
     CREDITS_SEATS = True
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per seat."""
         rows, mask = trained(rollout, keep)
-        kl, _ = turn_credit.turn_kl(self, rollout, scores, mask, kl_coef)
+        kl, _ = turn_credit.turn_kl(self, rollout, scores, mask)
         seat_terms = rollout.penalties - kl
-        _, scale = self.episode_returns(rollout, scores, mask, kl_coef)
+        _, scale = self.episode_returns(rollout, scores, mask)
         seats = rollout.extra.get(SEATS, jnp.zeros_like(rollout.num_actions))
         returns = seat_returns(rollout.rewards, seat_terms, seats, rollout.num_turns)
         comparison = dict(group_size=group_size, norm='leave_one_out', scale=scale)

@@ -52,15 +52,13 @@ class Vine(TurnGRPO):
         ),
     )
 
-    def make_batch(self, rollout, scores, *, group_size, keep=None, kl_coef=0.0):
+    def make_batch(self, rollout, scores, *, group_size, keep=None):
         """Return a batch with one advantage per turn.
 
         If the rollout has continuations, scores and batch have the rows of with_continuations.
         """
         if CONTINUATIONS not in rollout.extra:  # all turns are compared like the first
-            return super().make_batch(
-                rollout, scores, group_size=group_size, keep=keep, kl_coef=kl_coef
-            )
+            return super().make_batch(rollout, scores, group_size=group_size, keep=keep)
         rows, mask = trained(rollout, keep)
         continuations = rollout.extra[CONTINUATIONS]
         forks, turn = continuations.rollout, continuations.turn
